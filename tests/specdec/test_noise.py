@@ -1,0 +1,214 @@
+"""Laws of the keyed noise: the published vectors, the distribution, independence in every part of the key."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from specdec import noise
+from specdec.noise import Domain, derive_seed, exponentials, exponentials_at, philox, uniforms
+
+# Salmon et al., Random123, kat_vectors: philox 4x32 10
+KNOWN_ANSWERS = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    (
+        (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF),
+        (0xFFFFFFFF, 0xFFFFFFFF),
+        (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+    ),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+SEED = 0x0123456789ABCDEF
+
+
+def reference_philox(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
+    """The paper's own wording, in unsigned integers of any size."""
+    word_0, word_1, word_2, word_3 = counter
+    key_0, key_1 = key
+    for _ in range(10):
+        product_0, product_1 = 0xD2511F53 * word_0, 0xCD9E8D57 * word_2
+        word_0, word_1, word_2, word_3 = (
+            (product_1 >> 32) ^ word_1 ^ key_0,
+            product_1 % 2**32,
+            (product_0 >> 32) ^ word_3 ^ key_1,
+            product_0 % 2**32,
+        )
+        key_0, key_1 = (key_0 + 0x9E3779B9) % 2**32, (key_1 + 0xBB67AE85) % 2**32
+    return word_0, word_1, word_2, word_3
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
+def test_philox_gives_the_published_vectors(counter, key, answer):
+    assert reference_philox(counter, key) == answer
+    assert philox(counter, key) == answer
+    words = philox(tuple(torch.tensor([word]) for word in counter), key)
+    assert tuple(int(word) for word in words) == answer
+
+
+word = st.integers(0, 2**32 - 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.tuples(word, word, word, word), st.tuples(word, word))
+def test_tensors_and_ints_give_the_same_bits(counter, key):
+    expected = reference_philox(counter, key)
+    assert philox(counter, key) == expected
+    assert tuple(int(w) for w in philox(tuple(torch.tensor(w) for w in counter), key)) == expected
+
+
+@pytest.mark.parametrize("domain", list(Domain))
+def test_layout_of_key_and_counter_is_as_documented(domain):
+    positions, base, vocab_size = [0, 5, 2**31 + 3], 17, 11
+    draws = exponentials(SEED, positions, base, domain, vocab_size)
+    assert draws.shape == (3, vocab_size)
+    assert draws.dtype == torch.float64
+    first = uniforms(SEED, positions, base, domain)
+    for row, position in enumerate(positions):
+        for token_id in range(vocab_size):
+            counter = (position, 0 if domain is Domain.COUPLED else base, token_id // 4, int(domain))
+            bits = reference_philox(counter, (SEED % 2**32, SEED >> 32))[token_id % 4]
+            uniform = (bits + 0.5) / 2**32
+            assert draws[row, token_id].item() == pytest.approx(-np.log1p(-uniform), rel=1e-14)
+            if token_id == 0:
+                assert first[row].item() == uniform
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    position=st.integers(0, 2**32 - 1),
+    base=st.integers(0, 2**32 - 1),
+    domain=st.sampled_from(Domain),
+    token_ids=st.lists(st.integers(0, 1002), max_size=80),
+)
+def test_a_small_support_has_the_bits_of_the_full_row(seed, position, base, domain, token_ids):
+    index = torch.tensor(token_ids, dtype=torch.int64)
+    row = exponentials(seed, [position], base, domain, 1003)[0]
+    assert torch.equal(exponentials_at(seed, position, base, domain, index), row[index])
+
+
+def test_rows_do_not_depend_on_their_neighbours():
+    block = exponentials(SEED, range(9), 0, Domain.COUPLED, 4099)
+    for position in range(9):
+        assert torch.equal(exponentials(SEED, [position], 0, Domain.COUPLED, 4099)[0], block[position])
+    # A shorter vocabulary is a prefix of a longer one, so draft and target may pad theirs differently.
+    assert torch.equal(exponentials(SEED, range(9), 0, Domain.COUPLED, 513), block[:, :513])
+
+
+def test_no_positions_and_no_tokens_are_legal():
+    assert exponentials(SEED, [], 0, Domain.DRAFT, 7).shape == (0, 7)
+    assert exponentials(SEED, [3], 0, Domain.DRAFT, 0).shape == (1, 0)
+    assert uniforms(SEED, [], 0, Domain.ACCEPT).shape == (0,)
+    assert exponentials_at(SEED, 3, 0, Domain.DRAFT, torch.tensor([], dtype=torch.int64)).shape == (0,)
+
+
+def test_coupled_noise_ignores_the_base_and_the_other_domains_do_not():
+    for domain in Domain:
+        same = torch.equal(
+            exponentials(SEED, [9], 3, domain, 64),
+            exponentials(SEED, [9], 4, domain, 64),
+        )
+        assert same == (domain is Domain.COUPLED)
+        assert torch.equal(uniforms(SEED, [9], 3, domain), uniforms(SEED, [9], 4, domain)) == same
+
+
+def test_uniforms_are_uniform():
+    draws = uniforms(SEED, range(200_000), 1, Domain.ACCEPT).numpy()
+    assert draws.min() > 0.0
+    assert draws.max() < 1.0
+    assert stats.kstest(draws, "uniform").pvalue > 1e-4
+    counts = np.histogram(draws, bins=1000, range=(0.0, 1.0))[0]
+    assert stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_exponentials_are_exponential_in_every_lane():
+    draws = exponentials(SEED, range(50), 0, Domain.COUPLED, 4096).numpy()
+    assert np.isfinite(draws).all()
+    assert draws.min() > 0.0
+    for lane in range(4):
+        assert stats.kstest(draws[:, lane::4].ravel(), "expon").pvalue > 1e-4
+
+
+def test_extreme_bits_stay_finite():
+    # The ends of u are 2**-33 and 1 - 2**-33: neither log(0) nor log1p(-1) can come up.
+    ends = noise._uniform(torch.tensor([0, 2**32 - 1]))
+    assert ends.tolist() == [2.0**-33, 1.0 - 2.0**-33]
+    lowest, highest = noise._exponential(ends).tolist()
+    assert lowest == pytest.approx(2.0**-33)
+    assert highest == pytest.approx(33 * np.log(2))
+
+
+def numbers(seed=SEED, position=7, base=40, domain=Domain.DRAFT):
+    return exponentials(seed, [position], base, domain, 20_000)[0]
+
+
+NEIGHBOURS = {
+    "seed": [numbers(seed=s) for s in (0, 1, 1 << 32, 2**64 - 1)],
+    "position": [numbers(position=p) for p in (0, 1, 2, 41)],
+    "base": [numbers(base=b) for b in (0, 1, 7, 41)],
+    "domain": [numbers(domain=d, base=0) for d in Domain],
+    "sample": [numbers(seed=derive_seed(SEED, i)) for i in range(4)],
+    "token": [numbers()[shift : shift + 19_000] for shift in (0, 1, 2, 3, 4, 8)],
+}
+
+
+@pytest.mark.parametrize("part", NEIGHBOURS)
+def test_numbers_with_different_keys_are_independent(part):
+    rows = [stats.expon.cdf(row.numpy()) for row in NEIGHBOURS[part]]
+    for row, other in pairwise(rows):
+        correlation = np.corrcoef(row, other)[0, 1]
+        assert abs(correlation) < 4.5 / np.sqrt(len(row))
+        joint = np.histogram2d(row, other, bins=10, range=[[0.0, 1.0]] * 2)[0]
+        assert stats.chisquare(joint.ravel()).pvalue > 1e-5
+
+
+def test_position_and_base_are_not_interchangeable():
+    assert not torch.equal(numbers(position=7, base=40), numbers(position=40, base=7))
+
+
+def test_sample_seeds_are_distinct_and_the_first_is_the_requests_own():
+    assert derive_seed(SEED, 0) == SEED
+    seeds = {derive_seed(seed, index) for seed in (0, 1, SEED) for index in range(500)}
+    assert len(seeds) == 1500
+    assert all(0 <= seed < 2**64 for seed in seeds)
+    low, high, _, _ = reference_philox((3, 0, 0, 4), (SEED % 2**32, SEED >> 32))
+    assert derive_seed(SEED, 3) == low + (high << 32)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_a_seed_out_of_range_is_refused(seed):
+    with pytest.raises(ValueError, match="64-bit"):
+        exponentials(seed, [0], 0, Domain.COUPLED, 4)
+    with pytest.raises(ValueError, match="64-bit"):
+        derive_seed(seed, 1)
+
+
+def test_seeds_can_be_derived_without_torch():
+    script = """
+import sys
+sys.modules["torch"] = None
+from specdec.noise import derive_seed
+print(derive_seed(5, 2))
+"""
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(answer.stdout) == derive_seed(5, 2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cpu_and_gpu_agree():
+    on_cpu = exponentials(SEED, range(5), 0, Domain.COUPLED, 4099)
+    on_gpu = exponentials(SEED, range(5), 0, Domain.COUPLED, 4099, device="cuda").cpu()
+    # The words agree bit for bit; the two log1p may differ in the last place.
+    torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-15, atol=0.0)

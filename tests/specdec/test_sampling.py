@@ -1,0 +1,259 @@
+"""Laws of the transforms and of the draw: transformers' warpers, the race, the sparse support."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from specdec.noise import Domain, exponentials
+from specdec.sampling import (
+    dense_from_sparse,
+    greedy,
+    probabilities,
+    race,
+    sample_coupled,
+    sparse_support,
+    transformed_logits,
+)
+from specdec.sequence import SamplingParams
+
+
+def warped(logits, params):
+    """transformers' answer, in the order in which its generate() applies the warpers."""
+    warpers = LogitsProcessorList()
+    if params.temperature != 1.0:
+        warpers.append(TemperatureLogitsWarper(params.temperature))
+    if params.top_k:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1.0:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        warpers.append(MinPLogitsWarper(params.min_p))
+    return warpers(torch.zeros(len(logits), 1, dtype=torch.int64), logits.double())
+
+
+def by_the_book(logits, params):
+    """The definition, token by token: an independent reference that also fixes the order of equals."""
+    scores = np.asarray(logits, dtype=np.float64) / params.temperature
+    ranked = sorted(range(len(scores)), key=lambda v: (-scores[v], v))
+    kept = ranked[: params.top_k or len(ranked)]
+    weights = {v: math.exp(scores[v] - scores[ranked[0]]) for v in kept}
+    if params.top_p < 1.0:
+        nucleus, mass = [], 0.0
+        for v in kept:
+            if nucleus and mass >= params.top_p * sum(weights.values()):
+                break
+            nucleus.append(v)
+            mass += weights[v]
+        kept = nucleus
+    kept = [v for v in kept if weights[v] >= params.min_p]
+    expected = np.zeros(len(scores))
+    for v in kept:
+        expected[v] = weights[v] / sum(weights[w] for w in kept)
+    return expected
+
+
+GRID = [
+    SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    for temperature in (0.3, 1.0, 1.7)
+    for top_k in (0, 1, 7, 200, 10_000)
+    for top_p in (1.0, 0.95, 0.5, 0.01)
+    for min_p in (0.0, 0.05, 0.9)
+]
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+def test_transforms_are_those_of_transformers(scale):
+    logits = scale * torch.randn(3, 300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for params in GRID:
+        ours, theirs = transformed_logits(logits, params), warped(logits, params)
+        assert torch.equal(ours.isneginf(), theirs.isneginf()), params
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    logits=st.lists(st.integers(-4, 4), min_size=1, max_size=12),
+    temperature=st.sampled_from([0.5, 1.0, 2.0]),
+    top_k=st.integers(0, 14),
+    top_p=st.sampled_from([1.0, 0.93, 0.7, 0.31, 0.003]),
+    min_p=st.sampled_from([0.0, 0.02, 0.3]),
+)
+def test_equals_are_broken_towards_the_lowest_id(logits, temperature, top_k, top_p, min_p):
+    params = SamplingParams(temperature, top_k, top_p, min_p)
+    ours = probabilities(torch.tensor([logits], dtype=torch.bfloat16), params)[0]
+    np.testing.assert_allclose(ours.numpy(), by_the_book(logits, params), atol=1e-12)
+
+
+def test_transforms_work_on_every_float_type_and_leave_the_argument_alone():
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(2))
+    params = SamplingParams(0.8, 20, 0.9, 0.01)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        given_logits = logits.to(dtype)
+        before = given_logits.clone()
+        assert transformed_logits(given_logits, params).dtype == torch.float64
+        assert torch.equal(given_logits, before)
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    generator = torch.Generator().manual_seed(3)
+    peaked = 12.0 * torch.randn(1, 5000, generator=generator)
+    flat = 0.01 * torch.randn(1, 5000, generator=generator)
+    for params in (SamplingParams(top_p=0.9), SamplingParams(0.7, 40, 0.9, 0.02)):
+        alone = transformed_logits(peaked, params)
+        assert torch.equal(transformed_logits(torch.cat([flat, peaked, flat]), params)[1:2], alone)
+
+
+def test_tokens_forbidden_before_stay_forbidden():
+    logits = torch.tensor([[0.0, -math.inf, 2.0, -math.inf, 1.0]])
+    for params in (SamplingParams(), SamplingParams(top_k=4), SamplingParams(1.0, 4, 0.999, 0.001)):
+        assert probabilities(logits, params)[0, [1, 3]].tolist() == [0.0, 0.0]
+        assert probabilities(logits, params).sum().item() == pytest.approx(1.0)
+
+
+def test_no_rows_are_legal():
+    empty = torch.zeros(0, 9)
+    assert transformed_logits(empty, SamplingParams(0.7, 3, 0.9, 0.1)).shape == (0, 9)
+    assert sample_coupled(empty, SamplingParams(), empty.double()).shape == (0,)
+
+
+def test_the_race_draws_from_the_weights():
+    weights = torch.tensor([0.5, 0.0, 0.2, 0.25, 0.05], dtype=torch.float64)
+    noise = exponentials(11, range(100_000), 0, Domain.CORRECTION, 5)
+    drawn = race((3.0 * weights).log().expand(100_000, 5), noise)
+    counts = torch.bincount(drawn, minlength=5)
+    assert counts[1] == 0
+    expected = (weights[weights > 0] * 100_000).numpy()
+    assert stats.chisquare(counts[weights > 0].numpy(), expected).pvalue > 1e-4
+
+
+def test_the_race_survives_extreme_scores():
+    scores = torch.tensor([[-math.inf, -1e300, -math.inf], [1e300, 0.0, -1e300]], dtype=torch.float64)
+    noise = torch.tensor([[2.0**-33, 22.9, 1.0]] * 2, dtype=torch.float64)
+    assert race(scores, noise).tolist() == [1, 0]
+
+
+def test_greedy_takes_the_lowest_of_equals():
+    for dtype in (torch.bfloat16, torch.float32):
+        logits = torch.zeros(3, 70_001, dtype=dtype)
+        logits[0, [4097, 9, 70_000]] = 1.0
+        logits[1, [70_000, 65_536]] = 1.0
+        assert greedy(logits).tolist() == [9, 65_536, 0]
+        assert greedy(logits[:, ::7]).tolist() == [10_000, 10_000, 0]  # not contiguous; 70_000 is 7 * 10_000
+
+
+def test_temperature_zero_is_greedy_and_needs_no_noise():
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(4))
+    chosen = sample_coupled(logits, SamplingParams(temperature=0.0, top_k=3), None)
+    assert torch.equal(chosen, greedy(logits))
+    with pytest.raises(ValueError, match="exponentials"):
+        sample_coupled(logits, SamplingParams(), None)
+
+
+def test_top_k_one_is_greedy_whatever_the_noise():
+    logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(5))
+    noise = exponentials(1, range(50), 0, Domain.COUPLED, 40)
+    assert torch.equal(sample_coupled(logits, SamplingParams(top_k=1), noise), greedy(logits))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_coupled_draws_agree_as_often_as_the_formula_says(seed):
+    generator = torch.Generator().manual_seed(seed)
+    num_draws, vocab_size = 40_000, 8
+    logits = 1.5 * torch.randn(2, vocab_size, generator=generator, dtype=torch.float64)
+    draft_probs, target_probs = logits.softmax(-1)
+    noise = exponentials(seed, range(num_draws), 0, Domain.COUPLED, vocab_size)
+    draft, target = (
+        sample_coupled(row.expand(num_draws, vocab_size), SamplingParams(), noise) for row in logits
+    )
+
+    # P[both pick i] = 1 / sum_j max(target_j / target_i, draft_j / draft_i)
+    per_token = torch.maximum(target_probs / target_probs[:, None], draft_probs / draft_probs[:, None])
+    expected = (1.0 / per_token.sum(-1)).sum().item()
+    same = (draft == target).double().mean().item()
+    assert abs(same - expected) < 4.5 * math.sqrt(expected * (1 - expected) / num_draws)
+
+    distance = 0.5 * (target_probs - draft_probs).abs().sum().item()
+    assert (1 - distance) / (1 + distance) - 1e-12 <= expected <= 1 - distance + 1e-12
+    # Coupling leaves each side with its own distribution.
+    for drawn, probs in ((draft, draft_probs), (target, target_probs)):
+        counts = torch.bincount(drawn, minlength=vocab_size).numpy()
+        assert stats.chisquare(counts, (probs * num_draws).numpy()).pvalue > 1e-4
+
+
+def test_coupled_draws_do_not_depend_on_how_rounds_are_cut():
+    logits = torch.randn(30, 16, generator=torch.Generator().manual_seed(6))
+    alone = [
+        sample_coupled(logits[i : i + 1], SamplingParams(0.8, 9), exponentials(3, [i], 0, Domain.COUPLED, 16))
+        for i in range(30)
+    ]
+    noise = exponentials(3, range(30), 25, Domain.COUPLED, 16)
+    packed = sample_coupled(logits, SamplingParams(0.8, 9), noise)
+    assert torch.cat(alone).tolist() == packed.tolist()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    logits=st.lists(st.integers(-30, 30), min_size=1, max_size=100),
+    size=st.integers(1, 70),
+)
+def test_sparse_support_holds_the_likeliest_tokens_exactly_in_fp16(logits, size):
+    probs = torch.tensor(logits, dtype=torch.float64).softmax(-1)
+    token_ids, weights = sparse_support(probs, size)
+    assert weights.dtype == torch.float64
+    assert torch.equal(weights.half().double(), weights)
+    assert weights[0] == 1.0
+    assert (weights > 0).all()
+    ranked = sorted(range(len(logits)), key=lambda v: (-logits[v], v))
+    expected = [v for v in ranked[:size] if float((probs[v] / probs.max()).half()) > 0]
+    assert token_ids.tolist() == expected
+
+    dense = dense_from_sparse(token_ids, weights, len(logits))
+    assert dense.sum().item() == pytest.approx(1.0, abs=1e-12)
+    assert dense[token_ids].tolist() == [w / sum(weights.tolist()) for w in weights.tolist()]
+    assert (dense > 0).sum() == len(expected)
+
+
+def test_a_sparse_distribution_has_the_same_bits_in_any_order():
+    generator = torch.Generator().manual_seed(7)
+    token_ids, weights = sparse_support(torch.randn(5000, generator=generator).double().softmax(-1))
+    assert len(token_ids) == 64
+    order = torch.randperm(64, generator=generator)
+    assert torch.equal(
+        dense_from_sparse(token_ids, weights, 5000),
+        dense_from_sparse(token_ids[order], weights[order].half(), 5000),
+    )
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "weights"),
+    [
+        ([1, 1], [1.0, 0.5]),
+        ([1, 9], [1.0, 0.5]),
+        ([-1, 2], [1.0, 0.5]),
+        ([1, 2], [1.0, 0.0]),
+        ([1, 2], [1.0, -0.5]),
+        ([1, 2], [1.0, math.nan]),
+        ([1, 2], [math.inf, 1.0]),
+        ([1, 2], [1.0]),
+        ([], []),
+    ],
+)
+def test_a_dishonest_sparse_distribution_is_refused(token_ids, weights):
+    with pytest.raises(ValueError, match="sparse distribution"):
+        dense_from_sparse(
+            torch.tensor(token_ids, dtype=torch.int64), torch.tensor(weights, dtype=torch.float64), 9
+        )
