@@ -33,7 +33,7 @@ TOLERANCE = 1e-9
 
 @dataclass
 class Pair:
-    """Two language models given as tables: the next-token distribution after every prefix of up to K tokens."""
+    """Two language models as tables: the next-token distribution after every prefix of up to K tokens."""
 
     vocab_size: int
     num_draft_tokens: int
