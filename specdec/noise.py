@@ -65,9 +65,7 @@ def exponentials(
     return _exponential(_uniform(lanes.flatten(1)))[:, :vocab_size]
 
 
-def exponentials_at(
-    seed: int, position: int, base: int, domain: Domain, token_ids: Tensor
-) -> Tensor:  # [n] float64
+def exponentials_at(seed: int, position: int, base: int, domain: Domain, token_ids: Tensor) -> Tensor:  # [n] float64
     """The entries of one row of `exponentials` at token_ids [n], without the cost of the row."""
     import torch
 
@@ -78,9 +76,7 @@ def exponentials_at(
     return _exponential(_uniform(words))
 
 
-def uniforms(
-    seed: int, positions: Sequence[int], base: int, domain: Domain
-) -> Tensor:  # [len(positions)] float64
+def uniforms(seed: int, positions: Sequence[int], base: int, domain: Domain) -> Tensor:  # [len(positions)] float64
     """One uniform per position, strictly between 0 and 1."""
     import torch
 

@@ -67,9 +67,7 @@ def greedy(logits: Tensor) -> Tensor:  # [rows] int64
     return logits.argmax(-1)
 
 
-def sample_coupled(
-    logits: Tensor, params: SamplingParams, exponentials: Tensor | None
-) -> Tensor:  # [rows] int64
+def sample_coupled(logits: Tensor, params: SamplingParams, exponentials: Tensor | None) -> Tensor:  # [rows] int64
     """The token that the noise of each position picks from logits [rows, vocab] (Daliri et al., 2408.07978).
 
     Run on both sides with the same exponentials [rows, vocab] it couples draft and target: close

@@ -90,10 +90,7 @@ def descend(
     accepted nodes from the root down and the token after them. The text does not depend on the tree, only
     how much of it comes at once.
     """
-    child = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(zip(parents, tree_token_ids, strict=True))
-    }
+    child = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tree_token_ids, strict=True))}
     accepted: list[int] = []
     node, token = -1, target_tokens[0]
     while (node, token) in child:

@@ -1,0 +1,32 @@
+"""``python -m draft_service --model PATH``: serve a draft model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from specdec.model_service import ModelServer, run
+from specdec.settings import ModelServiceSettings, parse
+
+
+class DraftSettings(ModelServiceSettings):
+    """Serve a draft model over gRPC (specdec.v1.DraftService)."""
+
+
+def main() -> None:
+    settings = parse(DraftSettings, sys.argv[1:], "draft_service")
+
+    def build() -> Callable[[], ModelServer]:
+        # Imported here so that bad settings are reported at once, not after seconds of importing torch.
+        from draft_service.drafters.language_model import LanguageModelDrafter
+        from draft_service.server import create_server
+        from specdec.model_runner import load_runner
+
+        drafter = LanguageModelDrafter(load_runner(settings))
+        return lambda: create_server(drafter, settings)
+
+    run(settings, "draft", build)
+
+
+if __name__ == "__main__":
+    main()

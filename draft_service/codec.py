@@ -1,0 +1,51 @@
+"""The frames of DraftService.Draft. See specdec.streams.Codec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from draft_service.engine import DraftOpen
+from specdec import wire
+from specdec.errors import ModelMismatch, SpecdecError, to_status
+from specdec.rounds import Advance, Growth, Load, ModelInfo
+from specdec.v1 import common_pb2, draft_pb2
+
+
+class DraftCodec:
+    def __init__(self, info: ModelInfo) -> None:
+        self._info = info
+
+    def split(
+        self, frame: draft_pb2.DraftRequest
+    ) -> tuple[Iterable[draft_pb2.DraftOpen], Iterable[draft_pb2.Advance], Iterable[int]]:
+        return frame.opens, frame.advances, frame.closes
+
+    def read_open(self, message: draft_pb2.DraftOpen) -> DraftOpen:
+        wanted = message.spec.model_digest
+        if wanted and wanted != self._info.model_digest:
+            raise ModelMismatch(f"this draft serves {self._info.model_digest}, not {wanted}")
+        return DraftOpen(wire.read_spec(message.spec, self._info.vocab_size), wire.read_budget(message.budget))
+
+    def read_entry(self, message: draft_pb2.Advance) -> Advance:
+        return wire.read_advance(message, self._info.vocab_size)
+
+    def number(self, message: draft_pb2.Advance) -> int:
+        return message.advance
+
+    def answers(self, result: Growth) -> int | None:
+        return result.advance if result.end else None
+
+    def attributes(self, result: Growth) -> dict[str, int]:
+        return {"advance": result.advance, "base": result.base, "nodes": len(result.tree)}
+
+    def frame(
+        self, results: Sequence[tuple[int, Any]], unanswered: Iterable[int], load: Load
+    ) -> draft_pb2.DraftResponse:
+        response = draft_pb2.DraftResponse(load=wire.write_load(load))
+        for sequence, result in results:
+            if isinstance(result, SpecdecError):
+                response.errors.append(common_pb2.SequenceError(sequence=sequence, status=to_status(result)))
+            else:
+                response.growths.append(wire.write_growth(sequence, result))
+        return response

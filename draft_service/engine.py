@@ -1,0 +1,229 @@
+"""The draft's side: which sequences have budget left, what was committed, what has grown.
+
+Knows the protocol (advances, budgets, superseding, draining); refuses to know how a node is proposed: a Drafter
+does. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from specdec.batching import Key, Results
+from specdec.errors import Draining, InvalidArgument, OutOfStep, SpecdecError
+from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo
+from specdec.sequence import SequenceSpec
+from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOpen:
+    """A sequence as this service opens it."""
+
+    spec: SequenceSpec
+    budget: Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A proposal: the child ``token_id`` of node ``parent`` (-1: the root) of the sequence's tree."""
+
+    parent: int
+    token_id: int
+    draft_probs: SparseDistribution | None = None
+
+
+@dataclass(slots=True)
+class DraftSequence:
+    """What a drafter sees of a sequence: the committed ids and the tree grown below the last of them."""
+
+    spec: SequenceSpec
+    ids: list[int]
+    tree: TokenTree = EMPTY_TREE
+    memory: Any = None  # the drafter's own
+
+    @property
+    def base(self) -> int:
+        return len(self.ids)
+
+
+class Drafter(Protocol):
+    """A method of proposing. Each has a file in draft_service/drafters/ and two verbs beside open and close."""
+
+    info: ModelInfo
+
+    def open(self, spec: SequenceSpec) -> Any:
+        """The memory of a new sequence."""
+
+    def close(self, memory: Any) -> None: ...
+
+    def learn(self, sequences: Sequence[DraftSequence]) -> Sequence[SpecdecError | None]:
+        """Take in what was committed, for all of them in one pass. An error ends its sequence alone."""
+
+    def grow(self, sequences: Sequence[DraftSequence]) -> Sequence[Sequence[Node] | SpecdecError]:
+        """The next nodes of each tree, in one pass; none: there is nothing likely to propose.
+
+        Takes in what was committed first where that was not done.
+        """
+
+    def cache_use(self) -> tuple[int, int]:
+        """KV slots taken and in total."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """A sequence and the advance it works on (the open is advance 0)."""
+
+    sequence: DraftSequence
+    advance: int
+    budget: Budget
+    num_grown: int = 0
+    answered: bool = False
+    learnt: bool = False
+    superseded: list[Growth] = field(default_factory=list)
+
+
+class DraftEngine:
+    """See specdec.batching.Engine."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._works: dict[Key, _Work] = {}
+        self._batch: list[Key] = []
+        self._passes = 0
+        self._draining = False
+
+    def open(self, key: Key, open_: DraftOpen) -> None:
+        if self._draining:
+            raise Draining("this draft is draining; open the sequence on another one")
+        _check_budget(open_.spec, open_.budget)
+        if open_.budget.max_nodes and not open_.spec.keyed_by_token:
+            method = open_.spec.method.value
+            raise InvalidArgument([("budget.max_nodes", f"must be 0 in an open with {method} verification")])
+        memory = self._drafter.open(open_.spec)
+        sequence = DraftSequence(open_.spec, list(open_.spec.token_ids), memory=memory)
+        self._works[key] = _Work(sequence, 0, open_.budget)
+
+    def submit(self, key: Key, advance: Advance) -> None:
+        work = self._works.get(key)
+        if work is None:
+            return
+        sequence = work.sequence
+        if advance.number != work.advance + 1:
+            raise OutOfStep(f"advance {work.advance + 1} was expected, not {advance.number}")
+        if advance.base != sequence.base + len(advance.token_ids):
+            raise OutOfStep(f"base {sequence.base + len(advance.token_ids)} was expected, not {advance.base}")
+        _check_budget(sequence.spec, advance.budget)
+        if not work.answered:
+            work.superseded.append(Growth(work.advance, sequence.base, (), EMPTY_TREE, GrowthEnd.SUPERSEDED))
+        # A chain that is verified against its distribution is drawn afresh for every base.
+        sequence.tree = sequence.tree.descend(advance.token_ids) if sequence.spec.keyed_by_token else EMPTY_TREE
+        sequence.ids.extend(advance.token_ids)
+        work.advance, work.budget = advance.number, advance.budget
+        work.num_grown, work.answered, work.learnt = 0, False, True
+
+    def close(self, key: Key) -> None:
+        if (work := self._works.pop(key, None)) is not None:
+            self._drafter.close(work.sequence.memory)
+
+    def drain(self) -> None:
+        self._draining = True
+
+    @property
+    def idle(self) -> bool:
+        if self._draining and self._works:
+            return False
+        return not any(_waits(work) for work in self._works.values())
+
+    def working_on(self) -> Sequence[Key]:
+        return self._batch
+
+    @property
+    def load(self) -> Load:
+        works = list(self._works.values())
+        used, total = self._drafter.cache_use()
+        return Load(len(works), sum(_waits(work) for work in works), used, total, self._passes)
+
+    def step(self) -> Results:
+        """One more level of every tree that has budget; a pass of their own for prompts that wait for none."""
+        results: list[tuple[Key, Growth | SpecdecError]] = []
+        for key, work in self._works.items():
+            results.extend((key, growth) for growth in work.superseded)
+            work.superseded.clear()
+            if not work.answered and (end := self._end(work)) is not None:
+                results.append((key, _answer(work, end)))
+        growing = {key: work for key, work in self._works.items() if not work.answered}
+        learning = {} if growing else {key: work for key, work in self._works.items() if not work.learnt}
+        self._batch = [*growing, *learning]
+        if growing:
+            results.extend(self._grow(growing))
+        if learning:
+            results.extend(self._learn(learning))
+        if self._draining:
+            for key in [key for key, work in self._works.items() if work.answered]:
+                self.close(key)
+                results.append((key, Draining("this draft is draining; open the sequence on another one")))
+        return results
+
+    def _end(self, work: _Work) -> GrowthEnd | None:
+        """Why nothing more may be drafted for this advance, if so."""
+        deepest = max(work.sequence.tree.depths, default=-1)
+        if work.num_grown >= work.budget.max_nodes or deepest + 1 >= work.budget.max_depth:
+            return GrowthEnd.BUDGET
+        # The next node is predicted by feeding the position before it.
+        if work.sequence.base + deepest + 1 > self._drafter.info.context_length:
+            return GrowthEnd.CONTEXT
+        return None
+
+    def _grow(self, growing: dict[Key, _Work]) -> list[tuple[Key, Growth | SpecdecError]]:
+        grown = self._drafter.grow([work.sequence for work in growing.values()])
+        self._passes += 1
+        results: list[tuple[Key, Growth | SpecdecError]] = []
+        for (key, work), nodes in zip(growing.items(), grown, strict=True):
+            if isinstance(nodes, SpecdecError):
+                self.close(key)
+                results.append((key, nodes))
+                continue
+            work.learnt = True
+            work.sequence.tree = _extended(work.sequence.tree, nodes)
+            work.num_grown += len(nodes)
+            end = self._end(work) if nodes else GrowthEnd.UNLIKELY
+            if end is not None:
+                results.append((key, _answer(work, end)))
+        return results
+
+    def _learn(self, learning: dict[Key, _Work]) -> list[tuple[Key, Growth | SpecdecError]]:
+        errors = self._drafter.learn([work.sequence for work in learning.values()])
+        self._passes += 1
+        results: list[tuple[Key, Growth | SpecdecError]] = []
+        for (key, work), error in zip(learning.items(), errors, strict=True):
+            work.learnt = True
+            if error is not None:
+                self.close(key)
+                results.append((key, error))
+        return results
+
+
+def _waits(work: _Work) -> bool:
+    return not (work.answered and work.learnt)
+
+
+def _check_budget(spec: SequenceSpec, budget: Budget) -> None:
+    if budget.max_ahead:
+        raise InvalidArgument([("budget.max_ahead", "growing ahead is not supported by this drafter; must be 0")])
+
+
+def _answer(work: _Work, end: GrowthEnd) -> Growth:
+    work.answered = True
+    return Growth(work.advance, work.sequence.base, (), work.sequence.tree, end)
+
+
+def _extended(tree: TokenTree, nodes: Sequence[Node]) -> TokenTree:
+    probs = tree.draft_probs or (None,) * len(tree)
+    with_probs = any(node.draft_probs for node in nodes) or bool(tree.draft_probs)
+    return TokenTree(
+        tree.token_ids + tuple(node.token_id for node in nodes),
+        tree.parents + tuple(node.parent for node in nodes),
+        probs + tuple(node.draft_probs for node in nodes) if with_probs else (),
+    )

@@ -1,0 +1,27 @@
+"""The draft service, assembled: servicer, engine, server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from draft_service.codec import DraftCodec
+from draft_service.engine import DraftEngine, Drafter
+from specdec.model_service import ModelServer, ModelServicer
+from specdec.settings import ServiceSettings
+from specdec.v1 import draft_pb2, draft_pb2_grpc
+
+SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
+
+
+class DraftServicer(ModelServicer, draft_pb2_grpc.DraftServiceServicer):
+    def Draft(
+        self, request_iterator: AsyncIterator[draft_pb2.DraftRequest], context: Any
+    ) -> AsyncIterator[draft_pb2.DraftResponse]:
+        return self.streams.serve(request_iterator)
+
+
+def create_server(drafter: Drafter, settings: ServiceSettings) -> ModelServer:
+    """Not yet started. Call it on the event loop that will serve."""
+    servicer = DraftServicer(DraftEngine(drafter), DraftCodec(drafter.info), drafter.info, "draft-model")
+    return ModelServer(servicer, draft_pb2_grpc.add_DraftServiceServicer_to_server, SERVICE, settings)

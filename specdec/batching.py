@@ -1,0 +1,134 @@
+"""The step loop: one dedicated thread that owns a model, fed by any number of streams.
+
+Knows when a pass runs and who waits for it; refuses to know what a pass computes or how a stream is written.
+Whatever arrives while the model is busy joins the next pass: continuous batching without timers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from specdec.errors import ReplicaLost, SpecdecError
+from specdec.rounds import Load
+
+log = logging.getLogger(__name__)
+
+
+class Key(NamedTuple):
+    """A sequence of a stream."""
+
+    stream: int
+    sequence: int
+
+
+Results = Sequence[tuple[Key, Any]]
+"""What a pass answers: a Verdict, a Growth or the SpecdecError that ended the sequence."""
+
+
+class Engine(Protocol):
+    """A model and its sequences. Only the step loop's thread calls the verbs, so they need no locks.
+
+    Opens and entries are what the service's codec reads from the wire. ``open`` and ``submit`` raise
+    SpecdecError, which ends that sequence; so does a SpecdecError among the results of ``step``.
+    """
+
+    def open(self, key: Key, open_: Any) -> None: ...
+
+    def submit(self, key: Key, entry: Any) -> None: ...
+
+    def close(self, key: Key) -> None:
+        """Release everything of the sequence at once. Unknown keys are ignored."""
+
+    def drain(self) -> None:
+        """From now on refuse opens and end sequences with Draining when nothing of theirs is unanswered."""
+
+    @property
+    def idle(self) -> bool: ...
+
+    def step(self) -> Results:
+        """One pass for everything that waits."""
+
+    def working_on(self) -> Sequence[Key]:
+        """The sequences of the pass at hand: they are lost if it raises."""
+
+    @property
+    def load(self) -> Load:
+        """May be read from any thread; its numbers may be of neighbouring passes."""
+
+
+class StepLoop:
+    """Runs an engine on its own thread and hands what it answers to ``deliver`` on the event loop, per pass.
+
+    Create it on the event loop.
+    """
+
+    def __init__(self, engine: Engine, deliver: Callable[[Results], None], name: str) -> None:
+        self.engine = engine
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._inbox: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def open(self, key: Key, open_: object) -> None:
+        self._post(self._guarded, self.engine.open, key, open_)
+
+    def submit(self, key: Key, entry: object) -> None:
+        self._post(self._guarded, self.engine.submit, key, entry)
+
+    def close(self, key: Key) -> None:
+        self._post(self.engine.close, key)
+
+    def drain(self) -> None:
+        self._post(self.engine.drain)
+
+    async def stop(self) -> None:
+        """Finish the pass at hand and end the thread."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    def _post(self, verb: Callable[..., None], *arguments: object) -> None:
+        with self._wake:
+            self._inbox.append((verb, arguments))
+            self._wake.notify()
+
+    def _guarded(self, verb: Callable[[Key, Any], None], key: Key, entry: object) -> None:
+        try:
+            verb(key, entry)
+        except SpecdecError as error:
+            self.engine.close(key)
+            self._hand_over([(key, error)])
+
+    def _hand_over(self, results: Results) -> None:
+        # The event loop may be gone at interpreter exit; then nobody waits for the answer either.
+        if results and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, results)
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._inbox or self._stopping or not self.engine.idle)
+                if self._stopping:
+                    return
+                inbox, self._inbox = self._inbox, []
+            for verb, arguments in inbox:
+                verb(*arguments)
+            self._hand_over(self._step())
+
+    def _step(self) -> Results:
+        try:
+            return self.engine.step()
+        except Exception:
+            log.exception("a pass failed; its sequences are given back for replay")
+            lost = list(self.engine.working_on())
+            for key in lost:
+                self.engine.close(key)
+            return [(key, ReplicaLost("the pass of this sequence failed")) for key in lost]

@@ -1,0 +1,94 @@
+"""Where a model's files are and what identifies it; refuses to load a single weight."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec.rounds import ModelInfo
+from specdec.vocabulary import read_vocabulary
+
+SAMPLING_VERSION = "1"
+"""Part of every digest: raise it when the same weights and seed would give another text."""
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint on this machine in Hugging Face format."""
+
+    directory: Path
+    dtype: str
+    info: ModelInfo
+
+    @staticmethod
+    def find(model: str, dtype: str) -> Checkpoint:
+        """``model`` is a directory or a hub id (fetched or taken from the hub's cache).
+
+        Raises ValueError, with a sentence for the operator, if it is not a safetensors checkpoint.
+        """
+        directory = Path(model)
+        if not directory.is_dir():
+            directory = _from_hub(model)
+        config_file = directory / "config.json"
+        weights = sorted(directory.glob("*.safetensors"))
+        if not config_file.is_file() or not weights:
+            raise ValueError(f"{model} has no config.json with *.safetensors beside it")
+        config = json.loads(config_file.read_text())
+        text_config = config.get("text_config", config)
+        vocab_size, fingerprint = text_config["vocab_size"], ""
+        if (directory / "tokenizer.json").is_file():
+            vocabulary = read_vocabulary(directory / "tokenizer.json")
+            # Rows beyond the tokenizer are padding; models of one family pad differently.
+            vocab_size = min(vocab_size, vocabulary.size)
+            fingerprint = vocabulary.fingerprint
+        info = ModelInfo(
+            name=directory.resolve().name if Path(model).is_dir() else model,
+            model_digest=_digest([config_file, *weights], dtype),
+            vocab_size=vocab_size,
+            tokenizer_fingerprint=fingerprint,
+            context_length=_context_length(text_config),
+            dtype=dtype,
+            eos_token_ids=_eos_token_ids(directory, config),
+        )
+        return Checkpoint(directory, dtype, info)
+
+
+def _from_hub(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ValueError(f"{model} is neither a directory nor a checkpoint the hub can give: {error}") from error
+
+
+def _digest(files: list[Path], dtype: str) -> str:
+    digest = hashlib.sha256(f"sampling {SAMPLING_VERSION} dtype {dtype}".encode())
+    for file in files:
+        digest.update(f"\n{file.name} {file.stat().st_size}\n".encode())
+        with file.open("rb") as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _context_length(config: dict[str, Any]) -> int:
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        if isinstance(config.get(name), int):
+            return int(config[name])
+    raise ValueError("config.json does not say how long the model's context is")
+
+
+def _eos_token_ids(directory: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    file = directory / "generation_config.json"
+    generation = json.loads(file.read_text()) if file.is_file() else {}
+    eos = generation.get("eos_token_id", config.get("eos_token_id"))
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (int(eos),)

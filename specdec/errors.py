@@ -1,0 +1,131 @@
+"""Everything that can go wrong between a caller and a service, and the gRPC status it becomes.
+
+SpecdecError
+├── InvalidArgument      INVALID_ARGUMENT     fix the named fields
+├── ContextExceeded      OUT_OF_RANGE         shorten
+├── Overloaded           RESOURCE_EXHAUSTED   come back after retry_after_s
+├── OutOfStep            ABORTED              replay: the sequence does not stand where the caller thinks
+├── Preempted            ABORTED              replay: its memory was needed
+├── ReplicaLost          UNAVAILABLE          another replica
+│   └── Draining         UNAVAILABLE          another replica; this one is going away in good order
+├── ModelMismatch        FAILED_PRECONDITION  fix the deployment
+└── DeadlineExceeded     DEADLINE_EXCEEDED    -
+
+Each crosses the wire as google.rpc.Status with an ErrorInfo whose reason is the class, and comes back as the
+same class. Nothing here is INTERNAL: that status is left for our own bugs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+from google.protobuf import duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+DOMAIN = "specdec"
+
+
+class SpecdecError(Exception):
+    """Base of the tree. ``str(error)`` is a sentence for the caller."""
+
+    code: ClassVar[int] = code_pb2.UNKNOWN
+
+    @property
+    def reason(self) -> str:
+        """The class name in the spelling of ErrorInfo.reason, such as OUT_OF_STEP."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).upper()
+
+
+class InvalidArgument(SpecdecError):
+    """One or more fields are malformed, unknown or unsupported: (field, what is wrong) each."""
+
+    code = code_pb2.INVALID_ARGUMENT
+
+    def __init__(self, violations: Sequence[tuple[str, str]]) -> None:
+        self.violations = tuple(violations)
+        super().__init__("; ".join(f"{name}: {what}" for name, what in self.violations))
+
+
+class ContextExceeded(SpecdecError):
+    code = code_pb2.OUT_OF_RANGE
+
+
+class Overloaded(SpecdecError):
+    code = code_pb2.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class OutOfStep(SpecdecError):
+    code = code_pb2.ABORTED
+
+
+class Preempted(SpecdecError):
+    code = code_pb2.ABORTED
+
+
+class ReplicaLost(SpecdecError):
+    code = code_pb2.UNAVAILABLE
+
+
+class Draining(ReplicaLost):
+    pass
+
+
+class ModelMismatch(SpecdecError):
+    code = code_pb2.FAILED_PRECONDITION
+
+
+class DeadlineExceeded(SpecdecError):
+    code = code_pb2.DEADLINE_EXCEEDED
+
+
+_BY_REASON: dict[str, type[SpecdecError]] = {
+    cls.__new__(cls).reason: cls
+    for cls in (ContextExceeded, OutOfStep, Preempted, ReplicaLost, Draining, ModelMismatch, DeadlineExceeded)
+}
+_BY_CODE: dict[int, type[SpecdecError]] = {
+    code_pb2.OUT_OF_RANGE: ContextExceeded,
+    code_pb2.ABORTED: OutOfStep,
+    code_pb2.UNAVAILABLE: ReplicaLost,
+    code_pb2.FAILED_PRECONDITION: ModelMismatch,
+    code_pb2.DEADLINE_EXCEEDED: DeadlineExceeded,
+}
+
+
+def to_status(error: SpecdecError) -> status_pb2.Status:
+    """The error as it crosses the wire."""
+    status = status_pb2.Status(code=error.code, message=str(error))
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
+    if isinstance(error, InvalidArgument):
+        bad_request = error_details_pb2.BadRequest()
+        for name, what in error.violations:
+            bad_request.field_violations.add(field=name, description=what)
+        status.details.add().Pack(bad_request)
+    if isinstance(error, Overloaded):
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status
+
+
+def from_status(status: status_pb2.Status) -> SpecdecError:
+    """The error that a peer sent. A status of unknown cause counts as the loss of the replica."""
+    info = error_details_pb2.ErrorInfo()
+    bad_request = error_details_pb2.BadRequest()
+    retry = error_details_pb2.RetryInfo()
+    for detail in status.details:
+        for message in (info, bad_request, retry):
+            if detail.Is(message.DESCRIPTOR):
+                detail.Unpack(message)
+    if status.code == code_pb2.INVALID_ARGUMENT:
+        violations = [(v.field, v.description) for v in bad_request.field_violations]
+        return InvalidArgument(violations or [("request", status.message)])
+    if status.code == code_pb2.RESOURCE_EXHAUSTED:
+        return Overloaded(status.message, retry.retry_delay.ToNanoseconds() / 1e9 or 1.0)
+    by_code = _BY_CODE.get(status.code, ReplicaLost)
+    return _BY_REASON.get(info.reason, by_code)(status.message)

@@ -1,0 +1,132 @@
+"""One model service as a process: load, listen, serve until SIGTERM, drain, stop.
+
+Knows what the draft and the target service do alike; refuses to know what either of them computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from opentelemetry import metrics
+
+from specdec import rpc, telemetry, wire
+from specdec.batching import Engine
+from specdec.rounds import Load, ModelInfo
+from specdec.settings import ModelServiceSettings, ServiceSettings
+from specdec.streams import Codec, StreamServer
+from specdec.v1 import common_pb2
+
+log = logging.getLogger(__name__)
+
+
+class ModelServicer:
+    """What both servicers consist of: the model's description, and streams."""
+
+    def __init__(self, engine: Engine, codec: Codec, info: ModelInfo, name: str) -> None:
+        self.info = info
+        self.streams = StreamServer(engine, codec, name)
+
+    async def GetModelInfo(
+        self, request: common_pb2.GetModelInfoRequest, context: Any
+    ) -> common_pb2.GetModelInfoResponse:
+        return common_pb2.GetModelInfoResponse(
+            model=wire.write_info(self.info), load=wire.write_load(self.streams.load)
+        )
+
+
+class ModelServer:
+    """A model service that listens once started. Create it on the event loop that serves."""
+
+    def __init__(
+        self,
+        servicer: ModelServicer,
+        register: Callable[[Any, Any], None],
+        service: str,
+        settings: ServiceSettings,
+    ) -> None:
+        self.servicer = servicer
+        self._settings = settings
+        self._server = rpc.Server(settings, [service])
+        register(servicer, self._server.grpc)
+        _observe(lambda: servicer.streams.load, service)
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    @property
+    def load(self) -> Load:
+        return self.servicer.streams.load
+
+    async def start(self) -> None:
+        await self._server.start()
+        await self._server.set_serving()
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Drain within the grace (live sequences are sent elsewhere at their round's end), then close."""
+        await self._server.set_serving(False)
+        if grace_s:
+            await self.servicer.streams.drain(grace_s)
+        # The orchestrators' streams never end by themselves.
+        await self._server.stop(0)
+        await self.servicer.streams.stop()
+
+
+def run(settings: ModelServiceSettings, name: str, build: Callable[[], Callable[[], ModelServer]]) -> None:
+    """The whole process. ``build`` loads the model and returns what makes the server on the event loop."""
+    try:
+        telemetry.set_up(f"specdec-{name}", settings.log_level)
+        make_server = build()
+    except ValueError as error:
+        print(f"specdec {name}: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+    async def main() -> None:
+        server = make_server()
+        await server.start()
+        info = server.servicer.info
+        log.info(
+            "serving",
+            extra={
+                "address": f"{settings.host}:{server.port}",
+                "model": info.name,
+                "digest": info.model_digest[:12],
+                "dtype": info.dtype,
+            },
+        )
+        await rpc.signalled()
+        log.info("draining")
+        await server.stop(settings.shutdown_grace_s)
+        log.info("stopped")
+
+    try:
+        asyncio.run(main())
+    except OSError as error:
+        print(f"specdec {name}: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+def _observe(load: Callable[[], Load], service: str) -> None:
+    meter = metrics.get_meter("specdec")
+    attributes = {"service": service}
+
+    def gauge(name: str, unit: str, description: str, value: Callable[[Load], int]) -> None:
+        def read(_: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
+            return [metrics.Observation(value(load()), attributes)]
+
+        meter.create_observable_gauge(name, [read], unit, description)
+
+    gauge("specdec.live_sequences", "{sequence}", "Sequences open", lambda load: load.live_sequences)
+    gauge(
+        "specdec.waiting_sequences",
+        "{sequence}",
+        "Waiting for the model",
+        lambda load: load.waiting_sequences,
+    )
+    gauge("specdec.open_streams", "{stream}", "Streams open", lambda load: load.open_streams)
+    gauge("specdec.kv_slots_used", "{slot}", "KV cache slots taken", lambda load: load.kv_slots_used)
+    gauge("specdec.kv_slots_total", "{slot}", "KV cache slots in total", lambda load: load.kv_slots_total)

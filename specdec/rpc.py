@@ -1,0 +1,186 @@
+"""How our gRPC servers and channels are made: options, health, reflection, errors, trace context, shutdown.
+
+Client and server keepalive live here side by side because they must agree. Knows nothing of models or sequences.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any
+
+import grpc
+from google.rpc import status_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
+
+from specdec.errors import SpecdecError, from_status, to_status
+from specdec.settings import ServiceSettings
+
+log = logging.getLogger(__name__)
+
+KEEPALIVE_MS = 2_000
+PING_TIMEOUT_MS = 1_000
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+
+_COMMON: list[tuple[str, Any]] = [
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    # The timeout that decides how fast a frozen peer is seen; 60 s by default whatever keepalive says.
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
+SERVER_OPTIONS = [
+    *_COMMON,
+    # This spelling is the one that is read; without it the server answers our pings with "too many pings".
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ("grpc.so_reuseport", 0),
+]
+CHANNEL_OPTIONS = [
+    *_COMMON,
+    # A replica that comes back is found within a second, not after a minute's backoff.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Two channels to one address must not share a connection: its death would take both.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+request_metadata: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("request_metadata")
+"""The text metadata of the call being served, for trace context and request ids."""
+
+
+def channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """A channel to ``host:port``; in the clear without credentials."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+
+
+def error_of(error: grpc.aio.AioRpcError) -> SpecdecError:
+    """The error that a failed call stands for, as the server meant it."""
+    status = rpc_status.from_call(error)
+    if status is None:
+        status = status_pb2.Status(code=error.code().value[0], message=error.details() or "")
+    return from_status(status)
+
+
+class _Interceptor(grpc.aio.ServerInterceptor):
+    """Turns SpecdecError into its status, so that no servicer holds a try/except."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(
+                _guarded(handler.unary_unary), handler.request_deserializer, handler.response_serializer
+            )
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(
+                _guarded_stream(handler.unary_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        if handler.stream_stream:
+            return grpc.stream_stream_rpc_method_handler(
+                _guarded_stream(handler.stream_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        return handler
+
+
+def _guarded(behavior: Any) -> Any:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        _remember(context)
+        try:
+            return await behavior(request, context)
+        except SpecdecError as error:
+            await context.abort_with_status(rpc_status.to_status(to_status(error)))
+
+    return call
+
+
+def _guarded_stream(behavior: Any) -> Any:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        _remember(context)
+        # Closed by hand: an async generator that is merely dropped runs its finally whenever the collector comes.
+        async with contextlib.aclosing(behavior(request, context)) as responses:
+            try:
+                async for response in responses:
+                    yield response
+            except SpecdecError as error:
+                await context.abort_with_status(rpc_status.to_status(to_status(error)))
+
+    return call
+
+
+def _remember(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    pairs = context.invocation_metadata() or ()
+    request_metadata.set({key: value for key, value in pairs if isinstance(value, str)})
+
+
+class Server:
+    """A gRPC server that listens but is not yet serving: health says so until ``set_serving``."""
+
+    def __init__(self, settings: ServiceSettings, services: Iterable[str]) -> None:
+        self._services = ["", *services]
+        self._settings = settings
+        self.grpc = grpc.aio.server(interceptors=[_Interceptor()], options=SERVER_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        if settings.reflection:
+            names = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
+            reflection.enable_server_reflection(names, self.grpc)
+        self.port = 0
+
+    async def start(self, credentials: grpc.ServerCredentials | None = None) -> None:
+        """Listen. Raises OSError if the address cannot be had."""
+        address = f"{self._settings.host}:{self._settings.port}"
+        try:
+            if credentials is None:
+                self.port = self.grpc.add_insecure_port(address)
+            else:
+                self.port = self.grpc.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}: {error}") from error
+        await self._set(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self.grpc.start()
+
+    async def set_serving(self, serving: bool = True) -> None:
+        status = health_pb2.HealthCheckResponse
+        await self._set(status.SERVING if serving else status.NOT_SERVING)
+
+    async def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for service in self._services:
+            await self._health.set(service, status)
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        await self.set_serving(False)
+        await self.grpc.stop(grace_s)
+
+
+async def signalled() -> None:
+    """Returns at SIGTERM or SIGINT."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, event.set)
+    try:
+        await event.wait()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

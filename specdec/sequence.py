@@ -1,0 +1,59 @@
+"""What both model services must know of a sequence to treat it alike; nothing of models, streams or text.
+
+A *sequence* is one sample being generated. Its *base* counts prompt + committed tokens, so it is the 0-based
+position of the next token. The *root* is the token at base - 1: the last committed one, fed by the next pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Method(Enum):
+    """How the target decides which draft tokens survive (algorithms: coupled sampling, token, block)."""
+
+    COUPLED = "coupled"
+    TOKEN = "token"
+    BLOCK = "block"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """The request's transforms from logits to a distribution.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 leave the distribution as it is.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """A sequence as it is opened on a replica, the first time or in a replay.
+
+    ``token_ids`` are prompt + committed; the first ``num_prompt_tokens`` of them are the prompt, so that
+    whatever depends on the output alone is the same after a replay. ``seed`` is this sample's own seed.
+    """
+
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    seed: int = 0
+    method: Method = Method.COUPLED
+
+    @property
+    def keyed_by_token(self) -> bool:
+        """True under greedy and coupled sampling: the output does not depend on what is proposed.
+
+        Only then may a proposal be grown ahead, cut, dropped or sent late. Token and block verification
+        correct for the distribution a chain was drawn from, so there the chain stands as it was drawn.
+        """
+        return self.sampling.greedy or self.method is Method.COUPLED

@@ -1,0 +1,53 @@
+"""What every service can be told, by flag (``--kv-slots``) or environment (``SPECDEC_KV_SLOTS``).
+
+A service adds its own fields in a subclass. All bad values are reported at once, at the start.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict, SettingsError
+
+Settings = TypeVar("Settings", bound=BaseSettings)
+
+
+class ServiceSettings(BaseSettings):
+    """Of every service."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SPECDEC_", cli_kebab_case=True, extra="ignore", cli_implicit_flags=True
+    )
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(0, ge=0, le=65535, description="port to listen on; 0: any free one, printed at the start")
+    reflection: bool = Field(True, description="serve gRPC reflection")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level logged")
+    shutdown_grace_s: float = Field(10.0, ge=0, description="seconds to end in good order after SIGTERM")
+
+
+class ModelServiceSettings(ServiceSettings):
+    """Of a service with a model."""
+
+    model: str = Field(description="checkpoint directory or hub id (safetensors)")
+    device: str = Field("cpu", description="torch device, such as cpu or cuda:0")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of weights and cache")
+    kv_slots: int = Field(32768, ge=64, description="tokens that the KV cache holds, over all sequences")
+    threads: int = Field(0, ge=0, description="CPU threads of the model; 0: as torch sees fit")
+
+
+def parse(cls: type[Settings], arguments: Sequence[str], program: str) -> Settings:
+    """Settings from flags over environment over defaults. Exits with status 2, in words, if any is bad."""
+    source: CliSettingsSource[Settings] = CliSettingsSource(cls, cli_prog_name=program)
+    try:
+        return CliApp.run(cls, cli_args=list(arguments), cli_settings_source=source)
+    except ValidationError as error:
+        for problem in error.errors():
+            name = "-".join(str(part) for part in problem["loc"]).replace("_", "-")
+            print(f"{program}: --{name}: {problem['msg']}", file=sys.stderr)
+    except SettingsError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+    raise SystemExit(2)

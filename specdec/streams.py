@@ -1,0 +1,219 @@
+"""The server end of the two model services' streams: frames in, entries to the step loop, frames out.
+
+Knows the life of a sequence inside a stream (opened, unanswered, ended); refuses to know what an entry means:
+each service brings a codec for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from opentelemetry import trace
+
+from specdec.batching import Engine, Key, Results, StepLoop
+from specdec.errors import InvalidArgument, OutOfStep, SpecdecError
+from specdec.rounds import Load
+from specdec.telemetry import context_of
+
+HEARTBEAT_S = 0.25
+"""A stream with something unanswered is written to at least this often."""
+
+
+class Codec(Protocol):
+    """A service's frames. Messages have the fields ``sequence`` and, in opens, ``spec`` and ``more``.
+
+    The ``read_*`` raise SpecdecError, which ends the sequence.
+    """
+
+    def split(self, frame: Any) -> tuple[Iterable[Any], Iterable[Any], Iterable[int]]:
+        """The opens, entries and closes of a request frame."""
+
+    def read_open(self, message: Any) -> Any: ...
+
+    def read_entry(self, message: Any) -> Any: ...
+
+    def number(self, message: Any) -> int:
+        """The number of an entry's message: its round or advance."""
+
+    def answers(self, result: Any) -> int | None:
+        """The number of the entry that this result is the last answer to; None if more follows."""
+
+    def attributes(self, result: Any) -> dict[str, int]:
+        """What a trace says of a result."""
+
+    def frame(self, results: Sequence[tuple[int, Any]], unanswered: Iterable[int], load: Load) -> Any:
+        """A response frame. ``unanswered`` sequences are named in heartbeats only."""
+
+
+class StreamServer:
+    """All streams of one service, in front of one engine. Create it on the event loop that serves."""
+
+    def __init__(self, engine: Engine, codec: Codec, name: str) -> None:
+        self._codec = codec
+        self._streams: dict[int, _Stream] = {}
+        self._numbers = itertools.count()
+        self._loop = StepLoop(engine, self._deliver, name)
+
+    @property
+    def load(self) -> Load:
+        return dataclasses.replace(self._loop.engine.load, open_streams=len(self._streams))
+
+    async def serve(self, frames: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+        """The response frames of one stream. However it ends, its sequences are released at once."""
+        stream = _Stream(next(self._numbers), self._loop, self._codec)
+        self._streams[stream.number] = stream
+        reader = asyncio.create_task(self._read(frames, stream))
+        try:
+            while not stream.finished:
+                if await stream.written_to():
+                    yield self._codec.frame(stream.take_outbox(), (), self.load)
+                else:
+                    yield self._codec.frame((), sorted(stream.unanswered), self.load)
+        finally:
+            reader.cancel()
+            del self._streams[stream.number]
+            stream.end_all()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse opens, end every sequence when nothing of it is unanswered, and wait until all are gone."""
+        self._loop.drain()
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while self.load.live_sequences and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        await self._loop.stop()
+
+    async def _read(self, frames: AsyncIterator[Any], stream: _Stream) -> None:
+        try:
+            async for frame in frames:
+                stream.take(frame)
+        finally:
+            stream.half_close()
+
+    def _deliver(self, results: Results) -> None:
+        for key, result in results:
+            if (stream := self._streams.get(key.stream)) is not None:
+                stream.deliver(key.sequence, result)
+
+
+class _Stream:
+    """One open stream and its sequences. Lives on the event loop."""
+
+    def __init__(self, number: int, loop: StepLoop, codec: Codec) -> None:
+        self.number = number
+        self.unanswered: dict[int, int] = {}  # sequence -> number of its unanswered entry
+        self._loop = loop
+        self._codec = codec
+        self._opened_up_to = -1
+        self._partial: dict[int, Any] = {}  # opens of which more chunks follow
+        self._live: dict[int, trace.Span] = {}
+        self._outbox: list[tuple[int, Any]] = []
+        self._wake = asyncio.Event()
+        self._half_closed = False
+        self._tracer = trace.get_tracer("specdec")
+
+    # --- from the peer ---
+
+    def take(self, frame: Any) -> None:
+        opens, entries, closes = self._codec.split(frame)
+        for message in opens:
+            self._guard(self._take_open, message)
+        for message in entries:
+            self._guard(self._take_entry, message)
+        for sequence in closes:
+            self._end(sequence)
+        self._wake.set()  # the first entry after silence starts the heartbeat
+
+    def half_close(self) -> None:
+        self._half_closed = True
+        self._wake.set()
+
+    def _guard(self, verb: Callable[[Any], None], message: Any) -> None:
+        try:
+            verb(message)
+        except SpecdecError as error:
+            self._end(message.sequence)
+            self._outbox.append((message.sequence, error))
+
+    def _take_open(self, message: Any) -> None:
+        sequence: int = message.sequence
+        if sequence in self._partial:
+            self._partial[sequence].spec.token_ids.extend(message.spec.token_ids)
+        elif sequence <= self._opened_up_to:
+            raise InvalidArgument([("sequence", f"{sequence} is not above those opened before in this stream")])
+        else:
+            self._opened_up_to = sequence
+            self._partial[sequence] = message
+            self.unanswered[sequence] = 0
+        if not message.more:
+            whole = self._partial.pop(sequence)
+            open_ = self._codec.read_open(whole)
+            self._live[sequence] = self._tracer.start_span("sequence", context_of(whole.spec.traceparent))
+            self._loop.open(Key(self.number, sequence), open_)
+
+    def _take_entry(self, message: Any) -> None:
+        sequence: int = message.sequence
+        if sequence > self._opened_up_to:
+            raise OutOfStep(f"sequence {sequence} was never opened in this stream; open it first")
+        if sequence in self._partial:
+            raise OutOfStep(f"sequence {sequence} is still being opened; the rest of its open was expected")
+        if sequence in self._live:
+            entry = self._codec.read_entry(message)
+            self.unanswered[sequence] = self._codec.number(message)
+            self._loop.submit(Key(self.number, sequence), entry)
+
+    def _end(self, sequence: int) -> None:
+        self._partial.pop(sequence, None)
+        self.unanswered.pop(sequence, None)
+        if (span := self._live.pop(sequence, None)) is not None:
+            span.end()
+            self._loop.close(Key(self.number, sequence))
+
+    def end_all(self) -> None:
+        for sequence in list(self._live):
+            self._end(sequence)
+
+    # --- to the peer ---
+
+    def deliver(self, sequence: int, result: Any) -> None:
+        if (span := self._live.get(sequence)) is None:
+            return
+        if span.is_recording():
+            span.add_event(*self._event(result))
+        if isinstance(result, SpecdecError):
+            del self._live[sequence]
+            span.end()
+            self.unanswered.pop(sequence, None)
+        elif self.unanswered.get(sequence) == self._codec.answers(result):
+            self.unanswered.pop(sequence, None)
+        self._outbox.append((sequence, result))
+        self._wake.set()
+
+    def _event(self, result: Any) -> tuple[str, dict[str, Any]]:
+        if isinstance(result, SpecdecError):
+            return "ended", {"reason": result.reason, "message": str(result)}
+        return type(result).__name__.lower(), self._codec.attributes(result)
+
+    @property
+    def finished(self) -> bool:
+        return self._half_closed and not self.unanswered and not self._outbox
+
+    async def written_to(self) -> bool:
+        """True once there is something to send; False when a heartbeat is due first, or the stream finished."""
+        while not self._outbox and not self.finished:
+            self._wake.clear()
+            try:
+                # The time-out is on our own event: on a gRPC read it would cancel the whole RPC.
+                await asyncio.wait_for(self._wake.wait(), HEARTBEAT_S if self.unanswered else None)
+            except TimeoutError:
+                return False
+        return bool(self._outbox)
+
+    def take_outbox(self) -> list[tuple[int, Any]]:
+        outbox, self._outbox = self._outbox, []
+        return outbox

@@ -1,0 +1,88 @@
+"""Traces, metrics and logs: OpenTelemetry by the standard OTEL_* variables, one JSON object per log line.
+
+Knows exporters and formats; refuses to know what is measured. Prompts and outputs are never logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from importlib.metadata import entry_points
+from typing import Any
+
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+_RECORD_FIELDS = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line; whatever is passed in ``extra`` becomes a field."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
+            "level": record.levelname,
+            "service": self._service,
+            "message": record.getMessage(),
+        }
+        line.update({k: v for k, v in record.__dict__.items() if k not in _RECORD_FIELDS})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def set_up(service: str, log_level: str) -> None:
+    """Logs to standard error; traces and metrics where OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER say.
+
+    Without those variables, but with OTEL_EXPORTER_OTLP_ENDPOINT, both go to OTLP; with neither, nowhere.
+    Raises ValueError if an exporter is named that is not installed.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(service))
+    logging.basicConfig(level=log_level, handlers=[handler], force=True)
+
+    resource = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", service)})
+    if (span_exporter := _exporter("traces")) is not None:
+        provider = TracerProvider(resource=resource)
+        provider.add_span_processor(BatchSpanProcessor(span_exporter))
+        trace.set_tracer_provider(provider)
+    if (metric_exporter := _exporter("metrics")) is not None:
+        metrics.set_meter_provider(MeterProvider([PeriodicExportingMetricReader(metric_exporter)], resource=resource))
+
+
+def _exporter(signal: str) -> Any:
+    default = "otlp" if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") else "none"
+    name = os.environ.get(f"OTEL_{signal.upper()}_EXPORTER", default)
+    if name == "none":
+        return None
+    for candidate in (name, f"{name}_proto_grpc"):
+        for entry_point in entry_points(group=f"opentelemetry_{signal}_exporter", name=candidate):
+            return entry_point.load()()
+    raise ValueError(
+        f"OTEL_{signal.upper()}_EXPORTER={name}: no such exporter is installed (pip install 'specdec[otlp]')"
+    )
+
+
+def traceparent() -> str:
+    """The current W3C trace context; empty outside a trace."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier.get("traceparent", "")
+
+
+def context_of(traceparent: str | None) -> Context:
+    """The trace context that a peer sent."""
+    return propagate.extract({"traceparent": traceparent} if traceparent else {})

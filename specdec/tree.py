@@ -1,0 +1,150 @@
+"""Token trees: what a draft service grows, the orchestrator keeps and the target verifies.
+
+Knows shapes and paths; refuses to know models, probabilities' meaning or the wire. A chain is a tree, and no
+draft is the empty tree, so nothing else in the system needs a case for either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ROOT = -1
+"""The parent of a tree's topmost nodes: the last committed token."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseDistribution:
+    """The exact distribution a draft token was sampled from: ``weights / sum(weights)`` on ``token_ids``.
+
+    ``weights`` are fp16-representable and the largest is 1, so both sides compute the same float64 numbers.
+    """
+
+    token_ids: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """Draft tokens below the root, parents before children.
+
+    ``parents[i] < i`` is a node index or ROOT; siblings have different tokens. Hence every prefix of the node
+    list is itself a tree. ``draft_probs`` is empty, or has one entry per node (None: the draft was certain).
+    """
+
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    draft_probs: tuple[SparseDistribution | None, ...] = ()
+
+    @staticmethod
+    def chain(token_ids: Sequence[int], draft_probs: Sequence[SparseDistribution | None] = ()) -> TokenTree:
+        return TokenTree(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)), tuple(draft_probs))
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Per node: 0 for a child of the root. A node's position in the text is base + depth."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    def problem(self, vocab_size: int) -> str | None:
+        """What is malformed about this tree, in words; None if nothing is."""
+        if len(self.parents) != len(self.token_ids):
+            return f"{len(self.token_ids)} token_ids but {len(self.parents)} parents"
+        if self.draft_probs and len(self.draft_probs) != len(self.token_ids):
+            return f"{len(self.token_ids)} token_ids but {len(self.draft_probs)} draft_probs"
+        siblings = set()
+        for node, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+            if not 0 <= token < vocab_size:
+                return f"token_ids[{node}] = {token} is outside the vocabulary of {vocab_size}"
+            if not ROOT <= parent < node:
+                return f"parents[{node}] = {parent} is not -1 or an earlier node"
+            if (parent, token) in siblings:
+                return f"node {node} repeats its sibling's token {token}"
+            siblings.add((parent, token))
+        return None
+
+    def prefix(self, num_nodes: int) -> TokenTree:
+        """The first ``num_nodes`` nodes."""
+        if num_nodes >= len(self):
+            return self
+        return TokenTree(self.token_ids[:num_nodes], self.parents[:num_nodes], self.draft_probs[:num_nodes])
+
+    def child(self, node: int, token_id: int) -> int | None:
+        """The child of ``node`` (or ROOT) that carries ``token_id``."""
+        for index, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+            if parent == node and token == token_id:
+                return index
+        return None
+
+    def walk(self, path: Sequence[int]) -> int | None:
+        """The node at the end of ``path`` (token ids from the root); ROOT for an empty path, None if absent."""
+        node: int | None = ROOT
+        for token_id in path:
+            node = self.child(node, token_id)  # type: ignore[arg-type]
+            if node is None:
+                return None
+        return node
+
+    def below(self, node: int) -> tuple[TokenTree, tuple[int, ...]]:
+        """The tree rooted at ``node``, and for each of its nodes the index it has in this tree."""
+        if node == ROOT:
+            return self, tuple(range(len(self)))
+        new_index = {node: ROOT}
+        kept: list[int] = []
+        for index, parent in enumerate(self.parents):
+            if parent in new_index:
+                new_index[index] = len(kept)
+                kept.append(index)
+        return (
+            TokenTree(
+                tuple(self.token_ids[i] for i in kept),
+                tuple(new_index[self.parents[i]] for i in kept),
+                tuple(self.draft_probs[i] for i in kept) if self.draft_probs else (),
+            ),
+            tuple(kept),
+        )
+
+    def descend(self, path: Sequence[int]) -> TokenTree:
+        """The tree that is left once ``path`` was committed: empty where the path leaves the tree."""
+        node = self.walk(path)
+        return EMPTY_TREE if node is None else self.below(node)[0]
+
+    def merge(self, other: TokenTree) -> TokenTree:
+        """This tree with the nodes of ``other`` that it lacks appended."""
+        if not self:
+            return other
+        tokens, parents, probs = list(self.token_ids), list(self.parents), list(self.draft_probs)
+        index_of = {edge: i for i, edge in enumerate(zip(parents, tokens, strict=True))}
+        here: dict[int, int] = {ROOT: ROOT}
+        for node, (token, parent) in enumerate(zip(other.token_ids, other.parents, strict=True)):
+            edge = (here[parent], token)
+            if edge not in index_of:
+                index_of[edge] = len(tokens)
+                tokens.append(token)
+                parents.append(edge[0])
+                if other.draft_probs:
+                    probs.append(other.draft_probs[node])
+            here[node] = index_of[edge]
+        return TokenTree(tuple(tokens), tuple(parents), tuple(probs))
+
+    def under(self, path: Sequence[int]) -> TokenTree:
+        """This tree moved below a chain of ``path``."""
+        shift = len(path)
+        chain = TokenTree.chain(path)
+        return TokenTree(
+            chain.token_ids + self.token_ids,
+            chain.parents + tuple(shift + parent for parent in self.parents),
+            (None,) * shift + self.draft_probs if self.draft_probs else (),
+        )
+
+
+EMPTY_TREE = TokenTree()

@@ -1,0 +1,100 @@
+from specdec.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class VerifyRequest(_message.Message):
+    __slots__ = ("opens", "rounds", "closes")
+    OPENS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    CLOSES_FIELD_NUMBER: _ClassVar[int]
+    opens: _containers.RepeatedCompositeFieldContainer[TargetOpen]
+    rounds: _containers.RepeatedCompositeFieldContainer[Round]
+    closes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, opens: _Optional[_Iterable[_Union[TargetOpen, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TargetOpen(_message.Message):
+    __slots__ = ("sequence", "spec", "more", "stop_token_ids", "return_predictions", "request_age_ms")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    spec: _common_pb2.SequenceSpec
+    more: bool
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    return_predictions: bool
+    request_age_ms: int
+    def __init__(self, sequence: _Optional[int] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., more: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., return_predictions: _Optional[bool] = ..., request_age_ms: _Optional[int] = ...) -> None: ...
+
+class Round(_message.Message):
+    __slots__ = ("sequence", "round", "base", "tree", "run_on")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ON_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    round: int
+    base: int
+    tree: _common_pb2.TokenTree
+    run_on: int
+    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., tree: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ..., run_on: _Optional[int] = ...) -> None: ...
+
+class VerifyResponse(_message.Message):
+    __slots__ = ("verdicts", "progress", "errors", "load")
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
+    progress: _containers.RepeatedCompositeFieldContainer[Progress]
+    errors: _containers.RepeatedCompositeFieldContainer[_common_pb2.SequenceError]
+    load: _common_pb2.Load
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.SequenceError, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("sequence", "round", "base", "accepted", "next_token", "predictions", "timings")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    round: int
+    base: int
+    accepted: _containers.RepeatedScalarFieldContainer[int]
+    next_token: int
+    predictions: _containers.RepeatedScalarFieldContainer[int]
+    timings: Timings
+    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., predictions: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+
+class Timings(_message.Message):
+    __slots__ = ("queue_us", "pass_us", "sample_us", "rows", "sequences")
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    PASS_US_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_US_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    queue_us: int
+    pass_us: int
+    sample_us: int
+    rows: int
+    sequences: int
+    def __init__(self, queue_us: _Optional[int] = ..., pass_us: _Optional[int] = ..., sample_us: _Optional[int] = ..., rows: _Optional[int] = ..., sequences: _Optional[int] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("sequence", "passes")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    passes: int
+    def __init__(self, sequence: _Optional[int] = ..., passes: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,30 @@
+"""What two models must share to speak to each other in token ids; nothing of text."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """``size`` usable ids (0 .. size - 1) and a fingerprint of the (id, token) pairs."""
+
+    size: int
+    fingerprint: str
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> Vocabulary:
+        pairs = sorted((index, token) for token, index in tokenizer.get_vocab(with_added_tokens=True).items())
+        digest = hashlib.sha256()
+        for index, token in pairs:
+            digest.update(f"{index}\x00{token}\x00".encode("utf-8", "surrogatepass"))
+        return Vocabulary(pairs[-1][0] + 1 if pairs else 0, digest.hexdigest())
+
+
+def read_vocabulary(file: Path) -> Vocabulary:
+    """The vocabulary of a tokenizer.json."""
+    return Vocabulary.of(Tokenizer.from_file(str(file)))

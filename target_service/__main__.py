@@ -1,0 +1,32 @@
+"""``python -m target_service --model PATH``: serve a target model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from specdec.model_service import ModelServer, run
+from specdec.settings import ModelServiceSettings, parse
+
+
+class TargetSettings(ModelServiceSettings):
+    """Serve a target model over gRPC (specdec.v1.TargetService)."""
+
+
+def main() -> None:
+    settings = parse(TargetSettings, sys.argv[1:], "target_service")
+
+    def build() -> Callable[[], ModelServer]:
+        # Imported here so that bad settings are reported at once, not after seconds of importing torch.
+        from specdec.model_runner import load_runner
+        from target_service.lm_verifier import LmVerifier
+        from target_service.server import create_server
+
+        verifier = LmVerifier(load_runner(settings))
+        return lambda: create_server(verifier, settings)
+
+    run(settings, "target", build)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The frames of TargetService.Verify. See specdec.streams.Codec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from specdec import wire
+from specdec.errors import InvalidArgument, ModelMismatch, SpecdecError, to_status
+from specdec.rounds import Load, ModelInfo, Round, Verdict
+from specdec.v1 import common_pb2, target_pb2
+from target_service.engine import TargetOpen
+
+
+class TargetCodec:
+    def __init__(self, info: ModelInfo) -> None:
+        self._info = info
+
+    def split(
+        self, frame: target_pb2.VerifyRequest
+    ) -> tuple[Iterable[target_pb2.TargetOpen], Iterable[target_pb2.Round], Iterable[int]]:
+        return frame.opens, frame.rounds, frame.closes
+
+    def read_open(self, message: target_pb2.TargetOpen) -> TargetOpen:
+        wanted = message.spec.model_digest
+        if wanted and wanted != self._info.model_digest:
+            raise ModelMismatch(f"this target serves {self._info.model_digest}, not {wanted}")
+        spec = wire.read_spec(message.spec, self._info.vocab_size)
+        if message.return_predictions and not spec.keyed_by_token:
+            raise InvalidArgument([("return_predictions", f"not possible with {spec.method.value} verification")])
+        return TargetOpen(spec, frozenset(message.stop_token_ids), message.return_predictions)
+
+    def read_entry(self, message: target_pb2.Round) -> Round:
+        return wire.read_round(message, self._info.vocab_size)
+
+    def number(self, message: target_pb2.Round) -> int:
+        return message.round
+
+    def answers(self, result: Verdict) -> int | None:
+        return result.round
+
+    def attributes(self, result: Verdict) -> dict[str, int]:
+        timings = result.timings
+        return {
+            "round": result.round,
+            "base": result.base,
+            "accepted": len(result.accepted),
+            "queue_us": timings.queue_us,
+            "pass_us": timings.pass_us,
+            "sample_us": timings.sample_us,
+            "rows": timings.rows,
+            "sequences": timings.sequences,
+        }
+
+    def frame(
+        self, results: Sequence[tuple[int, Any]], unanswered: Iterable[int], load: Load
+    ) -> target_pb2.VerifyResponse:
+        response = target_pb2.VerifyResponse(load=wire.write_load(load))
+        for sequence, result in results:
+            if isinstance(result, SpecdecError):
+                response.errors.append(common_pb2.SequenceError(sequence=sequence, status=to_status(result)))
+            else:
+                response.verdicts.append(wire.write_verdict(sequence, result))
+        for sequence in unanswered:
+            response.progress.append(target_pb2.Progress(sequence=sequence, passes=load.passes))
+        return response

@@ -1,0 +1,219 @@
+"""The target's side of a round: which sequences wait, what they stand at, what their verdicts are.
+
+Knows the protocol (bases, rounds, run-on, draining); refuses to know tensors: a Verifier has those. Imports no
+torch, so that a model made of a table can stand behind the same protocol.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from specdec.batching import Key, Results
+from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, SpecdecError
+from specdec.rounds import Load, ModelInfo, Round, Timings, Verdict
+from specdec.sequence import SequenceSpec
+from specdec.tree import EMPTY_TREE, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOpen:
+    """A sequence as this service opens it."""
+
+    spec: SequenceSpec
+    stop_token_ids: frozenset[int] = frozenset()
+    return_predictions: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One sequence of a pass. ``ids`` are all committed ids; the tree hangs from the last of them."""
+
+    memory: Any
+    ids: Sequence[int]
+    tree: TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the target made of a job: accepted nodes, root downwards, the token after them, and its own token at
+    the root and at each node (empty where the method has none)."""
+
+    accepted: tuple[int, ...]
+    next_token: int
+    predictions: tuple[int, ...] = ()
+
+
+class Verifier(Protocol):
+    """The model, its KV cache and the sampling."""
+
+    info: ModelInfo
+
+    def open(self, spec: SequenceSpec) -> Any:
+        """The memory of a new sequence. Raises Overloaded."""
+
+    def close(self, memory: Any) -> None: ...
+
+    def verify(self, jobs: Sequence[Job]) -> tuple[Sequence[Decision | SpecdecError], Timings]:
+        """One pass. An error ends its sequence alone."""
+
+    def cache_use(self) -> tuple[int, int]:
+        """KV slots taken and in total."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    open: TargetOpen
+    memory: Any
+    ids: list[int]
+    pending: Round | None  # the open is round 0 with an empty tree
+    since: float = field(default_factory=time.perf_counter)
+    run_on: int = 0
+    last: int = 0
+
+    @property
+    def base(self) -> int:
+        return len(self.ids)
+
+    @property
+    def waits(self) -> bool:
+        return self.pending is not None or self.run_on > 0
+
+
+class TargetEngine:
+    """See specdec.batching.Engine."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier = verifier
+        self._sequences: dict[Key, _Sequence] = {}
+        self._batch: list[Key] = []
+        self._passes = 0
+        self._draining = False
+
+    def open(self, key: Key, open_: TargetOpen) -> None:
+        if self._draining:
+            raise Draining("this target is draining; open the sequence on another one")
+        limit = self._verifier.info.context_length
+        if len(open_.spec.token_ids) >= limit:
+            raise ContextExceeded(
+                f"{len(open_.spec.token_ids)} token ids leave no room to generate in a context of {limit}"
+            )
+        memory = self._verifier.open(open_.spec)
+        self._sequences[key] = _Sequence(open_, memory, list(open_.spec.token_ids), Round(0, len(open_.spec.token_ids)))
+
+    def submit(self, key: Key, round_: Round) -> None:
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            return
+        if sequence.pending is not None:
+            raise OutOfStep(f"round {sequence.pending.number} is unanswered; wait for its verdict")
+        if round_.number != sequence.last + 1:
+            raise OutOfStep(f"round {sequence.last + 1} was expected, not {round_.number}")
+        spec = sequence.open.spec
+        if not spec.num_prompt_tokens <= round_.base <= sequence.base:
+            raise OutOfStep(f"base {sequence.base} was expected, not {round_.base}")
+        if round_.tree and not spec.keyed_by_token:
+            if round_.base != sequence.base:
+                raise OutOfStep(f"base {sequence.base} was expected, not {round_.base}, with {spec.method.value}")
+            if not round_.tree.is_chain:
+                raise InvalidArgument([("tree", f"{spec.method.value} verification takes chains only")])
+        limit = self._verifier.info.context_length
+        if round_.tree and round_.base + max(round_.tree.depths) >= limit:
+            raise ContextExceeded(f"the tree reaches beyond the context of {limit}")
+        sequence.pending = round_
+        sequence.run_on = 0
+        sequence.since = time.perf_counter()
+
+    def close(self, key: Key) -> None:
+        if (sequence := self._sequences.pop(key, None)) is not None:
+            self._verifier.close(sequence.memory)
+
+    def drain(self) -> None:
+        self._draining = True
+
+    @property
+    def idle(self) -> bool:
+        if self._draining and self._sequences:
+            return False
+        return not any(sequence.waits for sequence in self._sequences.values())
+
+    def working_on(self) -> Sequence[Key]:
+        return self._batch
+
+    @property
+    def load(self) -> Load:
+        sequences = list(self._sequences.values())
+        used, total = self._verifier.cache_use()
+        return Load(len(sequences), sum(s.waits for s in sequences), used, total, self._passes)
+
+    def step(self) -> Results:
+        results = self._pass()
+        if self._draining:
+            for key in [key for key, sequence in self._sequences.items() if sequence.pending is None]:
+                self.close(key)
+                results.append((key, Draining("this target is draining; replay the sequence on another one")))
+        return results
+
+    def _pass(self) -> list[tuple[Key, Verdict | SpecdecError]]:
+        self._batch = [key for key, sequence in self._sequences.items() if sequence.waits]
+        if not self._batch:
+            return []
+        started = time.perf_counter()
+        current = [_current_tree(self._sequences[key]) for key in self._batch]
+        jobs = [
+            Job(self._sequences[key].memory, self._sequences[key].ids, tree)
+            for key, (tree, _) in zip(self._batch, current, strict=True)
+        ]
+        decisions, timings = self._verifier.verify(jobs)
+        self._passes += 1
+        results: list[tuple[Key, Verdict | SpecdecError]] = []
+        for key, (tree, nodes), decision in zip(self._batch, current, decisions, strict=True):
+            if isinstance(decision, SpecdecError):
+                self.close(key)
+                results.append((key, decision))
+            else:
+                results.append((key, self._commit(self._sequences[key], tree, nodes, decision, started, timings)))
+        return results
+
+    def _commit(
+        self,
+        sequence: _Sequence,
+        tree: TokenTree,
+        nodes: Sequence[int],
+        decision: Decision,
+        started: float,
+        timings: Timings,
+    ) -> Verdict:
+        if sequence.pending is not None:
+            sequence.last = sequence.pending.number
+            sequence.run_on = sequence.pending.run_on
+            sequence.pending = None
+        else:
+            sequence.run_on -= 1
+        queue_us = int((started - sequence.since) * 1e6)
+        verdict = Verdict(
+            sequence.last,
+            sequence.base,
+            tuple(nodes[node] for node in decision.accepted),
+            decision.next_token,
+            decision.predictions if sequence.open.return_predictions else (),
+            Timings(queue_us, timings.pass_us, timings.sample_us, timings.rows, timings.sequences),
+        )
+        committed = [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
+        sequence.ids.extend(committed)
+        sequence.since = time.perf_counter()
+        full = sequence.base >= self._verifier.info.context_length
+        if full or not sequence.open.stop_token_ids.isdisjoint(committed):
+            sequence.run_on = 0
+        return verdict
+
+
+def _current_tree(sequence: _Sequence) -> tuple[TokenTree, tuple[int, ...]]:
+    """What is left of the pending tree at the current base, and each node's index in the tree as it was sent."""
+    if sequence.pending is None:
+        return EMPTY_TREE, ()
+    tree = sequence.pending.tree
+    node = tree.walk(sequence.ids[sequence.pending.base :])
+    return (EMPTY_TREE, ()) if node is None else tree.below(node)

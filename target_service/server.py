@@ -1,0 +1,27 @@
+"""The target service, assembled: servicer, engine, server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from specdec.model_service import ModelServer, ModelServicer
+from specdec.settings import ServiceSettings
+from specdec.v1 import target_pb2, target_pb2_grpc
+from target_service.codec import TargetCodec
+from target_service.engine import TargetEngine, Verifier
+
+SERVICE = target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
+
+
+class TargetServicer(ModelServicer, target_pb2_grpc.TargetServiceServicer):
+    def Verify(
+        self, request_iterator: AsyncIterator[target_pb2.VerifyRequest], context: Any
+    ) -> AsyncIterator[target_pb2.VerifyResponse]:
+        return self.streams.serve(request_iterator)
+
+
+def create_server(verifier: Verifier, settings: ServiceSettings) -> ModelServer:
+    """Not yet started. Call it on the event loop that will serve."""
+    servicer = TargetServicer(TargetEngine(verifier), TargetCodec(verifier.info), verifier.info, "target-model")
+    return ModelServer(servicer, target_pb2_grpc.add_TargetServiceServicer_to_server, SERVICE, settings)
