@@ -8,6 +8,7 @@ SpecdecError
 ├── Preempted            ABORTED              replay: its memory was needed
 ├── ReplicaLost          UNAVAILABLE          another replica
 │   └── Draining         UNAVAILABLE          another replica; this one is going away in good order
+├── NoReplica            UNAVAILABLE          come back when the deployment is whole
 ├── ModelMismatch        FAILED_PRECONDITION  fix the deployment
 └── DeadlineExceeded     DEADLINE_EXCEEDED    -
 
@@ -76,6 +77,10 @@ class Draining(ReplicaLost):
     pass
 
 
+class NoReplica(SpecdecError):
+    code = code_pb2.UNAVAILABLE
+
+
 class ModelMismatch(SpecdecError):
     code = code_pb2.FAILED_PRECONDITION
 
@@ -86,7 +91,16 @@ class DeadlineExceeded(SpecdecError):
 
 _BY_REASON: dict[str, type[SpecdecError]] = {
     cls.__new__(cls).reason: cls
-    for cls in (ContextExceeded, OutOfStep, Preempted, ReplicaLost, Draining, ModelMismatch, DeadlineExceeded)
+    for cls in (
+        ContextExceeded,
+        OutOfStep,
+        Preempted,
+        ReplicaLost,
+        Draining,
+        NoReplica,
+        ModelMismatch,
+        DeadlineExceeded,
+    )
 }
 _BY_CODE: dict[int, type[SpecdecError]] = {
     code_pb2.OUT_OF_RANGE: ContextExceeded,

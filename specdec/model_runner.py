@@ -88,10 +88,8 @@ class ModelRunner:
             row_slots.extend(segment.row_slots)
             wanted.extend(start + row for row in segment.logit_rows)
         padding = max(0, self._min_rows - len(token_ids))
-        # A pass that wants no logits (a draft taking in a prompt) still asks for one row of them.
-        logits_to_keep = wanted or [0]
-        while len(logits_to_keep) < self._min_rows:
-            logits_to_keep.append(logits_to_keep[-1])
+        # Also a pass that wants no logits (a draft taking in a prompt) reads some.
+        logits_to_keep = wanted + (wanted[-1:] or [0]) * max(0, self._min_rows - len(wanted))
         output = self.model(
             input_ids=self._tensor(token_ids + [0] * padding)[None],
             position_ids=self._tensor(positions + [0] * padding)[None],

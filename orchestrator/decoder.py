@@ -1,0 +1,55 @@
+"""The loop: draft K tokens, verify them in one pass of the target, commit up to K + 1, again.
+
+    request -> Speculation (draft service) -> tree -> target service -> verdict -> Sequence -> client
+
+The draft grows a trie ahead of the text, the target decides, the sequence alone knows the truth. Everything that
+can go wrong is somebody else's business: a missing draft is an empty tree (orchestrator/speculation.py), a lost
+target is a replay (orchestrator/target_client.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.controller import Controller
+from orchestrator.sequence import Sequence
+from orchestrator.speculation import Speculation
+from orchestrator.text import Piece
+from specdec.rounds import Verdict
+from specdec.tree import TokenTree
+
+
+class Target(Protocol):
+    """Whoever verifies."""
+
+    async def verify(self, sequence: Sequence, tree: TokenTree) -> Verdict:
+        """One pass of the target: the accepted nodes of ``tree`` and the token after them.
+
+        The tree may go unused (a first token, a replay): then nothing of it is accepted.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One turn of the loop: what was verified, what came of it, and the new output."""
+
+    tree: TokenTree
+    verdict: Verdict
+    piece: Piece
+
+
+async def decode(
+    sequence: Sequence, target: Target, speculation: Speculation, controller: Controller
+) -> AsyncIterator[Step]:
+    """Generate ``sequence`` to its end."""
+    speculation.advance(sequence, controller.budget(sequence))
+    while not sequence.finished:
+        tree = await speculation.next(sequence)  # up to K draft tokens; empty when there is no draft
+        verdict = await target.verify(sequence, tree)  # one pass, up to K + 1 tokens back
+        piece = sequence.extend(tree, verdict)  # stop ids, stop strings, length: token by token
+        controller.observe(tree, verdict)
+        if not sequence.finished:
+            speculation.advance(sequence, controller.budget(sequence))
+        yield Step(tree, verdict, piece)

@@ -1,0 +1,94 @@
+"""One sequence's draft: asks for nodes and receives them, or has no draft at the moment.
+
+Knows advances and lanes; refuses to know the trie. No draft, for whatever reason, is None and never an error: the
+next advance tries again.
+"""
+
+from __future__ import annotations
+
+from orchestrator.frames import chunked
+from orchestrator.link import Lane
+from orchestrator.pool import Pool, Replica
+from orchestrator.sequence import Sequence
+from specdec.errors import SpecdecError
+from specdec.rounds import Advance, Budget, Growth
+from specdec.v1 import draft_pb2
+from specdec.wire import write_advance, write_budget
+
+
+class DraftClient:
+    """``async with`` closes the sequence on its replica."""
+
+    def __init__(self, pool: Pool, traceparent: str = "") -> None:
+        self._pool = pool
+        self._traceparent = traceparent
+        self._replica: Replica | None = None
+        self._lane: Lane | None = None
+        self._advance = 0
+        self._base = 0  # as far as the replica knows the text
+
+    async def __aenter__(self) -> DraftClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._lane is not None:
+            self._lane.close()
+
+    def advance(self, sequence: Sequence, budget: Budget) -> bool:
+        """Tell what was committed and ask for nodes. False: there is no draft."""
+        if self._lane is None:
+            self._open(sequence, budget)
+            # A chain that is verified against its distribution is never drawn before the first token is known.
+            if self._lane is None or sequence.keyed_by_token or not sequence.num_committed:
+                return self._lane is not None
+        self._advance += 1
+        new = tuple(sequence.ids[self._base :])
+        self._base = sequence.base
+        self._lane.send(write_advance(self._lane.sequence, Advance(self._advance, self._base, new, budget=budget)))
+        return True
+
+    async def growth(self) -> Growth | None:
+        """The next growth. None: the draft was lost."""
+        if self._lane is None:
+            return None
+        try:
+            growth: Growth = await self._lane.receive()
+        except SpecdecError:
+            self._lane = None
+            return None
+        return growth
+
+    @property
+    def num_advances(self) -> int:
+        """The number of the last advance."""
+        return self._advance
+
+    def set_aside(self, reason: str) -> None:
+        """This draft breaks the contract: use another."""
+        if self._lane is not None:
+            self._lane.close()
+            self._lane = None
+        if self._replica is not None:
+            self._replica.set_aside(reason)
+
+    def _open(self, sequence: Sequence, budget: Budget) -> None:
+        self._replica = self._pool.pick()
+        if self._replica is None:
+            return
+        try:
+            self._lane = lane = self._replica.lane()
+        except SpecdecError:
+            return
+        self._advance, self._base = 0, sequence.base
+        if not sequence.keyed_by_token:
+            budget = Budget()
+        lane.open(
+            chunked(
+                sequence.spec,
+                "",
+                self._traceparent,
+                lambda spec, more: draft_pb2.DraftOpen(
+                    sequence=lane.sequence, spec=spec, more=more, budget=write_budget(budget)
+                ),
+            )
+        )

@@ -1,0 +1,55 @@
+"""The frames of the two model services, seen from the orchestrator. See orchestrator.link.Frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from specdec import wire
+from specdec.errors import from_status
+from specdec.sequence import SequenceSpec
+from specdec.v1 import common_pb2, draft_pb2, target_pb2
+
+
+class TargetFrames:
+    def frame(
+        self, opens: list[target_pb2.TargetOpen], entries: list[target_pb2.Round], closes: list[int]
+    ) -> target_pb2.VerifyRequest:
+        return target_pb2.VerifyRequest(opens=opens, rounds=entries, closes=closes)
+
+    def results(self, response: target_pb2.VerifyResponse) -> Iterator[tuple[int, Any]]:
+        for verdict in response.verdicts:
+            yield verdict.sequence, wire.read_verdict(verdict)
+        for error in response.errors:
+            yield error.sequence, from_status(error.status)
+
+
+class DraftFrames:
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def frame(
+        self, opens: list[draft_pb2.DraftOpen], entries: list[draft_pb2.Advance], closes: list[int]
+    ) -> draft_pb2.DraftRequest:
+        return draft_pb2.DraftRequest(opens=opens, advances=entries, closes=closes)
+
+    def results(self, response: draft_pb2.DraftResponse) -> Iterator[tuple[int, Any]]:
+        for growth in response.growths:
+            yield growth.sequence, wire.read_growth(growth, self._vocab_size)
+        for error in response.errors:
+            yield error.sequence, from_status(error.status)
+
+
+def chunked(
+    spec: SequenceSpec, digest: str, traceparent: str, make: Callable[[common_pb2.SequenceSpec, bool], Any]
+) -> Iterator[Any]:
+    """The open entries of a spec: the first carries everything, all of them a part of the ids."""
+    whole = wire.write_spec(spec, digest, traceparent)
+    ids = spec.token_ids
+    for start in range(0, len(ids), wire.IDS_PER_OPEN):
+        part = common_pb2.SequenceSpec()
+        if start == 0:
+            part.CopyFrom(whole)
+            del part.token_ids[:]
+        part.token_ids.extend(ids[start : start + wire.IDS_PER_OPEN])
+        yield make(part, start + wire.IDS_PER_OPEN < len(ids))

@@ -1,0 +1,173 @@
+"""The orchestrator's end of one stream to a replica, shared by all sequences there.
+
+Knows frames, lanes and silence; refuses to know what entries mean, and what happens to a sequence that loses its
+lane. What sequences send between two writes goes out as one frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import grpc
+
+from specdec.errors import InvalidArgument, ReplicaLost, SpecdecError
+from specdec.rpc import error_of
+
+
+class Frames(Protocol):
+    """A service's frames, seen from the caller."""
+
+    def frame(self, opens: list[Any], entries: list[Any], closes: list[int]) -> Any: ...
+
+    def results(self, response: Any) -> Iterable[tuple[int, Any]]:
+        """(sequence, result or SpecdecError) of a response frame. Raises InvalidArgument if it is malformed."""
+
+
+class Lane:
+    """One sequence on a link."""
+
+    def __init__(self, link: Link, sequence: int) -> None:
+        self.sequence = sequence
+        self._link = link
+        self._inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._closed = False
+        self.waiting = False
+
+    def open(self, messages: Iterable[Any]) -> None:
+        self._link.send(opens=messages)
+
+    def send(self, message: Any) -> None:
+        self._link.send(entries=[message])
+
+    async def receive(self) -> Any:
+        """The next result. Raises the SpecdecError that ended the sequence on this replica."""
+        self.waiting = True
+        try:
+            result = await self._inbox.get()
+        finally:
+            self.waiting = False
+        if isinstance(result, SpecdecError):
+            self.close()
+            raise result
+        return result
+
+    def put(self, result: Any) -> None:
+        self._inbox.put_nowait(result)
+
+    def close(self) -> None:
+        """End the sequence on the replica. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._link.leave(self)
+
+
+class Link:
+    """An open stream. ``run`` carries it until it ends; then every lane gets ReplicaLost."""
+
+    def __init__(self, method: Callable[[], Any], frames: Frames, watchdog_s: float) -> None:
+        self._method = method
+        self._frames = frames
+        self._watchdog_s = watchdog_s
+        self._lanes: dict[int, Lane] = {}
+        self._next_sequence = 1
+        self._opens: list[Any] = []
+        self._entries: list[Any] = []
+        self._closes: list[int] = []
+        self._wake = asyncio.Event()
+        self._heard = time.monotonic()
+        self._lost: SpecdecError | None = None
+
+    @property
+    def num_lanes(self) -> int:
+        return len(self._lanes)
+
+    def lane(self) -> Lane:
+        """A lane for a new sequence."""
+        if self._lost is not None:
+            raise self._lost
+        lane = Lane(self, self._next_sequence)
+        self._next_sequence += 1
+        self._lanes[lane.sequence] = lane
+        return lane
+
+    def send(self, opens: Iterable[Any] = (), entries: Iterable[Any] = ()) -> None:
+        self._opens.extend(opens)
+        self._entries.extend(entries)
+        self._wake.set()
+
+    def leave(self, lane: Lane) -> None:
+        if self._lanes.pop(lane.sequence, None) is not None:
+            self._closes.append(lane.sequence)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Carry the stream until it ends. Raises the SpecdecError it ended with."""
+        call = self._method()
+        reader = asyncio.create_task(self._read(call))
+        tasks = {reader, asyncio.create_task(self._write(call)), asyncio.create_task(self._watch())}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if reader not in done:
+                # A write to a stream that the server ended raises InvalidStateError; the read knows the status.
+                done, _ = await asyncio.wait({reader}, timeout=0.1)
+            self._lost = _why([*done, *(task for task in tasks if task.done())])
+            raise self._lost
+        finally:
+            self._lost = self._lost or ReplicaLost("the stream was closed")
+            for task in tasks:
+                task.cancel()
+            # A call that is merely dropped is never collected.
+            call.cancel()
+            for lane in list(self._lanes.values()):
+                lane.put(self._lost)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, call: Any) -> None:
+        async for response in call:
+            self._heard = time.monotonic()
+            self._dispatch(response)
+
+    async def _write(self, call: Any) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._opens or self._entries or self._closes:
+                frame = self._frames.frame(self._opens, self._entries, self._closes)
+                self._opens, self._entries, self._closes = [], [], []
+                await call.write(frame)
+
+    async def _watch(self) -> None:
+        """Silence while somebody waits is the loss of the replica: a living one says so four times a second."""
+        while True:
+            await asyncio.sleep(self._watchdog_s / 4)
+            if not any(lane.waiting for lane in self._lanes.values()):
+                self._heard = time.monotonic()
+            elif time.monotonic() - self._heard > self._watchdog_s:
+                raise ReplicaLost(f"nothing was heard of the replica for {self._watchdog_s} s")
+
+    def _dispatch(self, response: Any) -> None:
+        try:
+            results = list(self._frames.results(response))
+        except InvalidArgument as error:
+            raise HostileReplica(f"the replica sent a malformed frame: {error}") from error
+        for sequence, result in results:
+            if (lane := self._lanes.get(sequence)) is not None:
+                lane.put(result)
+
+
+class HostileReplica(ReplicaLost):
+    """A replica that breaks the contract."""
+
+
+def _why(tasks: Iterable[asyncio.Task[None]]) -> SpecdecError:
+    """The error that the first of these ended tasks stands for."""
+    for task in tasks:
+        error = task.exception()
+        if isinstance(error, SpecdecError):
+            return error
+        if isinstance(error, grpc.aio.AioRpcError):
+            return error_of(error)
+    return ReplicaLost("the replica ended the stream")

@@ -1,0 +1,164 @@
+"""What a client may ask for, checked: every problem is named at once, and nothing is ignored in silence."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+from tokenizers import Tokenizer
+
+from specdec.errors import ContextExceeded, InvalidArgument
+from specdec.rounds import ModelInfo
+from specdec.sequence import Method, SamplingParams
+from specdec.v1 import common_pb2, generation_pb2
+from specdec.wire import read_method, sampling_problems
+
+MAX_SAMPLES = 64
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKENS = 256
+MAX_DRAFT_TOKENS = 64
+
+_UNSUPPORTED = (
+    "chat",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "min_tokens",
+    "logprobs",
+    "grammar",
+    "resume",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request, with nothing left to default."""
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams
+    seed: int
+    num_samples: int
+    stop: tuple[str, ...]
+    stop_token_ids: frozenset[int]
+    method: Method
+    num_draft_tokens: int
+
+
+def read_request(
+    message: generation_pb2.GenerateRequest,
+    target: ModelInfo,
+    tokenizer: Tokenizer | None,
+    num_draft_tokens: int,
+) -> Request:
+    """Raises InvalidArgument with all violations, or ContextExceeded."""
+    problems = [(name, "not supported") for name in _UNSUPPORTED if _present(message, name)]
+    problems += [("field", f"unknown field {number}") for number in _unknown_fields(message)]
+    if not _present(message, "chat"):
+        problems += _prompt_problems(message, target, tokenizer)
+    sampling = SamplingParams(
+        message.temperature if message.HasField("temperature") else 1.0,
+        message.top_k,
+        message.top_p if message.HasField("top_p") else 1.0,
+        message.min_p,
+    )
+    problems += sampling_problems(sampling)
+    num_samples = message.n if message.HasField("n") else 1
+    if not 1 <= num_samples <= MAX_SAMPLES:
+        problems.append(("n", f"must be 1 to {MAX_SAMPLES}, not {num_samples}"))
+    if message.HasField("max_tokens") and message.max_tokens == 0:
+        problems.append(("max_tokens", "must be at least 1"))
+    problems += _stop_problems(message, target, tokenizer)
+    method = Method.COUPLED
+    if message.verification != common_pb2.VERIFICATION_METHOD_UNSPECIFIED:
+        known = read_method(message.verification)
+        if known is None:
+            problems.append(("verification", f"unknown method {message.verification}"))
+        method = known or method
+    if message.HasField("num_draft_tokens"):
+        num_draft_tokens = message.num_draft_tokens
+        if num_draft_tokens > MAX_DRAFT_TOKENS:
+            problems.append(("num_draft_tokens", f"must be at most {MAX_DRAFT_TOKENS}, not {num_draft_tokens}"))
+    if problems:
+        raise InvalidArgument(problems)
+
+    prompt_ids = _prompt_ids(message, tokenizer)
+    if not prompt_ids:
+        raise InvalidArgument([("text", "has no tokens")])
+    room = target.context_length - len(prompt_ids)
+    max_tokens = message.max_tokens if message.HasField("max_tokens") else room
+    if max_tokens > room or room <= 0:
+        raise ContextExceeded(
+            f"{len(prompt_ids)} prompt tokens and max_tokens {max(max_tokens, 1)}"
+            f" do not fit the context of {target.context_length}"
+        )
+    return Request(
+        prompt_ids,
+        max_tokens,
+        sampling,
+        message.seed if message.HasField("seed") else secrets.randbits(64),
+        num_samples,
+        tuple(message.stop),
+        frozenset(message.stop_token_ids) | frozenset(target.eos_token_ids),
+        method,
+        num_draft_tokens,
+    )
+
+
+def _prompt_ids(message: generation_pb2.GenerateRequest, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    if message.WhichOneof("prompt") == "token_ids":
+        return tuple(message.token_ids.token_ids)
+    assert tokenizer is not None, "refused as a problem before"
+    return tuple(tokenizer.encode(message.text).ids)
+
+
+def _prompt_problems(
+    message: generation_pb2.GenerateRequest, target: ModelInfo, tokenizer: Tokenizer | None
+) -> list[tuple[str, str]]:
+    kind = message.WhichOneof("prompt")
+    if kind is None:
+        return [("prompt", "one of text, token_ids is required")]
+    if kind == "text":
+        if tokenizer is None:
+            return [("text", "this server has no tokenizer; send token_ids")]
+        return [] if message.text else [("text", "must not be empty")]
+    ids = message.token_ids.token_ids
+    if not ids:
+        return [("token_ids", "must not be empty")]
+    if max(ids) >= target.vocab_size:
+        return [("token_ids", f"{max(ids)} is outside the vocabulary of {target.vocab_size}")]
+    return []
+
+
+def _stop_problems(
+    message: generation_pb2.GenerateRequest, target: ModelInfo, tokenizer: Tokenizer | None
+) -> list[tuple[str, str]]:
+    problems = []
+    if message.stop and tokenizer is None:
+        problems.append(("stop", "this server has no tokenizer; use stop_token_ids"))
+    if len(message.stop) > MAX_STOPS:
+        problems.append(("stop", f"at most {MAX_STOPS} strings, not {len(message.stop)}"))
+    for index, stop in enumerate(message.stop):
+        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
+            problems.append((f"stop[{index}]", f"must have 1 to {MAX_STOP_CHARACTERS} characters"))
+    if len(message.stop_token_ids) > MAX_STOP_TOKENS:
+        problems.append(("stop_token_ids", f"at most {MAX_STOP_TOKENS}, not {len(message.stop_token_ids)}"))
+    for token_id in message.stop_token_ids:
+        if token_id >= target.vocab_size:
+            problems.append(("stop_token_ids", f"{token_id} is outside the vocabulary of {target.vocab_size}"))
+            break
+    return problems
+
+
+def _present(message: Message, name: str) -> bool:
+    return any(field.name == name for field, _ in message.ListFields())
+
+
+def _unknown_fields(message: Message) -> Sequence[int]:
+    unknown = UnknownFieldSet(message)
+    return [unknown[index].field_number for index in range(len(unknown))]

@@ -1,0 +1,123 @@
+"""One sample being generated: the truth about its ids, and when it ends.
+
+Knows what was committed; refuses to know who proposed or verified it. Everything that must be right when a
+replica is lost lives here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tokenizers import Tokenizer
+
+from orchestrator.text import Origin, Output, Piece
+from specdec.rounds import Verdict
+from specdec.sequence import Method, SamplingParams, SequenceSpec
+from specdec.tree import ROOT, TokenTree
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What speculation did for one sample. Mean accepted length = 1 + num_accepted_tokens / num_drafts."""
+
+    num_rounds: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    num_replays: int = 0
+
+    def observe(self, tree: TokenTree, verdict: Verdict) -> None:
+        self.num_rounds += 1
+        if not tree:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += len(tree)
+        self.num_accepted_tokens += len(verdict.accepted)
+        missing = max(tree.depths) + 1 - len(self.num_accepted_tokens_per_pos)
+        self.num_accepted_tokens_per_pos.extend([0] * missing)
+        for depth in range(len(verdict.accepted)):
+            self.num_accepted_tokens_per_pos[depth] += 1
+
+
+class Sequence:
+    """Prompt + committed ids of one sample, and its output as it may be shown."""
+
+    def __init__(
+        self,
+        prompt_ids: Seq[int],
+        max_tokens: int,
+        sampling: SamplingParams,
+        seed: int,
+        method: Method,
+        stop_token_ids: frozenset[int] = frozenset(),
+        stop: Seq[str] = (),
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.ids = list(prompt_ids)
+        self.num_prompt_tokens = len(prompt_ids)
+        self.stop_token_ids = stop_token_ids
+        self.finish_reason: FinishReason | None = None
+        self.matched: str | int | None = None
+        self.statistics = Statistics()
+        self._max_tokens = max_tokens
+        self._sampling = sampling
+        self._seed = seed
+        self._method = method
+        self._output = Output(tokenizer, prompt_ids, stop)
+
+    @property
+    def base(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_committed(self) -> int:
+        return self.base - self.num_prompt_tokens
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be committed."""
+        return self._max_tokens - self.num_committed
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def spec(self) -> SequenceSpec:
+        """This sequence as a replica opens it now."""
+        return SequenceSpec(tuple(self.ids), self.num_prompt_tokens, self._sampling, self._seed, self._method)
+
+    @property
+    def keyed_by_token(self) -> bool:
+        return self._sampling.greedy or self._method is Method.COUPLED
+
+    def extend(self, tree: TokenTree, verdict: Verdict) -> Piece:
+        """Commit a verdict on ``tree``, token by token: what follows a stop inside the block never happened."""
+        self.statistics.observe(tree, verdict)
+        last = verdict.accepted[-1] if verdict.accepted else ROOT
+        end = Origin.CORRECTION if last in tree.parents else Origin.BONUS
+        for token_id, origin in (
+            *((tree.token_ids[node], Origin.DRAFT) for node in verdict.accepted),
+            (verdict.next_token, end),
+        ):
+            self._commit(token_id, origin)
+            if self.finished:
+                break
+        return self._output.take(self.finished)
+
+    def _commit(self, token_id: int, origin: Origin) -> None:
+        self.ids.append(token_id)
+        if token_id in self.stop_token_ids:
+            self.finish_reason, self.matched = FinishReason.STOP, token_id
+        elif (stop := self._output.push(token_id, origin)) is not None:
+            self.finish_reason, self.matched = FinishReason.STOP, stop
+        elif self.remaining == 0:
+            self.finish_reason = FinishReason.LENGTH

@@ -1,0 +1,119 @@
+"""The orchestrator, assembled: pools of replicas, the handshake that admits them, the public service."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc
+from tokenizers import Tokenizer
+
+from orchestrator.frames import DraftFrames, TargetFrames
+from orchestrator.link import Link
+from orchestrator.metrics import Metrics
+from orchestrator.pool import Pool, Replica
+from orchestrator.service import GenerationServicer
+from orchestrator.settings import OrchestratorSettings
+from specdec import rpc
+from specdec.errors import ModelMismatch, ReplicaLost
+from specdec.rounds import ModelInfo
+from specdec.v1 import draft_pb2_grpc, generation_pb2, generation_pb2_grpc, target_pb2_grpc
+from specdec.vocabulary import Vocabulary
+
+SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+
+def load_tokenizer(path: str) -> Tokenizer | None:
+    """A tokenizer.json, or a directory that has one. Raises ValueError if there is none."""
+    if not path:
+        return None
+    file = Path(path)
+    file = file / "tokenizer.json" if file.is_dir() else file
+    if not file.is_file():
+        raise ValueError(f"--tokenizer: no tokenizer.json at {path}")
+    return Tokenizer.from_file(str(file))
+
+
+class OrchestratorServer:
+    """Listens once started; requests wait for their first target. Create it on the event loop that serves."""
+
+    def __init__(self, settings: OrchestratorSettings) -> None:
+        self._settings = settings
+        tokenizer = load_tokenizer(settings.tokenizer)
+        self._vocabulary = Vocabulary.of(tokenizer) if tokenizer else None
+
+        def target_link(channel: grpc.aio.Channel, info: ModelInfo) -> Link:
+            stub = target_pb2_grpc.TargetServiceStub(channel)
+            return Link(stub.Verify, TargetFrames(), settings.watchdog_s)
+
+        def draft_link(channel: grpc.aio.Channel, info: ModelInfo) -> Link:
+            stub = draft_pb2_grpc.DraftServiceStub(channel)
+            return Link(stub.Draft, DraftFrames(info.vocab_size), settings.watchdog_s)
+
+        self.targets = Pool(
+            "target",
+            settings.target,
+            target_link,
+            lambda channel: target_pb2_grpc.TargetServiceStub(channel).GetModelInfo,
+            self._admit_target,
+        )
+        self.drafts = Pool(
+            "draft",
+            settings.draft,
+            draft_link,
+            lambda channel: draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo,
+            self._admit_draft,
+        )
+        self._servicer = GenerationServicer(
+            self.targets, self.drafts, tokenizer, settings, Metrics(lambda: self.live_sequences)
+        )
+        self._server = rpc.Server(settings, [SERVICE])
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, self._server.grpc)
+        self._stack = AsyncExitStack()
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    @property
+    def live_sequences(self) -> int:
+        return self._servicer.live_sequences
+
+    async def start(self) -> None:
+        await self._server.start()
+        await self._stack.enter_async_context(self.targets)
+        await self._stack.enter_async_context(self.drafts)
+        await self._server.set_serving()
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Refuse new requests, let the running ones end within the grace, then close."""
+        self._servicer.draining = True
+        await self._server.stop(grace_s)
+        await self._stack.aclose()
+
+    def _admit_target(self, replica: Replica, info: ModelInfo) -> None:
+        """A pool is one model digest: that of the replicas in use."""
+        if self._vocabulary and info.tokenizer_fingerprint not in ("", self._vocabulary.fingerprint):
+            raise ModelMismatch(
+                f"target {replica.address} has the vocabulary {info.tokenizer_fingerprint[:12]},"
+                f" the tokenizer {self._vocabulary.fingerprint[:12]}"
+            )
+        in_use = self.targets.info
+        if in_use and in_use.model_digest != info.model_digest:
+            raise ModelMismatch(
+                f"target {replica.address} serves the model {info.model_digest[:12]},"
+                f" the others {in_use.model_digest[:12]}"
+            )
+
+    def _admit_draft(self, replica: Replica, info: ModelInfo) -> None:
+        """A draft must share the target's vocabulary."""
+        target = self.targets.info
+        if target is None:
+            raise ReplicaLost("no target to compare its vocabulary with yet")
+        mine = (info.vocab_size, info.tokenizer_fingerprint)
+        theirs = (target.vocab_size, target.tokenizer_fingerprint)
+        if mine != theirs:
+            raise ModelMismatch(
+                f"draft {replica.address} has the vocabulary {mine[1][:12] or 'without a name'} of {mine[0]} tokens,"
+                f" the target {theirs[1][:12] or 'without a name'} of {theirs[0]}"
+            )

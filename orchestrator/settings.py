@@ -1,0 +1,50 @@
+"""What the orchestrator can be told."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode
+
+from specdec.settings import ServiceSettings
+
+
+class OrchestratorSettings(ServiceSettings):
+    """Serve generation over gRPC (specdec.v1.GenerationService)."""
+
+    target: Annotated[list[str], NoDecode] = Field(description="host:port of every target, comma-separated")
+    draft: Annotated[list[str], NoDecode] = Field(
+        default=[], description="host:port of every draft, comma-separated; none: the target alone"
+    )
+    tokenizer: str = Field("", description="tokenizer.json, or a directory with one; none: token ids only")
+    num_draft_tokens: int = Field(5, ge=0, le=64, description="draft tokens per round where a request names none")
+    request_timeout_s: float = Field(600.0, gt=0, description="no request runs longer")
+    target_wait_s: float = Field(30.0, gt=0, description="how long a request waits for a target to be there")
+    watchdog_s: float = Field(2.0, gt=0, description="silence after which a replica counts as lost")
+    max_live_sequences: int = Field(256, gt=0, description="samples generated at a time; more are refused")
+
+    @field_validator("target", "draft", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """Comma-separated, in the environment as on the command line."""
+        parts = value.split(",") if isinstance(value, str) else value
+        if isinstance(parts, list):
+            return [address.strip() for part in parts for address in str(part).split(",") if address.strip()]
+        return value
+
+    @field_validator("target")
+    @classmethod
+    def _at_least_one(cls, value: list[str]) -> list[str]:
+        if not value:
+            raise ValueError("at least one host:port is required")
+        return value
+
+    @field_validator("target", "draft")
+    @classmethod
+    def _addresses(cls, value: list[str]) -> list[str]:
+        for address in value:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit() or not 0 < int(port) < 65536:
+                raise ValueError(f"{address!r} is not host:port")
+        return value

@@ -1,0 +1,64 @@
+"""Where the next tree comes from: the speculation trie of one sequence, and the draft that makes it grow.
+
+Knows which nodes still count; refuses to know how they were proposed or verified. The trie is a TokenTree that
+hangs from the last committed token. Nodes count while their path from there matches what is committed.
+"""
+
+from __future__ import annotations
+
+from orchestrator.draft_client import DraftClient
+from orchestrator.sequence import Sequence
+from specdec.rounds import Budget, Growth
+from specdec.tree import EMPTY_TREE, TokenTree
+
+
+class Speculation:
+    """No draft, a late one or a hostile one is an empty tree."""
+
+    def __init__(self, draft: DraftClient) -> None:
+        self._draft = draft
+        self._trie = EMPTY_TREE
+        self._base = 0  # where the trie hangs
+        self._budget = Budget()
+        self._growing = False
+
+    def advance(self, sequence: Sequence, budget: Budget) -> None:
+        """Re-root the trie at what was committed, and let the draft grow it by ``budget``."""
+        committed = sequence.ids[self._base :]
+        self._trie = self._trie.descend(committed) if sequence.keyed_by_token else EMPTY_TREE
+        self._base = sequence.base
+        self._budget = budget
+        self._growing = budget.max_nodes > 0 and self._draft.advance(sequence, budget)
+
+    async def next(self, sequence: Sequence) -> TokenTree:
+        """The tree to verify: up to max_nodes draft tokens below the last committed token."""
+        if not sequence.num_committed:
+            return EMPTY_TREE  # the target's prefill gives the first token; the draft's runs beside it
+        while self._growing:
+            growth = await self._draft.growth()
+            if growth is None:
+                self._growing = False
+                # Half a chain would be a proposal cut for its lateness.
+                if not sequence.keyed_by_token:
+                    self._trie = EMPTY_TREE
+            else:
+                self._take(sequence, growth)
+        return self._trie.prefix(self._budget.max_nodes)
+
+    def _take(self, sequence: Sequence, growth: Growth) -> None:
+        if growth.end is not None and growth.advance == self._draft.num_advances:
+            self._growing = False
+        if growth.base > sequence.base or growth.base < sequence.num_prompt_tokens:
+            return self._refuse(f"a growth from base {growth.base} at base {sequence.base}")
+        grown = growth.tree.under(growth.path)
+        if not sequence.keyed_by_token:
+            if growth.base != sequence.base:
+                return None  # the answer to an older advance
+            if not grown.is_chain or len(grown) > self._budget.max_nodes:
+                return self._refuse("a growth that is not the chain that was asked for")
+        self._trie = self._trie.merge(grown.descend(sequence.ids[growth.base :]))
+        return None
+
+    def _refuse(self, reason: str) -> None:
+        self._growing, self._trie = False, EMPTY_TREE
+        self._draft.set_aside(reason)

@@ -1,0 +1,110 @@
+"""Token ids -> text, as it may be shown: never half a character, never part of a stop string.
+
+Knows one sample's output and what of it was handed out; refuses to know why tokens come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+_PRIMING_TOKENS = 16
+"""Prompt tokens the decoder sees first: some tokenizers write a word's leading space only after another word."""
+
+
+class Origin(Enum):
+    """Where a committed token came from."""
+
+    DRAFT = "draft"
+    CORRECTION = "correction"
+    BONUS = "bonus"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Output that may be sent: text, and the ids all of whose text has now been handed out."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    origins: tuple[Origin, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.token_ids)
+
+
+@dataclass(slots=True)
+class _Held:
+    token_id: int
+    origin: Origin
+    end: int | None  # where its text ends in the output; None: not yet a whole character
+
+
+class Output:
+    """One sample's output. Without a tokenizer it hands out ids alone."""
+
+    def __init__(self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], stop: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = _primed(tokenizer, prompt_ids) if tokenizer else None
+        self._stop = tuple(stop)
+        self._text = ""
+        self._num_sent = 0  # characters
+        self._held: list[_Held] = []
+
+    def push(self, token_id: int, origin: Origin) -> str | None:
+        """Append a committed token. The stop string it completes, if any: nothing may be pushed after that."""
+        text = ""
+        if self._decoder is not None and self._tokenizer is not None:
+            text = self._decoder.step(self._tokenizer, token_id) or ""
+        before = len(self._text)
+        self._text += text
+        self._held.append(_Held(token_id, origin, None))
+        if text or self._decoder is None:
+            for held in self._held:
+                held.end = held.end if held.end is not None else len(self._text)
+        return self._cut_at_stop(before)
+
+    def _cut_at_stop(self, before: int) -> str | None:
+        found = []
+        for stop in self._stop:
+            start = self._text.find(stop, max(0, before - len(stop) + 1))
+            if start >= 0:
+                found.append((start, stop))
+        if not found:
+            return None
+        start, stop = min(found)
+        self._text = self._text[:start]
+        self._held = [held for held in self._held if held.end is not None and held.end <= start]
+        return stop
+
+    def take(self, finished: bool = False) -> Piece:
+        """What may be sent now; everything that is left if no token follows."""
+        end = len(self._text) if finished else len(self._text) - self._num_suspicious()
+        text = self._text[self._num_sent : end]
+        num_whole = len(self._held)
+        if not finished:
+            num_whole = sum(held.end is not None and held.end <= end for held in self._held)
+        whole, self._held = self._held[:num_whole], self._held[num_whole:]
+        self._num_sent = max(self._num_sent, end)
+        return Piece(text, tuple(held.token_id for held in whole), tuple(held.origin for held in whole))
+
+    def _num_suspicious(self) -> int:
+        """Length of the longest tail that may be the beginning of a stop string."""
+        longest = 0
+        for stop in self._stop:
+            for length in range(min(len(stop) - 1, len(self._text)), longest, -1):
+                if self._text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest
+
+
+def _primed(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> DecodeStream:
+    tail = list(prompt_ids[-_PRIMING_TOKENS:])
+    # After half a character the decoder would hand out part of the prompt.
+    if tokenizer.decode(tail).endswith("\ufffd"):
+        tail = []
+    return DecodeStream(ids=tail, skip_special_tokens=True)
