@@ -176,9 +176,7 @@ def test_coupled_draws_agree_as_often_as_the_formula_says(seed):
     logits = 1.5 * torch.randn(2, vocab_size, generator=generator, dtype=torch.float64)
     draft_probs, target_probs = logits.softmax(-1)
     noise = exponentials(seed, range(num_draws), 0, Domain.COUPLED, vocab_size)
-    draft, target = (
-        sample_coupled(row.expand(num_draws, vocab_size), SamplingParams(), noise) for row in logits
-    )
+    draft, target = (sample_coupled(row.expand(num_draws, vocab_size), SamplingParams(), noise) for row in logits)
 
     # P[both pick i] = 1 / sum_j max(target_j / target_i, draft_j / draft_i)
     per_token = torch.maximum(target_probs / target_probs[:, None], draft_probs / draft_probs[:, None])
@@ -254,6 +252,4 @@ def test_a_sparse_distribution_has_the_same_bits_in_any_order():
 )
 def test_a_dishonest_sparse_distribution_is_refused(token_ids, weights):
     with pytest.raises(ValueError, match="sparse distribution"):
-        dense_from_sparse(
-            torch.tensor(token_ids, dtype=torch.int64), torch.tensor(weights, dtype=torch.float64), 9
-        )
+        dense_from_sparse(torch.tensor(token_ids, dtype=torch.int64), torch.tensor(weights, dtype=torch.float64), 9)

@@ -263,9 +263,7 @@ def test_the_answer_is_always_a_distribution_over_what_the_target_allows(
     draft = torch.tensor(np.array([random_row(rng, 5, kind) for _ in range(num_draft_tokens)])).reshape(-1, 5)
     token_ids = draft.argmax(-1) if num_draft_tokens else torch.zeros(0, dtype=torch.int64)
     drawn = data.draw(st.lists(uniform, min_size=num_draft_tokens, max_size=num_draft_tokens))
-    accepted, row = verify(
-        target.to(dtype), draft.to(dtype), token_ids, torch.tensor(drawn, dtype=torch.float64)
-    )
+    accepted, row = verify(target.to(dtype), draft.to(dtype), token_ids, torch.tensor(drawn, dtype=torch.float64))
     assert 0 <= accepted <= num_draft_tokens
     assert row.dtype == torch.float64
     assert (row >= 0).all()

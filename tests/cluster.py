@@ -1,0 +1,69 @@
+"""The three services in this process, on free ports of loopback, over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from draft_service.engine import Drafter
+from draft_service.server import create_server as create_draft_server
+from orchestrator.server import OrchestratorServer
+from orchestrator.settings import OrchestratorSettings
+from specdec.client import Client
+from specdec.model_service import ModelServer
+from specdec.settings import ServiceSettings
+from target_service.engine import Verifier
+from target_service.server import create_server as create_target_server
+
+
+@dataclass
+class Cluster:
+    """A running deployment and a client of it."""
+
+    client: Client
+    orchestrator: OrchestratorServer
+    targets: list[ModelServer]
+    drafts: list[ModelServer]
+
+    async def settled(self, timeout_s: float = 5.0) -> None:
+        """Returns once nothing of any sequence is left anywhere; fails after ``timeout_s``."""
+        async with asyncio.timeout(timeout_s):
+            while self.orchestrator.live_sequences or any(
+                server.load.live_sequences or server.load.kv_slots_used for server in (*self.targets, *self.drafts)
+            ):
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def cluster(
+    verifiers: Sequence[Verifier], drafters: Sequence[Drafter] = (), **settings: Any
+) -> AsyncIterator[Cluster]:
+    """``settings`` are the orchestrator's. Returns when every replica is connected."""
+    async with AsyncExitStack() as stack:
+        targets = [create_target_server(verifier, ServiceSettings()) for verifier in verifiers]
+        drafts = [create_draft_server(drafter, ServiceSettings()) for drafter in drafters]
+        for server in (*targets, *drafts):
+            await server.start()
+            stack.push_async_callback(server.stop)
+        orchestrator = OrchestratorServer(
+            OrchestratorSettings(
+                target=[f"127.0.0.1:{server.port}" for server in targets],
+                draft=[f"127.0.0.1:{server.port}" for server in drafts],
+                **settings,
+            )
+        )
+        await orchestrator.start()
+        stack.push_async_callback(orchestrator.stop)
+        client = await stack.enter_async_context(Client(f"127.0.0.1:{orchestrator.port}"))
+        await connected(orchestrator)
+        yield Cluster(client, orchestrator, targets, drafts)
+
+
+async def connected(orchestrator: OrchestratorServer, timeout_s: float = 10.0) -> None:
+    """Returns once every replica can be used."""
+    async with asyncio.timeout(timeout_s):
+        while not all(r.ready for r in (*orchestrator.targets.replicas, *orchestrator.drafts.replicas)):
+            await asyncio.sleep(0.01)
