@@ -1,0 +1,42 @@
+# specdec. On a machine with Python >= 3.11 and make, every target here sets up what it needs.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test check format protos clean
+
+help: ## Show what can be made
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(READY) ## Make .venv with everything in it
+
+# torch first and by its exact version: a range would fetch the newest build with its CUDA packages.
+$(READY): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (once; some minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup ## Serve the bundled pair and generate with and without speculation
+	@$(BIN)/specdec demo
+
+test: setup ## Run every test
+	$(BIN)/python -m pytest
+
+check: setup ## Lint and type-check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## Format the code
+	$(BIN)/ruff check --fix --quiet .
+	$(BIN)/ruff format .
+
+protos: setup ## Generate specdec/v1 from protos/
+	$(BIN)/python -m specdec.protos
+
+clean: ## Remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -213,6 +213,7 @@ def _chunk(index: int, position: int, piece: Piece, sequence: Sequence) -> gener
         token_ids=piece.token_ids,
         first_position=position,
         origins=[_ORIGINS[origin] for origin in piece.origins],
+        text_ends=piece.text_ends,
     )
     if sequence.finish_reason is not None:
         finish = chunk.finish

@@ -31,6 +31,7 @@ class Piece:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     origins: tuple[Origin, ...] = ()
+    text_ends: tuple[int, ...] = ()  # where each id's text ends in the whole output, in characters
 
     def __bool__(self) -> bool:
         return bool(self.text or self.token_ids)
@@ -89,7 +90,12 @@ class Output:
             num_whole = sum(held.end is not None and held.end <= end for held in self._held)
         whole, self._held = self._held[:num_whole], self._held[num_whole:]
         self._num_sent = max(self._num_sent, end)
-        return Piece(text, tuple(held.token_id for held in whole), tuple(held.origin for held in whole))
+        return Piece(
+            text,
+            tuple(held.token_id for held in whole),
+            tuple(held.origin for held in whole),
+            tuple(len(self._text) if held.end is None else held.end for held in whole),
+        )
 
     def _num_suspicious(self) -> int:
         """Length of the longest tail that may be the beginning of a stop string."""

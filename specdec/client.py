@@ -19,6 +19,7 @@ class Sample:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)  # generation_pb2.TokenOrigin, one per id
+    text_ends: list[int] = field(default_factory=list)  # per id: where its text ends
     finish: generation_pb2.Finish = field(default_factory=generation_pb2.Finish)
 
     def add(self, chunk: generation_pb2.Chunk) -> None:
@@ -26,6 +27,7 @@ class Sample:
         self.text += chunk.text
         self.token_ids.extend(chunk.token_ids)
         self.origins.extend(chunk.origins)
+        self.text_ends.extend(chunk.text_ends)
         if chunk.HasField("finish"):
             self.finish.CopyFrom(chunk.finish)
 

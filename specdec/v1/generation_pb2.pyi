@@ -131,20 +131,22 @@ class Admission(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., model_digest: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("index", "text", "token_ids", "first_position", "origins", "finish")
+    __slots__ = ("index", "text", "token_ids", "first_position", "origins", "finish", "text_ends")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
     ORIGINS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    TEXT_ENDS_FIELD_NUMBER: _ClassVar[int]
     index: int
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     first_position: int
     origins: _containers.RepeatedScalarFieldContainer[TokenOrigin]
     finish: Finish
-    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., first_position: _Optional[int] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+    text_ends: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., first_position: _Optional[int] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., text_ends: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("reason", "stop", "stop_token_id", "usage", "speculation")

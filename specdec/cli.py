@@ -1,0 +1,176 @@
+"""The command line: arguments and exit codes. Runs the services as processes and imports none of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
+
+from specdec import demo as demo_
+from specdec.client import Client, Sample
+from specdec.display import MarkedText
+from specdec.errors import SpecdecError
+from specdec.processes import StartError, deployment
+from specdec.rpc import signalled
+from specdec.v1 import common_pb2, generation_pb2
+
+app = typer.Typer(
+    help="Speculative decoding with the draft and the target model as separate gRPC services.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+class Role(StrEnum):
+    target = "target"
+    draft = "draft"
+    orchestrator = "orchestrator"
+
+
+class Verification(StrEnum):
+    coupled = "coupled"
+    token = "token"
+    block = "block"
+
+
+@app.command(context_settings=PASS_ON)
+def serve(context: typer.Context, role: Role) -> None:
+    """Run one service in the foreground; its own flags follow (serve target --help lists them)."""
+    module = "orchestrator" if role is Role.orchestrator else f"{role.value}_service"
+    os.execv(sys.executable, [sys.executable, "-m", module, *context.args])
+
+
+@app.command()
+def up(
+    target: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "target"),
+    draft: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "draft"),
+    port: Annotated[int, typer.Option(help="port of the orchestrator")] = 50050,
+    threads: Annotated[int, typer.Option(help="CPU threads of each model; 0: as torch sees fit")] = 1,
+) -> None:
+    """Run all three services on this machine until Ctrl-C."""
+    console = Console()
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            with console.status("Starting target, draft and orchestrator ..."):
+                services = await stack.enter_async_context(deployment(target, draft, port, [f"--threads={threads}"]))
+            for service in services:
+                console.print(f"  {service.name:<15} {service.address}", highlight=False)
+            console.print(f'Ready: specdec generate "def main(" --address {services[2].address}', highlight=False)
+            await signalled()
+            console.print("Stopping ...")
+
+    _run(run())
+
+
+@app.command()
+def demo(
+    max_tokens: Annotated[int, typer.Option(help="tokens to generate")] = 160,
+    num_draft_tokens: Annotated[int, typer.Option(help="draft tokens per round")] = 4,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    seed: Annotated[int, typer.Option(help="of the random numbers, where there are any")] = 1,
+) -> None:
+    """Serve the bundled pair and run one request with and without speculation."""
+    identical = _run(demo_.run(Console(), max_tokens, num_draft_tokens, temperature, seed))
+    raise typer.Exit(0 if identical else 1)
+
+
+@app.command()
+def generate(
+    prompt: str,
+    max_tokens: Annotated[int | None, typer.Option(help="default: the rest of the context")] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 1.0,
+    top_p: Annotated[float | None, typer.Option()] = None,
+    top_k: Annotated[int | None, typer.Option()] = None,
+    min_p: Annotated[float | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option(help="default: drawn by the server")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
+    verification: Annotated[Verification, typer.Option()] = Verification.coupled,
+    num_draft_tokens: Annotated[int | None, typer.Option(help="default: the server's")] = None,
+    no_speculation: Annotated[bool, typer.Option("--no-speculation", help="the target alone")] = False,
+    address: Annotated[str, typer.Option(help="of the orchestrator")] = "127.0.0.1:50050",
+    timeout_s: Annotated[float | None, typer.Option(help="give up after so many seconds")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object at the end")] = False,
+) -> None:
+    """Generate from a prompt and stream the text; the draft's tokens are marked on a terminal."""
+    fields: dict[str, Any] = {
+        "text": prompt,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "seed": seed,
+        "stop": stop or [],
+        "verification": common_pb2.VerificationMethod.Value(f"VERIFICATION_METHOD_{verification.name.upper()}"),
+        "num_draft_tokens": 0 if no_speculation else num_draft_tokens,
+    }
+    console = Console()
+
+    async def run() -> None:
+        sample = Sample()
+        # In a pipe the text comes as it is; on a terminal one sees who proposed what.
+        shown = MarkedText(console, marks=console.is_terminal)
+        seed_used = 0
+        async with Client(address) as client:
+            async for response in client.stream(timeout_s, **fields):
+                if response.HasField("admission"):
+                    seed_used = response.admission.seed
+                else:
+                    sample.add(response.chunk)
+                    if not as_json:
+                        shown.show(sample)
+        if as_json:
+            print(json.dumps(_as_dict(sample, seed_used)))
+        else:
+            shown.end()
+
+    _run(run())
+
+
+def _as_dict(sample: Sample, seed: int) -> dict[str, Any]:
+    finish = sample.finish
+    reason = generation_pb2.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()
+
+    def plain(message: Any) -> dict[str, Any]:
+        return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+    return {
+        "text": sample.text,
+        "token_ids": sample.token_ids,
+        "finish_reason": reason,
+        "seed": seed,
+        "usage": plain(finish.usage),
+        "speculation": plain(finish.speculation),
+    }
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return asyncio.run(work)
+    except (SpecdecError, StartError) as error:
+        reason = f" [{error.reason}]" if isinstance(error, SpecdecError) else ""
+        print(f"specdec: {error}{reason}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""How a generation looks in a terminal: streamed text in which the draft's tokens are marked."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from specdec.client import Sample
+from specdec.v1 import generation_pb2
+
+DRAFT_STYLE = "bold underline green"
+
+
+class MarkedText:
+    """Prints a sample as it grows. Tokens that the draft proposed are underlined, bold and green on a terminal,
+    and stand between «» anywhere else."""
+
+    def __init__(self, console: Console, marks: bool = True) -> None:
+        self._console = console
+        self._marks = marks
+        self._num_tokens = 0
+        self._num_characters = 0
+        self._inside = False
+
+    def show(self, sample: Sample) -> None:
+        """Print what is new, up to the last whole token; all of it once the sample is finished."""
+        for origin, end in zip(sample.origins[self._num_tokens :], sample.text_ends[self._num_tokens :], strict=True):
+            self._print(sample.text[self._num_characters : end], origin == generation_pb2.TOKEN_ORIGIN_DRAFT)
+            self._num_characters = end
+        self._num_tokens = len(sample.origins)
+        if sample.finish.reason:
+            self._print(sample.text[self._num_characters :], drafted=False)
+            self._num_characters = len(sample.text)
+
+    @property
+    def legend(self) -> Text:
+        """What the marks mean."""
+        if self._console.is_terminal:
+            return Text.assemble(("underlined", DRAFT_STYLE), " tokens were proposed by the draft")
+        return Text("tokens between «» were proposed by the draft")
+
+    def _print(self, text: str, drafted: bool) -> None:
+        drafted = drafted and self._marks
+        if self._console.is_terminal:
+            self._console.print(Text(text, DRAFT_STYLE if drafted else ""), end="", soft_wrap=True)
+            return
+        mark = "«" if drafted and not self._inside else "»" if self._inside and not drafted else ""
+        self._inside = drafted
+        self._console.file.write(mark + text)
+        self._console.file.flush()
+
+    def end(self) -> None:
+        """Close an open mark and the line."""
+        if self._inside:
+            self._console.file.write("»")
+            self._inside = False
+        self._console.file.write("\n")
+        self._console.file.flush()

@@ -1,0 +1,148 @@
+"""The three services as processes of this machine: start, wait until healthy, stop. Imports none of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from specdec import rpc
+from specdec.client import Client
+
+_STOP_TIMEOUT_S = 15.0
+
+
+class StartError(Exception):
+    """A service did not come up; the message has the end of its log."""
+
+
+@dataclass(slots=True)
+class Service:
+    """One running service."""
+
+    name: str
+    address: str
+    process: asyncio.subprocess.Process
+    log: IO[bytes]
+
+    def log_tail(self, num_lines: int = 12) -> str:
+        lines = Path(self.log.name).read_text(errors="replace").splitlines()
+        return "\n".join(lines[-num_lines:])
+
+
+@contextlib.asynccontextmanager
+async def service(
+    module: str, port: int, arguments: Sequence[str], environment: dict[str, str] | None = None
+) -> AsyncIterator[Service]:
+    """``python -m module`` on loopback. Stopped by SIGTERM at the end."""
+    log = tempfile.NamedTemporaryFile(prefix=f"specdec-{module}-", suffix=".log")  # noqa: SIM115
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        f"--port={port}",
+        *arguments,
+        stdout=log,
+        stderr=log,
+        env={**os.environ, **(environment or {})},
+        # Ctrl-C goes to the terminal's whole group; who stops whom, and in what order, is decided here.
+        start_new_session=True,
+    )
+    try:
+        yield Service(module, f"127.0.0.1:{port}", process, log)
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(process.wait(), _STOP_TIMEOUT_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        log.close()
+
+
+@contextlib.asynccontextmanager
+async def deployment(
+    target: str, draft: str, port: int = 0, arguments: Sequence[str] = ()
+) -> AsyncIterator[tuple[Service, Service, Service]]:
+    """Target, draft and orchestrator, ready to generate. ``arguments`` are for both model services.
+
+    Raises StartError.
+    """
+    target_port, draft_port, free_port = free_ports(3)
+    async with contextlib.AsyncExitStack() as stack:
+        target_service = await stack.enter_async_context(
+            service("target_service", target_port, [f"--model={target}", *arguments])
+        )
+        draft_service = await stack.enter_async_context(
+            service("draft_service", draft_port, [f"--model={draft}", *arguments])
+        )
+        orchestrator = await stack.enter_async_context(
+            service(
+                "orchestrator",
+                port or free_port,
+                [
+                    f"--target={target_service.address}",
+                    f"--draft={draft_service.address}",
+                    f"--tokenizer={target}",
+                ],
+            )
+        )
+        services = (target_service, draft_service, orchestrator)
+        for each in services:
+            await healthy(each)
+        await paired(orchestrator)
+        yield services
+
+
+async def healthy(service: Service, timeout_s: float = 600.0) -> None:
+    """Returns once the service says SERVING. Raises StartError if it ends or does not in time."""
+    async with rpc.channel(service.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for _ in range(int(timeout_s / 0.1)):
+            if service.process.returncode is not None:
+                raise StartError(
+                    f"{service.name} ended with status {service.process.returncode}:\n{service.log_tail()}"
+                )
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                response: Any = await stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
+                if response.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+            await asyncio.sleep(0.1)
+    raise StartError(f"{service.name} was not healthy after {timeout_s:g} s:\n{service.log_tail()}")
+
+
+async def paired(orchestrator: Service, timeout_s: float = 30.0) -> None:
+    """Returns once the orchestrator uses all its replicas. Raises StartError, saying which it does not, and why."""
+    problem = ""
+    async with Client(orchestrator.address) as client:
+        for _ in range(int(timeout_s / 0.1)):
+            replicas = (await client.server_info()).replicas
+            problem = "\n".join(f"{r.role} {r.address}: {r.problem}" for r in replicas if not r.ready)
+            if not problem:
+                return
+            await asyncio.sleep(0.1)
+    raise StartError(f"the orchestrator does not use all replicas:\n{problem}")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
