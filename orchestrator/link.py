@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from specdec.errors import InvalidArgument, ReplicaLost, SpecdecError
+from specdec.errors import Draining, InvalidArgument, ReplicaLost, SpecdecError
 from specdec.rpc import error_of
 
 
@@ -79,6 +79,7 @@ class Link:
         self._wake = asyncio.Event()
         self._heard = time.monotonic()
         self._lost: SpecdecError | None = None
+        self.draining = False  # the replica goes away in good order: no new sequences
 
     @property
     def num_lanes(self) -> int:
@@ -154,6 +155,7 @@ class Link:
         except InvalidArgument as error:
             raise HostileReplica(f"the replica sent a malformed frame: {error}") from error
         for sequence, result in results:
+            self.draining = self.draining or isinstance(result, Draining)
             if (lane := self._lanes.get(sequence)) is not None:
                 lane.put(result)
 

@@ -39,7 +39,7 @@ class Replica:
 
     @property
     def ready(self) -> bool:
-        return self.link is not None
+        return self.link is not None and not self.link.draining
 
     def lane(self) -> Lane:
         if self.link is None:
@@ -142,6 +142,8 @@ class Pool:
             asyncio.create_task(replica.keep_connected(self._connect, self._get_info, self._admit, self._changed.set))
             for replica in self.replicas
         ]
+        for task in self._tasks:
+            task.add_done_callback(_report)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -156,7 +158,7 @@ class Pool:
 
     def pick(self) -> Replica | None:
         """The least busy of the replicas that can be used now."""
-        ready = [replica for replica in self.replicas if replica.link is not None]
+        ready = [replica for replica in self.replicas if replica.ready]
         return min(ready, key=lambda replica: replica.link.num_lanes if replica.link else 0, default=None)
 
     async def wait_for_one(self, timeout_s: float) -> Replica:
@@ -170,3 +172,8 @@ class Pool:
         except TimeoutError:
             problems = "; ".join(f"{replica.address}: {replica.problem}" for replica in self.replicas)
             raise ReplicaLost(f"no {self._role} could be reached in {timeout_s:g} s ({problems})") from None
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a replica is no longer kept connected", exc_info=error)

@@ -19,7 +19,7 @@ from specdec import demo as demo_
 from specdec.client import Client, Sample
 from specdec.display import MarkedText
 from specdec.errors import SpecdecError
-from specdec.processes import StartError, deployment
+from specdec.processes import StartError, deployment, is_serving
 from specdec.rpc import signalled
 from specdec.v1 import common_pb2, generation_pb2
 
@@ -138,6 +138,14 @@ def generate(
             shown.end()
 
     _run(run())
+
+
+@app.command()
+def health(address: Annotated[str, typer.Argument(help="host:port of any of the services")]) -> None:
+    """Ask a service whether it serves: exit status 0 if so, 1 if not. For container health checks."""
+    serving = _run(is_serving(address))
+    print("SERVING" if serving else "NOT_SERVING")
+    raise typer.Exit(0 if serving else 1)
 
 
 def _as_dict(sample: Sample, seed: int) -> dict[str, Any]:

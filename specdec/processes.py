@@ -108,19 +108,24 @@ async def deployment(
 
 async def healthy(service: Service, timeout_s: float = 600.0) -> None:
     """Returns once the service says SERVING. Raises StartError if it ends or does not in time."""
-    async with rpc.channel(service.address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        for _ in range(int(timeout_s / 0.1)):
-            if service.process.returncode is not None:
-                raise StartError(
-                    f"{service.name} ended with status {service.process.returncode}:\n{service.log_tail()}"
-                )
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                response: Any = await stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
-                if response.status == health_pb2.HealthCheckResponse.SERVING:
-                    return
-            await asyncio.sleep(0.1)
+    for _ in range(int(timeout_s / 0.1)):
+        if service.process.returncode is not None:
+            raise StartError(f"{service.name} ended with status {service.process.returncode}:\n{service.log_tail()}")
+        if await is_serving(service.address):
+            return
+        await asyncio.sleep(0.1)
     raise StartError(f"{service.name} was not healthy after {timeout_s:g} s:\n{service.log_tail()}")
+
+
+async def is_serving(address: str, timeout_s: float = 1.0) -> bool:
+    """What the standard gRPC health service at ``address`` says; False if there is none."""
+    async with rpc.channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            response: Any = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 async def paired(orchestrator: Service, timeout_s: float = 30.0) -> None:
