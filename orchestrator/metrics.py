@@ -30,7 +30,7 @@ class Metrics:
 
     def round_ended(self, step: Step) -> None:
         self._rounds.add(1)
-        if step.tree:
+        if step.tree and step.verdict.round:
             self._drafts.add(1)
             self._draft_tokens.add(len(step.tree))
             self._accepted.add(len(step.verdict.accepted))

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from orchestrator.text import Origin, Output, Piece
 from specdec.rounds import Verdict
 from specdec.sequence import Method, SamplingParams, SequenceSpec
-from specdec.tree import ROOT, TokenTree
+from specdec.tree import EMPTY_TREE, ROOT, TokenTree
 
 
 class FinishReason(Enum):
@@ -101,6 +101,8 @@ class Sequence:
 
     def extend(self, tree: TokenTree, verdict: Verdict) -> Piece:
         """Commit a verdict on ``tree``, token by token: what follows a stop inside the block never happened."""
+        if verdict.round == 0:
+            tree = EMPTY_TREE  # an open verifies none, also where it replays a round that had one
         self.statistics.observe(tree, verdict)
         last = verdict.accepted[-1] if verdict.accepted else ROOT
         end = Origin.CORRECTION if last in tree.parents else Origin.BONUS
