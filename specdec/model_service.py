@@ -16,7 +16,7 @@ from opentelemetry import metrics
 from specdec import rpc, telemetry, wire
 from specdec.batching import Engine
 from specdec.rounds import Load, ModelInfo
-from specdec.settings import ModelServiceSettings, ServiceSettings
+from specdec.settings import ServiceSettings
 from specdec.streams import Codec, StreamServer
 from specdec.v1 import common_pb2
 
@@ -76,7 +76,7 @@ class ModelServer:
         await self.servicer.streams.stop()
 
 
-def run(settings: ModelServiceSettings, name: str, build: Callable[[], Callable[[], ModelServer]]) -> None:
+def run(settings: ServiceSettings, name: str, build: Callable[[], Callable[[], ModelServer]]) -> None:
     """The whole process. ``build`` loads the model and returns what makes the server on the event loop."""
     try:
         telemetry.set_up(f"specdec-{name}", settings.log_level)

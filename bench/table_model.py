@@ -1,0 +1,144 @@
+"""A model that is a function of the last tokens: no torch, a settable cost, and the real services around it.
+
+Knows what a token costs and what follows what; everything else (streams, batching, rounds, replay) is the code that
+serves real models. Greedy and coupled sampling only: the text depends on prefix and seed, never on the draft.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from draft_service.engine import DraftSequence, Node
+from specdec.errors import InvalidArgument, Overloaded, Preempted, SpecdecError
+from specdec.rounds import ModelInfo, Timings
+from specdec.sequence import SequenceSpec
+from specdec.tree import ROOT
+from target_service.engine import Decision, Job
+
+_ORDER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """``acceptance``: how often the draft guesses the target's next token, as a function of the text alone."""
+
+    vocab_size: int = 1024
+    acceptance: float = 0.8
+    context_length: int = 65536
+
+    def next_token(self, spec: SequenceSpec, tail: Sequence[int], position: int) -> int:
+        """What the target commits at ``position``, after a text that ends with ``tail``."""
+        return self._hash(spec, tail, position, 1) % self.vocab_size
+
+    def guess(self, spec: SequenceSpec, tail: Sequence[int], position: int) -> int:
+        """What the draft proposes there."""
+        token = self.next_token(spec, tail, position)
+        right = self._hash(spec, tail, position, 2) % 10_000 < self.acceptance * 10_000
+        return token if right else (token + 1) % self.vocab_size
+
+    def _hash(self, spec: SequenceSpec, tail: Sequence[int], position: int, salt: int) -> int:
+        # The hash of a tuple of ints is the same in every process.
+        seed = 0 if spec.sampling.greedy else spec.seed
+        return hash((salt, seed, position, *tail[-_ORDER:]))
+
+    def info(self, name: str) -> ModelInfo:
+        digest = f"{name}-{self.vocab_size}-{self.acceptance}"
+        return ModelInfo(name, digest, self.vocab_size, "table", self.context_length)
+
+
+class TableVerifier:
+    """See target_service.engine.Verifier. A pass takes ``pass_s`` plus ``row_s`` per row, as a GPU would: asleep."""
+
+    def __init__(self, table: Table, num_slots: int = 1 << 20, pass_s: float = 0.0, row_s: float = 0.0) -> None:
+        self.info = table.info("table-target")
+        self._table = table
+        self._num_slots = num_slots
+        self._num_used = 0
+        self._pass_s = pass_s
+        self._row_s = row_s
+
+    def open(self, spec: SequenceSpec) -> TableMemory:
+        return TableMemory(spec)
+
+    def close(self, memory: TableMemory) -> None:
+        self._num_used -= memory.num_cached
+        memory.num_cached = 0
+
+    def cache_use(self) -> tuple[int, int]:
+        return self._num_used, self._num_slots
+
+    def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError], Timings]:
+        started = time.perf_counter()
+        num_rows = sum(len(job.ids) - job.memory.num_cached + len(job.tree) for job in jobs)
+        if cost_s := self._pass_s + self._row_s * num_rows:
+            time.sleep(cost_s)
+        decisions = [self._decide(job) for job in jobs]
+        pass_us = int((time.perf_counter() - started) * 1e6)
+        return decisions, Timings(pass_us=pass_us, rows=num_rows, sequences=len(jobs))
+
+    def _decide(self, job: Job) -> Decision | SpecdecError:
+        memory: TableMemory = job.memory
+        if not memory.spec.keyed_by_token:
+            return InvalidArgument([("spec.method", "a table model knows greedy and coupled sampling only")])
+        num_new = len(job.ids) - memory.num_cached
+        if self._num_used + num_new + len(job.tree) > self._num_slots:
+            full = f"{num_new + len(job.tree)} KV slots needed, {self._num_slots - self._num_used} free"
+            return Preempted(full) if memory.num_cached else Overloaded(full)
+        text = list(job.ids[-_ORDER:])
+        text_length = len(job.ids)
+        accepted: list[int] = []
+        node = ROOT
+        while True:
+            token = self._table.next_token(memory.spec, text, text_length)
+            child = job.tree.child(node, token) if job.tree else None
+            if child is None:
+                break
+            accepted.append(child)
+            node = child
+            text.append(token)
+            text_length += 1
+        kept = num_new + len(accepted)
+        memory.num_cached += kept
+        self._num_used += kept
+        return Decision(tuple(accepted), token)
+
+
+class TableDrafter:
+    """See draft_service.engine.Drafter. One node per sequence and step, each step takes ``step_s``."""
+
+    def __init__(self, table: Table, step_s: float = 0.0) -> None:
+        self.info = table.info("table-draft")
+        self._table = table
+        self._step_s = step_s
+
+    def open(self, spec: SequenceSpec) -> None:
+        return None
+
+    def close(self, memory: None) -> None: ...
+
+    def cache_use(self) -> tuple[int, int]:
+        return 0, 0
+
+    def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | None]:
+        return [None] * len(sequences)
+
+    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError]:
+        if self._step_s:
+            time.sleep(self._step_s)
+        grown: list[Sequence[Node] | SpecdecError] = []
+        for sequence in sequences:
+            tree = sequence.tree
+            text = [*sequence.ids[-_ORDER:], *tree.token_ids]
+            guess = self._table.guess(sequence.spec, text[-_ORDER:], sequence.base + len(tree))
+            grown.append([Node(len(tree) - 1, guess)])
+        return grown
+
+
+@dataclass(slots=True)
+class TableMemory:
+    """What a table keeps of a sequence: its spec and how many slots it holds."""
+
+    spec: SequenceSpec
+    num_cached: int = 0

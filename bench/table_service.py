@@ -1,0 +1,41 @@
+"""``python -m bench.table_service target|draft --port P ...``: a real service around a table model."""
+
+from __future__ import annotations
+
+import sys
+
+from pydantic import Field
+
+from bench.table_model import Table, TableDrafter, TableVerifier
+from draft_service.server import create_server as create_draft_server
+from specdec.model_service import run
+from specdec.settings import ServiceSettings, parse
+from target_service.server import create_server as create_target_server
+
+
+class TableSettings(ServiceSettings):
+    """Serve a table model."""
+
+    pass_ms: float = Field(0.0, ge=0, description="milliseconds per pass, or per draft step")
+    row_us: float = Field(0.0, ge=0, description="microseconds per row of a target pass")
+    acceptance: float = Field(0.8, ge=0, le=1, description="how often the draft guesses right")
+    vocab_size: int = Field(1024, gt=1)
+    kv_slots: int = Field(1 << 20, gt=0)
+
+
+def main() -> None:
+    role = sys.argv[1] if len(sys.argv) > 1 else ""
+    settings = parse(TableSettings, sys.argv[2:], f"bench.table_service {role}")
+    table = Table(settings.vocab_size, settings.acceptance)
+    if role == "target":
+        verifier = TableVerifier(table, settings.kv_slots, settings.pass_ms / 1e3, settings.row_us / 1e6)
+        run(settings, "target", lambda: lambda: create_target_server(verifier, settings))
+    elif role == "draft":
+        drafter = TableDrafter(table, settings.pass_ms / 1e3)
+        run(settings, "draft", lambda: lambda: create_draft_server(drafter, settings))
+    else:
+        raise SystemExit("bench.table_service: the first argument must be target or draft")
+
+
+if __name__ == "__main__":
+    main()
