@@ -153,6 +153,8 @@ class DraftEngine:
             work.superseded.clear()
             if not work.answered and (end := self._end(work)) is not None:
                 results.append((key, _answer(work, end)))
+        if results:
+            return results  # before a pass that may fail; what is left waits for the next step
         growing = {key: work for key, work in self._works.items() if not work.answered}
         learning = {} if growing else {key: work for key, work in self._works.items() if not work.learnt}
         self._batch = [*growing, *learning]

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from specdec.errors import ReplicaLost, SpecdecError
@@ -83,7 +84,7 @@ class StepLoop:
         self._post(self._guarded, self.engine.submit, key, entry)
 
     def close(self, key: Key) -> None:
-        self._post(self.engine.close, key)
+        self._post(self._close, key)
 
     def drain(self) -> None:
         self._post(self.engine.drain)
@@ -95,6 +96,10 @@ class StepLoop:
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
 
+    def held(self) -> AbstractContextManager[object]:
+        """While it is entered no pass begins: what a frame brings takes effect together."""
+        return self._wake
+
     def _post(self, verb: Callable[..., None], *arguments: object) -> None:
         with self._wake:
             self._inbox.append((verb, arguments))
@@ -104,8 +109,18 @@ class StepLoop:
         try:
             verb(key, entry)
         except SpecdecError as error:
-            self.engine.close(key)
+            self._close(key)
             self._hand_over([(key, error)])
+        except Exception:
+            log.exception("a sequence could not be taken in; it is given back for replay")
+            self._close(key)
+            self._hand_over([(key, ReplicaLost("the model failed on this sequence"))])
+
+    def _close(self, key: Key) -> None:
+        try:
+            self.engine.close(key)
+        except Exception:
+            log.exception("the memory of a sequence could not be released")
 
     def _hand_over(self, results: Results) -> None:
         # The event loop may be gone at interpreter exit; then nobody waits for the answer either.
@@ -130,5 +145,5 @@ class StepLoop:
             log.exception("a pass failed; its sequences are given back for replay")
             lost = list(self.engine.working_on())
             for key in lost:
-                self.engine.close(key)
+                self._close(key)
             return [(key, ReplicaLost("the pass of this sequence failed")) for key in lost]

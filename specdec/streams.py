@@ -121,16 +121,20 @@ class _Stream:
 
     def take(self, frame: Any) -> None:
         opens, entries, closes = self._codec.split(frame)
-        for message in opens:
-            self._guard(self._take_open, message)
-        for message in entries:
-            self._guard(self._take_entry, message)
-        for sequence in closes:
-            self._end(sequence)
+        with self._loop.held():
+            for message in opens:
+                self._guard(self._take_open, message)
+            for message in entries:
+                self._guard(self._take_entry, message)
+            for sequence in closes:
+                self._end(sequence)
         self._wake.set()  # the first entry after silence starts the heartbeat
 
     def half_close(self) -> None:
         self._half_closed = True
+        for sequence in list(self._partial):
+            self._end(sequence)
+            self._outbox.append((sequence, OutOfStep("the stream was half-closed; the rest of the open was expected")))
         self._wake.set()
 
     def _guard(self, verb: Callable[[Any], None], message: Any) -> None:

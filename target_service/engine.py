@@ -56,8 +56,8 @@ class Verifier(Protocol):
 
     def close(self, memory: Any) -> None: ...
 
-    def verify(self, jobs: Sequence[Job]) -> tuple[Sequence[Decision | SpecdecError], Timings]:
-        """One pass. An error ends its sequence alone."""
+    def verify(self, jobs: Sequence[Job]) -> tuple[Sequence[Decision | SpecdecError | None], Timings]:
+        """One pass. An error ends its sequence alone; None: a long prefill goes on in the next pass."""
 
     def cache_use(self) -> tuple[int, int]:
         """KV slots taken and in total."""
@@ -120,6 +120,8 @@ class TargetEngine:
             if not round_.tree.is_chain:
                 raise InvalidArgument([("tree", f"{spec.method.value} verification takes chains only")])
         limit = self._verifier.info.context_length
+        if sequence.base >= limit:
+            raise ContextExceeded(f"the sequence has reached the end of the context of {limit}")
         if round_.tree and round_.base + max(round_.tree.depths) >= limit:
             raise ContextExceeded(f"the tree reaches beyond the context of {limit}")
         sequence.pending = round_

@@ -1,0 +1,212 @@
+"""A model service without an orchestrator: frames as a test writes them, answers by sequence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import grpc
+
+from draft_service.engine import Drafter
+from draft_service.server import create_server as create_draft_server
+from specdec import rpc
+from specdec.errors import SpecdecError, from_status
+from specdec.model_service import ModelServer
+from specdec.rounds import Load
+from specdec.settings import ServiceSettings
+from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+from specdec.wire import read_load
+from target_service.engine import Verifier
+from target_service.server import create_server as create_target_server
+
+COUPLED = common_pb2.VERIFICATION_METHOD_COUPLED
+TOKEN = common_pb2.VERIFICATION_METHOD_TOKEN
+BLOCK = common_pb2.VERIFICATION_METHOD_BLOCK
+PATIENCE_S = 30.0
+"""How long a test waits for what must come: only a broken service takes that long."""
+
+
+class Raw:
+    """One open stream. ``answer(sequence)`` gives what came for it: a Verdict, a Growth or a SpecdecError."""
+
+    def __init__(self, call: Any, request: type) -> None:
+        self._call = call
+        self._request = request
+        self._inboxes: dict[int, asyncio.Queue[Any]] = defaultdict(asyncio.Queue)
+        self._reader = asyncio.create_task(self._read())
+        self.frames: list[Any] = []
+        self._heard = asyncio.Condition()
+
+    async def _read(self) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+            async for response in self._call:
+                async with self._heard:
+                    self.frames.append(response)
+                    self._heard.notify_all()
+                entries = response.verdicts if hasattr(response, "verdicts") else response.growths
+                for entry in entries:
+                    self._inboxes[entry.sequence].put_nowait(entry)
+                for error in response.errors:
+                    # 2 is UNKNOWN, 13 is INTERNAL: ours alone, never for what a caller sends.
+                    assert error.status.code not in (2, 13), error
+                    self._inboxes[error.sequence].put_nowait(from_status(error.status))
+
+    async def send(self, **frame: Any) -> None:
+        await self._call.write(self._request(**frame))
+
+    async def answer(self, sequence: int) -> Any:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._inboxes[sequence].get()
+
+    async def error(self, sequence: int) -> SpecdecError:
+        """The next answer, which must be an error; verdicts and growths before it are skipped."""
+        while not isinstance(answer := await self.answer(sequence), SpecdecError):
+            pass
+        return answer
+
+    def unread(self, sequence: int) -> int:
+        return self._inboxes[sequence].qsize()
+
+    async def frame_where(self, predicate: Any) -> Any:
+        """The first frame, past or to come, for which ``predicate`` holds."""
+        async with asyncio.timeout(PATIENCE_S), self._heard:
+            seen = 0
+            while True:
+                for frame in self.frames[seen:]:
+                    if predicate(frame):
+                        return frame
+                seen = len(self.frames)
+                await self._heard.wait()
+
+    async def half_close(self) -> None:
+        await self._call.done_writing()
+
+    async def status(self) -> grpc.StatusCode:
+        """How the stream ended. Waits for that."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self._reader
+            return await self._call.code()
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    async def close(self) -> None:
+        self._call.cancel()
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+
+
+class Service:
+    """A model service in this process and a channel to it."""
+
+    def __init__(self, server: ModelServer, channel: grpc.aio.Channel, is_target: bool) -> None:
+        self.server = server
+        self.channel = channel
+        if is_target:
+            stub: Any = target_pb2_grpc.TargetServiceStub(channel)
+            self.method, self.request = stub.Verify, target_pb2.VerifyRequest
+        else:
+            stub = draft_pb2_grpc.DraftServiceStub(channel)
+            self.method, self.request = stub.Draft, draft_pb2.DraftRequest
+        self._get_info = stub.GetModelInfo
+        self._streams: list[Raw] = []
+
+    def stream(self, timeout_s: float | None = None) -> Raw:
+        raw = Raw(self.method(timeout=timeout_s), self.request)
+        self._streams.append(raw)
+        return raw
+
+    async def load(self) -> Load:
+        """What the service says of itself over gRPC."""
+        return read_load((await self._get_info(common_pb2.GetModelInfoRequest(), timeout=PATIENCE_S)).load)
+
+    async def nothing_left(self, open_streams: int = 0) -> None:
+        """Returns once no sequence, slot or stream is left."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                load = await self.load()
+                if (load.live_sequences, load.waiting_sequences, load.kv_slots_used) == (0, 0, 0) and (
+                    load.open_streams == open_streams
+                ):
+                    return
+                await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        for stream in self._streams:
+            await stream.close()
+
+
+@asynccontextmanager
+async def target(verifier: Verifier) -> AsyncIterator[Service]:
+    async with _service(create_target_server(verifier, ServiceSettings()), True) as service:
+        yield service
+
+
+@asynccontextmanager
+async def draft(drafter: Drafter) -> AsyncIterator[Service]:
+    async with _service(create_draft_server(drafter, ServiceSettings()), False) as service:
+        yield service
+
+
+@asynccontextmanager
+async def _service(server: ModelServer, is_target: bool) -> AsyncIterator[Service]:
+    await server.start()
+    try:
+        async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
+            service = Service(server, channel, is_target)
+            try:
+                yield service
+            finally:
+                await service.close()
+    finally:
+        await server.stop()
+
+
+def spec(
+    token_ids: Any = (1, 2, 3), method: int = COUPLED, temperature: float = 1.0, top_p: float = 1.0, **fields: Any
+) -> common_pb2.SequenceSpec:
+    sampling = fields.pop("sampling", None) or common_pb2.SamplingParams(temperature=temperature, top_p=top_p)
+    fields.setdefault("num_prompt_tokens", len(token_ids))
+    return common_pb2.SequenceSpec(token_ids=token_ids, sampling=sampling, method=method, **fields)
+
+
+def target_open(sequence: int, **fields: Any) -> target_pb2.TargetOpen:
+    own = {name: fields.pop(name) for name in ("more", "stop_token_ids", "return_predictions") if name in fields}
+    return target_pb2.TargetOpen(sequence=sequence, spec=fields.pop("spec", None) or spec(**fields), **own)
+
+
+def draft_open(sequence: int, max_nodes: int = 0, max_ahead: int = 0, **fields: Any) -> draft_pb2.DraftOpen:
+    budget = draft_pb2.DraftBudget(max_nodes=max_nodes, max_depth=max_nodes, max_ahead=max_ahead)
+    own = {name: fields.pop(name) for name in ("more",) if name in fields}
+    return draft_pb2.DraftOpen(sequence=sequence, spec=fields.pop("spec", None) or spec(**fields), budget=budget, **own)
+
+
+def tree(token_ids: Any = (), parents: Any = (), probs: Any = ()) -> common_pb2.TokenTree:
+    """``probs``: per node (token ids, weights)."""
+    return common_pb2.TokenTree(
+        token_ids=token_ids,
+        parents=parents,
+        draft_probs=[common_pb2.SparseDistribution(token_ids=ids, weights=weights) for ids, weights in probs],
+    )
+
+
+def round_(sequence: int, number: int, base: int, tree_: common_pb2.TokenTree | None = None, run_on: int = 0) -> Any:
+    return target_pb2.Round(sequence=sequence, round=number, base=base, tree=tree_, run_on=run_on)
+
+
+def advance(
+    sequence: int, number: int, base: int, token_ids: Any = (), max_nodes: int = 2, **fields: Any
+) -> draft_pb2.Advance:
+    budget = draft_pb2.DraftBudget(
+        max_nodes=max_nodes, max_depth=fields.pop("max_depth", max_nodes), max_ahead=fields.pop("max_ahead", 0)
+    )
+    return draft_pb2.Advance(sequence=sequence, advance=number, base=base, token_ids=token_ids, budget=budget, **fields)
+
+
+def after(base: int, verdict: target_pb2.Verdict) -> int:
+    """The base once ``verdict`` is committed."""
+    assert verdict.base == base, verdict
+    return base + len(verdict.accepted) + 1
