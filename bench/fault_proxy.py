@@ -33,7 +33,7 @@ class Faults:
     truncate_after: int | None = None  # deliver so many more bytes, then reset the connection
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Connection:
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter

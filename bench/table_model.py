@@ -49,15 +49,25 @@ class Table:
 
 
 class TableVerifier:
-    """See target_service.engine.Verifier. A pass takes ``pass_s`` plus ``row_s`` per row, as a GPU would: asleep."""
+    """See target_service.engine.Verifier. A pass takes ``pass_s`` plus ``row_s`` per row, as a GPU would: asleep.
 
-    def __init__(self, table: Table, num_slots: int = 1 << 20, pass_s: float = 0.0, row_s: float = 0.0) -> None:
+    A prefill of more than ``chunk_rows`` takes several passes."""
+
+    def __init__(
+        self,
+        table: Table,
+        num_slots: int = 1 << 20,
+        pass_s: float = 0.0,
+        row_s: float = 0.0,
+        chunk_rows: int = 512,
+    ) -> None:
         self.info = table.info("table-target")
         self._table = table
         self._num_slots = num_slots
         self._num_used = 0
         self._pass_s = pass_s
         self._row_s = row_s
+        self._chunk_rows = chunk_rows
 
     def open(self, spec: SequenceSpec) -> TableMemory:
         return TableMemory(spec)
@@ -69,16 +79,16 @@ class TableVerifier:
     def cache_use(self) -> tuple[int, int]:
         return self._num_used, self._num_slots
 
-    def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError], Timings]:
+    def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError | None], Timings]:
         started = time.perf_counter()
-        num_rows = sum(len(job.ids) - job.memory.num_cached + len(job.tree) for job in jobs)
+        num_rows = sum(min(len(job.ids) - job.memory.num_cached + len(job.tree), self._chunk_rows) for job in jobs)
         if cost_s := self._pass_s + self._row_s * num_rows:
             time.sleep(cost_s)
         decisions = [self._decide(job) for job in jobs]
         pass_us = int((time.perf_counter() - started) * 1e6)
         return decisions, Timings(pass_us=pass_us, rows=num_rows, sequences=len(jobs))
 
-    def _decide(self, job: Job) -> Decision | SpecdecError:
+    def _decide(self, job: Job) -> Decision | SpecdecError | None:
         memory: TableMemory = job.memory
         if not memory.spec.keyed_by_token:
             return InvalidArgument([("spec.method", "a table model knows greedy and coupled sampling only")])
@@ -86,6 +96,11 @@ class TableVerifier:
         if self._num_used + num_new + len(job.tree) > self._num_slots:
             full = f"{num_new + len(job.tree)} KV slots needed, {self._num_slots - self._num_used} free"
             return Preempted(full) if memory.num_cached else Overloaded(full)
+        if num_new + len(job.tree) > self._chunk_rows:
+            part = min(num_new - 1, self._chunk_rows)  # the root is fed by the pass that decides
+            memory.num_cached += part
+            self._num_used += part
+            return None
         text = list(job.ids[-_ORDER:])
         text_length = len(job.ids)
         accepted: list[int] = []

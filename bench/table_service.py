@@ -19,6 +19,7 @@ class TableSettings(ServiceSettings):
     pass_ms: float = Field(0.0, ge=0, description="milliseconds per pass, or per draft step")
     row_us: float = Field(0.0, ge=0, description="microseconds per row of a target pass")
     acceptance: float = Field(0.8, ge=0, le=1, description="how often the draft guesses right")
+    chunk_rows: int = Field(512, gt=0, description="rows of a prefill per pass")
     vocab_size: int = Field(1024, gt=1)
     kv_slots: int = Field(1 << 20, gt=0)
 
@@ -28,7 +29,9 @@ def main() -> None:
     settings = parse(TableSettings, sys.argv[2:], f"bench.table_service {role}")
     table = Table(settings.vocab_size, settings.acceptance)
     if role == "target":
-        verifier = TableVerifier(table, settings.kv_slots, settings.pass_ms / 1e3, settings.row_us / 1e6)
+        verifier = TableVerifier(
+            table, settings.kv_slots, settings.pass_ms / 1e3, settings.row_us / 1e6, settings.chunk_rows
+        )
         run(settings, "target", lambda: lambda: create_target_server(verifier, settings))
     elif role == "draft":
         drafter = TableDrafter(table, settings.pass_ms / 1e3)

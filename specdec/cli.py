@@ -52,12 +52,20 @@ def serve(context: typer.Context, role: Role) -> None:
     os.execv(sys.executable, [sys.executable, "-m", module, *context.args])
 
 
+@app.command(context_settings=PASS_ON)
+def bench(context: typer.Context, name: Annotated[str, typer.Argument(help="rounds")]) -> None:
+    """Measure: rounds (the message path). Its own flags follow; needs a checkout of the repository."""
+    os.execv(sys.executable, [sys.executable, "-m", f"bench.{name}", *context.args])
+
+
 @app.command()
 def up(
     target: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "target"),
     draft: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "draft"),
     port: Annotated[int, typer.Option(help="port of the orchestrator")] = 50050,
-    threads: Annotated[int, typer.Option(help="CPU threads of each model; 0: as torch sees fit")] = 1,
+    threads: Annotated[int, typer.Option(help="CPU threads of each model; 0: as torch sees fit")] = max(
+        1, (os.cpu_count() or 2) // 2
+    ),
 ) -> None:
     """Run all three services on this machine until Ctrl-C."""
     console = Console()

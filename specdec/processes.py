@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import sys
@@ -42,20 +41,19 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def service(
-    module: str, port: int, arguments: Sequence[str], environment: dict[str, str] | None = None
-) -> AsyncIterator[Service]:
-    """``python -m module`` on loopback. Stopped by SIGTERM at the end."""
-    log = tempfile.NamedTemporaryFile(prefix=f"specdec-{module}-", suffix=".log")  # noqa: SIM115
+async def service(module: str, port: int, arguments: Sequence[str]) -> AsyncIterator[Service]:
+    """``python -m module`` on loopback; ``module`` may bring an argument. Stopped by SIGTERM at the end."""
+    name, *first = module.split()
+    log = tempfile.NamedTemporaryFile(prefix=f"specdec-{name}-", suffix=".log")  # noqa: SIM115
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        module,
+        name,
+        *first,
         f"--port={port}",
         *arguments,
         stdout=log,
         stderr=log,
-        env={**os.environ, **(environment or {})},
         # Ctrl-C goes to the terminal's whole group; who stops whom, and in what order, is decided here.
         start_new_session=True,
     )

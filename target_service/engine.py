@@ -175,7 +175,7 @@ class TargetEngine:
             if isinstance(decision, SpecdecError):
                 self.close(key)
                 results.append((key, decision))
-            else:
+            elif decision is not None:
                 results.append((key, self._commit(self._sequences[key], tree, nodes, decision, started, timings)))
         return results
 

@@ -1,0 +1,177 @@
+"""``specdec bench rounds``: what a round costs beside the models, from 1 to 1,024 sequences at a time.
+
+Target, draft and orchestrator are processes of their own around table models that take no time; this process is the
+load. So everything measured is message path: gRPC, protobuf, asyncio, the engines and the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import time
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from specdec.client import Client
+from specdec.processes import Service, free_ports, healthy, paired, service
+
+_PROMPT = {"token_ids": [1, 2, 3, 4]}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Of one number of concurrent sequences. Overheads are of one sequence's round, as its client sees them."""
+
+    sequences: int
+    rounds_per_s: float
+    tokens_per_s: float
+    overhead_ms_p50: float
+    overhead_ms_p99: float
+    cpu_us_target: float
+    cpu_us_draft: float
+    cpu_us_orchestrator: float
+
+    @property
+    def cpu_us_busiest(self) -> float:
+        return max(self.cpu_us_target, self.cpu_us_draft, self.cpu_us_orchestrator)
+
+
+def main(
+    num_draft_tokens: Annotated[int, typer.Option(help="draft tokens per round")] = 4,
+    acceptance: Annotated[float, typer.Option(help="of the table pair")] = 0.8,
+    rounds: Annotated[int, typer.Option(help="rounds to measure per row, about")] = 6000,
+    repeats: Annotated[int, typer.Option(help="runs of each row; medians are shown")] = 3,
+    sequences: Annotated[list[int] | None, typer.Option(help="concurrent sequences; may be repeated")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="write the figures here")] = None,
+) -> None:
+    """Measure the message path with table models that take no time."""
+    console = Console()
+    counts = sequences or [1, 4, 16, 64, 256, 1024]
+    rows = asyncio.run(_measure(console, counts, num_draft_tokens, acceptance, rounds, repeats))
+    table = Table(box=None, header_style="bold")
+    for column in ("sequences", "rounds/s", "tokens/s", "ms p50", "ms p99", "target", "draft", "orchestrator"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            str(row.sequences),
+            f"{row.rounds_per_s:.0f}",
+            f"{row.tokens_per_s:.0f}",
+            f"{row.overhead_ms_p50:.2f}",
+            f"{row.overhead_ms_p99:.2f}",
+            *(f"{cpu:.0f} us" for cpu in (row.cpu_us_target, row.cpu_us_draft, row.cpu_us_orchestrator)),
+        )
+    console.print(table)
+    console.print(f"CPU time per round and process; K = {num_draft_tokens}; {os.cpu_count()} cores", highlight=False)
+    result = {"rows": [asdict(row) for row in rows], "ratios": _ratios({row.sequences: row for row in rows})}
+    console.print_json(json.dumps(result["ratios"]))
+    if json_file:
+        with open(json_file, "w") as file:
+            json.dump(result, file, indent=1)
+
+
+def _ratios(rows: dict[int, Row]) -> dict[str, float]:
+    ratios = {}
+    if 1 in rows:
+        ratios["overhead_ms_per_round_1"] = round(rows[1].overhead_ms_p50, 3)
+    if 64 in rows:
+        ratios["rounds_per_s_64"] = round(rows[64].rounds_per_s)
+    if 256 in rows:
+        ratios["cpu_us_per_round_256"] = round(rows[256].cpu_us_busiest)
+    return ratios
+
+
+async def _measure(
+    console: Console, counts: list[int], num_draft_tokens: int, acceptance: float, rounds: int, repeats: int
+) -> list[Row]:
+    target_port, draft_port, port = free_ports(3)
+    async with AsyncExitStack() as stack:
+
+        async def start(module: str, port: int, *arguments: str) -> Service:
+            return await stack.enter_async_context(service(module, port, [*arguments, "--log-level=WARNING"]))
+
+        pair = f"--acceptance={acceptance}"
+        target = await start("bench.table_service target", target_port, pair)
+        draft = await start("bench.table_service draft", draft_port, pair)
+        orchestrator = await start(
+            "orchestrator",
+            port,
+            f"--target={target.address}",
+            f"--draft={draft.address}",
+            f"--max-live-sequences={max(counts)}",
+        )
+        services = [target, draft, orchestrator]
+        for each in services:
+            await healthy(each)
+        await paired(orchestrator)
+        rows = []
+        async with Client(orchestrator.address) as client:
+            await _load(client, min(counts), 400, num_draft_tokens)
+            for count in counts:
+                with console.status(f"{count} sequences ..."):
+                    runs = [await _row(client, services, count, rounds, num_draft_tokens) for _ in range(repeats)]
+                rows.append(
+                    Row(
+                        *(statistics.median(values) for values in zip(*(asdict(r).values() for r in runs), strict=True))
+                    )
+                )
+        return rows
+
+
+async def _row(client: Client, services: list[Service], count: int, rounds: int, num_draft_tokens: int) -> Row:
+    cpu_before = [_cpu_s(each) for each in services]
+    started = time.perf_counter()
+    tokens, gaps = await _load(client, count, max(8, rounds // count), num_draft_tokens)
+    wall_s = time.perf_counter() - started
+    cpu_us = [(_cpu_s(each) - before) * 1e6 for each, before in zip(services, cpu_before, strict=True)]
+    num_rounds = len(gaps) + count
+    ordered = sorted(gaps)
+    return Row(
+        count,
+        num_rounds / wall_s,
+        tokens / wall_s,
+        ordered[len(ordered) // 2] * 1e3,
+        ordered[len(ordered) * 99 // 100] * 1e3,
+        *(cpu / num_rounds for cpu in cpu_us),
+    )
+
+
+async def _load(client: Client, count: int, rounds: int, num_draft_tokens: int) -> tuple[int, list[float]]:
+    """``count`` sequences of about ``rounds`` rounds. Tokens received, and seconds between rounds of a sequence."""
+    gaps: list[float] = []
+    tokens = 0
+
+    async def one(seed: int) -> None:
+        nonlocal tokens
+        last = 0.0
+        # Each round commits 1 to K + 1 tokens; at an acceptance of 0.8 and K = 4 about 3.4.
+        max_tokens = rounds * 3
+        async for response in client.stream(
+            token_ids=_PROMPT, max_tokens=max_tokens, seed=seed, num_draft_tokens=num_draft_tokens
+        ):
+            if response.HasField("chunk"):
+                now = time.perf_counter()
+                tokens += len(response.chunk.token_ids)
+                if last:
+                    gaps.append(now - last)
+                last = now
+
+    await asyncio.gather(*(one(seed) for seed in range(count)))
+    return tokens, gaps
+
+
+def _cpu_s(service: Service) -> float:
+    """CPU time of a service so far, user and system."""
+    with open(f"/proc/{service.process.pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    typer.run(main)
