@@ -38,9 +38,11 @@ class Checkpoint:
         weights = sorted(directory.glob("*.safetensors"))
         if not config_file.is_file() or not weights:
             raise ValueError(f"{model} has no config.json with *.safetensors beside it")
-        config = json.loads(config_file.read_text())
+        config = _read_json(config_file)
         text_config = config.get("text_config", config)
-        vocab_size, fingerprint = text_config["vocab_size"], ""
+        vocab_size, fingerprint = text_config.get("vocab_size"), ""
+        if not isinstance(vocab_size, int):
+            raise ValueError("config.json does not say how large the model's vocabulary is (vocab_size)")
         if (directory / "tokenizer.json").is_file():
             vocabulary = read_vocabulary(directory / "tokenizer.json")
             # Rows beyond the tokenizer are padding; models of one family pad differently.
@@ -68,6 +70,14 @@ def _from_hub(model: str) -> Path:
         raise ValueError(f"{model} is neither a directory nor a checkpoint the hub can give: {error}") from error
 
 
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    return content
+
+
 def _digest(files: list[Path], dtype: str) -> str:
     digest = hashlib.sha256(f"sampling {SAMPLING_VERSION} dtype {dtype}".encode())
     for file in files:
@@ -87,7 +97,7 @@ def _context_length(config: dict[str, Any]) -> int:
 
 def _eos_token_ids(directory: Path, config: dict[str, Any]) -> tuple[int, ...]:
     file = directory / "generation_config.json"
-    generation = json.loads(file.read_text()) if file.is_file() else {}
+    generation = _read_json(file) if file.is_file() else {}
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
     if eos is None:
         return ()

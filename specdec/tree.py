@@ -122,7 +122,9 @@ class TokenTree:
         """This tree with the nodes of ``other`` that it lacks appended."""
         if not self:
             return other
-        tokens, parents, probs = list(self.token_ids), list(self.parents), list(self.draft_probs)
+        with_probs = bool(self.draft_probs or other.draft_probs)
+        tokens, parents = list(self.token_ids), list(self.parents)
+        probs = list(self.draft_probs or (None,) * len(self)) if with_probs else []
         index_of = {edge: i for i, edge in enumerate(zip(parents, tokens, strict=True))}
         here: dict[int, int] = {ROOT: ROOT}
         for node, (token, parent) in enumerate(zip(other.token_ids, other.parents, strict=True)):
@@ -131,8 +133,8 @@ class TokenTree:
                 index_of[edge] = len(tokens)
                 tokens.append(token)
                 parents.append(edge[0])
-                if other.draft_probs:
-                    probs.append(other.draft_probs[node])
+                if with_probs:
+                    probs.append(other.draft_probs[node] if other.draft_probs else None)
             here[node] = index_of[edge]
         return TokenTree(tuple(tokens), tuple(parents), tuple(probs))
 

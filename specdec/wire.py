@@ -146,13 +146,13 @@ def _distribution_problem(distribution: SparseDistribution, token: int, vocab_si
         return "token_ids repeat"
     if max(ids) >= vocab_size:
         return f"token {max(ids)} is outside the vocabulary of {vocab_size}"
-    if not all(math.isfinite(w) and w >= 0 for w in weights):
-        return "weights must be finite and not negative"
+    if not all(math.isfinite(w) and w > 0 for w in weights):
+        return "weights must be finite and positive"
     if max(weights) != 1:
         return f"the largest weight must be 1, not {max(weights)}"
     if any(struct.unpack("e", struct.pack("e", w))[0] != w for w in weights):
         return "weights must be representable in fp16"
-    if dict(zip(ids, weights, strict=True)).get(token, 0.0) == 0.0:
+    if token not in ids:
         return f"the drafted token {token} has no weight"
     return None
 

@@ -1,0 +1,92 @@
+"""The error tree crosses the wire: same class, same words, same details."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+import pytest
+from google.protobuf import any_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec import errors
+from specdec.errors import InvalidArgument, Overloaded, ReplicaLost, SpecdecError, from_status, to_status
+
+CLASSES = [
+    cls
+    for _, cls in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(cls, SpecdecError) and cls is not SpecdecError
+]
+PLAIN = [cls for cls in CLASSES if cls not in (InvalidArgument, Overloaded)]
+text = st.text(st.characters(codec="utf-8"), max_size=30)
+
+
+def crossed(error: SpecdecError) -> SpecdecError:
+    return from_status(status_pb2.Status.FromString(to_status(error).SerializeToString()))
+
+
+@pytest.mark.parametrize("cls", PLAIN)
+@given(message=text)
+def test_every_class_survives_the_wire(cls, message):
+    error = crossed(cls(message))
+    assert type(error) is cls
+    assert str(error) == message
+
+
+@given(st.lists(st.tuples(text, text), min_size=1, max_size=4))
+def test_violations_survive_the_wire(violations):
+    error = crossed(InvalidArgument(violations))
+    assert type(error) is InvalidArgument
+    assert error.violations == tuple(violations)
+    assert str(error) == str(InvalidArgument(violations))
+
+
+@given(text, st.floats(1e-3, 1e5))
+def test_the_retry_delay_survives_the_wire(message, retry_after_s):
+    error = crossed(Overloaded(message, retry_after_s))
+    assert type(error) is Overloaded
+    assert str(error) == message
+    assert error.retry_after_s == pytest.approx(retry_after_s, abs=2e-9)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_class_has_a_status_and_a_reason_of_its_own(cls):
+    error = cls([("field", "what")]) if cls is InvalidArgument else cls("what")
+    status = to_status(error)
+    assert status.code not in (code_pb2.OK, code_pb2.UNKNOWN, code_pb2.INTERNAL)
+    assert sum(other.__new__(other).reason == error.reason for other in CLASSES) == 1
+    info = error_details_pb2.ErrorInfo()
+    [unpacked] = [detail.Unpack(info) for detail in status.details if detail.Is(info.DESCRIPTOR)]
+    assert unpacked
+    assert (info.reason, info.domain) == (error.reason, "specdec")
+    # The docstring of the module is the tree: it names every class with its status.
+    docstring = ast.get_docstring(ast.parse(inspect.getsource(errors))) or ""
+    [line] = [line for line in docstring.splitlines() if line.lstrip("│├└─ ").startswith(cls.__name__ + " ")]
+    assert code_pb2.Code.Name(status.code) in line
+
+
+def test_the_reason_is_spelt_as_the_contract_spells_it():
+    assert to_status(errors.OutOfStep("x")).details[0].value.find(b"OUT_OF_STEP") >= 0
+    assert errors.Draining("x").reason == "DRAINING"
+    assert errors.ReplicaLost("x").reason == "REPLICA_LOST"
+
+
+@pytest.mark.parametrize("code", [code for code in code_pb2.Code.values() if code != code_pb2.OK])
+def test_a_status_of_a_stranger_becomes_an_error_of_ours(code):
+    error = from_status(status_pb2.Status(code=code, message="from afar"))
+    assert "from afar" in str(error)
+    assert type(error) in CLASSES
+    if code in (code_pb2.INTERNAL, code_pb2.UNKNOWN, code_pb2.CANCELLED, code_pb2.UNIMPLEMENTED, code_pb2.DATA_LOSS):
+        assert type(error) is ReplicaLost
+    if code == code_pb2.RESOURCE_EXHAUSTED:
+        assert error.retry_after_s > 0
+
+
+def test_an_unknown_reason_or_code_falls_back_to_what_is_known():
+    status = status_pb2.Status(code=code_pb2.UNAVAILABLE, message="x")
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason="OF_NEXT_YEAR", domain="specdec"))
+    status.details.append(any_pb2.Any(type_url="type.googleapis.com/no.such.Type", value=b"?"))
+    assert type(from_status(status)) is ReplicaLost
+    assert type(from_status(status_pb2.Status(code=77, message="x"))) is ReplicaLost

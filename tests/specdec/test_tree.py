@@ -1,0 +1,174 @@
+"""TokenTree against a naive model: a tree is the ordered list of its nodes' paths from the root."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.tree import EMPTY_TREE, ROOT, SparseDistribution, TokenTree
+
+VOCAB = 4
+Path = tuple[int, ...]
+paths_st = st.lists(st.integers(0, VOCAB - 1), max_size=5).map(tuple)
+
+
+def of_paths(paths: list[Path], *, probs: bool = False) -> TokenTree:
+    """The tree whose nodes have these paths, which are in order, each after its parent."""
+    return TokenTree(
+        tuple(path[-1] for path in paths),
+        tuple(paths.index(path[:-1]) if len(path) > 1 else ROOT for path in paths),
+        tuple(marker(path) for path in paths) if probs else (),
+    )
+
+
+def marker(path: Path) -> SparseDistribution:
+    """A distribution that tells of which node it is."""
+    return SparseDistribution(path, (1.0,) * len(path))
+
+
+def paths_of(tree: TokenTree) -> list[Path]:
+    paths: list[Path] = []
+    for token, parent in zip(tree.token_ids, tree.parents, strict=True):
+        paths.append((*(paths[parent] if parent != ROOT else ()), token))
+    return paths
+
+
+@st.composite
+def ordered_paths(draw, max_nodes: int = 12) -> list[Path]:
+    paths: list[Path] = []
+    for _ in range(draw(st.integers(0, max_nodes))):
+        path = (*draw(st.sampled_from([(), *paths])), draw(st.integers(0, VOCAB - 1)))
+        if path not in paths:
+            paths.append(path)
+    return paths
+
+
+@given(ordered_paths())
+def test_the_model_and_the_tree_mean_the_same(paths):
+    tree = of_paths(paths)
+    assert tree.problem(VOCAB) is None
+    assert paths_of(tree) == paths
+    assert len(tree) == len(paths)
+    assert bool(tree) == bool(paths)
+    assert tree.depths == tuple(len(path) - 1 for path in paths)
+    assert tree.is_chain == all(len(path) == node + 1 for node, path in enumerate(paths))
+
+
+@given(ordered_paths(), st.integers(0, 15), st.booleans())
+def test_a_prefix_of_a_tree_is_a_tree(paths, num_nodes, probs):
+    tree = of_paths(paths, probs=probs).prefix(num_nodes)
+    assert tree == of_paths(paths[:num_nodes], probs=probs)
+    assert tree.problem(VOCAB) is None
+
+
+@given(ordered_paths(), paths_st)
+def test_walk_finds_exactly_the_paths_of_the_tree(paths, path):
+    tree = of_paths(paths)
+    assert tree.walk(()) == ROOT
+    assert tree.walk(path) == (paths.index(path) if path in paths else ROOT if path == () else None)
+    for node, existing in enumerate(paths):
+        assert tree.walk(existing) == node
+        parent = paths.index(existing[:-1]) if len(existing) > 1 else ROOT
+        assert tree.child(parent, existing[-1]) == node
+
+
+@given(ordered_paths(), st.booleans())
+def test_below_a_node_is_the_tree_of_its_descendants(paths, probs):
+    tree = of_paths(paths, probs=probs)
+    assert tree.below(ROOT) == (tree, tuple(range(len(tree))))
+    for node, root in enumerate(paths):
+        kept = [i for i, path in enumerate(paths) if len(path) > len(root) and path[: len(root)] == root]
+        sub, indices = tree.below(node)
+        assert indices == tuple(kept)
+        assert paths_of(sub) == [paths[i][len(root) :] for i in kept]
+        assert sub.problem(VOCAB) is None
+        assert sub.draft_probs == (tuple(marker(paths[i]) for i in kept) if probs else ())
+
+
+@given(ordered_paths(), paths_st)
+def test_descending_keeps_what_still_matches_and_drops_the_rest(paths, path):
+    expected = [p[len(path) :] for p in paths if len(p) > len(path) and p[: len(path)] == path]
+    assert paths_of(of_paths(paths).descend(path)) == expected
+
+
+@given(ordered_paths(), st.data())
+def test_descending_step_by_step_is_descending_at_once(paths, data):
+    tree = of_paths(paths)
+    path = data.draw(st.sampled_from([(), *paths]))
+    stepwise = tree
+    for token_id in path:
+        stepwise = stepwise.descend([token_id])
+    assert stepwise == tree.descend(path)
+
+
+@given(ordered_paths(), ordered_paths(), st.booleans())
+def test_merging_is_the_union_and_keeps_the_first_trees_nodes_in_place(mine, theirs, probs):
+    merged = of_paths(mine, probs=probs).merge(of_paths(theirs, probs=probs))
+    assert paths_of(merged) == [*mine, *(path for path in theirs if path not in mine)]
+    assert merged.problem(VOCAB) is None
+    if probs:
+        assert merged.draft_probs == tuple(marker(path) for path in paths_of(merged))
+
+
+@given(ordered_paths(), ordered_paths(), st.booleans())
+def test_merging_trees_of_which_one_has_distributions_gives_a_wellformed_tree(mine, theirs, first):
+    merged = of_paths(mine, probs=first).merge(of_paths(theirs, probs=not first))
+    assert merged.problem(VOCAB) is None
+    assert set(paths_of(merged)) == {*mine, *theirs}
+
+
+@given(ordered_paths(), paths_st, st.booleans())
+def test_under_a_path_every_node_moves_down_by_it(paths, path, probs):
+    moved = of_paths(paths, probs=probs).under(path)
+    chain = [path[: length + 1] for length in range(len(path))]
+    assert paths_of(moved) == [*chain, *(path + p for p in paths)]
+    assert moved.problem(VOCAB) is None
+    assert moved.descend(path) == of_paths(paths, probs=probs and bool(paths))
+    if probs and paths:
+        assert moved.draft_probs == (*(None for _ in path), *(marker(p) for p in paths))
+
+
+@given(paths_st)
+def test_a_chain_is_a_tree(tokens):
+    chain = TokenTree.chain(tokens)
+    assert chain.is_chain
+    assert paths_of(chain) == [tokens[: length + 1] for length in range(len(tokens))]
+    assert EMPTY_TREE.under(tokens) == chain
+
+
+def test_no_draft_is_the_empty_tree():
+    assert not EMPTY_TREE
+    assert EMPTY_TREE.is_chain
+    assert EMPTY_TREE.problem(VOCAB) is None
+    assert EMPTY_TREE.descend([1]) is EMPTY_TREE
+    assert EMPTY_TREE.walk([1]) is None
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        (TokenTree((1, 2), (-1,)), "2 token_ids but 1 parents"),
+        (TokenTree((), (-1,)), "0 token_ids but 1 parents"),
+        (TokenTree((1,), (-1,), (None, None)), "1 token_ids but 2 draft_probs"),
+        (TokenTree((1, 4), (-1, 0)), r"token_ids\[1\] = 4 is outside"),
+        (TokenTree((-1,), (-1,)), r"token_ids\[0\] = -1 is outside"),
+        (TokenTree((1,), (0,)), r"parents\[0\] = 0"),
+        (TokenTree((1, 2, 3), (-1, 2, 0)), r"parents\[1\] = 2"),
+        (TokenTree((1, 2), (-1, 1)), r"parents\[1\] = 1"),
+        (TokenTree((1, 2), (-1, -2)), r"parents\[1\] = -2"),
+        (TokenTree((1, 1), (-1, -1)), "node 1 repeats"),
+        (TokenTree((1, 2, 3, 2), (-1, 0, -1, 0)), "node 3 repeats"),
+    ],
+)
+def test_every_malformation_is_named(tree, words):
+    problem = tree.problem(VOCAB)
+    assert problem is not None
+    assert re.search(words, problem), problem
+
+
+def test_the_same_token_below_different_parents_is_no_twin():
+    assert TokenTree((1, 1, 1), (-1, 0, 1)).problem(VOCAB) is None
+    assert TokenTree((1, 2, 3, 3), (-1, -1, 0, 1)).problem(VOCAB) is None
