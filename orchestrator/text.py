@@ -57,9 +57,7 @@ class Output:
 
     def push(self, token_id: int, origin: Origin) -> str | None:
         """Append a committed token. The stop string it completes, if any: nothing may be pushed after that."""
-        text = ""
-        if self._decoder is not None and self._tokenizer is not None:
-            text = self._decoder.step(self._tokenizer, token_id) or ""
+        text = self._decoded(token_id)
         before = len(self._text)
         self._text += text
         self._held.append(_Held(token_id, origin, None))
@@ -67,6 +65,19 @@ class Output:
             for held in self._held:
                 held.end = held.end if held.end is not None else len(self._text)
         return self._cut_at_stop(before)
+
+    def _decoded(self, token_id: int) -> str:
+        """The text that became whole with this token."""
+        if self._decoder is None or self._tokenizer is None:
+            return ""
+        try:
+            return self._decoder.step(self._tokenizer, token_id) or ""
+        except Exception:  # the only class that tokenizers raises
+            # Byte tokens that are not UTF-8 would change text before them, which was handed out: it stays, and the
+            # decoder starts afresh with the tokens that have no text yet.
+            self._decoder = DecodeStream(skip_special_tokens=True)
+            pending = [held.token_id for held in self._held if held.end is None]
+            return "".join(self._decoder.step(self._tokenizer, each) or "" for each in [*pending, token_id])
 
     def _cut_at_stop(self, before: int) -> str | None:
         found = []

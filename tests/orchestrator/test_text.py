@@ -1,0 +1,265 @@
+"""Streaming text: never half a character, never part of a stop string, ids only after all of their text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from orchestrator.text import Origin, Output, Piece
+
+DEMO = Path(__file__).resolve().parents[2] / "models" / "demo" / "target" / "tokenizer.json"
+END = 0  # <|endoftext|>, special: without text
+
+
+def demo() -> Tokenizer:
+    return Tokenizer.from_file(str(DEMO))
+
+
+def sentencepiece() -> Tokenizer:
+    """As Llama 2 has it: words with a leading "▁", and every byte as a token of its own."""
+    words = ["<s>", "▁", "▁the", "▁a", "a", "b", "▁b", "\n", "é", "▁日"]
+    vocab = {word: index for index, word in enumerate(words)}
+    vocab |= {f"<0x{byte:02X}>": len(vocab) + byte for byte in range(256)}
+    made = Tokenizer(models.BPE(vocab, [], byte_fallback=True, unk_token="<s>"))
+    made.add_special_tokens([AddedToken("<s>", special=True)])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return made
+
+
+def mixed() -> Tokenizer:
+    """Byte-level with tokens that hold a whole character and part of the next, as GPT-2's has."""
+    # In the byte-level alphabet: Ġ is a space, ð Ł ĺ Ģ the four bytes of 😀, Ã © those of é.
+    words = ["a", "b", "Ġ", "ð", "Ł", "ĺ", "Ģ", "Ã", "©", "Ġð", "að", "©a", "Ģb", "ŁĺĢ", "©Ã"]
+    made = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, []))
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+TOKENIZERS = {"demo": demo(), "sentencepiece": sentencepiece(), "mixed": mixed()}
+SIZES = {name: max(t.get_vocab().values()) + 1 for name, t in TOKENIZERS.items()}
+FIRST_BYTE = TOKENIZERS["sentencepiece"].token_to_id("<0x00>")
+SNIPPETS = ["def f(x):", "\n", "  ", "é", "e\u0301", "😀", "👩‍👩‍👧", "日本語", "ß", "\u200d", "return", "\ufffd"]
+
+
+def whole(tokenizer: Tokenizer, ids: list[int]) -> str | None:
+    """The text of the ids; None while its end is not a whole character."""
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    return None if text.endswith("\ufffd") else text
+
+
+def reference(tokenizer: Tokenizer, ids: list[int], stops: list[str]) -> tuple[str, list[int], list[int], str | None]:
+    """Text, ids, text ends and the stop found, by decoding everything again after every token."""
+    text, ends = "", []
+    for count in range(1, len(ids) + 1):
+        now = whole(tokenizer, ids[:count])
+        ends.append(None)
+        if now is None or now == text:
+            continue
+        text = now
+        ends = [len(text) if end is None else end for end in ends]
+        if found := [(text.find(stop), stop) for stop in stops if stop in text]:
+            start, stop = min(found)
+            kept = sum(end <= start for end in ends)
+            return text[:start], ids[:kept], ends[:kept], stop
+    return text, ids, [len(text) if end is None else end for end in ends], None
+
+
+def stream(tokenizer: Tokenizer | None, ids: list[int], stops=(), prompt=(), take_every: int = 1):
+    """Text, ids, text ends and the stop, as a client puts the pieces together; and the pieces."""
+    output, pieces, stop = Output(tokenizer, list(prompt), list(stops)), [], None
+    for number, token_id in enumerate(ids):
+        stop = output.push(token_id, Origin.DRAFT)
+        if stop is not None:
+            break
+        if number % take_every == 0:
+            pieces.append(output.take())
+    pieces.append(output.take(finished=True))
+    text = "".join(piece.text for piece in pieces)
+    sent = [token_id for piece in pieces for token_id in piece.token_ids]
+    ends = [end for piece in pieces for end in piece.text_ends]
+    return text, sent, ends, stop, pieces
+
+
+@st.composite
+def texts(draw, name: str) -> list[int]:
+    """Ids of sensible text, mixed with ids at random and with single bytes."""
+    tokenizer, ids = TOKENIZERS[name], []
+    for _ in range(draw(st.integers(0, 5))):
+        if name == "sentencepiece":
+            # Its decoder takes back a run of bytes once one that is no UTF-8 follows: see the test of that.
+            snippet = draw(st.sampled_from(SNIPPETS)).encode()
+            ids += [FIRST_BYTE + byte for byte in snippet] + draw(st.lists(st.integers(0, FIRST_BYTE - 1), max_size=4))
+        elif name == "demo" and draw(st.booleans()):
+            ids += tokenizer.encode(draw(st.sampled_from(SNIPPETS))).ids
+        elif name == "demo" and draw(st.booleans()):
+            ids += draw(st.lists(st.integers(1, 260), max_size=4))
+        else:
+            ids += draw(st.lists(st.integers(0, SIZES[name] - 1), max_size=4))
+    return ids
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+def test_the_pieces_together_are_the_full_decode(name, data):
+    tokenizer, ids = TOKENIZERS[name], data.draw(texts(name))
+    text, sent, ends, _, pieces = stream(tokenizer, ids, take_every=data.draw(st.integers(1, 3)))
+    assert (text, sent, ends, None) == reference(tokenizer, ids, [])
+    full = tokenizer.decode(ids, skip_special_tokens=True)
+    assert full.startswith(text)
+    if name == "demo":
+        assert full.rstrip("\ufffd") == text.rstrip("\ufffd")
+    for piece in pieces:
+        assert len(piece.token_ids) == len(piece.origins) == len(piece.text_ends)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+def test_no_character_is_split_and_no_id_comes_before_its_text(name, data):
+    tokenizer, ids = TOKENIZERS[name], data.draw(texts(name))
+    full = tokenizer.decode(ids, skip_special_tokens=True)
+    output, text, num_ids = Output(tokenizer, [], []), "", 0
+    for count, token_id in enumerate(ids, 1):
+        output.push(token_id, Origin.BONUS)
+        piece = output.take()
+        text += piece.text
+        num_ids += len(piece.token_ids)
+        # What was shown stays: a half character would be shown as something that the whole text has not.
+        assert full.startswith(text)
+        assert list(piece.token_ids) == ids[num_ids - len(piece.token_ids) : num_ids]
+        assert all(end <= len(text) for end in piece.text_ends)
+        assert text.startswith(tokenizer.decode(ids[:num_ids], skip_special_tokens=True))
+        if whole(tokenizer, ids[:count]) is not None and text and ids[count - 1] != END:
+            assert num_ids == count, "nothing is held back without a reason"
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+def test_the_earliest_stop_string_wins_and_nothing_of_it_is_shown(name, data):
+    tokenizer, ids = TOKENIZERS[name], data.draw(texts(name))
+    full = tokenizer.decode(ids, skip_special_tokens=True)
+    stops = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, max(0, len(full) - 1)))
+        length = data.draw(st.integers(1, 6))
+        stops.append(full[start : start + length] or "x")
+    stops += data.draw(st.lists(st.sampled_from(["ab", "aa", "\n\n", "é", "zz"]), max_size=2))
+    text, sent, ends, stop, pieces = stream(tokenizer, ids, stops, take_every=data.draw(st.integers(1, 3)))
+    assert (text, sent, ends, stop) == reference(tokenizer, ids, stops)
+    shown = ""
+    for piece in pieces:
+        shown += piece.text
+        assert text.startswith(shown), "a part of the stop string was shown"
+    assert not any(s in text for s in stops)
+
+
+@pytest.mark.parametrize("name", ["demo", "sentencepiece"])
+@given(data=st.data())
+def test_the_output_continues_the_prompt_as_one_text(name, data):
+    tokenizer = TOKENIZERS[name]
+    prompt = [i for i in data.draw(texts(name)) if i != END]
+    ids = data.draw(texts(name))
+    before = tokenizer.decode(prompt)
+    if before.endswith("\ufffd"):
+        return
+    text = stream(tokenizer, ids, prompt=prompt)[0]
+    assert tokenizer.decode(prompt + ids).startswith(before + text)
+
+
+@given(ids=st.lists(st.integers(0, SIZES["sentencepiece"] - 1), max_size=12), prompt=st.binary(max_size=3))
+def test_bytes_that_are_no_text_change_nothing_that_was_shown_and_lose_no_id(ids, prompt):
+    tokenizer = TOKENIZERS["sentencepiece"]
+    text, sent, ends, _, _ = stream(tokenizer, ids, prompt=[FIRST_BYTE + byte for byte in prompt])
+    assert sent == ids
+    assert ends == sorted(ends)
+    assert all(end <= len(text) for end in ends)
+
+
+def test_bytes_that_are_no_text_are_shown_as_such():
+    a, e2, end = FIRST_BYTE + ord("a"), FIRST_BYTE + 0xE2, 4  # 4 is the word "a"
+    assert TOKENIZERS["sentencepiece"].decode([a, e2, end]) == "\ufffd\ufffda", "the decoder takes the first a back"
+    assert stream(TOKENIZERS["sentencepiece"], [a, e2, end, 2])[:3] == ("a\ufffda the", [a, e2, end, 2], [1, 3, 3, 7])
+
+
+def test_a_leading_space_after_the_prompt_is_kept():
+    # ▁the alone decodes to "the": the first word of a text has no space before it, the first of an output has.
+    assert sentencepiece().decode([2]) == "the"
+    assert stream(TOKENIZERS["sentencepiece"], [2], prompt=[3])[0] == " the"
+    assert stream(TOKENIZERS["sentencepiece"], [2], prompt=[])[0] == "the"
+
+
+def test_a_prompt_that_ends_in_half_a_character_gives_nothing_of_itself():
+    tokenizer = TOKENIZERS["demo"]
+    emoji = tokenizer.encode("😀").ids
+    assert len(emoji) == 4, "this emoji is several tokens"
+    text = stream(tokenizer, tokenizer.encode("abc").ids, prompt=emoji[:2])[0]
+    assert text == "abc"
+
+
+def test_an_emoji_comes_whole_with_all_its_ids():
+    tokenizer = TOKENIZERS["demo"]
+    emoji = tokenizer.encode("😀").ids
+    output = Output(tokenizer, [], [])
+    for token_id in emoji[:-1]:
+        output.push(token_id, Origin.DRAFT)
+        assert not output.take()
+    output.push(emoji[-1], Origin.CORRECTION)
+    assert output.take() == Piece(
+        "😀", tuple(emoji), (*[Origin.DRAFT] * (len(emoji) - 1), Origin.CORRECTION), (1,) * len(emoji)
+    )
+
+
+def test_half_a_character_at_the_end_is_left_out_but_its_ids_are_not():
+    tokenizer = TOKENIZERS["demo"]
+    ids = [*tokenizer.encode("ab").ids, *tokenizer.encode("😀").ids[:2]]
+    text, sent, ends, _, _ = stream(tokenizer, ids)
+    assert text == "ab"
+    assert sent == ids
+    assert ends[-2:] == [2, 2]
+
+
+def test_what_may_become_a_stop_string_waits_and_is_shown_when_it_does_not():
+    tokenizer = TOKENIZERS["demo"]
+    a, b, c = (tokenizer.encode(letter).ids for letter in "abc")
+    output = Output(tokenizer, [], ["abc"])
+    for letter in (a, b):
+        assert output.push(letter[0], Origin.DRAFT) is None
+        assert output.take() == Piece()
+    assert output.push(a[0], Origin.DRAFT) is None
+    assert output.take().text == "ab"
+    assert output.push(b[0], Origin.DRAFT) is None
+    assert output.push(c[0], Origin.DRAFT) == "abc"
+    assert output.take(finished=True) == Piece()
+
+
+def test_of_overlapping_stop_strings_the_one_that_begins_first_wins():
+    tokenizer = TOKENIZERS["demo"]
+    ids = tokenizer.encode("return self").ids
+    text, _, _, stop, _ = stream(tokenizer, ids, ["self", "urn s", "n se"])
+    assert (text, stop) == ("ret", "urn s")
+
+
+def test_a_tail_held_back_comes_at_the_end_if_no_stop_string_came_of_it():
+    tokenizer = TOKENIZERS["demo"]
+    text, sent, _, stop, pieces = stream(tokenizer, ids := tokenizer.encode("xab").ids, ["abc"])
+    assert (text, sent, stop) == ("xab", ids, None)
+    assert "".join(piece.text for piece in pieces[:-1]) == "x"
+
+
+def test_special_tokens_have_no_text():
+    tokenizer = TOKENIZERS["demo"]
+    ids = [*tokenizer.encode("a").ids, END, *tokenizer.encode("b").ids]
+    assert stream(tokenizer, ids)[:3] == ("ab", ids, [1, 2, 2])
+
+
+def test_without_a_tokenizer_ids_come_at_once_and_without_text():
+    output = Output(None, [1, 2], [])
+    output.push(7, Origin.BONUS)
+    assert output.take() == Piece("", (7,), (Origin.BONUS,), (0,))
+    output.push(8, Origin.DRAFT)
+    assert output.take(finished=True).token_ids == (8,)
