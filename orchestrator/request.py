@@ -58,7 +58,7 @@ def read_request(
 ) -> Request:
     """Raises InvalidArgument with all violations, or ContextExceeded."""
     problems = [(name, "not supported") for name in _UNSUPPORTED if _present(message, name)]
-    problems += [("field", f"unknown field {number}") for number in _unknown_fields(message)]
+    problems += [(name, f"unknown field {number}") for name, number in _unknown_fields(message)]
     if not _present(message, "chat"):
         problems += _prompt_problems(message, target, tokenizer)
     sampling = SamplingParams(
@@ -159,6 +159,10 @@ def _present(message: Message, name: str) -> bool:
     return any(field.name == name for field, _ in message.ListFields())
 
 
-def _unknown_fields(message: Message) -> Sequence[int]:
+def _unknown_fields(message: Message, name: str = "field") -> Sequence[tuple[str, int]]:
     unknown = UnknownFieldSet(message)
-    return [unknown[index].field_number for index in range(len(unknown))]
+    found = [(name, unknown[index].field_number) for index in range(len(unknown))]
+    for field, value in message.ListFields():
+        if isinstance(value, Message):
+            found += _unknown_fields(value, field.name)
+    return found

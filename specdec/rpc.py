@@ -14,12 +14,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
-from specdec.errors import SpecdecError, from_status, to_status
+from specdec.errors import InvalidArgument, SpecdecError, from_status, to_status
 from specdec.settings import ServiceSettings
 
 log = logging.getLogger(__name__)
@@ -82,32 +83,48 @@ class _Interceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        if handler is None:
+        if handler is None or handler.request_deserializer is None:
             return handler
+        read, write = _reads(handler.request_deserializer), handler.response_serializer
         if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(
-                _guarded(handler.unary_unary), handler.request_deserializer, handler.response_serializer
-            )
+            return grpc.unary_unary_rpc_method_handler(_guarded(handler.unary_unary), read, write)
         if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(
-                _guarded_stream(handler.unary_stream),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
+            return grpc.unary_stream_rpc_method_handler(_guarded_stream(handler.unary_stream), read, write)
         if handler.stream_stream:
-            return grpc.stream_stream_rpc_method_handler(
-                _guarded_stream(handler.stream_stream),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
+            return grpc.stream_stream_rpc_method_handler(_guarded_stream(handler.stream_stream), read, write)
         return handler
+
+
+class _Unreadable:
+    """What stands in for a request that is no message of its type: gRPC itself would answer INTERNAL."""
+
+
+def _reads(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _Unreadable()
+
+    return read
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, _Unreadable):
+        raise InvalidArgument([("request", "these bytes are no message of this method")])
+    return request
+
+
+async def _all_checked(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _checked(request)
 
 
 def _guarded(behavior: Any) -> Any:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         _remember(context)
         try:
-            return await behavior(request, context)
+            return await behavior(_checked(request), context)
         except SpecdecError as error:
             await context.abort_with_status(rpc_status.to_status(to_status(error)))
 
@@ -117,13 +134,14 @@ def _guarded(behavior: Any) -> Any:
 def _guarded_stream(behavior: Any) -> Any:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         _remember(context)
-        # Closed by hand: an async generator that is merely dropped runs its finally whenever the collector comes.
-        async with contextlib.aclosing(behavior(request, context)) as responses:
-            try:
+        try:
+            request = _all_checked(request) if hasattr(request, "__aiter__") else _checked(request)
+            # Closed by hand: an async generator that is merely dropped runs its finally whenever the collector comes.
+            async with contextlib.aclosing(behavior(request, context)) as responses:
                 async for response in responses:
                     yield response
-            except SpecdecError as error:
-                await context.abort_with_status(rpc_status.to_status(to_status(error)))
+        except SpecdecError as error:
+            await context.abort_with_status(rpc_status.to_status(to_status(error)))
 
     return call
 

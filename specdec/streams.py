@@ -73,6 +73,8 @@ class StreamServer:
                     yield self._codec.frame(stream.take_outbox(), (), self.load)
                 else:
                     yield self._codec.frame((), sorted(stream.unanswered), self.load)
+            if stream.failure is not None:
+                raise stream.failure
         finally:
             reader.cancel()
             del self._streams[stream.number]
@@ -92,6 +94,8 @@ class StreamServer:
         try:
             async for frame in frames:
                 stream.take(frame)
+        except SpecdecError as error:
+            stream.failure = error
         finally:
             stream.half_close()
 
@@ -107,6 +111,7 @@ class _Stream:
     def __init__(self, number: int, loop: StepLoop, codec: Codec) -> None:
         self.number = number
         self.unanswered: dict[int, int] = {}  # sequence -> number of its unanswered entry
+        self.failure: SpecdecError | None = None  # what the peer broke, if it ends the whole stream
         self._loop = loop
         self._codec = codec
         self._opened_up_to = -1
@@ -205,7 +210,7 @@ class _Stream:
 
     @property
     def finished(self) -> bool:
-        return self._half_closed and not self.unanswered and not self._outbox
+        return self.failure is not None or (self._half_closed and not self.unanswered and not self._outbox)
 
     async def written_to(self) -> bool:
         """True once there is something to send; False when a heartbeat is due first, or the stream finished."""

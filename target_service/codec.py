@@ -28,6 +28,10 @@ class TargetCodec:
         spec = wire.read_spec(message.spec, self._info.vocab_size)
         if message.return_predictions and not spec.keyed_by_token:
             raise InvalidArgument([("return_predictions", f"not possible with {spec.method.value} verification")])
+        if message.stop_token_ids and (largest := max(message.stop_token_ids)) >= self._info.vocab_size:
+            raise InvalidArgument(
+                [("stop_token_ids", f"{largest} is outside the vocabulary of {self._info.vocab_size}")]
+            )
         return TargetOpen(spec, frozenset(message.stop_token_ids), message.return_predictions)
 
     def read_entry(self, message: target_pb2.Round) -> Round:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from specdec.batching import Key, Results
 from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, SpecdecError
 from specdec.rounds import Load, ModelInfo, Round, Timings, Verdict
-from specdec.sequence import SequenceSpec
+from specdec.sequence import Method, SequenceSpec
 from specdec.tree import EMPTY_TREE, TokenTree
 
 
@@ -119,6 +119,8 @@ class TargetEngine:
                 raise OutOfStep(f"base {sequence.base} was expected, not {round_.base}, with {spec.method.value}")
             if not round_.tree.is_chain:
                 raise InvalidArgument([("tree", f"{spec.method.value} verification takes chains only")])
+        if round_.tree.draft_probs and spec.method is Method.COUPLED:
+            raise InvalidArgument([("tree.draft_probs", "coupled verification takes no distributions")])
         limit = self._verifier.info.context_length
         if sequence.base >= limit:
             raise ContextExceeded(f"the sequence has reached the end of the context of {limit}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -12,7 +12,10 @@ import grpc
 
 from draft_service.engine import Drafter
 from draft_service.server import create_server as create_draft_server
+from orchestrator.server import OrchestratorServer
+from orchestrator.settings import OrchestratorSettings
 from specdec import rpc
+from specdec.client import Client
 from specdec.errors import SpecdecError, from_status
 from specdec.model_service import ModelServer
 from specdec.rounds import Load
@@ -137,6 +140,26 @@ class Service:
     async def close(self) -> None:
         for stream in self._streams:
             await stream.close()
+
+
+@asynccontextmanager
+async def orchestrator(
+    targets: Sequence[int], drafts: Sequence[int] = (), **settings: Any
+) -> AsyncIterator[tuple[OrchestratorServer, Client]]:
+    """An orchestrator of the replicas that listen on these ports, and a client of it."""
+    server = OrchestratorServer(
+        OrchestratorSettings(
+            target=[f"127.0.0.1:{port}" for port in targets],
+            draft=[f"127.0.0.1:{port}" for port in drafts],
+            **settings,
+        )
+    )
+    await server.start()
+    try:
+        async with Client(f"127.0.0.1:{server.port}") as client:
+            yield server, client
+    finally:
+        await server.stop()
 
 
 @asynccontextmanager

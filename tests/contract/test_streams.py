@@ -318,7 +318,7 @@ async def test_an_older_tree_that_ends_before_the_current_base_verifies_nothing(
 async def test_a_round_may_overtake_a_run_on() -> None:
     """Whatever the target produced meanwhile, the text is one and the numbers add up."""
     runner = TableRunner()
-    text = greedy_text(runner, [1, 2, 3], 200)
+    text = greedy_text(runner, [1, 2, 3], 400)
     async with target(LmVerifier(runner)) as service:
         stream = service.stream()
         await stream.send(opens=[target_open(1, **GREEDY)])
