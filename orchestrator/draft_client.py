@@ -31,8 +31,13 @@ class DraftClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.park()
+
+    def park(self) -> None:
+        """Give up the lane; the next advance opens the sequence again."""
         if self._lane is not None:
             self._lane.close()
+            self._lane = None
 
     def advance(self, sequence: Sequence, budget: Budget) -> bool:
         """Tell what was committed and ask for nodes. False: there is no draft."""
@@ -51,10 +56,12 @@ class DraftClient:
         """The next growth. None: the draft was lost."""
         if self._lane is None:
             return None
+        lane, self._waiting = self._lane, True
         try:
-            growth: Growth = await self._lane.receive()
+            growth: Growth = await lane.receive()
         except SpecdecError:
-            self._lane = None
+            # A lane that was given up meanwhile is not the one at hand.
+            self._lane = None if self._lane is lane else self._lane
             return None
         return growth
 

@@ -14,7 +14,9 @@ from typing import Any, Protocol
 import grpc
 
 from specdec.errors import Draining, InvalidArgument, ReplicaLost, SpecdecError
+from specdec.rounds import Load
 from specdec.rpc import error_of
+from specdec.wire import read_load
 
 
 class Frames(Protocol):
@@ -77,7 +79,9 @@ class Link:
         self._entries: list[Any] = []
         self._closes: list[int] = []
         self._wake = asyncio.Event()
-        self._heard = time.monotonic()
+        self._heard = self._moved = time.monotonic()
+        self._slowest_pass_s = 0.0
+        self.load = Load()
         self._lost: SpecdecError | None = None
         self.draining = False  # the replica goes away in good order: no new sequences
 
@@ -128,6 +132,10 @@ class Link:
 
     async def _read(self, call: Any) -> None:
         async for response in call:
+            load = read_load(response.load)
+            if load.passes != self.load.passes:
+                self._moved = time.monotonic()
+            self.load = load
             self._heard = time.monotonic()
             self._dispatch(response)
 
@@ -141,13 +149,30 @@ class Link:
                 await call.write(frame)
 
     async def _watch(self) -> None:
-        """Silence while somebody waits is the loss of the replica: a living one says so four times a second."""
+        """While somebody waits, a living replica is heard four times a second and its counter of passes moves.
+
+        Never a matter of how long an answer takes: a long prefill is many passes.
+        """
+        looked = time.monotonic()
         while True:
             await asyncio.sleep(self._watchdog_s / 4)
-            if not any(lane.waiting for lane in self._lanes.values()):
-                self._heard = time.monotonic()
-            elif time.monotonic() - self._heard > self._watchdog_s:
-                raise ReplicaLost(f"nothing was heard of the replica for {self._watchdog_s} s")
+            now = time.monotonic()
+            if not self._waited_for or now - looked > self._watchdog_s / 2:
+                # Nobody waits, or it was this process that stood still.
+                self._heard = self._moved = now
+            looked = now
+            if now - self._heard > self._watchdog_s:
+                raise ReplicaLost(f"nothing was heard of the replica for {self._watchdog_s:g} s")
+            if now - self._moved > max(self._watchdog_s, 5 * self._slowest_pass_s):
+                raise ReplicaLost(f"the replica made no pass for {now - self._moved:.1f} s")
+
+    @property
+    def _waited_for(self) -> bool:
+        return any(lane.waiting for lane in self._lanes.values())
+
+    def observe_pass(self, pass_s: float) -> None:
+        """A pass took so long. What is remembered is about the slowest of the last hundred."""
+        self._slowest_pass_s = max(pass_s, 0.99 * self._slowest_pass_s)
 
     def _dispatch(self, response: Any) -> None:
         try:
@@ -157,6 +182,7 @@ class Link:
         for sequence, result in results:
             self.draining = self.draining or isinstance(result, Draining)
             if (lane := self._lanes.get(sequence)) is not None:
+                self._moved = self._heard
                 lane.put(result)
 
 

@@ -1,155 +1,54 @@
-"""The replicas of one role: which can be used now, and why the others cannot.
+"""The replicas of one role: found by name, picked by how busy and fast they are, set aside when they are not.
 
-Knows addresses, connections and fingerprints; refuses to know sequences. Each replica is kept connected by a task
-of its own; whoever needs one picks the least busy.
+Knows endpoints; refuses to know connections (orchestrator.replica) and what sequences do there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+import random
+import socket
+from collections.abc import Sequence
 
-import grpc
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
-
-from orchestrator.link import HostileReplica, Lane, Link
-from specdec import rpc, wire
-from specdec.errors import ModelMismatch, ReplicaLost, SpecdecError
+from orchestrator.replay_gate import ReplayGate
+from orchestrator.replica import Replica, Role
+from specdec.errors import ReplicaLost
 from specdec.rounds import ModelInfo
-from specdec.v1 import common_pb2
 
 log = logging.getLogger(__name__)
 
-_INFO_TIMEOUT_S = 2.0
-_QUARANTINE_S = 30.0
-
-
-class Replica:
-    """One address. ``link`` is there while it can be used; otherwise ``problem`` says why not."""
-
-    def __init__(self, address: str, role: str) -> None:
-        self.address = address
-        self.role = role
-        self.info: ModelInfo | None = None
-        self.link: Link | None = None
-        self.problem = "not reached yet"
-        self._hostile: asyncio.Event = asyncio.Event()
-
-    @property
-    def ready(self) -> bool:
-        return self.link is not None and not self.link.draining
-
-    def lane(self) -> Lane:
-        if self.link is None:
-            raise ReplicaLost(f"{self.role} {self.address}: {self.problem}")
-        return self.link.lane()
-
-    def set_aside(self, reason: str) -> None:
-        """Stop using it for a while: it broke the contract."""
-        log.warning("replica set aside", extra={"role": self.role, "address": self.address, "reason": reason})
-        self.problem, self.link = f"set aside: {reason}", None
-        self._hostile.set()
-
-    async def keep_connected(
-        self,
-        connect: Callable[[grpc.aio.Channel, ModelInfo], Link],
-        get_info: Callable[[grpc.aio.Channel], grpc.aio.UnaryUnaryMultiCallable[Any, Any]],
-        admit: Callable[[Replica, ModelInfo], None],
-        changed: Callable[[], None],
-    ) -> None:
-        """Until cancelled: connect, compare, carry the stream, and again after it ended.
-
-        ``admit`` raises SpecdecError if this model cannot be used here.
-        """
-        while True:
-            retrying = AsyncRetrying(
-                retry=retry_if_exception_type(SpecdecError),
-                wait=wait_random_exponential(multiplier=0.1, max=1.0),
-                before_sleep=self._note,
-            )
-            async with rpc.channel(self.address) as channel:
-                async for attempt in retrying:
-                    with attempt:
-                        info = await _model_info(get_info(channel))
-                        admit(self, info)
-                link = connect(channel, info)
-                self.info, self.link, self.problem = info, link, ""
-                self._hostile.clear()
-                changed()
-                log.info("replica connected", extra={"role": self.role, "address": self.address})
-                await self._carry(link)
-            changed()
-
-    async def _carry(self, link: Link) -> None:
-        stream = asyncio.create_task(link.run())
-        hostile = asyncio.create_task(self._hostile.wait())
-        try:
-            await asyncio.wait({stream, hostile}, return_when=asyncio.FIRST_COMPLETED)
-            if stream.done():
-                error = stream.exception()
-                self.problem, self.link = str(error), None
-                log.warning("replica lost", extra={"role": self.role, "address": self.address, "reason": str(error)})
-                if isinstance(error, HostileReplica):
-                    self.set_aside(str(error))
-        finally:
-            self.link = None
-            for task in (stream, hostile):
-                task.cancel()
-            await asyncio.gather(stream, hostile, return_exceptions=True)
-        if self._hostile.is_set():
-            await asyncio.sleep(_QUARANTINE_S)
-
-    def _note(self, state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, ModelMismatch) and self.problem != str(error):
-            log.error("replica refused", extra={"role": self.role, "address": self.address, "reason": str(error)})
-        self.problem = str(error)
-
-
-async def _model_info(get_info: grpc.aio.UnaryUnaryMultiCallable[Any, Any]) -> ModelInfo:
-    try:
-        response: common_pb2.GetModelInfoResponse = await get_info(
-            common_pb2.GetModelInfoRequest(), timeout=_INFO_TIMEOUT_S
-        )
-    except grpc.aio.AioRpcError as error:
-        raise rpc.error_of(error) from error
-    return wire.read_info(response.model)
+_RESOLVE_EVERY_S = 5.0
+_COMPARE_EVERY_S = 1.0
+_SLOW_FACTOR, _SLOW_MARGIN_S = 3.0, 0.03
+"""A replica is slow if it takes so many times, and so much more, than the fastest."""
 
 
 class Pool:
-    """All replicas of one role. ``async with`` keeps them connected."""
+    """``async with`` finds all endpoints of ``addresses`` (host:port) and keeps them connected."""
 
-    def __init__(
-        self,
-        role: str,
-        addresses: Sequence[str],
-        connect: Callable[[grpc.aio.Channel, ModelInfo], Link],
-        get_info: Callable[[grpc.aio.Channel], grpc.aio.UnaryUnaryMultiCallable[Any, Any]],
-        admit: Callable[[Replica, ModelInfo], None],
-    ) -> None:
-        self.replicas = [Replica(address, role) for address in addresses]
+    def __init__(self, role: Role, addresses: Sequence[str]) -> None:
+        self.replicas: list[Replica] = []
+        self.unresolved: dict[str, str] = {}  # address -> why
+        self.replays = ReplayGate(lambda: sum(replica.ready for replica in self.replicas))
         self._role = role
-        self._connect = connect
-        self._get_info = get_info
-        self._admit = admit
+        self._addresses = addresses
+        self._endpoints: dict[str, set[str]] = {}  # of each address, as last resolved
         self._changed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[Replica, asyncio.Task[None]] = {}
+        self._upkeep: list[asyncio.Task[None]] = []
+        self._random = random.Random()
 
     async def __aenter__(self) -> Pool:
-        self._tasks = [
-            asyncio.create_task(replica.keep_connected(self._connect, self._get_info, self._admit, self._changed.set))
-            for replica in self.replicas
-        ]
-        for task in self._tasks:
-            task.add_done_callback(_report)
+        await self._resolve()
+        self._upkeep = [asyncio.create_task(self._keep_resolving()), asyncio.create_task(self._keep_comparing())]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
+        tasks = [*self._upkeep, *self._tasks.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def info(self) -> ModelInfo | None:
@@ -157,9 +56,12 @@ class Pool:
         return next((replica.info for replica in self.replicas if replica.ready), None)
 
     def pick(self) -> Replica | None:
-        """The least busy of the replicas that can be used now."""
+        """Of two that can be used, drawn at random, the better one: all of them, yet none is overrun."""
         ready = [replica for replica in self.replicas if replica.ready]
-        return min(ready, key=lambda replica: replica.link.num_lanes if replica.link else 0, default=None)
+        if len(ready) > 2:
+            ready = self._random.sample(ready, 2)
+        self._random.shuffle(ready)
+        return min(ready, key=lambda replica: replica.score, default=None)
 
     async def wait_for_one(self, timeout_s: float) -> Replica:
         """As ``pick``, but waits. Raises ReplicaLost, saying what is wrong with each, after ``timeout_s``."""
@@ -170,8 +72,67 @@ class Pool:
                     await self._changed.wait()
                 return replica
         except TimeoutError:
-            problems = "; ".join(f"{replica.address}: {replica.problem}" for replica in self.replicas)
-            raise ReplicaLost(f"no {self._role} could be reached in {timeout_s:g} s ({problems})") from None
+            problems = [f"{replica.address}: {replica.problem}" for replica in self.replicas]
+            problems += [f"{address}: {why}" for address, why in self.unresolved.items()]
+            raise ReplicaLost(
+                f"no {self._role.name} could be reached in {timeout_s:g} s ({'; '.join(problems) or 'none is named'})"
+            ) from None
+
+    async def _keep_resolving(self) -> None:
+        while True:
+            await asyncio.sleep(_RESOLVE_EVERY_S)
+            await self._resolve()
+
+    async def _resolve(self) -> None:
+        """Find new endpoints; forget those that are gone from their name and cannot be reached either."""
+        for address in self._addresses:
+            host, _, port = address.rpartition(":")
+            try:
+                found = await asyncio.get_running_loop().getaddrinfo(
+                    host.strip("[]"), int(port), type=socket.SOCK_STREAM
+                )
+            except OSError as error:
+                # A name service that is down must not take working replicas with it.
+                self.unresolved[address] = f"the name cannot be resolved: {error}"
+                continue
+            self.unresolved.pop(address, None)
+            families = {family for family, *_ in found}
+            # localhost has two addresses, and a service listens on one of them.
+            family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
+            self._endpoints[address] = {_joined(where) for fam, _, _, _, where in found if fam == family}
+        wanted = set().union(*self._endpoints.values())
+        known = {replica.address for replica in self.replicas}
+        for endpoint in sorted(wanted - known):
+            self._add(Replica(endpoint, self._role))
+        for replica in [replica for replica in self.replicas if replica.address not in wanted and not replica.link]:
+            self.replicas.remove(replica)
+            self._tasks.pop(replica).cancel()
+
+    def _add(self, replica: Replica) -> None:
+        self.replicas.append(replica)
+        self._tasks[replica] = task = asyncio.create_task(replica.keep_connected(self._wake))
+        task.add_done_callback(_report)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self.replays.changed()
+
+    async def _keep_comparing(self) -> None:
+        """Set aside whoever is much slower than the fastest, as long as somebody is left."""
+        while True:
+            await asyncio.sleep(_COMPARE_EVERY_S)
+            timed = [(r.latency_s, r) for r in self.replicas if r.ready and r.latency_s is not None]
+            if len(timed) < 2:
+                continue
+            fastest = min(latency for latency, _ in timed)
+            for latency, replica in timed:
+                if latency > _SLOW_FACTOR * fastest and latency > fastest + _SLOW_MARGIN_S:
+                    replica.set_aside(f"{latency * 1e3:.0f} ms a round where another takes {fastest * 1e3:.0f}")
+
+
+def _joined(where: tuple[object, ...]) -> str:
+    host, port = where[0], where[1]
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
 
 
 def _report(task: asyncio.Task[None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import Message
@@ -31,7 +31,6 @@ _UNSUPPORTED = (
     "min_tokens",
     "logprobs",
     "grammar",
-    "resume",
 )
 
 
@@ -48,6 +47,7 @@ class Request:
     stop_token_ids: frozenset[int]
     method: Method
     num_draft_tokens: int
+    resume: Mapping[int, tuple[int, ...]]  # ids that the client has, by index
 
 
 def read_request(
@@ -84,6 +84,13 @@ def read_request(
         num_draft_tokens = message.num_draft_tokens
         if num_draft_tokens > MAX_DRAFT_TOKENS:
             problems.append(("num_draft_tokens", f"must be at most {MAX_DRAFT_TOKENS}, not {num_draft_tokens}"))
+    for index, received in message.resume.items():
+        if index >= num_samples:
+            problems.append((f"resume[{index}]", f"is not one of {num_samples} samples"))
+        if received.token_ids and max(received.token_ids) >= target.vocab_size:
+            problems.append((f"resume[{index}]", f"has ids outside the vocabulary of {target.vocab_size}"))
+    if message.resume and not message.HasField("seed"):
+        problems.append(("seed", "is required to resume: the one that was returned at admission"))
     if problems:
         raise InvalidArgument(problems)
 
@@ -97,6 +104,9 @@ def read_request(
             f"{len(prompt_ids)} prompt tokens and max_tokens {max(max_tokens, 1)}"
             f" do not fit the context of {target.context_length}"
         )
+    for index, received in message.resume.items():
+        if len(received.token_ids) > max_tokens:
+            raise InvalidArgument([(f"resume[{index}]", f"has more than max_tokens = {max_tokens} ids")])
     return Request(
         prompt_ids,
         max_tokens,
@@ -107,6 +117,7 @@ def read_request(
         frozenset(message.stop_token_ids) | frozenset(target.eos_token_ids),
         method,
         num_draft_tokens,
+        {index: tuple(received.token_ids) for index, received in message.resume.items()},
     )
 
 

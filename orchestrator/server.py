@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 from tokenizers import Tokenizer
@@ -11,7 +12,8 @@ from tokenizers import Tokenizer
 from orchestrator.frames import DraftFrames, TargetFrames
 from orchestrator.link import Link
 from orchestrator.metrics import Metrics
-from orchestrator.pool import Pool, Replica
+from orchestrator.pool import Pool
+from orchestrator.replica import Role
 from orchestrator.service import GenerationServicer
 from orchestrator.settings import OrchestratorSettings
 from specdec import rpc
@@ -50,20 +52,14 @@ class OrchestratorServer:
             stub = draft_pb2_grpc.DraftServiceStub(channel)
             return Link(stub.Draft, DraftFrames(info.vocab_size), settings.watchdog_s)
 
-        self.targets = Pool(
-            "target",
-            settings.target,
-            target_link,
-            lambda channel: target_pb2_grpc.TargetServiceStub(channel).GetModelInfo,
-            self._admit_target,
-        )
-        self.drafts = Pool(
-            "draft",
-            settings.draft,
-            draft_link,
-            lambda channel: draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo,
-            self._admit_draft,
-        )
+        def target_info(channel: grpc.aio.Channel) -> Any:
+            return target_pb2_grpc.TargetServiceStub(channel).GetModelInfo
+
+        def draft_info(channel: grpc.aio.Channel) -> Any:
+            return draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo
+
+        self.targets = Pool(Role("target", target_link, target_info, self._admit_target), settings.target)
+        self.drafts = Pool(Role("draft", draft_link, draft_info, self._admit_draft), settings.draft)
         self._servicer = GenerationServicer(
             self.targets, self.drafts, tokenizer, settings, Metrics(lambda: self.live_sequences)
         )
@@ -87,25 +83,27 @@ class OrchestratorServer:
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Refuse new requests, let the running ones end within the grace, then close."""
-        self._servicer.draining = True
-        await self._server.stop(grace_s)
+        await self._server.set_serving(False)
+        await self._servicer.drain(grace_s)
+        # A health watch is a call that never ends, so nothing is gained by a grace here.
+        await self._server.stop(0)
         await self._stack.aclose()
 
-    def _admit_target(self, replica: Replica, info: ModelInfo) -> None:
+    def _admit_target(self, address: str, info: ModelInfo) -> None:
         """A pool is one model digest: that of the replicas in use."""
         if self._vocabulary and info.tokenizer_fingerprint not in ("", self._vocabulary.fingerprint):
             raise ModelMismatch(
-                f"target {replica.address} has the vocabulary {info.tokenizer_fingerprint[:12]},"
+                f"target {address} has the vocabulary {info.tokenizer_fingerprint[:12]},"
                 f" the tokenizer {self._vocabulary.fingerprint[:12]}"
             )
         in_use = self.targets.info
         if in_use and in_use.model_digest != info.model_digest:
             raise ModelMismatch(
-                f"target {replica.address} serves the model {info.model_digest[:12]},"
+                f"target {address} serves the model {info.model_digest[:12]},"
                 f" the others {in_use.model_digest[:12]}"
             )
 
-    def _admit_draft(self, replica: Replica, info: ModelInfo) -> None:
+    def _admit_draft(self, address: str, info: ModelInfo) -> None:
         """A draft must share the target's vocabulary."""
         target = self.targets.info
         if target is None:
@@ -114,6 +112,6 @@ class OrchestratorServer:
         theirs = (target.vocab_size, target.tokenizer_fingerprint)
         if mine != theirs:
             raise ModelMismatch(
-                f"draft {replica.address} has the vocabulary {mine[1][:12] or 'without a name'} of {mine[0]} tokens,"
+                f"draft {address} has the vocabulary {mine[1][:12] or 'without a name'} of {mine[0]} tokens,"
                 f" the target {theirs[1][:12] or 'without a name'} of {theirs[0]}"
             )

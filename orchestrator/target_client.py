@@ -1,83 +1,143 @@
 """One sequence's target: a lane on some replica, and another lane when that one is lost.
 
 Knows replay, the one recovery path: the sequence is opened again, on any replica of the same model, with prompt +
-committed ids, and the loop does not notice. Refuses to know what a verdict means.
+committed ids, and the loop does not notice. A crash, a drain, a preemption and a parked client all lead here.
+Refuses to know what a verdict means.
 """
 
 from __future__ import annotations
+
+import time
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from orchestrator.frames import chunked
 from orchestrator.link import Lane
 from orchestrator.pool import Pool
+from orchestrator.replica import Replica
 from orchestrator.sequence import Sequence
-from specdec.errors import NoReplica, OutOfStep, Overloaded, Preempted, ReplicaLost
+from specdec.errors import Draining, NoReplica, OutOfStep, Overloaded, PassFailed, Preempted, ReplicaLost
 from specdec.rounds import Round, Verdict
 from specdec.tree import TokenTree
 from specdec.v1 import target_pb2
 from specdec.wire import write_round
 
+MAX_CRASHES = 2
+"""Replicas that may fail under one request: it may be the request that fails them."""
+
 _REPLAY = (ReplicaLost, OutOfStep, Preempted, Overloaded)
+_FATE_TIMEOUT_S = 1.0
 _backoff = wait_random_exponential(multiplier=0.02, max=1.0)
 
 
 class TargetClient:
-    """See orchestrator.decoder.Target. ``async with`` closes the sequence on its replica."""
+    """See orchestrator.decoder.Target. ``async with`` closes the sequence on its replica.
 
-    def __init__(self, pool: Pool, model_digest: str, traceparent: str, wait_s: float) -> None:
+    ``arrived`` (monotonic clock) is the request's, so that a replay keeps its age.
+    """
+
+    def __init__(self, pool: Pool, model_digest: str, traceparent: str, wait_s: float, arrived: float) -> None:
         self._pool = pool
         self._model_digest = model_digest
         self._traceparent = traceparent
         self._wait_s = wait_s
+        self._arrived = arrived
+        self._replica: Replica | None = None
         self._lane: Lane | None = None
         self._round = 0
+        self._opened_before = False
+        self._num_failed_passes = 0
+        self._lost_instances: list[tuple[Replica, str]] = []
 
     async def __aenter__(self) -> TargetClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.park()
+
+    def park(self) -> None:
+        """Give up the lane; the next round opens the sequence again."""
         if self._lane is not None:
             self._lane.close()
+            self._lane = None
 
     async def verify(self, sequence: Sequence, tree: TokenTree) -> Verdict:
-        """The next verdict, from whichever replica gives it; bounded by the request's deadline alone."""
-        async for attempt in AsyncRetrying(retry=retry_if_exception_type(_REPLAY), wait=_wait, reraise=True):
-            with attempt:
-                if self._lane is None:
-                    lane = await self._open(sequence)
-                else:
-                    lane = self._lane
-                    self._round += 1
-                    lane.send(write_round(lane.sequence, Round(self._round, sequence.base, tree)))
-                try:
-                    verdict: Verdict = await lane.receive()
-                except _REPLAY:
-                    self._lane = None
-                    sequence.statistics.num_replays += 1
-                    raise
-                return verdict
-        raise AssertionError("unreachable: retrying ends by a verdict or an error")
+        """The next verdict, from whichever replica gives it; bounded by the request's deadline alone.
+
+        Raises NoReplica if none can be reached, or if too many failed under this request.
+        """
+        retrying = AsyncRetrying(retry=retry_if_exception_type(_REPLAY), wait=_wait, reraise=True)
+        verdict: Verdict = await retrying(self._attempt, sequence, tree)
+        return verdict
+
+    async def _attempt(self, sequence: Sequence, tree: TokenTree) -> Verdict:
+        if self._lane is not None:
+            self._round += 1
+            self._lane.send(write_round(self._lane.sequence, Round(self._round, sequence.base, tree)))
+            return await self._answer(self._lane, sequence)
+        if not self._opened_before:
+            self._opened_before = True
+            return await self._answer(await self._open(sequence), sequence)
+        await self._refuse_poison()
+        async with self._pool.replays.turn(self._arrived):
+            sequence.statistics.num_replays += 1
+            return await self._answer(await self._open(sequence), sequence)
+
+    async def _answer(self, lane: Lane, sequence: Sequence) -> Verdict:
+        sent = time.monotonic()
+        try:
+            verdict: Verdict = await lane.receive()
+        except _REPLAY as error:
+            self._lane = None
+            self._remember(error)
+            raise
+        assert self._replica is not None, "an open lane is some replica's"
+        if verdict.round:  # an open's answer has a prefill in it
+            self._replica.observe(time.monotonic() - sent)
+        lane.observe_pass(verdict.timings.pass_us / 1e6)
+        return verdict
 
     async def _open(self, sequence: Sequence) -> Lane:
         """Open the sequence somewhere. Its first verdict is a plain token, whatever the draft proposes."""
         try:
-            replica = await self._pool.wait_for_one(self._wait_s)
+            self._replica = await self._pool.wait_for_one(self._wait_s)
         except ReplicaLost as error:
             raise NoReplica(str(error)) from error
-        self._lane = lane = replica.lane()
+        self._lane = lane = self._replica.lane()
         self._round = 0
+        age_ms = int((time.monotonic() - self._arrived) * 1e3)
         lane.open(
             chunked(
                 sequence.spec,
                 self._model_digest,
                 self._traceparent,
                 lambda spec, more: target_pb2.TargetOpen(
-                    sequence=lane.sequence, spec=spec, more=more, stop_token_ids=sequence.stop_token_ids
+                    sequence=lane.sequence,
+                    spec=spec,
+                    more=more,
+                    stop_token_ids=sequence.stop_token_ids,
+                    request_age_ms=age_ms,
                 ),
             )
         )
         return lane
+
+    def _remember(self, error: Exception) -> None:
+        if isinstance(error, PassFailed):
+            self._num_failed_passes += 1
+        elif isinstance(error, ReplicaLost) and not isinstance(error, Draining) and self._replica is not None:
+            if self._replica.info is not None:
+                self._lost_instances.append((self._replica, self._replica.info.instance))
+
+    async def _refuse_poison(self) -> None:
+        """A lost stream is a crash only if the process behind it ended."""
+        if self._num_failed_passes + len(self._lost_instances) < MAX_CRASHES:
+            return
+        crashes = self._num_failed_passes
+        for replica, instance in self._lost_instances:
+            crashes += await replica.is_dead(instance, _FATE_TIMEOUT_S)
+        if crashes >= MAX_CRASHES:
+            raise NoReplica(f"{crashes} replicas failed under this request; it is not tried on another")
 
 
 def _wait(state: RetryCallState) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from specdec.errors import ReplicaLost, SpecdecError
+from specdec.errors import PassFailed, SpecdecError
 from specdec.rounds import Load
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class StepLoop:
         except Exception:
             log.exception("a sequence could not be taken in; it is given back for replay")
             self._close(key)
-            self._hand_over([(key, ReplicaLost("the model failed on this sequence"))])
+            self._hand_over([(key, PassFailed("the model failed on this sequence"))])
 
     def _close(self, key: Key) -> None:
         try:
@@ -146,4 +146,4 @@ class StepLoop:
             lost = list(self.engine.working_on())
             for key in lost:
                 self._close(key)
-            return [(key, ReplicaLost("the pass of this sequence failed")) for key in lost]
+            return [(key, PassFailed("the pass of this sequence failed")) for key in lost]

@@ -7,6 +7,7 @@ SpecdecError
 ├── OutOfStep            ABORTED              replay: the sequence does not stand where the caller thinks
 ├── Preempted            ABORTED              replay: its memory was needed
 ├── ReplicaLost          UNAVAILABLE          another replica
+│   ├── PassFailed       UNAVAILABLE          another replica; the model failed on this one
 │   └── Draining         UNAVAILABLE          another replica; this one is going away in good order
 ├── NoReplica            UNAVAILABLE          come back when the deployment is whole
 ├── ModelMismatch        FAILED_PRECONDITION  fix the deployment
@@ -73,6 +74,10 @@ class ReplicaLost(SpecdecError):
     code = code_pb2.UNAVAILABLE
 
 
+class PassFailed(ReplicaLost):
+    pass
+
+
 class Draining(ReplicaLost):
     pass
 
@@ -96,6 +101,7 @@ _BY_REASON: dict[str, type[SpecdecError]] = {
         OutOfStep,
         Preempted,
         ReplicaLost,
+        PassFailed,
         Draining,
         NoReplica,
         ModelMismatch,

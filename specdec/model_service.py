@@ -6,8 +6,10 @@ Knows what the draft and the target service do alike; refuses to know what eithe
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import sys
+import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -27,7 +29,7 @@ class ModelServicer:
     """What both servicers consist of: the model's description, and streams."""
 
     def __init__(self, engine: Engine, codec: Codec, info: ModelInfo, name: str) -> None:
-        self.info = info
+        self.info = dataclasses.replace(info, instance=uuid.uuid4().hex)
         self.streams = StreamServer(engine, codec, name)
 
     async def GetModelInfo(

@@ -97,6 +97,7 @@ class ModelInfo:
     dtype: str = "float32"
     capabilities: tuple[str, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
+    instance: str = ""  # of the process that serves it
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,6 +275,7 @@ def write_info(info: ModelInfo) -> common_pb2.ModelInfo:
         dtype=info.dtype,
         capabilities=info.capabilities,
         eos_token_ids=info.eos_token_ids,
+        instance=info.instance,
     )
 
 
@@ -288,6 +289,7 @@ def read_info(message: common_pb2.ModelInfo) -> ModelInfo:
         message.dtype,
         tuple(message.capabilities),
         tuple(message.eos_token_ids),
+        message.instance,
     )
 
 

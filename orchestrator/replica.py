@@ -1,0 +1,192 @@
+"""One endpoint of a model service: connected, compared, watched, and carried until it is lost; then again.
+
+Knows the endpoint's health, speed and fate; refuses to know its neighbours (orchestrator.pool) and sequences.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+
+from orchestrator.link import HostileReplica, Lane, Link
+from specdec import rpc, wire
+from specdec.errors import ModelMismatch, ReplicaLost, SpecdecError
+from specdec.rounds import ModelInfo
+from specdec.v1 import common_pb2
+
+log = logging.getLogger(__name__)
+
+_INFO_TIMEOUT_S = 2.0
+_FIRST_ASIDE_S = 10.0
+_LONGEST_ASIDE_S = 300.0
+_SMOOTHING = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What differs between targets and drafts, seen from here."""
+
+    name: str
+    connect: Callable[[grpc.aio.Channel, ModelInfo], Link]
+    get_info: Callable[[grpc.aio.Channel], grpc.aio.UnaryUnaryMultiCallable[Any, Any]]
+    admit: Callable[[str, ModelInfo], None]
+    """Raises SpecdecError if the model at this address cannot be used here."""
+
+
+class Replica:
+    """``link`` is there while the endpoint can be used; otherwise ``problem`` says why not."""
+
+    def __init__(self, address: str, role: Role) -> None:
+        self.address = address
+        self.role = role
+        self.info: ModelInfo | None = None
+        self.link: Link | None = None
+        self.problem = "not reached yet"
+        self.latency_s: float | None = None  # of a round or an advance, as its callers see it; smoothed
+        self._serving = True
+        self._aside = asyncio.Event()
+        self._aside_s = _FIRST_ASIDE_S
+        self._dead: set[str] = set()  # instances that are known to have ended
+        self._fate_known = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        return self.link is not None and not self.link.draining and self._serving
+
+    @property
+    def score(self) -> float:
+        """How long a new sequence would wait here, roughly; smaller is better."""
+        if self.link is None:
+            return float("inf")
+        # Other orchestrators' sequences are in the reported load, our newest are not yet.
+        return (1 + max(self.link.num_lanes, self.link.load.live_sequences)) * (self.latency_s or 0.0)
+
+    def lane(self) -> Lane:
+        if self.link is None:
+            raise ReplicaLost(f"{self.role.name} {self.address}: {self.problem}")
+        return self.link.lane()
+
+    def observe(self, latency_s: float) -> None:
+        """An answer took so long."""
+        if self.latency_s is None:
+            self.latency_s = latency_s
+        else:
+            self.latency_s += _SMOOTHING * (latency_s - self.latency_s)
+
+    def set_aside(self, reason: str) -> None:
+        """Do without it for a while, twice as long each time; its sequences move."""
+        if not self._aside.is_set():
+            self._log(logging.WARNING, "replica set aside", reason=reason)
+            self.problem = f"set aside: {reason}"
+            self._aside.set()
+
+    async def is_dead(self, instance: str, timeout_s: float) -> bool:
+        """Whether this process has ended, known once the next attempt to connect succeeded or was refused."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._fate_known.wait()
+        return instance in self._dead
+
+    async def keep_connected(self, changed: Callable[[], None]) -> None:
+        """Until cancelled. ``changed`` is called whenever it became usable or ceased to be."""
+        while True:
+            async with rpc.channel(self.address) as channel:
+                info = await self._reach(channel)
+                link = self.role.connect(channel, info)
+                self.info, self.link, self.problem, self._serving = info, link, "", True
+                self._log(logging.INFO, "replica connected", instance=info.instance)
+                changed()
+                try:
+                    await self._carry(channel, link)
+                finally:
+                    self.link, self.latency_s = None, None
+                    changed()
+            if self._aside.is_set():
+                await asyncio.sleep(self._aside_s)
+                self._aside_s = min(2 * self._aside_s, _LONGEST_ASIDE_S)
+                self._aside.clear()
+
+    async def _reach(self, channel: grpc.aio.Channel) -> ModelInfo:
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(SpecdecError),
+            wait=wait_random_exponential(multiplier=0.05, max=1.0),
+            before_sleep=self._note,
+        )
+        async for attempt in retrying:
+            with attempt:
+                try:
+                    info = await _model_info(self.role.get_info(channel))
+                except ReplicaLost:
+                    self._tell_fate(alive=None)
+                    raise
+                self._tell_fate(alive=info.instance)
+                self.role.admit(self.address, info)
+        return info
+
+    async def _carry(self, channel: grpc.aio.Channel, link: Link) -> None:
+        self._fate_known.clear()
+        started = time.monotonic()
+        stream = asyncio.create_task(link.run())
+        others = {asyncio.create_task(self._aside.wait()), asyncio.create_task(self._watch_health(channel))}
+        try:
+            pending: set[asyncio.Task[Any]] = {stream, *others}
+            while not (stream.done() or self._aside.is_set()):
+                # The health watch may end by itself: not every server has one.
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if stream.done():
+                error = stream.exception()
+                self.problem = str(error)
+                self._log(logging.WARNING, "replica lost", reason=str(error))
+                if isinstance(error, HostileReplica):
+                    self.set_aside(str(error))
+        finally:
+            for task in (stream, *others):
+                task.cancel()
+            await asyncio.gather(stream, *others, return_exceptions=True)
+        if time.monotonic() - started > 2 * self._aside_s:
+            self._aside_s = _FIRST_ASIDE_S  # it has behaved for a while
+
+    async def _watch_health(self, channel: grpc.aio.Channel) -> None:
+        """NOT_SERVING: no new sequences, while those that are there go on."""
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        try:
+            async for response in call:
+                self._serving = response.status == health_pb2.HealthCheckResponse.SERVING
+        except grpc.aio.AioRpcError:
+            self._serving = True  # the stream of sequences tells of its own end
+        finally:
+            call.cancel()
+
+    def _note(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, ModelMismatch) and self.problem != str(error):
+            self._log(logging.ERROR, "replica refused", reason=str(error))
+        self.problem = str(error)
+
+    def _tell_fate(self, alive: str | None) -> None:
+        """Another process, or none, at this address: the one we knew has ended."""
+        if self.info is not None and self.info.instance != alive:
+            self._dead.add(self.info.instance)
+        self._fate_known.set()
+
+    def _log(self, level: int, message: str, **extra: Any) -> None:
+        log.log(level, message, extra={"role": self.role.name, "address": self.address, **extra})
+
+
+async def _model_info(get_info: grpc.aio.UnaryUnaryMultiCallable[Any, Any]) -> ModelInfo:
+    try:
+        response: common_pb2.GetModelInfoResponse = await get_info(
+            common_pb2.GetModelInfoRequest(), timeout=_INFO_TIMEOUT_S
+        )
+    except grpc.aio.AioRpcError as error:
+        raise rpc.error_of(error) from error
+    return wire.read_info(response.model)
