@@ -49,6 +49,6 @@ class OrchestratorSettings(ServiceSettings):
     def _addresses(cls, value: list[str]) -> list[str]:
         for address in value:
             host, _, port = address.rpartition(":")
-            if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            if not host or " " in host or not port.isdigit() or not 0 < int(port) < 65536:
                 raise ValueError(f"{address!r} is not host:port")
         return value

@@ -50,13 +50,16 @@ class Speculation:
             self._growing = False
         if growth.base > sequence.base or growth.base < sequence.num_prompt_tokens:
             return self._refuse(f"a growth from base {growth.base} at base {sequence.base}")
+        if not sequence.keyed_by_token and growth.base != sequence.base:
+            return None  # the answer to an older advance
         grown = growth.tree.under(growth.path)
-        if not sequence.keyed_by_token:
-            if growth.base != sequence.base:
-                return None  # the answer to an older advance
-            if not grown.is_chain or len(grown) > self._budget.max_nodes:
-                return self._refuse("a growth that is not the chain that was asked for")
-        self._trie = self._trie.merge(grown.descend(sequence.ids[growth.base :]))
+        if sequence.keyed_by_token:
+            # Nobody asked for distributions, and the target refuses them in a tree that branches.
+            grown = TokenTree(grown.token_ids, grown.parents)
+        trie = self._trie.merge(grown.descend(sequence.ids[growth.base :]))
+        if not sequence.keyed_by_token and not (trie.is_chain and len(trie) <= self._budget.max_nodes):
+            return self._refuse("growths that are not the chain that was asked for")
+        self._trie = trie
         return None
 
     def _refuse(self, reason: str) -> None:

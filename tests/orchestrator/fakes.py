@@ -1,0 +1,97 @@
+"""A draft and a target made of plain Python, for the loop without a network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from orchestrator.sequence import Sequence
+from specdec.rounds import Budget, Growth, GrowthEnd, Verdict
+from specdec.sequence import Method, SamplingParams
+from specdec.tree import ROOT, TokenTree
+
+
+def new_sequence(prompt=(1, 2), max_tokens=20, method=Method.COUPLED, temperature=1.0, **options: Any) -> Sequence:
+    return Sequence(prompt, max_tokens, SamplingParams(temperature), 0, method, **options)
+
+
+class FakeDraft:
+    """In place of DraftClient: gives the growths of a script, None for a loss.
+
+    ``answer`` makes the script's next entries from every advance.
+    """
+
+    def __init__(self, answer: Callable[[FakeDraft, Sequence, Budget], Iterable[Growth | None]] | None = None) -> None:
+        self.answer = answer
+        self.script: list[Growth | None] = []
+        self.budgets: list[Budget] = []
+        self.set_aside_for: list[str] = []
+        self.there = True
+        self.num_advances = 0
+
+    def advance(self, sequence: Sequence, budget: Budget) -> bool:
+        self.budgets.append(budget)
+        if not self.there:
+            return False
+        self.num_advances += 1
+        if self.answer is not None:
+            self.script.extend(self.answer(self, sequence, budget))
+        return True
+
+    async def growth(self) -> Growth | None:
+        assert self.script, "the speculation waits for a growth that nobody is to send"
+        await asyncio.sleep(0)
+        return self.script.pop(0)
+
+    def set_aside(self, reason: str) -> None:
+        self.set_aside_for.append(reason)
+
+    def grow(
+        self,
+        base: int,
+        tree: TokenTree,
+        *,
+        path: tuple[int, ...] = (),
+        end: GrowthEnd | None = GrowthEnd.BUDGET,
+        advance: int | None = None,
+    ) -> None:
+        self.script.append(Growth(self.num_advances if advance is None else advance, base, path, tree, end))
+
+
+def next_token(ids: list[int]) -> int:
+    """The target's law: a token that depends on all of the text."""
+    state = 7
+    for token_id in ids:
+        state = (state * 31 + token_id + 1) % 10_007
+    return state % 10
+
+
+class FakeTarget:
+    """Greedy verification by ``next_token``. Its first verdict is an open's: round 0, which verifies nothing."""
+
+    def __init__(self) -> None:
+        self.trees: list[TokenTree] = []
+        self.replay_next = True
+
+    async def verify(self, sequence: Sequence, tree: TokenTree) -> Verdict:
+        assert tree.problem(10) is None
+        self.trees.append(tree)
+        await asyncio.sleep(0)
+        if self.replay_next:
+            self.replay_next = False
+            return Verdict(0, sequence.base, (), next_token(sequence.ids))
+        text, accepted, node = list(sequence.ids), [], ROOT
+        while (child := tree.child(node, next_token(text))) is not None:
+            node = child
+            accepted.append(child)
+            text.append(tree.token_ids[child])
+        return Verdict(len(self.trees), sequence.base, tuple(accepted), next_token(text))
+
+
+def alone(prompt: Iterable[int], count: int) -> list[int]:
+    """What the target says without anybody's help."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(next_token(text))
+    return text

@@ -1,0 +1,209 @@
+"""The loop: whatever the draft does, the text is the target's and nobody is asked for more than fits."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.controller import Controller
+from orchestrator.decoder import decode
+from orchestrator.sequence import FinishReason
+from orchestrator.speculation import Speculation
+from specdec.rounds import Budget, Growth, GrowthEnd
+from specdec.sequence import Method
+from specdec.tree import EMPTY_TREE, TokenTree
+from tests.orchestrator.fakes import FakeDraft, FakeTarget, alone, new_sequence, next_token
+
+
+async def run(draft: FakeDraft, max_tokens: int = 20, num_draft_tokens: int = 4, target=None, **options):
+    sequence = new_sequence(max_tokens=max_tokens, **options)
+    target = target or FakeTarget()
+    loop = decode(sequence, target, Speculation(draft), Controller(num_draft_tokens))
+    return sequence, [step async for step in loop], target
+
+
+def perfect(draft, sequence, budget):
+    yield Growth(
+        draft.num_advances,
+        sequence.base,
+        (),
+        TokenTree.chain(alone(sequence.ids, budget.max_nodes)[sequence.base :]),
+        GrowthEnd.BUDGET,
+    )
+
+
+def wrong(draft, sequence, budget):
+    guess = (next_token(sequence.ids) + 1) % 10
+    yield Growth(draft.num_advances, sequence.base, (), TokenTree.chain([guess]), GrowthEnd.UNLIKELY)
+
+
+def nothing(draft, sequence, budget):
+    draft.there = False
+    return ()
+
+
+def lost(draft, sequence, budget):
+    yield None
+
+
+@pytest.mark.parametrize("answer", [perfect, wrong, nothing, lost])
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 20])
+async def test_the_text_is_the_targets_whatever_the_draft_proposes(answer, max_tokens):
+    sequence, steps, _ = await run(FakeDraft(answer), max_tokens)
+    assert sequence.ids == alone([1, 2], max_tokens)
+    assert [i for step in steps for i in step.piece.token_ids] == sequence.ids[2:]
+    assert sequence.finish_reason is FinishReason.LENGTH
+
+
+async def test_a_perfect_draft_gives_k_plus_one_tokens_a_pass():
+    _, steps, _ = await run(FakeDraft(perfect), max_tokens=21)
+    assert [len(step.piece.token_ids) for step in steps] == [1, 5, 5, 5, 5]
+
+
+@pytest.mark.parametrize("answer", [perfect, wrong])
+@pytest.mark.parametrize("num_draft_tokens", [0, 1, 4, 64])
+@pytest.mark.parametrize("max_tokens", [1, 2, 7, 20])
+async def test_the_draft_is_asked_for_at_most_what_remains_less_one(answer, num_draft_tokens, max_tokens):
+    remaining = []
+
+    def asked(draft, sequence, budget):
+        remaining.append((sequence.remaining, budget))
+        return answer(draft, sequence, budget)
+
+    _, _, target = await run(FakeDraft(asked), max_tokens, num_draft_tokens)
+    for left, budget in remaining:
+        assert 0 < budget.max_nodes <= min(num_draft_tokens, left - 1)
+        assert budget.max_depth <= left - 1
+        assert budget.max_ahead == 0
+    assert all(len(tree) <= num_draft_tokens for tree in target.trees)
+    if num_draft_tokens == 0:
+        assert not remaining
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2])
+async def test_the_last_token_of_all_needs_no_draft(max_tokens):
+    draft = FakeDraft(perfect)
+    await run(draft, max_tokens)
+    assert draft.num_advances == max_tokens - 1
+
+
+def test_the_budget_depends_on_the_length_left_alone():
+    controller = Controller(4)
+    for committed in range(1, 12):
+        texts = [new_sequence(prompt, max_tokens=12) for prompt in ([1, 2], [9, 9, 9])]
+        for number, sequence in enumerate(texts):
+            rng = random.Random(number)
+            sequence.ids.extend(rng.randrange(10) for _ in range(committed))
+        budgets = {controller.budget(sequence) for sequence in texts}
+        assert budgets == {Budget(min(4, 12 - committed - 1), min(4, 12 - committed - 1))}
+
+
+async def test_the_controller_sees_every_verdict_and_its_tree_and_is_asked_again_only_while_more_follows():
+    seen, asked = [], []
+
+    class Watching(Controller):
+        def observe(self, tree, verdict):
+            seen.append((tree, verdict))
+
+        def budget(self, sequence):
+            asked.append(sequence.finished)
+            return super().budget(sequence)
+
+    sequence = new_sequence(max_tokens=9)
+    steps = [s async for s in decode(sequence, FakeTarget(), Speculation(FakeDraft(perfect)), Watching(3))]
+    assert seen == [(step.tree, step.verdict) for step in steps]
+    assert not any(asked)
+    assert len(asked) == len(steps)
+
+
+async def test_a_stop_inside_the_block_ends_the_loop_there():
+    text = alone([1, 2], 20)
+    stop = text[6]
+    first = text.index(stop, 2)
+    sequence, steps, _ = await run(FakeDraft(perfect), stop_token_ids=frozenset({stop}))
+    assert sequence.ids == text[: first + 1]
+    assert [i for step in steps for i in step.piece.token_ids] == text[2:first]
+    assert sequence.finish_reason is FinishReason.STOP
+
+
+async def test_a_replay_in_the_middle_costs_a_round_and_no_token():
+    class Moving(FakeTarget):
+        async def verify(self, sequence, tree):
+            self.replay_next = self.replay_next or len(self.trees) in (2, 3)
+            return await super().verify(sequence, tree)
+
+    sequence, steps, _ = await run(FakeDraft(perfect), target=Moving())
+    assert sequence.ids == alone([1, 2], 20)
+    opens = [step for step in steps if step.verdict.round == 0]
+    assert len(opens) == 3
+    statistics = sequence.statistics
+    assert statistics.num_rounds == len(steps)
+    verified = [step for step in steps if step.tree and step.verdict.round]
+    assert statistics.num_drafts == len(verified)
+    assert statistics.num_draft_tokens == sum(len(step.tree) for step in verified)
+    assert statistics.num_accepted_tokens == sum(len(step.verdict.accepted) for step in steps)
+
+
+async def test_the_targets_failure_is_the_loops():
+    class Failing(FakeTarget):
+        async def verify(self, sequence, tree):
+            raise RuntimeError("gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        await run(FakeDraft(perfect), target=Failing())
+
+
+@given(st.data())
+async def test_no_behaviour_of_a_draft_changes_the_text(data):
+    """Late, early, repeated, missing, malformed in base or path, too long, branching: under coupled sampling."""
+    token = st.integers(0, 9)
+
+    def anything(draft, sequence, budget):
+        for _ in range(data.draw(st.integers(0, 3))):
+            tree = TokenTree.chain(data.draw(st.lists(token, max_size=6)))
+            if data.draw(st.booleans()):
+                tree = tree.merge(TokenTree.chain(alone(sequence.ids, 3)[sequence.base :]))
+            yield Growth(
+                data.draw(st.integers(0, draft.num_advances)),
+                max(0, sequence.base - data.draw(st.integers(-1, 4))),
+                tuple(data.draw(st.lists(token, max_size=2))),
+                tree,
+                data.draw(st.none() | st.sampled_from(list(GrowthEnd))),
+            )
+        yield data.draw(
+            st.none() | st.just(Growth(draft.num_advances, sequence.base, (), EMPTY_TREE, GrowthEnd.BUDGET))
+        )
+
+    class Forgetful(FakeDraft):
+        def advance(self, sequence, budget):
+            self.script.clear()
+            return super().advance(sequence, budget)
+
+    max_tokens, num_draft_tokens = data.draw(st.integers(1, 12)), data.draw(st.integers(0, 4))
+    sequence, steps, target = await run(Forgetful(anything), max_tokens, num_draft_tokens)
+    assert sequence.ids == alone([1, 2], len(sequence.ids) - 2)
+    assert [i for step in steps for i in step.piece.token_ids] == sequence.ids[2:]
+    assert sequence.remaining == 0
+    assert all(len(tree) <= num_draft_tokens for tree in target.trees)
+
+
+async def test_under_token_verification_the_target_gets_whole_chains_only():
+    lengths = []
+
+    def sometimes_lost(draft, sequence, budget):
+        if not sequence.num_committed:
+            return  # DraftClient asks for nothing before the first token
+        if draft.num_advances % 2:
+            yield Growth(draft.num_advances, sequence.base, (), TokenTree.chain([1, 2]), None)
+            yield None
+        else:
+            lengths.append(budget.max_nodes)
+            yield from perfect(draft, sequence, budget)
+
+    sequence, _, target = await run(FakeDraft(sometimes_lost), method=Method.TOKEN)
+    assert [len(tree) for tree in target.trees if tree] == lengths
+    assert len(lengths) > 2
+    assert sequence.num_committed == 20

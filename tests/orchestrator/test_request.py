@@ -1,0 +1,205 @@
+"""What a client may ask for: every problem is named at once, and nothing is ignored in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from orchestrator.request import Request, read_request
+from specdec.errors import ContextExceeded, InvalidArgument
+from specdec.rounds import ModelInfo
+from specdec.sequence import Method, SamplingParams
+from specdec.v1 import common_pb2, generation_pb2
+
+TOKENIZER = Tokenizer.from_file(str(Path(__file__).resolve().parents[2] / "models/demo/target/tokenizer.json"))
+TARGET = ModelInfo("target", "digest", 100, "", context_length=20, eos_token_ids=(7,))
+PROMPT = dict(token_ids={"token_ids": [1, 2, 3]})
+
+
+def message(**fields) -> generation_pb2.GenerateRequest:
+    if not fields.keys() & {"text", "token_ids", "chat"}:
+        fields |= PROMPT
+    return generation_pb2.GenerateRequest(**fields)
+
+
+def read(request=None, tokenizer=None, target=TARGET, **fields) -> Request:
+    return read_request(request or message(**fields), target, tokenizer, num_draft_tokens=4)
+
+
+def refused(request=None, tokenizer=None, **fields) -> dict[str, str]:
+    with pytest.raises(InvalidArgument) as caught:
+        read(request, tokenizer, **fields)
+    assert all(what for _, what in caught.value.violations)
+    return dict(caught.value.violations)
+
+
+def test_defaults_are_written_down():
+    request = read(seed=5)
+    assert request == Request((1, 2, 3), 17, SamplingParams(), 5, 1, (), frozenset({7}), Method.COUPLED, 4)
+
+
+def test_what_was_asked_for_is_what_is_done():
+    request = read(
+        text="def f(x):",
+        tokenizer=TOKENIZER,
+        max_tokens=9,
+        temperature=0.25,
+        top_k=3,
+        top_p=0.5,
+        min_p=0.125,
+        seed=2**64 - 1,
+        n=64,
+        stop=["a", "b"],
+        stop_token_ids=[1, 2],
+        verification=common_pb2.VERIFICATION_METHOD_BLOCK,
+        num_draft_tokens=0,
+    )
+    assert request == Request(
+        tuple(TOKENIZER.encode("def f(x):").ids),
+        9,
+        SamplingParams(0.25, 3, 0.5, 0.125),
+        2**64 - 1,
+        64,
+        ("a", "b"),
+        frozenset({1, 2, 7}),
+        Method.BLOCK,
+        0,
+    )
+
+
+def test_explicit_zeros_are_not_defaults():
+    request = read(temperature=0.0, seed=0, num_draft_tokens=0)
+    assert (request.sampling.temperature, request.seed, request.num_draft_tokens) == (0.0, 0, 0)
+
+
+def test_a_seed_is_drawn_of_64_bits():
+    seeds = {read().seed for _ in range(20)}
+    assert len(seeds) == 20
+    assert max(seeds) >= 2**56
+    assert max(seeds) < 2**64
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        (dict(token_ids={"token_ids": []}), "token_ids", "empty"),
+        (dict(token_ids={"token_ids": [1, 100]}), "token_ids", "vocabulary of 100"),
+        (dict(text="a"), "text", "no tokenizer"),
+        (dict(max_tokens=0), "max_tokens", "at least 1"),
+        (dict(temperature=-0.5), "temperature", "-0.5"),
+        (dict(temperature=float("nan")), "temperature", "nan"),
+        (dict(temperature=float("inf")), "temperature", "inf"),
+        (dict(temperature=1e-9), "temperature", "greedy"),
+        (dict(top_p=0.0), "top_p", "(0, 1]"),
+        (dict(top_p=1.5), "top_p", "1.5"),
+        (dict(top_p=float("nan")), "top_p", "nan"),
+        (dict(min_p=-0.5), "min_p", "-0.5"),
+        (dict(min_p=1.5), "min_p", "1.5"),
+        (dict(n=0), "n", "1 to 64"),
+        (dict(n=65), "n", "1 to 64"),
+        (dict(stop=["a"]), "stop", "no tokenizer"),
+        (dict(stop_token_ids=[100]), "stop_token_ids", "vocabulary"),
+        (dict(stop_token_ids=[1] * 257), "stop_token_ids", "at most 256"),
+        (dict(verification=9), "verification", "9"),
+        (dict(num_draft_tokens=65), "num_draft_tokens", "at most 64"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(fields, field, words):
+    problems = refused(**fields)
+    assert list(problems) == [field]
+    assert words in problems[field]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        (dict(text=""), "text"),
+        (dict(text="a", stop=[""]), "stop[0]"),
+        (dict(text="a", stop=["ok", "x" * 257]), "stop[1]"),
+        (dict(text="a", stop=[str(i) for i in range(17)]), "stop"),
+    ],
+)
+def test_text_fields_are_checked(fields, field):
+    assert list(refused(tokenizer=TOKENIZER, **fields)) == [field]
+
+
+UNSUPPORTED = {
+    "chat": {"messages": [{"role": "user", "content": "hello"}]},
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.0,
+    "logit_bias": {3: 1.0},
+    "min_tokens": 0,
+    "logprobs": 0,
+    "grammar": "",
+    "resume": {0: {"token_ids": [1]}},
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_an_unsupported_field_is_refused_by_name_even_at_its_default(name):
+    assert refused(**{name: UNSUPPORTED[name]}) == {name: "not supported"}
+
+
+def test_every_field_of_the_contract_is_either_read_or_refused():
+    """A field added to the contract must be thought of here."""
+    read_here = {
+        *("text", "token_ids", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n"),
+        *("stop", "stop_token_ids", "verification", "num_draft_tokens"),
+    }
+    fields = {field.name for field in generation_pb2.GenerateRequest.DESCRIPTOR.fields}
+    assert fields == read_here | set(UNSUPPORTED)
+
+
+def test_a_prompt_is_required():
+    assert list(refused(generation_pb2.GenerateRequest())) == ["prompt"]
+
+
+def test_a_field_of_a_later_contract_is_refused_by_number():
+    request = message()
+    # Field 1000, a varint: 8000 << 0 as a tag, then 1.
+    request.MergeFromString(b"\xc0\x3e\x01")
+    problems = refused(request)
+    assert "1000" in problems["field"]
+
+
+def test_all_problems_are_named_at_once():
+    problems = refused(
+        token_ids={"token_ids": [100]},
+        temperature=-1.0,
+        top_p=2.0,
+        n=0,
+        max_tokens=0,
+        stop=["x"],
+        stop_token_ids=[100],
+        num_draft_tokens=99,
+        verification=9,
+        logprobs=3,
+        grammar="x",
+    )
+    assert set(problems) == {
+        *("token_ids", "temperature", "top_p", "n", "max_tokens", "stop", "stop_token_ids"),
+        *("num_draft_tokens", "verification", "logprobs", "grammar"),
+    }
+
+
+def test_prompt_and_max_tokens_may_fill_the_context_and_not_one_more():
+    assert read(max_tokens=17).max_tokens == 17
+    with pytest.raises(ContextExceeded, match=r"3 prompt tokens and max_tokens 18 .* context of 20"):
+        read(max_tokens=18)
+    with pytest.raises(ContextExceeded):
+        read(max_tokens=2**32 - 1)
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [20, 21, 500])
+def test_a_prompt_that_leaves_no_room_is_out_of_range(num_prompt_tokens):
+    with pytest.raises(ContextExceeded, match="context of 20"):
+        read(token_ids={"token_ids": [1] * num_prompt_tokens})
+    assert read(token_ids={"token_ids": [1] * 19}).max_tokens == 1
+
+
+@pytest.mark.parametrize("method", [common_pb2.VERIFICATION_METHOD_UNSPECIFIED, common_pb2.VERIFICATION_METHOD_COUPLED])
+def test_unspecified_verification_is_coupled(method):
+    assert read(verification=method).method is Method.COUPLED

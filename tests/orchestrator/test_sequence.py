@@ -1,0 +1,185 @@
+"""A verdict is committed token by token, and a stop inside it cuts ids, origins and text together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from orchestrator.sequence import FinishReason, Sequence
+from orchestrator.text import Origin
+from specdec.rounds import Verdict
+from specdec.sequence import Method, SamplingParams, SequenceSpec
+from specdec.tree import EMPTY_TREE, TokenTree
+
+TOKENIZER = Tokenizer.from_file(str(Path(__file__).resolve().parents[2] / "models/demo/target/tokenizer.json"))
+D, C, B = Origin.DRAFT, Origin.CORRECTION, Origin.BONUS
+
+
+def new(prompt=(1, 2), max_tokens=100, **options) -> Sequence:
+    options = {"sampling": SamplingParams(), "seed": 3, "method": Method.COUPLED, **options}
+    return Sequence(prompt, max_tokens, **options)
+
+
+def verdict(base: int, accepted=(), next_token: int = 0, number: int = 1) -> Verdict:
+    return Verdict(number, base, tuple(accepted), next_token)
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text).ids
+
+
+def test_a_verdict_commits_what_was_accepted_and_one_token_more():
+    sequence = new()
+    piece = sequence.extend(TokenTree.chain([5, 6, 7]), verdict(2, (0, 1), 9))
+    assert sequence.ids == [1, 2, 5, 6, 9]
+    assert (sequence.base, sequence.num_committed, sequence.remaining) == (5, 3, 97)
+    assert piece.token_ids == (5, 6, 9)
+    assert not sequence.finished
+
+
+@pytest.mark.parametrize(
+    ("tree", "accepted", "origins"),
+    [
+        (EMPTY_TREE, (), (B,)),
+        (TokenTree.chain([5, 6]), (), (C,)),
+        (TokenTree.chain([5, 6]), (0,), (D, C)),
+        (TokenTree.chain([5, 6]), (0, 1), (D, D, B)),
+        # Node 1 is a leaf beside others: nothing below it was rejected.
+        (TokenTree((5, 6, 7), (-1, -1, 0)), (1,), (D, B)),
+        (TokenTree((5, 6, 7), (-1, -1, 0)), (0,), (D, C)),
+        (TokenTree((5, 6, 7), (-1, -1, 0)), (0, 2), (D, D, B)),
+    ],
+)
+def test_origins_say_who_proposed_and_why_the_block_ended(tree, accepted, origins):
+    sequence = new()
+    assert sequence.extend(tree, verdict(2, accepted, 9)).origins == origins
+
+
+def test_a_replay_verifies_nothing_of_the_tree_at_hand():
+    sequence = new()
+    piece = sequence.extend(TokenTree.chain([5, 6]), verdict(2, (), 9, number=0))
+    assert piece.origins == (B,)
+    statistics = sequence.statistics
+    assert (statistics.num_rounds, statistics.num_drafts, statistics.num_draft_tokens) == (1, 0, 0)
+
+
+def test_statistics_count_by_depth_and_add_up():
+    sequence = new()
+    sequence.extend(EMPTY_TREE, verdict(2, (), 9, number=0))
+    sequence.extend(TokenTree.chain([5, 6, 7]), verdict(3, (0, 1), 9))
+    sequence.extend(TokenTree((5, 6, 7), (-1, -1, 1)), verdict(6, (1, 2), 9))
+    sequence.extend(TokenTree.chain([5]), verdict(9, (), 9))
+    sequence.extend(EMPTY_TREE, verdict(10, (), 9))
+    statistics = sequence.statistics
+    assert statistics.num_rounds == 5
+    assert statistics.num_drafts == 3
+    assert statistics.num_draft_tokens == 7
+    assert statistics.num_accepted_tokens == 4
+    assert statistics.num_accepted_tokens_per_pos == [2, 2, 0]
+
+
+def test_a_stop_token_inside_the_block_cuts_it_and_is_not_output():
+    sequence = new(stop_token_ids=frozenset({6, 8}))
+    piece = sequence.extend(TokenTree.chain([5, 6, 7]), verdict(2, (0, 1, 2), 8))
+    assert piece.token_ids == (5,)
+    assert piece.origins == (D,)
+    assert (sequence.finish_reason, sequence.matched) == (FinishReason.STOP, 6)
+    # The replica has committed all of it; what was measured is what happened there.
+    assert sequence.statistics.num_accepted_tokens == 3
+
+
+def test_a_stop_token_may_be_the_correction():
+    sequence = new(stop_token_ids=frozenset({8}))
+    assert sequence.extend(TokenTree.chain([5]), verdict(2, (), 8)).token_ids == ()
+    assert (sequence.finish_reason, sequence.matched) == (FinishReason.STOP, 8)
+
+
+def test_a_stop_token_of_the_prompt_stops_nothing():
+    sequence = new(prompt=(8, 8), stop_token_ids=frozenset({8}))
+    assert sequence.extend(EMPTY_TREE, verdict(2, (), 5)).token_ids == (5,)
+    assert not sequence.finished
+
+
+def test_the_length_cuts_the_block():
+    sequence = new(max_tokens=2)
+    piece = sequence.extend(TokenTree.chain([5, 6, 7]), verdict(2, (0, 1, 2), 8))
+    assert piece.token_ids == (5, 6)
+    assert piece.origins == (D, D)
+    assert (sequence.finish_reason, sequence.matched) == (FinishReason.LENGTH, None)
+    assert sequence.remaining == 0
+
+
+def test_a_stop_at_the_last_token_allowed_is_a_stop():
+    sequence = new(max_tokens=2, stop_token_ids=frozenset({6}))
+    assert sequence.extend(TokenTree.chain([5]), verdict(2, (0,), 6)).token_ids == (5,)
+    assert sequence.finish_reason is FinishReason.STOP
+
+
+def test_a_stop_string_inside_the_block_cuts_ids_origins_and_text_together():
+    sequence = new(prompt=ids("x"), tokenizer=TOKENIZER, stop=["de"])
+    block = [ids(letter)[0] for letter in "abcdef"]
+    piece = sequence.extend(TokenTree.chain(block[:5]), verdict(1, range(5), block[5]))
+    assert piece.text == "abc"
+    assert piece.token_ids == tuple(block[:3])
+    assert piece.origins == (D, D, D)
+    assert piece.text_ends == (1, 2, 3)
+    assert (sequence.finish_reason, sequence.matched) == (FinishReason.STOP, "de")
+
+
+def test_a_stop_string_across_two_verdicts_is_never_shown():
+    sequence = new(prompt=ids("x"), tokenizer=TOKENIZER, stop=["cd"])
+    a, b, c, d = (ids(letter)[0] for letter in "abcd")
+    first = sequence.extend(TokenTree.chain([a, b]), verdict(1, (0, 1), c))
+    assert (first.text, first.token_ids) == ("ab", (a, b))
+    last = sequence.extend(EMPTY_TREE, verdict(4, (), d))
+    assert (last.text, last.token_ids) == ("", ())
+    assert sequence.finish_reason is FinishReason.STOP
+
+
+def test_a_stop_token_lets_out_what_was_held_back():
+    sequence = new(prompt=ids("x"), tokenizer=TOKENIZER, stop=["ab"], stop_token_ids=frozenset({0}))
+    a = ids("a")[0]
+    assert not sequence.extend(EMPTY_TREE, verdict(1, (), a))
+    last = sequence.extend(EMPTY_TREE, verdict(2, (), 0))
+    assert (last.text, last.token_ids, last.origins) == ("a", (a,), (B,))
+
+
+def test_the_spec_is_prompt_and_committed_with_the_prompts_length():
+    sequence = new(sampling=SamplingParams(0.5), method=Method.BLOCK)
+    sequence.extend(TokenTree.chain([5]), verdict(2, (0,), 9))
+    assert sequence.spec == SequenceSpec((1, 2, 5, 9), 2, SamplingParams(0.5), 3, Method.BLOCK)
+
+
+@pytest.mark.parametrize("method", list(Method))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_sequence_and_spec_agree_on_what_is_keyed_by_token(method, temperature):
+    sequence = new(sampling=SamplingParams(temperature), method=method)
+    assert sequence.keyed_by_token == sequence.spec.keyed_by_token == (method is Method.COUPLED or temperature == 0)
+
+
+@given(st.data())
+def test_any_blocks_give_the_tokens_up_to_the_first_stop_or_the_length(data):
+    token = st.integers(0, 9)
+    stops = data.draw(st.frozensets(token, max_size=2))
+    max_tokens = data.draw(st.integers(1, 12))
+    sequence = new(max_tokens=max_tokens, stop_token_ids=stops)
+    all_tokens, all_origins, pieces = [], [], []
+    while not sequence.finished:
+        chain = data.draw(st.lists(token, max_size=4))
+        num_accepted = data.draw(st.integers(0, len(chain)))
+        next_token = data.draw(token)
+        all_tokens += [*chain[:num_accepted], next_token]
+        all_origins += [*[D] * num_accepted, C if num_accepted < len(chain) else B]
+        round_ = verdict(sequence.base, range(num_accepted), next_token)
+        pieces.append(sequence.extend(TokenTree.chain(chain), round_))
+    first_stop = next((i for i, token_id in enumerate(all_tokens) if token_id in stops), len(all_tokens))
+    expected = min(first_stop, max_tokens)
+    assert [i for piece in pieces for i in piece.token_ids] == all_tokens[:expected]
+    assert [o for piece in pieces for o in piece.origins] == all_origins[:expected]
+    stopped = first_stop < max_tokens
+    assert sequence.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+    assert sequence.matched == (all_tokens[first_stop] if stopped else None)
