@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draft_service.engine import DraftSequence, Node
-from specdec.errors import InvalidArgument, Overloaded, Preempted, SpecdecError
+from specdec.errors import InvalidArgument, Preempted, SpecdecError
 from specdec.rounds import ModelInfo, Timings
 from specdec.sequence import SequenceSpec
 from specdec.tree import ROOT
@@ -93,13 +93,14 @@ class TableVerifier:
         if not memory.spec.keyed_by_token:
             return InvalidArgument([("spec.method", "a table model knows greedy and coupled sampling only")])
         num_new = len(job.ids) - memory.num_cached
-        if self._num_used + num_new + len(job.tree) > self._num_slots:
-            full = f"{num_new + len(job.tree)} KV slots needed, {self._num_slots - self._num_used} free"
-            return Preempted(full) if memory.num_cached else Overloaded(full)
-        if num_new + len(job.tree) > self._chunk_rows:
-            part = min(num_new - 1, self._chunk_rows)  # the root is fed by the pass that decides
-            memory.num_cached += part
-            self._num_used += part
+        unfinished = num_new + len(job.tree) > self._chunk_rows
+        # The root is fed by the pass that decides.
+        num_rows = min(num_new - 1, self._chunk_rows) if unfinished else num_new + len(job.tree)
+        if self._num_used + num_rows > self._num_slots:
+            return Preempted(f"{num_rows} KV slots needed, {self._num_slots - self._num_used} free")
+        if unfinished:
+            memory.num_cached += num_rows
+            self._num_used += num_rows
             return None
         text = list(job.ids[-_ORDER:])
         text_length = len(job.ids)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from specdec.batching import Key, Results
-from specdec.errors import Draining, InvalidArgument, OutOfStep, SpecdecError
+from specdec.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo
 from specdec.sequence import SequenceSpec
 from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
@@ -87,8 +87,9 @@ class _Work:
 class DraftEngine:
     """See specdec.batching.Engine."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, max_sequences: int = 1024) -> None:
         self._drafter = drafter
+        self._max_sequences = max_sequences
         self._works: dict[Key, _Work] = {}
         self._batch: list[Key] = []
         self._passes = 0
@@ -97,6 +98,8 @@ class DraftEngine:
     def open(self, key: Key, open_: DraftOpen) -> None:
         if self._draining:
             raise Draining("this draft is draining; open the sequence on another one")
+        if len(self._works) >= self._max_sequences:
+            raise Overloaded(f"{len(self._works)} sequences are open")
         _check_budget(open_.spec, open_.budget)
         if open_.budget.max_nodes and not open_.spec.keyed_by_token:
             method = open_.spec.method.value

@@ -23,5 +23,8 @@ class DraftServicer(ModelServicer, draft_pb2_grpc.DraftServiceServicer):
 
 def create_server(drafter: Drafter, settings: ServiceSettings) -> ModelServer:
     """Not yet started. Call it on the event loop that will serve."""
-    servicer = DraftServicer(DraftEngine(drafter), DraftCodec(drafter.info), drafter.info, "draft-model")
+    engine = DraftEngine(drafter, settings.max_sequences)
+    servicer = DraftServicer(engine, DraftCodec(drafter.info), drafter.info, "draft-model")
+        DraftEngine(drafter, settings.max_sequences), DraftCodec(drafter.info), drafter.info, "draft-model"
+    )
     return ModelServer(servicer, draft_pb2_grpc.add_DraftServiceServicer_to_server, SERVICE, settings)

@@ -9,7 +9,7 @@ target is a replay (orchestrator/target_client.py).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,7 +42,7 @@ class Step:
 
 async def decode(
     sequence: Sequence, target: Target, speculation: Speculation, controller: Controller
-) -> AsyncIterator[Step]:
+) -> AsyncGenerator[Step, None]:
     """Generate ``sequence`` to its end."""
     speculation.advance(sequence, controller.budget(sequence))
     while not sequence.finished:

@@ -6,9 +6,12 @@ next advance tries again.
 
 from __future__ import annotations
 
+import time
+
 from orchestrator.frames import chunked
 from orchestrator.link import Lane
-from orchestrator.pool import Pool, Replica
+from orchestrator.pool import Pool
+from orchestrator.replica import Replica
 from orchestrator.sequence import Sequence
 from specdec.errors import SpecdecError
 from specdec.rounds import Advance, Budget, Growth
@@ -25,6 +28,7 @@ class DraftClient:
         self._replica: Replica | None = None
         self._lane: Lane | None = None
         self._advance = 0
+        self._asked = 0.0
         self._base = 0  # as far as the replica knows the text
 
     async def __aenter__(self) -> DraftClient:
@@ -47,6 +51,7 @@ class DraftClient:
             if self._lane is None or sequence.keyed_by_token or not sequence.num_committed:
                 return self._lane is not None
         self._advance += 1
+        self._asked = time.monotonic()
         new = tuple(sequence.ids[self._base :])
         self._base = sequence.base
         self._lane.send(write_advance(self._lane.sequence, Advance(self._advance, self._base, new, budget=budget)))
@@ -56,13 +61,13 @@ class DraftClient:
         """The next growth. None: the draft was lost."""
         if self._lane is None:
             return None
-        lane, self._waiting = self._lane, True
         try:
-            growth: Growth = await lane.receive()
+            growth: Growth = await self._lane.receive()
         except SpecdecError:
-            # A lane that was given up meanwhile is not the one at hand.
-            self._lane = None if self._lane is lane else self._lane
+            self._lane = None
             return None
+        if growth.end and growth.advance == self._advance and growth.advance and self._replica is not None:
+            self._replica.observe(time.monotonic() - self._asked)
         return growth
 
     @property
@@ -72,9 +77,7 @@ class DraftClient:
 
     def set_aside(self, reason: str) -> None:
         """This draft breaks the contract: use another."""
-        if self._lane is not None:
-            self._lane.close()
-            self._lane = None
+        self.park()
         if self._replica is not None:
             self._replica.set_aside(reason)
 

@@ -21,6 +21,7 @@ class Metrics:
         self._accepted_per_pos = meter.create_counter(
             "spec_decode_num_accepted_tokens_per_pos", "{token}", "Draft tokens accepted, by depth"
         )
+        self._parked = meter.create_counter("specdec.parked", "{sequence}", "Given up for a client that did not read")
         self._duration = meter.create_histogram("gen_ai.server.request.duration", "s", "Duration of a request")
 
         def observe(_: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
@@ -36,6 +37,9 @@ class Metrics:
             self._accepted.add(len(step.verdict.accepted))
             for depth in range(len(step.verdict.accepted)):
                 self._accepted_per_pos.add(1, {"position": depth})
+
+    def parked(self) -> None:
+        self._parked.add(1)
 
     def request_ended(self, outcome: str, duration_s: float) -> None:
         self._duration.record(duration_s, {"outcome": outcome})

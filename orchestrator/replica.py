@@ -75,6 +75,16 @@ class Replica:
             raise ReplicaLost(f"{self.role.name} {self.address}: {self.problem}")
         return self.link.lane()
 
+    @property
+    def instance(self) -> str:
+        """The process that is, or was last, at this address."""
+        return self.info.instance if self.info else ""
+
+    def observe_pass(self, pass_s: float) -> None:
+        """A pass of the model took so long."""
+        if self.link is not None:
+            self.link.observe_pass(pass_s)
+
     def observe(self, latency_s: float) -> None:
         """An answer took so long."""
         if self.latency_s is None:

@@ -60,7 +60,9 @@ class Sequence:
         stop_token_ids: frozenset[int] = frozenset(),
         stop: Seq[str] = (),
         tokenizer: Tokenizer | None = None,
+        received: Seq[int] = (),
     ) -> None:
+        """``received`` is output that the client has from before, on another orchestrator."""
         self.ids = list(prompt_ids)
         self.num_prompt_tokens = len(prompt_ids)
         self.stop_token_ids = stop_token_ids
@@ -72,6 +74,10 @@ class Sequence:
         self._seed = seed
         self._method = method
         self._output = Output(tokenizer, prompt_ids, stop)
+        for token_id in received:
+            if not self.finished:
+                self._commit(token_id, Origin.BONUS)
+        self._output.skip()
 
     @property
     def base(self) -> int:

@@ -99,8 +99,7 @@ class OrchestratorServer:
         in_use = self.targets.info
         if in_use and in_use.model_digest != info.model_digest:
             raise ModelMismatch(
-                f"target {address} serves the model {info.model_digest[:12]},"
-                f" the others {in_use.model_digest[:12]}"
+                f"target {address} serves the model {info.model_digest[:12]}, the others {in_use.model_digest[:12]}"
             )
 
     def _admit_draft(self, address: str, info: ModelInfo) -> None:

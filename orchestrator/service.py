@@ -10,13 +10,14 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import grpc
 from opentelemetry import trace
 from tokenizers import Tokenizer
 
+from orchestrator.admission import Admission
 from orchestrator.controller import Controller
 from orchestrator.decoder import Step, decode
 from orchestrator.draft_client import DraftClient
@@ -29,7 +30,7 @@ from orchestrator.speculation import Speculation
 from orchestrator.target_client import TargetClient
 from orchestrator.text import Origin, Piece
 from specdec import telemetry, wire
-from specdec.errors import DeadlineExceeded, NoReplica, Overloaded, ReplicaLost
+from specdec.errors import DeadlineExceeded, Draining, NoReplica, ReplicaLost
 from specdec.noise import derive_seed
 from specdec.rounds import ModelInfo
 from specdec.rpc import request_metadata
@@ -66,8 +67,22 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._drafts = drafts
         self._tokenizer = tokenizer
         self._settings = settings
-        self.live_sequences = 0
-        self.draining = False
+        self._admission = Admission(settings.max_live_sequences, settings.max_waiting_requests)
+        self._draining = False
+
+    @property
+    def live_sequences(self) -> int:
+        return self._admission.live
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests and wait until those that are there have ended."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._admission.live or self._admission.waiting:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            log.warning("requests did not end in time", extra={"live_sequences": self._admission.live})
 
     async def GetServerInfo(
         self, request: generation_pb2.GetServerInfoRequest, context: Any
@@ -80,11 +95,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             draft=written(self._drafts.info),
             replicas=[
                 generation_pb2.Replica(
-                    address=replica.address, role=replica.role, ready=replica.ready, problem=replica.problem
+                    address=replica.address, role=replica.role.name, ready=replica.ready, problem=replica.problem
                 )
                 for replica in (*self._targets.replicas, *self._drafts.replicas)
+            ]
+            + [
+                generation_pb2.Replica(address=address, role=role, problem=problem)
+                for role, pool in (("target", self._targets), ("draft", self._drafts))
+                for address, problem in pool.unresolved.items()
             ],
             live_sequences=self.live_sequences,
+            waiting_requests=self._admission.waiting,
         )
 
     async def Generate(
@@ -121,20 +142,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _generate(
         self, message: generation_pb2.GenerateRequest, request_id: str, deadline: float
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        if self.draining:
-            raise ReplicaLost("this orchestrator is going away; use another")
+        if self._draining:
+            raise Draining("this orchestrator is going away; use another")
         target = await self._target_info(deadline)
         request = read_request(message, target, self._tokenizer, self._settings.num_draft_tokens)
-        limit = self._settings.max_live_sequences
-        if self.live_sequences + request.num_samples > limit:
-            raise Overloaded(f"{self.live_sequences} of {limit} sequences are being generated", 1.0)
-        self.live_sequences += request.num_samples
-        chunks: asyncio.Queue[Any] = asyncio.Queue(_BUFFERED_CHUNKS)
-        samples = [
-            asyncio.create_task(self._sample(request, index, target.model_digest, chunks))
-            for index in range(request.num_samples)
-        ]
-        try:
+        async with AsyncExitStack() as stack:
+            turn = self._admission.admitted(request.num_samples)
+            await _before(deadline, stack.enter_async_context(turn))
             yield generation_pb2.GenerateResponse(
                 admission=generation_pb2.Admission(
                     request_id=request_id,
@@ -143,6 +157,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     num_prompt_tokens=len(request.prompt_ids),
                 )
             )
+            chunks: asyncio.Queue[Any] = asyncio.Queue(_BUFFERED_CHUNKS)
+            samples = [
+                asyncio.create_task(self._sample(request, index, target.model_digest, chunks))
+                for index in range(request.num_samples)
+            ]
+            stack.push_async_callback(_end, samples)
             unfinished = len(samples)
             while unfinished:
                 chunk = await _before(deadline, chunks.get())
@@ -150,11 +170,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     raise chunk
                 unfinished -= chunk.HasField("finish")
                 yield generation_pb2.GenerateResponse(chunk=chunk)
-        finally:
-            for sample in samples:
-                sample.cancel()
-            await asyncio.gather(*samples, return_exceptions=True)
-            self.live_sequences -= request.num_samples
 
     async def _target_info(self, deadline: float) -> ModelInfo:
         if (info := self._targets.info) is not None:
@@ -169,6 +184,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def _sample(self, request: Request, index: int, model_digest: str, chunks: asyncio.Queue[Any]) -> None:
         """Decode one sample into ``chunks``; an exception goes there too."""
+        received = request.resume.get(index, ())
         sequence = Sequence(
             request.prompt_ids,
             request.max_tokens,
@@ -178,25 +194,48 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             request.stop_token_ids,
             request.stop,
             self._tokenizer,
+            received,
         )
         span = trace.get_current_span()
         traceparent = telemetry.traceparent()
+        wait_s = self._settings.target_wait_s
+        position = len(received)
         try:
             async with (
-                TargetClient(self._targets, model_digest, traceparent, self._settings.target_wait_s) as target,
+                TargetClient(self._targets, model_digest, traceparent, wait_s, time.monotonic()) as target,
                 DraftClient(self._drafts, traceparent) as draft,
+                aclosing(decode(sequence, target, Speculation(draft), Controller(request.num_draft_tokens))) as steps,
             ):
-                position = 0
-                controller = Controller(request.num_draft_tokens)
-                async for step in decode(sequence, target, Speculation(draft), controller):
+                if sequence.finished:
+                    await chunks.put(_chunk(index, position, Piece(), sequence))
+                async for step in steps:
                     self._metrics.round_ended(step)
                     if span.is_recording():
                         span.add_event("round", _round_attributes(index, step))
                     if step.piece or sequence.finished:
-                        await chunks.put(_chunk(index, position, step.piece, sequence))
+                        await self._hand_over(_chunk(index, position, step.piece, sequence), chunks, target, draft)
                         position += len(step.piece.token_ids)
         except Exception as error:
             await chunks.put(error)
+
+    async def _hand_over(
+        self, chunk: generation_pb2.Chunk, chunks: asyncio.Queue[Any], target: TargetClient, draft: DraftClient
+    ) -> None:
+        """A client that does not read stops its own sequences, and after a while they hold no memory either."""
+        try:
+            async with asyncio.timeout(self._settings.park_after_s):
+                await chunks.put(chunk)
+        except TimeoutError:
+            self._metrics.parked()
+            target.park()
+            draft.park()
+            await chunks.put(chunk)
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _before(deadline: float, awaitable: Any) -> Any:

@@ -44,6 +44,7 @@ class TargetClient:
         self._arrived = arrived
         self._replica: Replica | None = None
         self._lane: Lane | None = None
+        self._instance = ""
         self._round = 0
         self._opened_before = False
         self._num_failed_passes = 0
@@ -94,7 +95,7 @@ class TargetClient:
         assert self._replica is not None, "an open lane is some replica's"
         if verdict.round:  # an open's answer has a prefill in it
             self._replica.observe(time.monotonic() - sent)
-        lane.observe_pass(verdict.timings.pass_us / 1e6)
+        self._replica.observe_pass(verdict.timings.pass_us / 1e6)
         return verdict
 
     async def _open(self, sequence: Sequence) -> Lane:
@@ -104,6 +105,7 @@ class TargetClient:
         except ReplicaLost as error:
             raise NoReplica(str(error)) from error
         self._lane = lane = self._replica.lane()
+        self._instance = self._replica.instance
         self._round = 0
         age_ms = int((time.monotonic() - self._arrived) * 1e3)
         lane.open(
@@ -126,8 +128,7 @@ class TargetClient:
         if isinstance(error, PassFailed):
             self._num_failed_passes += 1
         elif isinstance(error, ReplicaLost) and not isinstance(error, Draining) and self._replica is not None:
-            if self._replica.info is not None:
-                self._lost_instances.append((self._replica, self._replica.info.instance))
+            self._lost_instances.append((self._replica, self._instance))
 
     async def _refuse_poison(self) -> None:
         """A lost stream is a crash only if the process behind it ended."""

@@ -92,15 +92,22 @@ class Output:
         self._held = [held for held in self._held if held.end is not None and held.end <= start]
         return stop
 
+    def skip(self) -> None:
+        """What was pushed so far is with the client already."""
+        self._held, self._num_sent = [], len(self._text)
+
     def take(self, finished: bool = False) -> Piece:
-        """What may be sent now; everything that is left if no token follows."""
-        end = len(self._text) if finished else len(self._text) - self._num_suspicious()
-        text = self._text[self._num_sent : end]
-        num_whole = len(self._held)
+        """What may be sent now; everything that is left if no token follows.
+
+        Text goes out token by token, together with the ids, so that whoever has the ids knows which text came.
+        """
+        num_whole, end = len(self._held), len(self._text)
         if not finished:
-            num_whole = sum(held.end is not None and held.end <= end for held in self._held)
+            safe = len(self._text) - self._num_suspicious()
+            num_whole = sum(held.end is not None and held.end <= safe for held in self._held)
+            end = max([self._num_sent, *(held.end or 0 for held in self._held[:num_whole])])
         whole, self._held = self._held[:num_whole], self._held[num_whole:]
-        self._num_sent = max(self._num_sent, end)
+        text, self._num_sent = self._text[self._num_sent : end], end
         return Piece(
             text,
             tuple(held.token_id for held in whole),

@@ -1,20 +1,26 @@
-"""A small asynchronous client of GenerationService. Errors are those of specdec.errors."""
+"""A small asynchronous client of GenerationService. Errors are those of specdec.errors.
+
+It survives the loss of an orchestrator: a request goes on at the next address with the ids received so far, and no
+token is lost or repeated.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
 from specdec import rpc
+from specdec.errors import ReplicaLost
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
 
 @dataclass(slots=True)
 class Sample:
-    """One finished sample."""
+    """One sample, as far as it was received."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -22,8 +28,14 @@ class Sample:
     text_ends: list[int] = field(default_factory=list)  # per id: where its text ends
     finish: generation_pb2.Finish = field(default_factory=generation_pb2.Finish)
 
+    @property
+    def finished(self) -> bool:
+        return bool(self.finish.reason)
+
     def add(self, chunk: generation_pb2.Chunk) -> None:
-        assert chunk.first_position == len(self.token_ids), "chunks of a sample come in order and without gaps"
+        """Raises ValueError if a chunk was lost or repeated."""
+        if chunk.first_position != len(self.token_ids):
+            raise ValueError(f"a chunk begins at {chunk.first_position}, {len(self.token_ids)} ids were received")
         self.text += chunk.text
         self.token_ids.extend(chunk.token_ids)
         self.origins.extend(chunk.origins)
@@ -33,23 +45,58 @@ class Sample:
 
 
 class Client:
-    """``async with Client("host:port") as client``."""
+    """``async with Client("host:port") as client``; further addresses are for when that one is lost."""
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
-        self._channel = rpc.channel(address, credentials)
-        self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+    def __init__(self, *addresses: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        if not addresses:
+            raise ValueError("at least one address is required")
+        self._channels = [rpc.channel(address, credentials) for address in addresses]
+        self._stubs = [generation_pb2_grpc.GenerationServiceStub(channel) for channel in self._channels]
+        self._at = 0  # the address in use
 
     async def __aenter__(self) -> Client:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
     async def stream(
         self, timeout_s: float | None = None, **fields: Any
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        """The responses to a GenerateRequest with these fields. Raises SpecdecError."""
-        call = self._stub.Generate(generation_pb2.GenerateRequest(**fields), timeout=timeout_s)
+        """The responses to a GenerateRequest with these fields, wherever they come from. Raises SpecdecError."""
+        request = generation_pb2.GenerateRequest(**fields)
+        samples: dict[int, Sample] = {}
+        admitted = False
+        lost_in_a_row = 0
+        while True:
+            try:
+                async with aclosing(self._once(request, timeout_s)) as responses:
+                    async for response in responses:
+                        lost_in_a_row = 0
+                        if response.HasField("chunk"):
+                            sample = samples.setdefault(response.chunk.index, Sample())
+                            if sample.finished:
+                                continue  # a resumed request tells the end again of what had ended
+                            sample.add(response.chunk)
+                        elif admitted:
+                            continue
+                        else:
+                            admitted, request.seed = True, response.admission.seed
+                        yield response
+                    return
+            except ReplicaLost:
+                lost_in_a_row += 1
+                if lost_in_a_row >= len(self._stubs):
+                    raise
+                self._at = (self._at + 1) % len(self._stubs)
+                for index, sample in samples.items():
+                    request.resume[index].token_ids[:] = sample.token_ids
+
+    async def _once(
+        self, request: generation_pb2.GenerateRequest, timeout_s: float | None
+    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+        call = self._stubs[self._at].Generate(request, timeout=timeout_s)
         try:
             async for response in call:
                 yield response
@@ -61,7 +108,7 @@ class Client:
 
     async def generate(self, timeout_s: float | None = None, **fields: Any) -> list[Sample]:
         """All samples of a request, by index. Raises SpecdecError."""
-        samples = [Sample() for _ in range(fields.get("n", 1))]
+        samples: list[Sample] = [Sample() for _ in range(fields.get("n") or 1)]
         async for response in self.stream(timeout_s, **fields):
             if response.HasField("chunk"):
                 samples[response.chunk.index].add(response.chunk)
@@ -70,7 +117,7 @@ class Client:
     async def server_info(self, timeout_s: float = 5.0) -> generation_pb2.GetServerInfoResponse:
         """What the orchestrator knows of its replicas. Raises SpecdecError."""
         try:
-            info: generation_pb2.GetServerInfoResponse = await self._stub.GetServerInfo(
+            info: generation_pb2.GetServerInfoResponse = await self._stubs[self._at].GetServerInfo(
                 generation_pb2.GetServerInfoRequest(), timeout=timeout_s
             )
         except grpc.aio.AioRpcError as error:

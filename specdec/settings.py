@@ -26,6 +26,7 @@ class ServiceSettings(BaseSettings):
     port: int = Field(0, ge=0, le=65535, description="port to listen on; 0: any free one, printed at the start")
     reflection: bool = Field(True, description="serve gRPC reflection")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level logged")
+    max_sequences: int = Field(1024, gt=0, description="sequences open at a time in a model service")
     shutdown_grace_s: float = Field(10.0, ge=0, description="seconds to end in good order after SIGTERM")
 
 

@@ -32,7 +32,8 @@ class TargetCodec:
             raise InvalidArgument(
                 [("stop_token_ids", f"{largest} is outside the vocabulary of {self._info.vocab_size}")]
             )
-        return TargetOpen(spec, frozenset(message.stop_token_ids), message.return_predictions)
+        stop_token_ids = frozenset(message.stop_token_ids)
+        return TargetOpen(spec, stop_token_ids, message.return_predictions, message.request_age_ms / 1e3)
 
     def read_entry(self, message: target_pb2.Round) -> Round:
         return wire.read_round(message, self._info.vocab_size)

@@ -12,10 +12,23 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from specdec.batching import Key, Results
-from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, SpecdecError
+from specdec.errors import (
+    ContextExceeded,
+    Draining,
+    InvalidArgument,
+    OutOfStep,
+    Overloaded,
+    Preempted,
+    SpecdecError,
+)
 from specdec.rounds import Load, ModelInfo, Round, Timings, Verdict
 from specdec.sequence import Method, SequenceSpec
 from specdec.tree import EMPTY_TREE, TokenTree
+
+_HEADROOM = 32
+"""KV slots that every sequence may grow by before opens are accepted again."""
+
+_RETRY_AFTER_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +38,7 @@ class TargetOpen:
     spec: SequenceSpec
     stop_token_ids: frozenset[int] = frozenset()
     return_predictions: bool = False
+    age_s: float = 0.0  # of the request; a replay keeps it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +71,11 @@ class Verifier(Protocol):
     def close(self, memory: Any) -> None: ...
 
     def verify(self, jobs: Sequence[Job]) -> tuple[Sequence[Decision | SpecdecError | None], Timings]:
-        """One pass. An error ends its sequence alone; None: a long prefill goes on in the next pass."""
+        """One pass; who is first in ``jobs`` gets memory first.
+
+        An error ends its sequence alone, but Preempted says that there was no memory for this job: some sequence's
+        is taken, and the job comes again. None: a long prefill goes on in the next pass.
+        """
 
     def cache_use(self) -> tuple[int, int]:
         """KV slots taken and in total."""
@@ -72,6 +90,7 @@ class _Sequence:
     since: float = field(default_factory=time.perf_counter)
     run_on: int = 0
     last: int = 0
+    arrived: float = 0.0  # when its request did, by time.perf_counter
 
     @property
     def base(self) -> int:
@@ -85,8 +104,9 @@ class _Sequence:
 class TargetEngine:
     """See specdec.batching.Engine."""
 
-    def __init__(self, verifier: Verifier) -> None:
+    def __init__(self, verifier: Verifier, max_sequences: int = 1024) -> None:
         self._verifier = verifier
+        self._max_sequences = max_sequences
         self._sequences: dict[Key, _Sequence] = {}
         self._batch: list[Key] = []
         self._passes = 0
@@ -100,8 +120,25 @@ class TargetEngine:
             raise ContextExceeded(
                 f"{len(open_.spec.token_ids)} token ids leave no room to generate in a context of {limit}"
             )
+        self._refuse_overload(len(open_.spec.token_ids))
         memory = self._verifier.open(open_.spec)
-        self._sequences[key] = _Sequence(open_, memory, list(open_.spec.token_ids), Round(0, len(open_.spec.token_ids)))
+        ids = list(open_.spec.token_ids)
+        sequence = _Sequence(open_, memory, ids, Round(0, len(ids)))
+        sequence.arrived = sequence.since - open_.age_s
+        self._sequences[key] = sequence
+
+    def _refuse_overload(self, num_ids: int) -> None:
+        """Better not begun than begun and preempted: what is there must have room to grow for a while."""
+        if len(self._sequences) >= self._max_sequences:
+            raise Overloaded(f"{len(self._sequences)} sequences are open", _RETRY_AFTER_S)
+        _, num_slots = self._verifier.cache_use()
+        if not num_slots:
+            return
+        if num_ids >= num_slots:
+            raise ContextExceeded(f"{num_ids} token ids do not fit a KV cache of {num_slots} slots")
+        taken = sum(sequence.base for sequence in self._sequences.values())
+        if self._sequences and taken + num_ids + _HEADROOM * (len(self._sequences) + 1) > num_slots:
+            raise Overloaded(f"{taken} of {num_slots} KV slots are spoken for", _RETRY_AFTER_S)
 
     def submit(self, key: Key, round_: Round) -> None:
         sequence = self._sequences.get(key)
@@ -161,7 +198,8 @@ class TargetEngine:
         return results
 
     def _pass(self) -> list[tuple[Key, Verdict | SpecdecError]]:
-        self._batch = [key for key, sequence in self._sequences.items() if sequence.waits]
+        waiting = [(sequence.arrived, key) for key, sequence in self._sequences.items() if sequence.waits]
+        self._batch = [key for _, key in sorted(waiting)]  # memory goes to the oldest first
         if not self._batch:
             return []
         started = time.perf_counter()
@@ -173,13 +211,24 @@ class TargetEngine:
         decisions, timings = self._verifier.verify(jobs)
         self._passes += 1
         results: list[tuple[Key, Verdict | SpecdecError]] = []
+        starved = 0
         for key, (tree, nodes), decision in zip(self._batch, current, decisions, strict=True):
-            if isinstance(decision, SpecdecError):
+            if isinstance(decision, Preempted):
+                starved += 1
+            elif isinstance(decision, SpecdecError):
                 self.close(key)
                 results.append((key, decision))
             elif decision is not None:
                 results.append((key, self._commit(self._sequences[key], tree, nodes, decision, started, timings)))
+        for _ in range(starved):
+            results.append(self._preempt())
         return results
+
+    def _preempt(self) -> tuple[Key, SpecdecError]:
+        """End the youngest request's sequence, so that the starved ones find memory in the next pass."""
+        _, youngest = max((sequence.arrived, key) for key, sequence in self._sequences.items())
+        self.close(youngest)
+        return youngest, Preempted("its KV slots were needed for an older request; replay it")
 
     def _commit(
         self,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.errors import Overloaded, Preempted, SpecdecError
+from specdec.errors import Preempted, SpecdecError
 from specdec.kv_cache import PoolFullError, SequenceCache
 from specdec.model_runner import ModelRunner, Segment
 from specdec.noise import Domain, exponentials, uniforms
@@ -23,6 +23,9 @@ from specdec.sequence import Method, SequenceSpec
 from specdec.tree import TokenTree
 from specdec.verification import descend, verify_block, verify_token
 from target_service.engine import Decision, Job
+
+PREFILL_CHUNK = 512
+"""Committed tokens fed per pass and sequence at most, so that a long prompt does not keep the others waiting."""
 
 
 @dataclass(slots=True)
@@ -49,19 +52,22 @@ class LmVerifier:
     def cache_use(self) -> tuple[int, int]:
         return self._runner.pool.num_used, self._runner.pool.num_slots
 
-    def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError], Timings]:
+    def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError | None], Timings]:
         outcome: list[Decision | SpecdecError | None] = [None] * len(jobs)
         fed: dict[int, Segment] = {}
         for index, job in enumerate(jobs):
             try:
                 fed[index] = _segment(job)
             except PoolFullError as error:
-                outcome[index] = Preempted(str(error)) if len(job.memory.cache) else Overloaded(str(error))
+                outcome[index] = Preempted(str(error))
         started = time.perf_counter()
         logits = self._runner.forward(list(fed.values())) if fed else []
         passed = time.perf_counter()
         for (index, segment), job_logits in zip(fed.items(), logits, strict=True):
             job = jobs[index]
+            if not segment.logit_rows:  # a prefill that goes on in the next pass
+                job.memory.cache.keep(range(len(segment.token_ids)))
+                continue
             decision = _decide(job, job_logits)
             first_node = len(segment.token_ids) - len(job.tree)
             kept = [*range(first_node), *(first_node + node for node in decision.accepted)]
@@ -73,13 +79,17 @@ class LmVerifier:
             rows=sum(len(segment.token_ids) for segment in fed.values()),
             sequences=len(fed),
         )
-        return [decision for decision in outcome if decision is not None], timings
+        return outcome, timings
 
 
 def _segment(job: Job) -> Segment:
-    """What is committed but not cached (ending with the root), then the tree."""
+    """What is committed but not cached (ending with the root), then the tree; of a long prefill, the next chunk."""
     cache: SequenceCache = job.memory.cache
     behind = job.ids[len(cache) :]
+    if len(behind) > PREFILL_CHUNK:
+        behind = behind[:PREFILL_CHUNK]
+        slots = cache.take(len(behind))
+        return Segment(behind, range(-1, len(behind) - 1), list(cache.slots), slots, ())
     root = len(behind) - 1
     return Segment(
         token_ids=[*behind, *job.tree.token_ids],

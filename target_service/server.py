@@ -23,5 +23,8 @@ class TargetServicer(ModelServicer, target_pb2_grpc.TargetServiceServicer):
 
 def create_server(verifier: Verifier, settings: ServiceSettings) -> ModelServer:
     """Not yet started. Call it on the event loop that will serve."""
-    servicer = TargetServicer(TargetEngine(verifier), TargetCodec(verifier.info), verifier.info, "target-model")
+    engine = TargetEngine(verifier, settings.max_sequences)
+    servicer = TargetServicer(engine, TargetCodec(verifier.info), verifier.info, "target-model")
+        TargetEngine(verifier, settings.max_sequences), TargetCodec(verifier.info), verifier.info, "target-model"
+    )
     return ModelServer(servicer, target_pb2_grpc.add_TargetServiceServicer_to_server, SERVICE, settings)

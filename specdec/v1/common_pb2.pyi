@@ -92,7 +92,7 @@ class Load(_message.Message):
     def __init__(self, live_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., kv_slots_used: _Optional[int] = ..., kv_slots_total: _Optional[int] = ..., passes: _Optional[int] = ..., open_streams: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "model_digest", "vocab_size", "tokenizer_fingerprint", "context_length", "dtype", "capabilities", "eos_token_ids")
+    __slots__ = ("name", "model_digest", "vocab_size", "tokenizer_fingerprint", "context_length", "dtype", "capabilities", "eos_token_ids", "instance")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class ModelInfo(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     name: str
     model_digest: str
     vocab_size: int
@@ -109,7 +110,8 @@ class ModelInfo(_message.Message):
     dtype: str
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., model_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., dtype: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    instance: str
+    def __init__(self, name: _Optional[str] = ..., model_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., dtype: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()
