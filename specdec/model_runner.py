@@ -22,8 +22,9 @@ from specdec.settings import ModelServiceSettings
 
 ATTENTION = "specdec_packed"
 
-MIN_ROWS = {torch.float32: 4, torch.bfloat16: 1}
-"""Fewer rows take another kernel, whose last bits differ: a row's logits must not depend on its company."""
+ROW_MULTIPLE = {torch.float32: 4, torch.bfloat16: 1}
+"""Passes are padded to a multiple of this: a row's logits must not depend on its company. Fewer than four float32
+rows take another kernel, whose last bits differ, and so does what is left over when threads divide the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class ModelRunner:
         self.info = info
         self.device = torch.device(device)
         self.pool = KvPool(num_slots, self.device)
-        self._min_rows = MIN_ROWS.get(model.dtype, 1)
+        self._row_multiple = ROW_MULTIPLE.get(model.dtype, 1)
 
     def new_cache(self) -> SequenceCache:
         return SequenceCache(self.pool)
@@ -87,9 +88,9 @@ class ModelRunner:
             token_ids.extend(segment.token_ids)
             row_slots.extend(segment.row_slots)
             wanted.extend(start + row for row in segment.logit_rows)
-        padding = max(0, self._min_rows - len(token_ids))
+        padding = self._padding(len(token_ids))
         # Also a pass that wants no logits (a draft taking in a prompt) reads some.
-        logits_to_keep = wanted + (wanted[-1:] or [0]) * max(0, self._min_rows - len(wanted))
+        logits_to_keep = wanted + (wanted[-1:] or [0]) * self._padding(len(wanted))
         output = self.model(
             input_ids=self._tensor(token_ids + [0] * padding)[None],
             position_ids=self._tensor(positions + [0] * padding)[None],
@@ -121,6 +122,10 @@ class ModelRunner:
             None if num_rows == 1 else visible.to(self.device),
             self._tensor(positions)[:, None] - key_positions[None, :],
         )
+
+    def _padding(self, num_rows: int) -> int:
+        """Rows to add for a multiple that is not 0."""
+        return -max(num_rows, 1) % self._row_multiple + (num_rows == 0)
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
