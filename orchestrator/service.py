@@ -151,10 +151,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 unfinished -= chunk.HasField("finish")
                 yield generation_pb2.GenerateResponse(chunk=chunk)
         finally:
+            # First what cannot be interrupted: the client may go away while the samples end.
+            self.live_sequences -= request.num_samples
             for sample in samples:
                 sample.cancel()
             await asyncio.gather(*samples, return_exceptions=True)
-            self.live_sequences -= request.num_samples
 
     async def _target_info(self, deadline: float) -> ModelInfo:
         if (info := self._targets.info) is not None:
