@@ -191,6 +191,7 @@ class DraftEngine:
                 results.append((key, nodes))
                 continue
             work.learnt = True
+            nodes = nodes[: work.budget.max_nodes - work.num_grown]
             work.sequence.tree = _extended(work.sequence.tree, nodes)
             work.num_grown += len(nodes)
             end = self._end(work) if nodes else GrowthEnd.UNLIKELY

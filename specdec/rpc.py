@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import inspect
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -132,16 +133,23 @@ def _guarded(behavior: Any) -> Any:
 
 
 def _guarded_stream(behavior: Any) -> Any:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+    # Writes by itself: gRPC drops the generator of a cancelled call without closing it, and a dropped generator
+    # runs its finally whenever the collector comes.
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         _remember(context)
         try:
             request = _all_checked(request) if hasattr(request, "__aiter__") else _checked(request)
-            # Closed by hand: an async generator that is merely dropped runs its finally whenever the collector comes.
-            async with contextlib.aclosing(behavior(request, context)) as responses:
+            responses = behavior(request, context)
+            if inspect.isawaitable(responses):  # such as the health service's Watch
+                await responses
+                return
+            async with contextlib.aclosing(responses):
                 async for response in responses:
-                    yield response
+                    await context.write(response)
         except SpecdecError as error:
-            await context.abort_with_status(rpc_status.to_status(to_status(error)))
+            # The caller may be gone by now.
+            with contextlib.suppress(grpc.aio.InternalError):
+                await context.abort_with_status(rpc_status.to_status(to_status(error)))
 
     return call
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, ReplicaLost
@@ -585,3 +586,18 @@ async def test_a_bad_entry_in_a_frame_leaves_the_other_entries_standing() -> Non
         assert type(await stream.error(9)) is OutOfStep
         await stream.send(opens=[target_open(10, method=COUPLED)])
         assert (await stream.answer(10)).base == 3
+
+
+# --- health ---
+
+
+async def test_health_can_be_watched_until_the_service_drains() -> None:
+    async with target(LmVerifier(TableRunner())) as service:
+        watch = health_pb2_grpc.HealthStub(service.channel).Watch(
+            health_pb2.HealthCheckRequest(service="specdec.v1.TargetService")
+        )
+        status = health_pb2.HealthCheckResponse
+        assert (await asyncio.wait_for(watch.read(), PATIENCE_S)).status == status.SERVING
+        stopping = asyncio.create_task(service.server.stop(PATIENCE_S))
+        assert (await asyncio.wait_for(watch.read(), PATIENCE_S)).status == status.NOT_SERVING
+        await stopping

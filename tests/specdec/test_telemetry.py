@@ -1,0 +1,238 @@
+"""One trace per request over all services, counters that agree with what the client is told, logs without text."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from draft_service.drafters.language_model import LanguageModelDrafter
+from specdec import rpc, telemetry
+from specdec.telemetry import JsonFormatter, context_of, traceparent
+from specdec.v1 import generation_pb2, generation_pb2_grpc
+from target_service.lm_verifier import LmVerifier
+from tests.cluster import cluster
+from tests.table_model import TableRunner
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPT = [1, 2, 3, 1, 2, 3, 7, 7]
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def spans(monkeypatch) -> InMemorySpanExporter:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    return exporter
+
+
+@pytest.fixture
+def measured(monkeypatch) -> InMemoryMetricReader:
+    reader = InMemoryMetricReader()
+    monkeypatch.setattr(metrics, "get_meter", MeterProvider([reader]).get_meter)
+    return reader
+
+
+def total(reader: InMemoryMetricReader) -> dict[str, dict[tuple, float]]:
+    """Per instrument and attributes: the sum (a histogram's count)."""
+    data = reader.get_metrics_data()
+    return {
+        metric.name: {
+            tuple(sorted(point.attributes.items())): getattr(point, "value", None) or getattr(point, "count", 0)
+            for point in metric.data.data_points
+        }
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+
+
+def pair():
+    return [LmVerifier(TableRunner(seed=1))], [LanguageModelDrafter(TableRunner(seed=1, blend=(2, 0.3)))]
+
+
+async def generate(port: int, metadata=(), **fields) -> list[generation_pb2.GenerateResponse]:
+    request = dict(token_ids={"token_ids": PROMPT}, max_tokens=40, seed=7, num_draft_tokens=4)
+    request = generation_pb2.GenerateRequest(**{**request, **fields})
+    async with rpc.channel(f"127.0.0.1:{port}") as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        return [response async for response in stub.Generate(request, metadata=metadata)]
+
+
+async def test_one_request_is_one_trace_across_the_services_with_an_event_per_round(spans, measured):
+    async with cluster(*pair()) as deployment:
+        responses = await generate(deployment.orchestrator.port, metadata=[("traceparent", PARENT)])
+        await deployment.settled()
+    finish = responses[-1].chunk.finish
+    told = finish.speculation
+    assert told.num_accepted_tokens > 0
+
+    finished = spans.get_finished_spans()
+    assert sorted(span.name for span in finished) == ["generate", "sequence", "sequence"]
+    assert {f"{span.context.trace_id:032x}" for span in finished} == {PARENT.split("-")[1]}
+    [request] = [span for span in finished if span.name == "generate"]
+    assert f"{request.parent.span_id:016x}" == PARENT.split("-")[2]
+    served = [span for span in finished if span.name == "sequence"]
+    assert all(span.parent.span_id == request.context.span_id for span in served)
+    assert {event.name for span in served for event in span.events} == {"verdict", "growth"}, "target and draft"
+
+    rounds = [event for event in request.events if event.name == "round"]
+    assert len(rounds) == told.num_rounds
+    assert sum(event.attributes["num_accepted_tokens"] for event in rounds) == told.num_accepted_tokens
+    assert request.attributes["request_id"] == responses[0].admission.request_id
+    assert request.attributes["outcome"] == "ok"
+
+    counted = total(measured)
+    assert counted["specdec.rounds"] == {(): told.num_rounds}
+    assert counted["spec_decode_num_drafts"] == {(): told.num_drafts}
+    assert counted["spec_decode_num_draft_tokens"] == {(): told.num_draft_tokens}
+    assert counted["spec_decode_num_accepted_tokens"] == {(): told.num_accepted_tokens}
+    per_pos = [
+        counted["spec_decode_num_accepted_tokens_per_pos"].get((("position", depth),), 0)
+        for depth in range(len(told.num_accepted_tokens_per_pos))
+    ]
+    assert per_pos == list(told.num_accepted_tokens_per_pos)
+    assert sum(per_pos) == told.num_accepted_tokens
+    assert counted["gen_ai.server.request.duration"] == {(("outcome", "ok"),): 1}
+
+
+async def test_without_a_callers_trace_each_request_is_a_trace_of_its_own(spans, measured):
+    async with cluster(*pair()) as deployment:
+        for _ in range(2):
+            await generate(deployment.orchestrator.port, max_tokens=3)
+        await generate(deployment.orchestrator.port, max_tokens=3, metadata=[("traceparent", "nonsense")])
+        await deployment.settled()
+    finished = spans.get_finished_spans()
+    assert len({span.context.trace_id for span in finished if span.name == "generate"}) == 3
+    assert len({span.context.trace_id for span in finished}) == 3
+    assert total(measured)["gen_ai.server.request.duration"] == {(("outcome", "ok"),): 3}
+
+
+async def test_a_refused_request_is_counted_by_what_was_wrong(spans, measured):
+    async with cluster(*pair()) as deployment:
+        with pytest.raises(Exception, match="temperature"):
+            await generate(deployment.orchestrator.port, temperature=-1.0)
+    [span] = spans.get_finished_spans()
+    assert span.attributes["outcome"] == "InvalidArgument"
+    assert total(measured)["gen_ai.server.request.duration"] == {(("outcome", "InvalidArgument"),): 1}
+
+
+async def test_logs_are_json_with_the_request_id_and_never_the_prompt():
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter("specdec-test"))
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    try:
+        tokenizer = str(ROOT / "models" / "demo" / "target")
+        runner = TableRunner(vocab_size=4096, order=1, seed=1)
+        prompt = "a confidential sentence"
+        async with cluster([LmVerifier(runner)], tokenizer=tokenizer) as deployment:
+            fields = dict(token_ids=None, text=prompt, max_tokens=3, stop=["secret stop"])
+            await generate(deployment.orchestrator.port, metadata=[("x-request-id", "id-of-mine")], **fields)
+            with pytest.raises(Exception, match="top_p"):
+                await generate(deployment.orchestrator.port, **{**fields, "top_p": 7.0})
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    ended = [line for line in lines if line["message"] == "request ended"]
+    assert [line["outcome"] for line in ended] == ["ok", "InvalidArgument"]
+    assert ended[0]["request_id"] == "id-of-mine"
+    assert ended[1]["request_id"]
+    assert "confidential" not in stream.getvalue()
+    assert "secret stop" not in stream.getvalue()
+    assert all(line["service"] == "specdec-test" and line["level"] and line["time"] for line in lines)
+
+
+def test_a_log_line_is_one_json_object_whatever_it_says():
+    formatter = JsonFormatter("s")
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        record = logging.LogRecord("n", logging.ERROR, "f", 1, 'a "quoted"\n%s', ("ü",), sys.exc_info())
+    record.reason = object()
+    line = formatter.format(record)
+    assert "\n" not in line
+    parsed = json.loads(line)
+    assert parsed["message"] == 'a "quoted"\nü'
+    assert "two\nlines" in parsed["exception"]
+    assert parsed["reason"].startswith("<object")
+
+
+def test_the_trace_context_survives_being_told_to_a_peer(spans):
+    assert traceparent() == ""
+    with trace.get_tracer("specdec").start_as_current_span("here") as span:
+        told = traceparent()
+    heard = trace.get_current_span(context_of(told)).get_span_context()
+    assert heard.trace_id == span.get_span_context().trace_id
+    assert heard.span_id == span.get_span_context().span_id
+    for nothing in (None, "", "00-zz"):
+        assert not trace.get_current_span(context_of(nothing)).get_span_context().is_valid
+    assert propagate.get_global_textmap()
+
+
+# --- exporters, in a process of their own: providers can be set only once ---------------------------------------
+
+SPAN = """
+import sys
+from opentelemetry import trace, metrics
+from specdec import telemetry
+telemetry.set_up("specdec-test", "INFO")
+trace.get_tracer("x").start_span("one span").end()
+metrics.get_meter("x").create_counter("one_counter").add(1)
+for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
+    getattr(provider, "shutdown", lambda: None)()
+"""
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "SPECDEC_"))}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=clean | environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_nothing_is_exported_by_default():
+    run = python("-c", SPAN)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def test_the_console_exporters_are_chosen_by_the_standard_variables():
+    run = python(
+        "-c", SPAN, OTEL_TRACES_EXPORTER="console", OTEL_METRICS_EXPORTER="console", OTEL_SERVICE_NAME="renamed"
+    )
+    assert run.returncode == 0, run.stderr
+    assert '"name": "one span"' in run.stdout
+    assert '"name": "one_counter"' in run.stdout
+    assert '"service.name": "renamed"' in run.stdout
+
+
+@pytest.mark.parametrize("signal", ["TRACES", "METRICS"])
+def test_an_unknown_exporter_is_refused_in_words(signal):
+    run = python(*("-m", "orchestrator", "--target", "127.0.0.1:1"), **{f"OTEL_{signal}_EXPORTER": "carrier-pigeon"})
+    assert run.returncode == 2
+    assert f"OTEL_{signal}_EXPORTER=carrier-pigeon: no such exporter is installed" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_none_switches_an_exporter_off(monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    assert telemetry._exporter("traces") is None

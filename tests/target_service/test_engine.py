@@ -1,0 +1,400 @@
+"""The protocol of a round, with a verifier that is plain Python: no gRPC, no torch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.batching import Key
+from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Preempted
+from specdec.rounds import ModelInfo, Round, Timings, Verdict
+from specdec.sequence import Method, SamplingParams, SequenceSpec
+from specdec.tree import ROOT, TokenTree
+from target_service.engine import Decision, Job, TargetEngine, TargetOpen
+
+VOCAB, CONTEXT = 10, 30
+chain = TokenTree.chain
+A, B = Key(1, 1), Key(1, 2)
+
+
+def law(ids: list[int]) -> int:
+    state = 7
+    for token_id in ids:
+        state = (state * 31 + token_id + 1) % 10_007
+    return state % VOCAB
+
+
+def said(ids, count: int) -> list[int]:
+    """The next tokens after ids."""
+    text = list(ids)
+    for _ in range(count):
+        text.append(law(text))
+    return text[len(ids) :]
+
+
+class FakeVerifier:
+    """Greedy by ``law``. ``next_outcome`` of a memory overrides its decisions; ``fail`` raises in the pass."""
+
+    def __init__(self) -> None:
+        self.info = ModelInfo("fake", "digest", VOCAB, "", CONTEXT)
+        self.live: list[dict] = []
+        self.jobs: list[list[Job]] = []
+        self.fail: Exception | None = None
+
+    def open(self, spec: SequenceSpec) -> dict:
+        self.live.append({"spec": spec, "outcomes": []})
+        return self.live[-1]
+
+    def close(self, memory: dict) -> None:
+        self.live = [each for each in self.live if each is not memory]
+
+    def cache_use(self) -> tuple[int, int]:
+        return 3, 5
+
+    def verify(self, jobs):
+        self.jobs.append([Job(job.memory, list(job.ids), job.tree) for job in jobs])
+        if self.fail is not None:
+            raise self.fail
+        return [self._decide(job) for job in jobs], Timings(pass_us=5, sample_us=6, rows=7, sequences=len(jobs))
+
+    def _decide(self, job: Job):
+        if job.memory["outcomes"]:
+            return job.memory["outcomes"].pop(0)
+        text, accepted, node = list(job.ids), [], ROOT
+        while (child := job.tree.child(node, law(text))) is not None:
+            node = child
+            accepted.append(child)
+            text.append(job.tree.token_ids[child])
+        return Decision(tuple(accepted), law(text), (law(list(job.ids)), *job.tree.token_ids))
+
+
+def opened(ids=(1, 2), *, key=A, engine=None, first=True, **options) -> tuple[TargetEngine, FakeVerifier]:
+    """An engine with a sequence of which, if ``first``, the first token is said."""
+    verifier = engine._verifier if engine else FakeVerifier()
+    engine = engine or TargetEngine(verifier)
+    spec = {name: options.pop(name) for name in ("method", "sampling") if name in options}
+    engine.open(key, TargetOpen(SequenceSpec(tuple(ids), 2, **spec), **options))
+    if first:
+        engine.step()
+    return engine, verifier
+
+
+def text_of(engine: TargetEngine, key=A) -> list[int]:
+    return engine._sequences[key].ids
+
+
+# --- verdicts -----------------------------------------------------------------------------------------------
+
+
+def test_an_open_counts_as_round_0_and_gives_the_first_token():
+    engine, verifier = opened(first=False)
+    assert not engine.idle
+    [(key, verdict)] = engine.step()
+    assert key == A
+    assert (verdict.round, verdict.base, verdict.accepted, verdict.next_token) == (0, 2, (), law([1, 2]))
+    assert (verdict.timings.pass_us, verdict.timings.rows, verdict.timings.sequences) == (5, 7, 1)
+    assert engine.idle
+    assert list(engine.step()) == []
+    assert len(verifier.jobs) == 1, "an idle engine makes no pass"
+
+
+def test_a_round_verifies_its_tree_from_the_last_token():
+    engine, verifier = opened()
+    first, second, third = said([1, 2], 3)
+    tree = TokenTree(((second + 1) % VOCAB, second, third), (-1, -1, 1))
+    engine.submit(A, Round(1, 3, tree))
+    [(_, verdict)] = engine.step()
+    assert verdict.accepted == (1, 2)
+    assert verdict.next_token == law([1, 2, first, second, third])
+    assert verifier.jobs[-1][0].ids == [1, 2, first]
+    assert verifier.jobs[-1][0].tree == tree
+    assert text_of(engine) == [1, 2, *said([1, 2], 4)]
+
+
+@given(st.data())
+def test_whatever_trees_come_the_text_is_the_targets(data):
+    engine, _ = opened()
+    for number in range(1, data.draw(st.integers(2, 6))):
+        text = list(text_of(engine))
+        right = said(text, data.draw(st.integers(0, 4)))
+        tree = chain(right).merge(chain(data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=4))))
+        base = data.draw(st.integers(2, len(text)))
+        engine.submit(A, Round(number, base, chain(text[base:]).merge(tree.under(text[base:]))))
+        [(_, verdict)] = engine.step()
+        assert verdict.base == len(text)
+        assert len(verdict.accepted) >= len(right)
+        assert text_of(engine) == [1, 2, *said([1, 2], len(text_of(engine)) - 2)]
+
+
+def test_predictions_come_only_where_asked_for():
+    for asked in (True, False):
+        engine, _ = opened(return_predictions=asked)
+        engine.submit(A, Round(1, 3, chain([4])))
+        [(_, verdict)] = engine.step()
+        assert verdict.predictions == ((law([1, 2, law([1, 2])]), 4) if asked else ())
+
+
+def test_all_that_wait_share_a_pass_and_each_gets_its_own():
+    engine, verifier = opened(first=False)
+    opened([5, 6, 7], key=B, engine=engine, first=False)
+    assert engine.load.waiting_sequences == 2
+    results = dict(engine.step())
+    assert len(verifier.jobs) == 1
+    assert (results[A].next_token, results[B].next_token) == (law([1, 2]), law([5, 6, 7]))
+    engine.submit(B, Round(1, 4))
+    assert [key for key, _ in engine.step()] == [B]
+    load = engine.load
+    assert (load.live_sequences, load.waiting_sequences, load.passes) == (2, 0, 2)
+    assert (load.kv_slots_used, load.kv_slots_total) == (3, 5)
+
+
+# --- older bases --------------------------------------------------------------------------------------------
+
+
+def test_a_tree_with_an_older_base_is_walked_along_what_was_committed_since():
+    engine, verifier = opened()
+    one, two, three, four, five = said([1, 2], 5)
+    engine.submit(A, Round(1, 3, run_on=1))
+    engine.step()
+    engine.step()
+    # The text is 1 2 | one two three; the tree hangs from the first token and has a wrong branch.
+    tree = TokenTree((two, (two + 1) % VOCAB, three, four, five), (-1, -1, 0, 2, 3))
+    engine.submit(A, Round(2, 3, tree))
+    [(_, verdict)] = engine.step()
+    assert verifier.jobs[-1][0].ids == [1, 2, one, two, three]
+    assert verifier.jobs[-1][0].tree == chain([four, five])
+    assert (verdict.base, verdict.accepted) == (5, (3, 4)), "indices are those of the tree as it was sent"
+    assert verdict.next_token == law([1, 2, one, two, three, four, five])
+
+
+def test_a_tree_with_an_older_base_that_went_another_way_verifies_nothing():
+    engine, verifier = opened()
+    engine.submit(A, Round(1, 3, run_on=1))
+    engine.step()
+    engine.step()
+    engine.submit(A, Round(2, 3, chain([(said([1, 2], 2)[1] + 1) % VOCAB, 5])))
+    [(_, verdict)] = engine.step()
+    assert not verifier.jobs[-1][0].tree
+    assert (verdict.round, verdict.base, verdict.accepted) == (2, 5, ())
+
+
+@pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])
+def test_under_token_and_block_a_tree_must_name_the_current_base(method):
+    engine, _ = opened(method=method)
+    engine.submit(A, Round(1, 3, run_on=1))
+    engine.step()
+    engine.step()
+    with pytest.raises(OutOfStep, match="base 5 was expected, not 4"):
+        engine.submit(A, Round(2, 4, chain([1])))
+    engine, _ = opened(method=method)
+    engine.submit(A, Round(1, 3, run_on=1))
+    engine.step()
+    engine.step()
+    engine.submit(A, Round(2, 3))  # an empty one may be late
+    assert [verdict.base for _, verdict in engine.step()] == [5]
+
+
+@pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])
+def test_under_token_and_block_a_tree_that_branches_is_refused(method):
+    tree = TokenTree((1, 2), (-1, -1))
+    engine, _ = opened(method=method)
+    with pytest.raises(InvalidArgument) as caught:
+        engine.submit(A, Round(1, 3, tree))
+    assert caught.value.violations[0][0] == "tree"
+    greedy, _ = opened(method=method, sampling=SamplingParams(0.0))
+    greedy.submit(A, Round(1, 3, tree))
+
+
+# --- run-on -------------------------------------------------------------------------------------------------
+
+
+def run(engine: TargetEngine, limit: int = 50) -> list[Verdict]:
+    verdicts = []
+    while not engine.idle and limit:
+        verdicts += [verdict for _, verdict in engine.step()]
+        limit -= 1
+    return verdicts
+
+
+@pytest.mark.parametrize("allowance", [0, 1, 5])
+def test_run_on_says_as_many_tokens_as_were_allowed_and_repeats_the_round(allowance):
+    engine, _ = opened()
+    engine.submit(A, Round(1, 3, run_on=allowance))
+    verdicts = run(engine)
+    assert [verdict.round for verdict in verdicts] == [1] * (1 + allowance)
+    assert [verdict.base for verdict in verdicts] == list(range(3, 4 + allowance))
+    assert text_of(engine) == [1, 2, *said([1, 2], 2 + allowance)]
+
+
+def test_a_new_round_ends_the_run_on():
+    engine, _ = opened()
+    engine.submit(A, Round(1, 3, run_on=9))
+    engine.step()
+    engine.step()
+    engine.submit(A, Round(2, 5))
+    assert [(verdict.round, verdict.base) for verdict in run(engine)] == [(2, 5)]
+
+
+def test_run_on_stops_after_a_stop_token():
+    stop = said([1, 2], 5)[4]
+    engine, _ = opened(stop_token_ids=frozenset({stop}))
+    engine.submit(A, Round(1, 3, run_on=9))
+    run(engine)
+    text = text_of(engine)[2:]
+    assert text[-1] == stop
+    assert stop not in text[1:-1]
+
+
+def test_run_on_stops_after_a_stop_token_among_the_accepted():
+    tokens = said([1, 2], 3)
+    engine, _ = opened(stop_token_ids=frozenset({tokens[1]}))
+    engine.submit(A, Round(1, 3, chain(tokens[1:]), run_on=9))
+    assert len(run(engine)) == 1
+
+
+def test_run_on_stops_at_the_end_of_the_context():
+    engine, _ = opened([1] * (CONTEXT - 4))
+    engine.submit(A, Round(1, CONTEXT - 3, run_on=1000))
+    run(engine)
+    assert len(text_of(engine)) == CONTEXT
+
+
+# --- out of step --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("round_", "words"),
+    [
+        (Round(0, 3), "round 1 was expected, not 0"),
+        (Round(2, 3), "round 1 was expected, not 2"),
+        (Round(1, 4), "base 3 was expected, not 4"),
+        (Round(1, 1), "base 3 was expected, not 1"),
+    ],
+)
+def test_a_round_out_of_step_is_told_what_was_expected(round_, words):
+    engine, _ = opened()
+    with pytest.raises(OutOfStep, match=words):
+        engine.submit(A, round_)
+
+
+def test_one_round_of_a_sequence_at_a_time():
+    engine, _ = opened()
+    engine.submit(A, Round(1, 3))
+    with pytest.raises(OutOfStep, match="round 1 is unanswered"):
+        engine.submit(A, Round(2, 3))
+    engine, _ = opened(first=False)
+    with pytest.raises(OutOfStep, match="round 0 is unanswered"):
+        engine.submit(A, Round(1, 2))
+
+
+def test_rounds_of_ended_sequences_are_dropped_silently_and_closes_are_idempotent():
+    engine, verifier = opened()
+    engine.close(A)
+    engine.close(A)
+    engine.close(B)
+    assert verifier.live == []
+    engine.submit(A, Round(1, 3))
+    assert engine.idle
+
+
+# --- the end of the context ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [CONTEXT, CONTEXT + 1])
+def test_an_open_that_leaves_no_room_is_refused_and_keeps_nothing(length):
+    engine, verifier = opened()
+    with pytest.raises(ContextExceeded, match=str(CONTEXT)):
+        opened([1] * length, key=B, engine=engine)
+    assert len(verifier.live) == 1
+    opened([1] * (CONTEXT - 1), key=B, engine=engine)
+
+
+def test_no_row_is_ever_fed_beyond_the_context():
+    engine, verifier = opened([1] * (CONTEXT - 3))
+    base = CONTEXT - 2
+    with pytest.raises(ContextExceeded):
+        engine.submit(A, Round(1, base, chain([1, 2, 3])))
+    engine, verifier = opened([1] * (CONTEXT - 3))
+    tokens = said([1] * (CONTEXT - 3), 3)
+    engine.submit(A, Round(1, base, chain(tokens[1:]), run_on=50))
+    run(engine)
+    for job in (job for jobs in verifier.jobs for job in jobs):
+        assert len(job.ids) + max(job.tree.depths, default=-1) < CONTEXT
+    with pytest.raises(ContextExceeded):
+        engine.submit(A, Round(2, len(text_of(engine))))
+
+
+# --- failures -----------------------------------------------------------------------------------------------
+
+
+def test_a_preemption_ends_its_sequence_alone():
+    engine, verifier = opened()
+    opened([5, 6], key=B, engine=engine)
+    verifier.live[0]["outcomes"].append(Preempted("memory"))
+    engine.submit(A, Round(1, 3))
+    engine.submit(B, Round(1, 3))
+    results = dict(engine.step())
+    assert isinstance(results[A], Preempted)
+    assert results[B].next_token == law(text_of(engine, B)[:-1])
+    assert [memory["spec"].token_ids for memory in verifier.live] == [(5, 6)]
+    assert engine.load.live_sequences == 1
+
+
+def test_a_prefill_that_is_not_done_waits_for_the_next_pass():
+    engine, verifier = opened(first=False)
+    verifier.live[0]["outcomes"] += [None, None]
+    assert list(engine.step()) == []
+    assert not engine.idle
+    assert list(engine.step()) == []
+    [(_, verdict)] = engine.step()
+    assert (verdict.round, verdict.base) == (0, 2)
+    assert engine.load.passes == 3
+
+
+def test_a_pass_that_raises_names_whom_it_was_for_and_changes_nobody():
+    engine, verifier = opened()
+    opened([5, 6], key=B, engine=engine)
+    engine.submit(B, Round(1, 3))
+    verifier.fail = RuntimeError("out of memory")
+    with pytest.raises(RuntimeError):
+        engine.step()
+    assert list(engine.working_on()) == [B]
+    engine.close(B)
+    verifier.fail = None
+    engine.submit(A, Round(1, 3))
+    assert [key for key, _ in engine.step()] == [A]
+
+
+# --- draining -----------------------------------------------------------------------------------------------
+
+
+def test_draining_refuses_opens_and_ends_what_waits_for_nothing():
+    engine, verifier = opened()
+    engine.drain()
+    assert not engine.idle
+    [(key, error)] = engine.step()
+    assert key == A
+    assert isinstance(error, Draining)
+    assert verifier.live == []
+    assert engine.idle
+    with pytest.raises(Draining):
+        opened(key=B, engine=engine)
+    assert verifier.live == []
+
+
+def test_draining_answers_what_is_unanswered_first():
+    engine, verifier = opened()
+    engine.submit(A, Round(1, 3, run_on=100))
+    engine.drain()
+    results = [result for _, result in engine.step()]
+    assert [type(result) for result in results] == [Verdict, Draining]
+    assert verifier.live == []
+
+
+def test_draining_lets_a_long_prefill_end():
+    engine, verifier = opened(first=False)
+    verifier.live[0]["outcomes"].append(None)
+    engine.drain()
+    assert list(engine.step()) == []
+    assert [type(result) for _, result in engine.step()] == [Verdict, Draining]
