@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec import model_service, telemetry
+from specdec.cli import app
 from specdec.processes import free_ports
 from specdec.settings import ServiceSettings
 from target_service.lm_verifier import LmVerifier
@@ -43,19 +45,24 @@ def served():
     return cluster([LmVerifier(runners[0])], [LanguageModelDrafter(runners[1])], tokenizer=TOKENIZER)
 
 
-async def test_help_says_what_there_is():
-    status, out, _ = await run("--help")
-    generate_status, generate_out, _ = await run("generate", "--help")
-    serve_status, serve_out, _ = await run("serve", "orchestrator", "--help")
-    bare_status, bare_out, _ = await run()
-    assert (status, generate_status, serve_status) == (0, 0, 0)
-    assert "--num-draft-tokens" in serve_out, "a service's own flags"
+def test_help_says_what_there_is():
+    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+    there_is = runner.invoke(app, ["--help"])
+    of_generate = runner.invoke(app, ["generate", "--help"])
+    bare = runner.invoke(app, [])
+    assert (there_is.exit_code, of_generate.exit_code) == (0, 0)
     for command in ("serve", "up", "demo", "generate", "health"):
-        assert command in out
+        assert command in there_is.output
+        assert command in bare.output
     for flag in ("--max-tokens", "--temperature", "--no-speculation", "--json", "--address", "--verification"):
-        assert flag in generate_out
-    assert "generate" in bare_out
-    assert bare_status != 1, "asking for nothing is no failure of the deployment"
+        assert flag in of_generate.output
+    assert bare.exit_code != 1, "asking for nothing is no failure of the deployment"
+
+
+async def test_a_services_own_help_is_reached_through_serve():
+    status, out, _ = await run("serve", "orchestrator", "--help")
+    assert status == 0
+    assert "--num-draft-tokens" in out
 
 
 async def test_generate_prints_one_json_object_and_speculation_does_not_change_it():
@@ -121,10 +128,10 @@ async def test_generate_says_what_is_wrong_in_a_sentence_and_exits_with_1():
     assert "[INVALID_ARGUMENT]" in refused[2]
 
 
-async def test_bad_usage_of_generate_exits_with_2():
-    status, _, err = await run("generate", "x", "--verification=hope")
-    assert status == 2
-    assert "hope" in err
+def test_bad_usage_of_generate_exits_with_2():
+    refused = CliRunner().invoke(app, ["generate", "x", "--verification=hope"])
+    assert refused.exit_code == 2
+    assert "hope" in refused.output
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""The bundled checkpoints, loaded once, and the reference that they are compared with: plain transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from specdec.model_runner import ModelRunner, load_runner
+from specdec.settings import ModelServiceSettings
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """torch's threads wait for each other by spinning: with two on a shared core all this takes ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Reference:
+    """The demo target as transformers runs it: its own attention, one plain forward pass, nothing of ours."""
+
+    def __init__(self) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def logits_after(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:  # [texts, vocab] float32
+        """The next token's logits after each of these texts, which are equally long; nothing is cached."""
+        return self.model(input_ids=torch.tensor(texts), use_cache=False).logits[:, -1]
+
+    @torch.inference_mode()
+    def greedy(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
+        """generate(do_sample=False), without the end token."""
+        inputs = torch.tensor([prompt])
+        output = self.model.generate(
+            inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=num_tokens, pad_token_id=0
+        )
+        ids = output[0, len(prompt) :].tolist()
+        return ids[:-1] if ids[-1] == self.end_token else ids
+
+    @property
+    def end_token(self) -> int:
+        end: int = self.model.generation_config.eos_token_id
+        return end
+
+
+@pytest.fixture(scope="session")
+def reference() -> Reference:
+    return Reference()
+
+
+@pytest.fixture(scope="session")
+def target_runner() -> ModelRunner:
+    return load_runner(ModelServiceSettings(model=str(DEMO / "target")))
+
+
+@pytest.fixture(scope="session")
+def draft_runner() -> ModelRunner:
+    return load_runner(ModelServiceSettings(model=str(DEMO / "draft")))
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    """The held-out prompts as ids."""
+    tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
+    return [tokenizer.encode(prompt["text"]).ids for prompt in json.loads((DEMO / "prompts.json").read_text())]

@@ -1,0 +1,238 @@
+"""Law: under token and block verification the joint law of the output, over several rounds, is the target's.
+
+A text is cut into windows of 2K + 2 tokens. Given the token before it, the law of a window is a product of rows of
+the target's table, wherever rounds began and ended in it; so the counts of all windows are compared, by
+chi-square, with what is expected given the tokens before them. The same check has to find planted mutants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from draft_service.drafters import language_model
+from draft_service.drafters.language_model import LanguageModelDrafter
+from draft_service.engine import DraftSequence, Node
+from specdec import noise, verification
+from specdec.errors import SpecdecError
+from specdec.sequence import Method, SamplingParams, SequenceSpec
+from specdec.wire import write_method
+from target_service import lm_verifier
+from target_service.lm_verifier import LmVerifier
+from tests.cluster import cluster
+from tests.parity.chi_square import p_value
+from tests.parity.noise_table import NoiseTable
+from tests.parity.raw_streams import services
+from tests.parity.reference import sample_seed
+from tests.table_model import TableRunner
+
+WINDOWS_PER_TEXT = 10
+BOTH = pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK], ids=["token", "block"])
+PATIENT: dict[str, Any] = {"watchdog_s": 60.0}  # a busy machine is no lost replica
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Target and draft as tables: row t is the law of the token after t."""
+
+    target: list[list[float]]
+    draft: list[list[float]]
+    num_draft_tokens: int
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.target)
+
+    @property
+    def window(self) -> int:
+        return 2 * self.num_draft_tokens + 2
+
+    @property
+    def num_tokens(self) -> int:
+        return WINDOWS_PER_TEXT * self.window
+
+    def runner(self, rows: list[list[float]]) -> TableRunner:
+        runner = TableRunner(self.vocab_size, order=1, num_slots=1 << 16)
+        runner.table = torch.tensor([*rows, rows[0]], dtype=torch.float64).log()
+        return runner
+
+
+# Pairs on which the mutants show: block verification often accepts a token that another uniform rejected.
+THREE = Pair(
+    [[0.33, 0.19, 0.48], [0.35, 0.18, 0.47], [0.47, 0.27, 0.26]],
+    [[0.04, 0.33, 0.63], [0.03, 0.47, 0.50], [0.05, 0.37, 0.58]],
+    num_draft_tokens=2,
+)
+TWO = Pair([[0.33, 0.67], [0.30, 0.70]], [[0.02, 0.98], [0.01, 0.99]], num_draft_tokens=3)
+VARIED = Pair(  # every row unlike its neighbours
+    [[0.60, 0.30, 0.10], [0.20, 0.50, 0.30], [0.30, 0.20, 0.50]],
+    [[0.10, 0.30, 0.60], [0.60, 0.30, 0.10], [0.20, 0.70, 0.10]],
+    num_draft_tokens=2,
+)
+PAIRS = pytest.mark.parametrize("pair", [THREE, VARIED, TWO], ids=["V=3 K=2", "V=3 K=2 varied", "V=2 K=3"])
+
+
+def check(pair: Pair, texts: Sequence[Sequence[int]], first: int) -> float:
+    """The p-value of these texts, each the continuation of a prompt that ends with ``first``."""
+    ids = np.array([[first, *text[: pair.num_tokens]] for text in texts])
+    width, vocab_size = pair.window, pair.vocab_size
+    windows = np.concatenate([ids[:, start : start + width + 1] for start in range(0, pair.num_tokens, width)])
+    target = np.array(pair.target)
+    cells = np.array(list(itertools.product(range(vocab_size), repeat=width)))
+    after_first = np.prod([target[cells[:, i - 1], cells[:, i]] for i in range(1, width)], axis=0)
+    before = np.bincount(windows[:, 0], minlength=vocab_size)
+    expected = sum(before[token] * target[token][cells[:, 0]] * after_first for token in range(vocab_size))
+    codes = windows[:, 1:] @ vocab_size ** np.arange(width - 1, -1, -1)
+    return p_value(np.bincount(codes, minlength=len(cells)), np.asarray(expected))
+
+
+async def run(
+    monkeypatch: pytest.MonkeyPatch,
+    pair: Pair,
+    method: Method,
+    num_texts: int,
+    drafter: Callable[[TableRunner], LanguageModelDrafter] = LanguageModelDrafter,
+    first_seed: int = 0,
+) -> float:
+    """The p-value of texts that both services made over raw streams, all of them on one stream."""
+    seeds = range(first_seed, first_seed + num_texts)
+    reach = pair.num_draft_tokens
+    monkeypatch.setattr(noise, "philox", NoiseTable(seeds, pair.num_tokens + 2 * reach + 2, reach))
+    specs = [SequenceSpec((0,), 1, SamplingParams(), seed, method) for seed in seeds]
+    started = time.perf_counter()
+    async with services(LmVerifier(pair.runner(pair.target)), drafter(pair.runner(pair.draft))) as deployment:
+        texts: list[list[int]] = []
+        for start in range(0, num_texts, 100):
+            texts += await deployment.generate(specs[start : start + 100], pair.num_tokens, reach)
+    p = check(pair, texts, 0)
+    print(f"{num_texts * WINDOWS_PER_TEXT} windows in {time.perf_counter() - started:.1f} s, p = {p:.3g}")
+    return p
+
+
+def test_the_table_of_noise_is_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = [0, 1, 2**64 - 1, 2**40 + 3]
+    keys = list(itertools.product(seeds, (0, 1, 9), noise.Domain))
+
+    def numbers() -> list[Tensor]:
+        drawn = []
+        for seed, base, domain in keys:
+            drawn += [
+                noise.exponentials(seed, [base + 1, base + 3], base, domain, 3),
+                noise.uniforms(seed, [base, base + 2], base, domain),
+                noise.uniforms(seed, [], base, domain),
+                noise.exponentials_at(seed, base + 3, base, domain, torch.tensor([2, 0])),
+            ]
+        return drawn
+
+    generated = numbers()
+    monkeypatch.setattr(noise, "philox", NoiseTable(seeds, 20, 3))
+    assert all(torch.equal(a, b) for a, b in zip(generated, numbers(), strict=True))
+
+
+@PAIRS
+@BOTH
+async def test_joint_law_is_the_targets(monkeypatch: pytest.MonkeyPatch, pair: Pair, method: Method) -> None:
+    assert await run(monkeypatch, pair, method, 300) > 1e-3
+
+
+async def test_joint_law_is_the_targets_through_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, request_seeds, samples = THREE, range(5), 64
+    seeds = [sample_seed(seed, index) for seed in request_seeds for index in range(samples)]
+    monkeypatch.setattr(
+        noise, "philox", NoiseTable(seeds, pair.num_tokens + 2 * pair.num_draft_tokens + 2, pair.num_draft_tokens)
+    )
+    verifier = LmVerifier(pair.runner(pair.target))
+    drafter = LanguageModelDrafter(pair.runner(pair.draft))
+    started = time.perf_counter()
+    async with cluster([verifier], [drafter], max_live_sequences=len(seeds), **PATIENT) as deployment:
+        groups = await asyncio.gather(
+            *(
+                deployment.client.generate(
+                    token_ids={"token_ids": [0]},
+                    max_tokens=pair.num_tokens,
+                    n=samples,
+                    seed=seed,
+                    num_draft_tokens=pair.num_draft_tokens,
+                    verification=write_method(Method.BLOCK),
+                )
+                for seed in request_seeds
+            )
+        )
+        await deployment.settled(30.0)
+    texts = [sample.token_ids for group in groups for sample in group]
+    p = check(pair, texts, 0)
+    print(f"{len(texts) * WINDOWS_PER_TEXT} windows in {time.perf_counter() - started:.1f} s, p = {p:.3g}")
+    assert p > 1e-3
+    assert sum(sample.finish.speculation.num_accepted_tokens for group in groups for sample in group) > len(texts) * 10
+
+
+# --- planted mutants: the same check must find them -------------------------------------------------------------
+
+
+async def test_noise_keyed_by_position_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Block verification looks at uniforms beyond the token it stops at; they must not come back."""
+    for module, name in (
+        (lm_verifier, "uniforms"),
+        (lm_verifier, "exponentials"),
+        (language_model, "exponentials_at"),
+    ):
+        monkeypatch.setattr(module, name, _without_base(getattr(module, name)))
+    assert await run(monkeypatch, TWO, Method.BLOCK, 150) < 1e-6
+
+
+def _without_base(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(seed: int, position: Any, base: int, *rest: Any) -> Tensor:
+        return function(seed, position, 0, *rest)
+
+    return call
+
+
+@BOTH
+async def test_target_rows_off_by_one_are_found(monkeypatch: pytest.MonkeyPatch, method: Method) -> None:
+    name = f"verify_{method.value}"
+    verify = getattr(lm_verifier, name)
+    monkeypatch.setattr(lm_verifier, name, lambda target_probs, *rest: verify(target_probs.roll(1, 0), *rest))
+    assert await run(monkeypatch, THREE, method, 100) < 1e-6
+
+
+@BOTH
+async def test_draft_rows_off_by_one_are_found(monkeypatch: pytest.MonkeyPatch, method: Method) -> None:
+    draft_probs = lm_verifier._draft_probs
+    monkeypatch.setattr(lm_verifier, "_draft_probs", lambda *arguments: draft_probs(*arguments).roll(1, 0))
+    assert await run(monkeypatch, VARIED, method, 100) < 1e-6
+
+
+@BOTH
+async def test_a_residual_that_is_the_target_itself_is_found(monkeypatch: pytest.MonkeyPatch, method: Method) -> None:
+    monkeypatch.setattr(verification, "_residual", lambda joint, target_row, draft_row: target_row)
+    assert await run(monkeypatch, THREE, method, 100) < 1e-6
+
+
+class ChoosyDrafter(LanguageModelDrafter):
+    """Ends its chain rather than propose a token that it finds unlikely itself."""
+
+    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError]:
+        return [
+            nodes if isinstance(nodes, SpecdecError) else [node for node in nodes if _likely(node)]
+            for nodes in super().grow(sequences)
+        ]
+
+
+def _likely(node: Node) -> bool:
+    assert node.draft_probs is not None
+    weights = dict(zip(node.draft_probs.token_ids, node.draft_probs.weights, strict=True))
+    return weights[node.token_id] >= 0.5 * sum(weights.values())
+
+
+@BOTH
+async def test_a_proposal_cut_by_its_own_content_is_found(monkeypatch: pytest.MonkeyPatch, method: Method) -> None:
+    assert await run(monkeypatch, THREE, method, 100, ChoosyDrafter) < 1e-6
