@@ -55,19 +55,23 @@ class Pool:
         """The model of the replicas that can be used now."""
         return next((replica.info for replica in self.replicas if replica.ready), None)
 
-    def pick(self) -> Replica | None:
-        """Of two that can be used, drawn at random, the better one: all of them, yet none is overrun."""
+    def pick(self, avoid: Replica | None = None) -> Replica | None:
+        """Of two that can be used, drawn at random, the better one: all of them, yet none is overrun.
+
+        ``avoid`` only if there is no other.
+        """
         ready = [replica for replica in self.replicas if replica.ready]
+        ready = [replica for replica in ready if replica is not avoid] or ready
         if len(ready) > 2:
             ready = self._random.sample(ready, 2)
         self._random.shuffle(ready)
         return min(ready, key=lambda replica: replica.score, default=None)
 
-    async def wait_for_one(self, timeout_s: float) -> Replica:
+    async def wait_for_one(self, timeout_s: float, avoid: Replica | None = None) -> Replica:
         """As ``pick``, but waits. Raises ReplicaLost, saying what is wrong with each, after ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
-                while (replica := self.pick()) is None:
+                while (replica := self.pick(avoid)) is None:
                     self._changed.clear()
                     await self._changed.wait()
                 return replica

@@ -101,7 +101,8 @@ class TargetClient:
     async def _open(self, sequence: Sequence) -> Lane:
         """Open the sequence somewhere. Its first verdict is a plain token, whatever the draft proposes."""
         try:
-            self._replica = await self._pool.wait_for_one(self._wait_s)
+            # A replica that gave the sequence back, full or failing, is asked again only if there is no other.
+            self._replica = await self._pool.wait_for_one(self._wait_s, avoid=self._replica)
         except ReplicaLost as error:
             raise NoReplica(str(error)) from error
         self._lane = lane = self._replica.lane()

@@ -150,7 +150,10 @@ BAD_VALUES: list[tuple[str, dict[str, Any]]] = [
     ("min_tokens", dict(min_tokens=3)),
     ("logprobs", dict(logprobs=1)),
     ("grammar", dict(grammar="root ::= x")),
-    ("resume", dict(resume={0: {"token_ids": [1]}})),
+    ("seed", dict(resume={0: {"token_ids": [1]}})),
+    ("resume[3]", dict(resume={3: {"token_ids": [1]}}, seed=1)),
+    ("resume[0]", dict(resume={0: {"token_ids": [99]}}, seed=1)),
+    ("resume[0]", dict(resume={0: {"token_ids": [1, 1, 1]}}, seed=1, max_tokens=2)),
 ]
 
 
@@ -240,7 +243,7 @@ class HeldVerifier(LmVerifier):
 
 async def test_a_full_queue_is_resource_exhausted_with_a_time_to_come_back() -> None:
     verifier = HeldVerifier(runner())
-    async with cluster([verifier], max_live_sequences=3) as running:
+    async with cluster([verifier], max_live_sequences=3, max_waiting_requests=0) as running:
         verifier.gate.clear()
         held = asyncio.create_task(running.client.generate(token_ids=IDS, n=3, max_tokens=4, seed=1))
         async with asyncio.timeout(PATIENCE_S):
@@ -556,22 +559,25 @@ async def test_more_than_the_targets_context_is_out_of_range_with_the_limit() ->
 
 
 async def test_a_sequence_that_finds_no_kv_slots_is_refused_and_its_neighbours_stay() -> None:
-    verifier = LmVerifier(runner(num_slots=20))
+    verifier = LmVerifier(runner(num_slots=200, context_length=512))
     async with target(verifier) as service:
         stream = service.stream()
-        await stream.send(opens=[target_open(1, token_ids=[1] * 12)])
+        await stream.send(opens=[target_open(1, token_ids=[1] * 20)])
         await stream.answer(1)
-        await stream.send(opens=[target_open(2, token_ids=[1] * 12)])
+        # Opens leave room for what is there to grow.
+        await stream.send(opens=[target_open(2, token_ids=[1] * 120)])
         error = await stream.error(2)
         assert isinstance(error, Overloaded)
         assert error.retry_after_s > 0
-        await stream.send(opens=[target_open(3, token_ids=[2] * 5)])
+        await stream.send(opens=[target_open(3, token_ids=[2] * 10)])
         await stream.answer(3)
-        # What has run and finds no more is preempted: its caller replays it, its slots are free at once.
-        await stream.send(rounds=[round_(3, 1, 6, tree([1, 2, 3]))])
+        # No room is left for the tree of the older one: the younger is preempted, its caller replays it.
+        await stream.send(rounds=[round_(1, 1, 21, tree([n % 6 for n in range(170)]))])
         assert isinstance(await stream.error(3), Preempted)
-        await stream.send(rounds=[round_(1, 1, 13, tree([1, 2, 3]))])
         assert (await stream.answer(1)).round == 1
+        # A sequence that could never fit is not asked to come back.
+        await stream.send(opens=[target_open(4, token_ids=[1] * 200)])
+        assert isinstance(await stream.error(4), ContextExceeded)
         await stream.send(closes=[1])
         await service.nothing_left(open_streams=1)
 
@@ -811,7 +817,7 @@ async def test_no_request_breaks_the_orchestrator(tokenizer_file: str) -> None:
     random_ = random.Random(7)
     served, refused = 0, set()  # a part of them is right, for a part the context is too short
     async with deployment(tokenizer_file) as running:
-        stub = generation_pb2_grpc.GenerationServiceStub(running.client._channel)
+        stub = generation_pb2_grpc.GenerationServiceStub(running.client._channels[0])
 
         async def one(message: generation_pb2.GenerateRequest) -> None:
             nonlocal served

@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, ReplicaLost
+from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, PassFailed
 from specdec.v1 import draft_pb2
 from target_service.engine import Job
 from target_service.lm_verifier import LmVerifier
@@ -121,8 +121,8 @@ async def test_many_sequences_in_a_frame_are_one_pass_and_one_frame() -> None:
     runner = TableRunner(num_slots=200_000, context_length=4096)
     async with target(LmVerifier(runner)) as service:
         stream = service.stream()
-        await stream.send(opens=[target_open(s, token_ids=[s % 8] * 2000) for s in range(1, 49)])
-        await asyncio.gather(*(stream.answer(s) for s in range(1, 49)))
+        await stream.send(opens=[target_open(s, token_ids=[s % 8] * 500) for s in range(1, 97)])
+        await asyncio.gather(*(stream.answer(s) for s in range(1, 97)))
         assert runner.num_passes == 1
         assert sum(bool(frame.verdicts) for frame in stream.frames) == 1
 
@@ -387,7 +387,7 @@ async def test_a_pass_that_fails_loses_its_own_batch_and_nothing_else() -> None:
         await stream.send(rounds=[round_(1, 1, 4), round_(2, 1, 4, tree([1, 2, 3]))])
         for s in (1, 2):
             error = await stream.error(s)
-            assert type(error) is ReplicaLost
+            assert type(error) is PassFailed
         verifier.raises = False
         load = await service.load()
         assert load.live_sequences == 2
@@ -421,7 +421,7 @@ async def test_a_draft_pass_that_fails_loses_its_own_batch_and_no_answer() -> No
         await asyncio.gather(stream.answer(1), stream.answer(2))
         drafter.raises = True
         await stream.send(advances=[advance(2, 1, 17), advance(1, 1, 4, [1])])
-        assert type(await stream.error(1)) is ReplicaLost
+        assert type(await stream.error(1)) is PassFailed
         assert (await stream.answer(2)).end == draft_pb2.GROWTH_END_CONTEXT
         drafter.raises = False
         await stream.send(advances=[advance(2, 2, 17)], opens=[draft_open(3, max_nodes=3)])
@@ -452,7 +452,7 @@ async def test_a_model_that_fails_outside_a_pass_loses_that_sequence_alone(verb:
         verifier.raises = True
         if verb == "open":
             await stream.send(opens=[target_open(2)])
-            assert type(await stream.error(2)) is ReplicaLost
+            assert type(await stream.error(2)) is PassFailed
         else:
             await stream.send(opens=[target_open(2)])
             await stream.answer(2)

@@ -37,7 +37,7 @@ def refused(request=None, tokenizer=None, **fields) -> dict[str, str]:
 
 def test_defaults_are_written_down():
     request = read(seed=5)
-    assert request == Request((1, 2, 3), 17, SamplingParams(), 5, 1, (), frozenset({7}), Method.COUPLED, 4)
+    assert request == Request((1, 2, 3), 17, SamplingParams(), 5, 1, (), frozenset({7}), Method.COUPLED, 4, {})
 
 
 def test_what_was_asked_for_is_what_is_done():
@@ -66,6 +66,7 @@ def test_what_was_asked_for_is_what_is_done():
         frozenset({1, 2, 7}),
         Method.BLOCK,
         0,
+        {},
     )
 
 
@@ -134,7 +135,6 @@ UNSUPPORTED = {
     "min_tokens": 0,
     "logprobs": 0,
     "grammar": "",
-    "resume": {0: {"token_ids": [1]}},
 }
 
 
@@ -147,7 +147,7 @@ def test_every_field_of_the_contract_is_either_read_or_refused():
     """A field added to the contract must be thought of here."""
     read_here = {
         *("text", "token_ids", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n"),
-        *("stop", "stop_token_ids", "verification", "num_draft_tokens"),
+        *("stop", "stop_token_ids", "verification", "num_draft_tokens", "resume"),
     }
     fields = {field.name for field in generation_pb2.GenerateRequest.DESCRIPTOR.fields}
     assert fields == read_here | set(UNSUPPORTED)

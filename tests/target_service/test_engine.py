@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.batching import Key
-from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Preempted
+from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Overloaded, Preempted
 from specdec.rounds import ModelInfo, Round, Timings, Verdict
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import ROOT, TokenTree
@@ -50,7 +50,7 @@ class FakeVerifier:
         self.live = [each for each in self.live if each is not memory]
 
     def cache_use(self) -> tuple[int, int]:
-        return 3, 5
+        return 300, 5000
 
     def verify(self, jobs):
         self.jobs.append([Job(job.memory, list(job.ids), job.tree) for job in jobs])
@@ -146,7 +146,7 @@ def test_all_that_wait_share_a_pass_and_each_gets_its_own():
     assert [key for key, _ in engine.step()] == [B]
     load = engine.load
     assert (load.live_sequences, load.waiting_sequences, load.passes) == (2, 0, 2)
-    assert (load.kv_slots_used, load.kv_slots_total) == (3, 5)
+    assert (load.kv_slots_used, load.kv_slots_total) == (300, 5000)
 
 
 # --- older bases --------------------------------------------------------------------------------------------
@@ -328,17 +328,36 @@ def test_no_row_is_ever_fed_beyond_the_context():
 # --- failures -----------------------------------------------------------------------------------------------
 
 
-def test_a_preemption_ends_its_sequence_alone():
-    engine, verifier = opened()
-    opened([5, 6], key=B, engine=engine)
-    verifier.live[0]["outcomes"].append(Preempted("memory"))
+@pytest.mark.parametrize("starved", [0, 1])
+def test_the_request_that_arrived_last_is_preempted_whoever_is_starved(starved):
+    engine, verifier = opened(age_s=1.0)
+    opened([5, 6], key=B, engine=engine, age_s=60.0)  # a replay: it came later and is older
+    verifier.live[starved]["outcomes"].append(Preempted("memory"))
     engine.submit(A, Round(1, 3))
     engine.submit(B, Round(1, 3))
     results = dict(engine.step())
     assert isinstance(results[A], Preempted)
+    if starved:  # the older one comes again in the next pass
+        assert B not in results
+        results = dict(engine.step())
     assert results[B].next_token == law(text_of(engine, B)[:-1])
     assert [memory["spec"].token_ids for memory in verifier.live] == [(5, 6)]
     assert engine.load.live_sequences == 1
+
+
+def test_the_oldest_gets_memory_first():
+    engine, verifier = opened(first=False, age_s=1.0)
+    opened([5, 6], key=B, engine=engine, first=False, age_s=2.0)
+    engine.step()
+    assert [tuple(job.ids) for job in verifier.jobs[-1]] == [(5, 6), (1, 2)]
+
+
+def test_a_full_service_refuses_opens():
+    verifier = FakeVerifier()
+    engine = TargetEngine(verifier, max_sequences=1)
+    opened(engine=engine)
+    with pytest.raises(Overloaded):
+        opened(key=B, engine=engine)
 
 
 def test_a_prefill_that_is_not_done_waits_for_the_next_pass():
