@@ -66,7 +66,7 @@ class Client:
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
         """The responses to a GenerateRequest with these fields, wherever they come from. Raises SpecdecError."""
         request = generation_pb2.GenerateRequest(**fields)
-        samples: dict[int, Sample] = {}
+        samples = {index: Sample(token_ids=list(ids.token_ids)) for index, ids in request.resume.items()}
         admitted = False
         lost_in_a_row = 0
         while True:

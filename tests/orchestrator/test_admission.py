@@ -1,0 +1,122 @@
+"""Who may generate now, who waits, who is sent away."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from orchestrator.admission import Admission
+from orchestrator.replay_gate import PER_REPLICA, ReplayGate
+from specdec.errors import Overloaded
+
+
+async def _turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_full_queue_refuses_at_once_and_says_when_to_come_back():
+    admission = Admission(max_live=2, max_waiting=1)
+    async with admission.admitted(2):
+        waiting = asyncio.create_task(_enter(admission, 1))
+        await _turns()
+        assert admission.waiting == 1
+        with pytest.raises(Overloaded) as caught:
+            await admission.admitted(1).__aenter__()
+        assert caught.value.retry_after_s > 0
+        assert not waiting.done()
+    await waiting
+    assert (admission.live, admission.waiting) == (0, 0)
+
+
+async def test_a_large_request_is_not_overtaken_by_small_ones():
+    admission = Admission(max_live=4, max_waiting=9)
+    order: list[int] = []
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(admission.admitted(3))
+        tasks = [asyncio.create_task(_enter(admission, count, order)) for count in (4, 1, 1)]
+        await _turns()
+        assert admission.waiting == 3  # one small one would fit, but the large one was first
+    await asyncio.gather(*tasks)
+    assert order == [4, 1, 1]
+
+
+async def test_who_gives_up_waiting_leaves_nothing_behind():
+    admission = Admission(max_live=1, max_waiting=9)
+    async with admission.admitted(1):
+        gone, stays = (asyncio.create_task(_enter(admission, 1)) for _ in range(2))
+        await _turns()
+        gone.cancel()
+        await _turns()
+        assert admission.waiting == 1
+    await stays
+    assert (admission.live, admission.waiting) == (0, 0)
+
+
+async def test_who_gives_up_just_when_admitted_gives_the_place_on():
+    admission = Admission(max_live=1, max_waiting=9)
+    first = admission.admitted(1)
+    await first.__aenter__()
+    gone, stays = (asyncio.create_task(_enter(admission, 1)) for _ in range(2))
+    await _turns()
+    await first.__aexit__(None, None, None)  # ``gone`` is admitted now, and has not run yet
+    gone.cancel()
+    await stays
+    assert (admission.live, admission.waiting) == (0, 0)
+
+
+async def test_more_than_can_ever_be_live_is_refused():
+    with pytest.raises(Overloaded):
+        await Admission(max_live=2, max_waiting=9).admitted(3).__aenter__()
+
+
+async def test_replays_take_turns_by_age_a_few_at_a_time():
+    replicas = 1
+    gate = ReplayGate(lambda: replicas)
+    inside: list[float] = []
+    release = asyncio.Event()
+
+    async def replay(arrived: float) -> None:
+        async with gate.turn(arrived):
+            inside.append(arrived)
+            await release.wait()
+
+    tasks = [asyncio.create_task(replay(float(arrived))) for arrived in (50, 40, 30, 20, 10, 5, 1)]
+    await _turns()
+    assert inside == [50, 40, 30, 20]  # who came while there was room
+    assert len(inside) == PER_REPLICA
+    release.set()
+    await asyncio.gather(*tasks)
+    assert inside[PER_REPLICA:] == [1, 5, 10]  # then by age
+
+
+async def test_a_second_replica_lets_more_replays_in():
+    replicas = 1
+    gate = ReplayGate(lambda: replicas)
+    inside = 0
+
+    async def replay() -> None:
+        nonlocal inside
+        async with gate.turn(0.0):
+            inside += 1
+            await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(replay()) for _ in range(3 * PER_REPLICA)]
+    await _turns()
+    assert inside == PER_REPLICA
+    replicas = 2
+    gate.changed()
+    await _turns()
+    assert inside == 2 * PER_REPLICA
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    async with gate.turn(0.0):
+        pass  # nothing was left inside
+
+
+async def _enter(admission: Admission, count: int, order: list[int] | None = None) -> None:
+    async with admission.admitted(count):
+        if order is not None:
+            order.append(count)
+        await asyncio.sleep(0)

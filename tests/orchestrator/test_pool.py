@@ -1,0 +1,136 @@
+"""Endpoints by name, a choice between them, and who is set aside."""
+
+import asyncio
+import socket
+
+import pytest
+
+from bench.table_model import Table, TableDrafter, TableVerifier
+from orchestrator.pool import Pool
+from orchestrator.replica import Replica, Role
+from specdec.errors import ModelMismatch, ReplicaLost
+from tests.cluster import cluster
+
+
+class FakeLink:
+    def __init__(self, num_lanes: int = 0) -> None:
+        self.num_lanes = num_lanes
+        self.draining = False
+        self.load = type("Load", (), {"live_sequences": 0})
+
+
+def _role() -> Role:
+    def never(*_: object) -> None:
+        raise AssertionError("not called here")
+
+    return Role("target", never, never, never)
+
+
+def _pool(*replicas: Replica) -> Pool:
+    pool = Pool(_role(), [])
+    pool.replicas = list(replicas)
+    return pool
+
+
+def _replica(name: str, lanes: int = 0, latency_s: float | None = 0.01) -> Replica:
+    replica = Replica(name, _role())
+    replica.link, replica.latency_s = FakeLink(lanes), latency_s
+    return replica
+
+
+def test_the_less_busy_of_two_is_picked():
+    busy, free = _replica("busy", lanes=9), _replica("free", lanes=1)
+    assert {_pool(busy, free).pick() for _ in range(20)} == {free}
+
+
+def test_the_faster_of_two_equally_busy_is_picked():
+    slow, fast = _replica("slow", latency_s=0.1), _replica("fast", latency_s=0.01)
+    assert {_pool(slow, fast).pick() for _ in range(20)} == {fast}
+
+
+def test_of_many_all_are_picked_but_the_worst():
+    many = [_replica(str(n), lanes=n) for n in range(6)]
+    picked = {_pool(*many).pick() for _ in range(300)}
+    assert picked == set(many[:-1])
+
+
+def test_whoever_gave_the_sequence_back_is_asked_last():
+    one, other = _replica("one"), _replica("other", lanes=50)
+    assert _pool(one, other).pick(avoid=one) is other
+    assert _pool(one).pick(avoid=one) is one
+
+
+async def test_nobody_there_is_said_of_each_by_name():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+
+        async def refused(*_: object, **__: object) -> None:
+            raise ReplicaLost("refused here")
+
+        role = Role("target", lambda *_: None, lambda _: refused, lambda *_: None)
+        async with Pool(role, [address, "no-such-host.invalid:1"]) as pool:
+            with pytest.raises(ReplicaLost) as caught:
+                await pool.wait_for_one(0.3)
+    assert address in str(caught.value)
+    assert "refused here" in str(caught.value)
+    assert "no-such-host.invalid:1" in str(caught.value)
+
+
+async def test_a_name_brings_all_its_endpoints(monkeypatch):
+    table = Table()
+    async with cluster([TableVerifier(table), TableVerifier(table)]) as running:
+        ports = [server.port for server in running.targets]
+
+        async def getaddrinfo(host, port, **_):
+            assert host == "targets"
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", each)) for each in ports]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+        role = running.orchestrator.targets._role
+        async with Pool(role, ["targets:1"]) as pool:
+            async with asyncio.timeout(10):
+                while sum(replica.ready for replica in pool.replicas) < 2:
+                    await asyncio.sleep(0.01)
+            assert {replica.address for replica in pool.replicas} == {f"127.0.0.1:{port}" for port in ports}
+
+
+async def test_a_name_service_that_is_down_takes_no_replica_with_it(monkeypatch):
+    async with cluster([TableVerifier(Table())]) as running:
+
+        async def down(*_, **__):
+            raise OSError("no answer")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", down)
+        pool = running.orchestrator.targets
+        await pool._resolve()
+        assert [replica.ready for replica in pool.replicas] == [True]
+        assert "no answer" in next(iter(pool.unresolved.values()))
+
+
+async def test_a_replica_much_slower_than_the_fastest_is_set_aside_and_its_sequences_move():
+    table = Table()
+    async with cluster(
+        [TableVerifier(table, pass_s=0.002), TableVerifier(table, pass_s=0.2)], [TableDrafter(table)]
+    ) as running:
+        requests = [
+            running.client.generate(token_ids={"token_ids": [1, seed]}, max_tokens=60, seed=seed) for seed in range(8)
+        ]
+        samples = await asyncio.gather(*requests)
+        for seed, [sample] in enumerate(samples):
+            [alone] = await running.client.generate(
+                token_ids={"token_ids": [1, seed]}, max_tokens=60, seed=seed, num_draft_tokens=0
+            )
+            assert sample.token_ids == alone.token_ids
+        slow = next(
+            r for r in running.orchestrator.targets.replicas if r.address.endswith(str(running.targets[1].port))
+        )
+        assert not slow.ready
+        assert "ms a round" in slow.problem
+
+
+async def test_a_target_with_another_model_is_refused_by_name():
+    async with cluster([TableVerifier(Table())]) as running:
+        info = running.targets[0].servicer.info
+        with pytest.raises(ModelMismatch, match=r"10\.0\.0\.9:1"):
+            running.orchestrator._admit_target("10.0.0.9:1", type(info)("x", "another", 1024, "table", 10))
