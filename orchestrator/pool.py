@@ -156,16 +156,16 @@ class Pool:
         """The model of the replicas that can be used now."""
         return next((replica.info for replica in self.replicas if replica.ready), None)
 
-    def pick(self) -> Replica | None:
-        """The least busy of the replicas that can be used now."""
+    def pick(self, avoid: Replica | None = None) -> Replica | None:
+        """The least busy of the replicas that can be used now; ``avoid`` only if there is no other."""
         ready = [replica for replica in self.replicas if replica.ready]
-        return min(ready, key=lambda replica: replica.link.num_lanes if replica.link else 0, default=None)
+        return min(ready, key=lambda each: (each is avoid, each.link.num_lanes if each.link else 0), default=None)
 
-    async def wait_for_one(self, timeout_s: float) -> Replica:
+    async def wait_for_one(self, timeout_s: float, avoid: Replica | None = None) -> Replica:
         """As ``pick``, but waits. Raises ReplicaLost, saying what is wrong with each, after ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
-                while (replica := self.pick()) is None:
+                while (replica := self.pick(avoid)) is None:
                     self._changed.clear()
                     await self._changed.wait()
                 return replica

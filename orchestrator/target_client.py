@@ -10,7 +10,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from orchestrator.frames import chunked
 from orchestrator.link import Lane
-from orchestrator.pool import Pool
+from orchestrator.pool import Pool, Replica
 from orchestrator.sequence import Sequence
 from specdec.errors import NoReplica, OutOfStep, Overloaded, Preempted, ReplicaLost
 from specdec.rounds import Round, Verdict
@@ -31,6 +31,7 @@ class TargetClient:
         self._traceparent = traceparent
         self._wait_s = wait_s
         self._lane: Lane | None = None
+        self._replica: Replica | None = None  # where the sequence is, or was last
         self._round = 0
 
     async def __aenter__(self) -> TargetClient:
@@ -62,7 +63,8 @@ class TargetClient:
     async def _open(self, sequence: Sequence) -> Lane:
         """Open the sequence somewhere. Its first verdict is a plain token, whatever the draft proposes."""
         try:
-            replica = await self._pool.wait_for_one(self._wait_s)
+            # A replica that gave the sequence back, full or failing, is asked again only if there is no other.
+            self._replica = replica = await self._pool.wait_for_one(self._wait_s, avoid=self._replica)
         except ReplicaLost as error:
             raise NoReplica(str(error)) from error
         self._lane = lane = replica.lane()
