@@ -29,6 +29,8 @@ _INFO_TIMEOUT_S = 2.0
 _FIRST_ASIDE_S = 10.0
 _LONGEST_ASIDE_S = 300.0
 _SMOOTHING = 0.1
+_UNKNOWN_LATENCY_S = 0.001
+"""Of a replica that has answered nothing yet: small, so that it is tried, but among such the less busy goes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Replica:
         if self.link is None:
             return float("inf")
         # Other orchestrators' sequences are in the reported load, our newest are not yet.
-        return (1 + max(self.link.num_lanes, self.link.load.live_sequences)) * (self.latency_s or 0.0)
+        return (1 + max(self.link.num_lanes, self.link.load.live_sequences)) * (self.latency_s or _UNKNOWN_LATENCY_S)
 
     def lane(self) -> Lane:
         if self.link is None:

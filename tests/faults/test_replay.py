@@ -155,13 +155,13 @@ async def test_a_pass_that_fails_is_replayed(sampling: dict[str, Any], num_targe
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 async def test_a_target_without_kv_slots_is_replaced_by_one_that_has_them(sampling: dict[str, Any]) -> None:
-    """The small one is tried first, and has room for the beginning only."""
-    expected = await undisturbed(n=1, **sampling)
+    """One of two samples comes to the small one, which has room for the beginning only."""
+    expected = await undisturbed(n=2, **sampling)
     small, large = LmVerifier(table(num_slots=20)), LmVerifier(table())
     async with cluster([small, large], [drafter()]) as running:
-        samples = await generate(running.client, n=1, **sampling)
+        samples = await generate(running.client, n=2, **sampling)
         assert_same(samples, expected)
-        assert replays(samples)[0] >= 1
+        assert max(replays(samples)) >= 1
         await running.settled(PATIENCE_S)
 
 
