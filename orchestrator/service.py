@@ -165,7 +165,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             stack.push_async_callback(_end, samples)
             unfinished = len(samples)
             while unfinished:
-                chunk = await _before(deadline, chunks.get())
+                chunk = await _before(deadline, chunks.get()) if chunks.empty() else chunks.get_nowait()
                 if isinstance(chunk, BaseException):
                     raise chunk
                 unfinished -= chunk.HasField("finish")
@@ -222,6 +222,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, chunk: generation_pb2.Chunk, chunks: asyncio.Queue[Any], target: TargetClient, draft: DraftClient
     ) -> None:
         """A client that does not read stops its own sequences, and after a while they hold no memory either."""
+        if not chunks.full():
+            chunks.put_nowait(chunk)
+            return
         try:
             async with asyncio.timeout(self._settings.park_after_s):
                 await chunks.put(chunk)

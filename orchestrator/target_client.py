@@ -8,6 +8,7 @@ Refuses to know what a verdict means.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
@@ -67,24 +68,26 @@ class TargetClient:
 
         Raises NoReplica if none can be reached, or if too many failed under this request.
         """
-        retrying = AsyncRetrying(retry=retry_if_exception_type(_REPLAY), wait=_wait, reraise=True)
-        verdict: Verdict = await retrying(self._attempt, sequence, tree)
-        return verdict
-
-    async def _attempt(self, sequence: Sequence, tree: TokenTree) -> Verdict:
         if self._lane is not None:
             self._round += 1
             self._lane.send(write_round(self._lane.sequence, Round(self._round, sequence.base, tree)))
-            return await self._answer(self._lane, sequence)
+            with suppress(*_REPLAY):
+                return await self._answer(self._lane)
+        retrying = AsyncRetrying(retry=retry_if_exception_type(_REPLAY), wait=_wait, reraise=True)
+        verdict: Verdict = await retrying(self._begin, sequence)
+        return verdict
+
+    async def _begin(self, sequence: Sequence) -> Verdict:
+        """The first verdict of the sequence on a replica; the first of all, or that of a replay."""
         if not self._opened_before:
             self._opened_before = True
-            return await self._answer(await self._open(sequence), sequence)
+            return await self._answer(await self._open(sequence))
         await self._refuse_poison()
         async with self._pool.replays.turn(self._arrived):
             sequence.statistics.num_replays += 1
-            return await self._answer(await self._open(sequence), sequence)
+            return await self._answer(await self._open(sequence))
 
-    async def _answer(self, lane: Lane, sequence: Sequence) -> Verdict:
+    async def _answer(self, lane: Lane) -> Verdict:
         sent = time.monotonic()
         try:
             verdict: Verdict = await lane.receive()
