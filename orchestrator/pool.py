@@ -104,10 +104,11 @@ class Pool:
             # localhost has two addresses, and a service listens on one of them.
             family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
             self._endpoints[address] = {_joined(where) for fam, _, _, _, where in found if fam == family}
-        wanted = set().union(*self._endpoints.values())
+        wanted = {endpoint: None for endpoints in self._endpoints.values() for endpoint in sorted(endpoints)}
         known = {replica.address for replica in self.replicas}
-        for endpoint in sorted(wanted - known):
-            self._add(Replica(endpoint, self._role))
+        for endpoint in wanted:  # in the order in which they are named
+            if endpoint not in known:
+                self._add(Replica(endpoint, self._role))
         for replica in [replica for replica in self.replicas if replica.address not in wanted and not replica.link]:
             self.replicas.remove(replica)
             self._tasks.pop(replica).cancel()
