@@ -23,8 +23,9 @@ from specdec.tree import TokenTree
 from specdec.v1 import target_pb2
 from specdec.wire import write_round
 
-MAX_CRASHES = 2
-"""Replicas that may fail under one request: it may be the request that fails them."""
+MAX_HARM = 4
+_HARM_OF_CRASH, _HARM_OF_FAILED_PASS = 2, 1
+"""It may be the request that fails its replicas: after two crashes, or four failed passes, it is not tried again."""
 
 _REPLAY = (ReplicaLost, OutOfStep, Preempted, Overloaded)
 _FATE_TIMEOUT_S = 1.0
@@ -136,13 +137,14 @@ class TargetClient:
 
     async def _refuse_poison(self) -> None:
         """A lost stream is a crash only if the process behind it ended."""
-        if self._num_failed_passes + len(self._lost_instances) < MAX_CRASHES:
+        failed = self._num_failed_passes
+        if failed * _HARM_OF_FAILED_PASS + len(self._lost_instances) * _HARM_OF_CRASH < MAX_HARM:
             return
-        crashes = self._num_failed_passes
-        for replica, instance in self._lost_instances:
-            crashes += await replica.is_dead(instance, _FATE_TIMEOUT_S)
-        if crashes >= MAX_CRASHES:
-            raise NoReplica(f"{crashes} replicas failed under this request; it is not tried on another")
+        crashes = sum([await replica.is_dead(each, _FATE_TIMEOUT_S) for replica, each in self._lost_instances])
+        if failed * _HARM_OF_FAILED_PASS + crashes * _HARM_OF_CRASH >= MAX_HARM:
+            raise NoReplica(
+                f"{crashes} replicas crashed and {failed} passes failed under this request; it is not tried again"
+            )
 
 
 def _wait(state: RetryCallState) -> float:
