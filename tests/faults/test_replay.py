@@ -31,7 +31,7 @@ from tests.table_model import TableRunner
 
 PATIENCE_S = 30.0
 COUPLED, TOKEN, BLOCK = "VERIFICATION_METHOD_COUPLED", "VERIFICATION_METHOD_TOKEN", "VERIFICATION_METHOD_BLOCK"
-LENGTH = 60
+LENGTH = 40
 SAMPLINGS = [
     pytest.param(dict(temperature=0.0), id="greedy"),
     pytest.param(dict(temperature=0.8), id="coupled"),
