@@ -17,60 +17,25 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from bench.table_model import Table, TableDrafter, TableVerifier
-from draft_service.engine import DraftSequence, Node
+from bench.table_model import Table, TableDrafter
 from draft_service.server import create_server as create_draft_server
 from orchestrator import pool, service
 from orchestrator.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client, Sample
-from specdec.errors import NoReplica, Preempted, ReplicaLost, SpecdecError
+from specdec.errors import NoReplica, ReplicaLost, SpecdecError
 from specdec.noise import derive_seed
 from specdec.sequence import SamplingParams, SequenceSpec
 from specdec.settings import ServiceSettings
-from specdec.tree import ROOT
 from specdec.v1 import generation_pb2
 from target_service.server import create_server as create_target_server
 from tests.cluster import connected
+from tests.faulty_models import BranchingDrafter, FaultyVerifier
 
 PATIENCE_S = 30.0
 """Only something broken takes that long."""
 
 TABLE = Table(vocab_size=40, acceptance=0.7, context_length=4096)
-
-
-class FaultyVerifier(TableVerifier):
-    """Preempts somebody, or fails, in as many of the next passes as it is told."""
-
-    to_preempt = to_fail = 0
-
-    def verify(self, jobs: Any) -> Any:
-        if self.to_fail:
-            self.to_fail -= 1
-            raise RuntimeError("planted")
-        if self.to_preempt:
-            self.to_preempt -= 1
-            decisions, timings = super().verify(jobs[1:])
-            return [Preempted("planted"), *decisions], timings
-        return super().verify(jobs)
-
-
-class BranchingDrafter(TableDrafter):
-    """The guess and a sibling at every level."""
-
-    def grow(self, sequences: list[DraftSequence]) -> list[Any]:  # type: ignore[override]
-        return [self._level(sequence) for sequence in sequences]
-
-    def _level(self, sequence: DraftSequence) -> list[Node]:
-        tree, node = sequence.tree, len(sequence.tree) - 1
-        path: list[int] = []
-        above = node
-        while above != ROOT:
-            path.insert(0, tree.token_ids[above])
-            above = tree.parents[above]
-        text = [*sequence.ids[-3:], *path]
-        guess = self._table.guess(sequence.spec, text, sequence.base + len(path))
-        return [Node(node, (guess + 7) % TABLE.vocab_size), Node(node, guess)]
 
 
 class Service:
