@@ -33,7 +33,7 @@ from specdec import telemetry, wire
 from specdec.errors import DeadlineExceeded, Draining, NoReplica, ReplicaLost
 from specdec.noise import derive_seed
 from specdec.rounds import ModelInfo
-from specdec.rpc import request_metadata
+from specdec.rpc import keepalive, request_metadata
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -106,6 +106,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             ],
             live_sequences=self.live_sequences,
             waiting_requests=self._admission.waiting,
+            keepalive=keepalive(),
         )
 
     async def Generate(
