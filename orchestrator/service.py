@@ -241,7 +241,9 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
 
 async def _before(deadline: float, awaitable: Any) -> Any:
     try:
-        return await asyncio.wait_for(awaitable, max(0.0, deadline - time.monotonic()))
+        # Not wait_for: in Python 3.11 it loses a cancellation that comes together with the result.
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            return await awaitable
     except TimeoutError:
         raise DeadlineExceeded("the deadline passed before the generation ended") from None
 

@@ -9,33 +9,30 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, suppress
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from bench.table_model import Table, TableDrafter
+from bench.table_model import TableDrafter
 from draft_service.server import create_server as create_draft_server
 from orchestrator import pool, service
+from orchestrator.link import Lane
 from orchestrator.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
-from specdec.client import Client, Sample
-from specdec.errors import NoReplica, ReplicaLost, SpecdecError
-from specdec.noise import derive_seed
-from specdec.sequence import SamplingParams, SequenceSpec
+from specdec.client import Client
+from specdec.errors import InvalidArgument, OutOfStep, SpecdecError
 from specdec.settings import ServiceSettings
 from specdec.v1 import generation_pb2
 from target_service.server import create_server as create_target_server
 from tests.cluster import connected
 from tests.faulty_models import BranchingDrafter, FaultyVerifier
+from tests.table_reader import TABLE, Patience, Reader
 
 PATIENCE_S = 30.0
 """Only something broken takes that long."""
-
-TABLE = Table(vocab_size=40, acceptance=0.7, context_length=4096)
 
 
 class Service:
@@ -94,77 +91,6 @@ class Service:
     async def drain(self) -> None:
         await self.server.stop(PATIENCE_S)
         self.server = self.leaving = None
-
-
-class Reader:
-    """A client's request: reads while its gate is open. ``direct`` reads the servicer itself, so that nothing but
-    the orchestrator's own buffer lies between them."""
-
-    def __init__(
-        self, world: World, fields: dict[str, Any], responses: AsyncGenerator[Any, None], direct: bool
-    ) -> None:
-        self.fields, self.direct, self._world = fields, direct, world
-        self.samples = [Sample() for _ in range(fields["n"])]
-        self.error: SpecdecError | None = None
-        self.cancelled = False
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.crashes, self.moves = -world.num_crashes(begun=True), -world.num_moves
-        self.task = asyncio.create_task(self._read(responses))
-
-    async def _read(self, responses: AsyncGenerator[Any, None]) -> None:
-        try:
-            async with aclosing(responses):
-                async for response in responses:
-                    if response.HasField("chunk"):
-                        self.samples[response.chunk.index].add(response.chunk)  # raises where positions do not join
-                        self._world.num_chunks += 1
-                    await self.gate.wait()
-        except SpecdecError as error:
-            self.error = error
-        self.crashes += self._world.num_crashes()
-        self.moves += self._world.num_moves
-
-    async def cancel(self) -> None:
-        self.cancelled = self.cancelled or not self.task.done()
-        self.task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self.task
-
-    def check(self) -> None:
-        for index, sample in enumerate(self.samples):
-            ids, reason = oracle(self.fields, index)
-            if self.cancelled or self.error:
-                assert sample.token_ids == ids[: len(sample.token_ids)]
-            else:
-                assert sample.token_ids == ids
-                assert (sample.finish.reason, sample.finish.usage.completion_tokens) == (reason, len(ids))
-        if isinstance(self.error, NoReplica):
-            assert self.crashes >= 2, f"given up after {self.crashes} crashes: {self.error}"
-        elif isinstance(self.error, ReplicaLost):
-            assert self.moves >= 2, f"given up after {self.moves} lost orchestrators: {self.error}"
-        else:
-            assert self.error is None, self.error
-
-
-def oracle(fields: dict[str, Any], index: int) -> tuple[list[int], int]:
-    """What this sample must be, from the table alone: ids and finish reason."""
-    prompt = fields["token_ids"]["token_ids"]
-    sampling = SamplingParams(fields["temperature"])
-    spec = SequenceSpec(tuple(prompt), len(prompt), sampling, derive_seed(fields["seed"], index))
-    text = list(prompt)
-    for _ in range(fields["max_tokens"]):
-        token = TABLE.next_token(spec, text, len(text))
-        if token in fields["stop_token_ids"]:
-            return text[len(prompt) :], generation_pb2.FINISH_REASON_STOP
-        text.append(token)
-    return text[len(prompt) :], generation_pb2.FINISH_REASON_LENGTH
-
-
-class Patience:
-    """In place of a gRPC context: no deadline."""
-
-    def time_remaining(self) -> None: ...
 
 
 class World:
@@ -313,10 +239,20 @@ class World:
                 await each.server.stop()
 
 
+REFUSED: list[SpecdecError] = []
+"""What a replica said of entries that broke the contract: our own orchestrator sends none."""
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _of_one_mind() -> Iterator[None]:
     """A busy machine makes a replica look slow; a buffer of few chunks is full soon."""
+
+    def put(lane: Lane, result: Any, put: Any = Lane.put) -> None:
+        REFUSED.extend([result] if isinstance(result, OutOfStep | InvalidArgument) else [])
+        put(lane, result)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lane, "put", put)
         patch.setattr(pool, "_COMPARE_EVERY_S", 1e6)
         patch.setattr(service, "_BUFFERED_CHUNKS", 3)
         yield
@@ -352,5 +288,7 @@ def test_the_text_is_the_tables_and_nothing_is_left_whatever_happens(schedule: l
             while len(asyncio.all_tasks()) > 1:
                 await asyncio.sleep(0.005)
 
+    REFUSED.clear()
     asyncio.run(run())
+    assert REFUSED == []
     assert not [thread.name for thread in threading.enumerate() if thread.name.endswith("-model")]
