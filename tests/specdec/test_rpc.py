@@ -165,7 +165,7 @@ async def test_cancelled_calls_leave_no_call_and_no_task() -> None:
 
         def there() -> tuple[int, int]:
             gc.collect()
-            calls = sum(isinstance(each, grpc.aio.StreamStreamCall) for each in gc.get_objects())
+            calls = sum(issubclass(type(each), grpc.aio.StreamStreamCall) for each in gc.get_objects())
             return calls, len(asyncio.all_tasks())
 
         async def one() -> None:
