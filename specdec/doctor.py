@@ -112,9 +112,7 @@ async def examine(
     first = await visit("orchestrator", orchestrator)
     places = {("target", address) for address in targets} | {("draft", address) for address in drafts}
     places |= {(replica.role, replica.address) for replica in first.replicas}
-    # Targets come before drafts in every list, as in the flow of a round's verdict.
-    ordered = sorted(places, key=lambda place: (place[0] != "target", place))
-    visits = [first, *await asyncio.gather(*(visit(*place) for place in ordered))]
+    visits = [first, *await asyncio.gather(*(visit(*place) for place in sorted(places, reverse=True)))]
     return visits, list(findings(visits))
 
 
@@ -163,8 +161,7 @@ def _one_model(targets: Sequence[Visit]) -> Iterator[Finding]:
             if members[0].info
         ]
         what = f"the targets serve different models: {'; '.join(groups)}"
-        remedy = "serve the same checkpoint, dtype and version everywhere: only one of these models is used"
-        yield Finding(True, what, remedy)
+        yield Finding(True, what, "serve one checkpoint, dtype and version everywhere: only one of these is used")
 
 
 def _pair(draft: Visit, target: Visit) -> Iterator[Finding]:
