@@ -93,7 +93,7 @@ class TableVerifier:
         if not memory.spec.keyed_by_token:
             return InvalidArgument([("spec.method", "a table model knows greedy and coupled sampling only")])
         num_new = len(job.ids) - memory.num_cached
-        unfinished = num_new + len(job.tree) > self._chunk_rows
+        unfinished = num_new > 1 and num_new + len(job.tree) > self._chunk_rows
         # The root is fed by the pass that decides.
         num_rows = min(num_new - 1, self._chunk_rows) if unfinished else num_new + len(job.tree)
         if self._num_used + num_rows > self._num_slots:

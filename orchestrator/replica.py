@@ -58,6 +58,7 @@ class Replica:
         self._aside = asyncio.Event()
         self._aside_s = _FIRST_ASIDE_S
         self._dead: set[str] = set()  # instances that are known to have ended
+        self._left: set[str] = set()  # instances that said that they were going away: those did not crash
         self._fate_known = asyncio.Event()
 
     @property
@@ -157,6 +158,8 @@ class Replica:
             if stream.done():
                 error = stream.exception()
                 self.problem = str(error)
+                if link.draining:
+                    self._left.add(self.instance)
                 self._log(logging.WARNING, "replica lost", reason=str(error))
                 if isinstance(error, HostileReplica):
                     self.set_aside(str(error))
@@ -173,6 +176,8 @@ class Replica:
         try:
             async for response in call:
                 self._serving = response.status == health_pb2.HealthCheckResponse.SERVING
+                if not self._serving:
+                    self._left.add(self.instance)
         except grpc.aio.AioRpcError:
             self._serving = True  # the stream of sequences tells of its own end
         finally:
@@ -186,7 +191,7 @@ class Replica:
 
     def _tell_fate(self, alive: str | None) -> None:
         """Another process, or none, at this address: the one we knew has ended."""
-        if self.info is not None and self.info.instance != alive:
+        if self.info is not None and self.info.instance not in (alive, *self._left):
             self._dead.add(self.info.instance)
         self._fate_known.set()
 

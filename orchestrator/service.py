@@ -33,7 +33,7 @@ from specdec import telemetry, wire
 from specdec.errors import DeadlineExceeded, Draining, NoReplica, ReplicaLost
 from specdec.noise import derive_seed
 from specdec.rounds import ModelInfo
-from specdec.rpc import request_metadata
+from specdec.rpc import keepalive, request_metadata
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -106,6 +106,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             ],
             live_sequences=self.live_sequences,
             waiting_requests=self._admission.waiting,
+            keepalive=keepalive(),
         )
 
     async def Generate(
@@ -243,7 +244,9 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
 
 async def _before(deadline: float, awaitable: Any) -> Any:
     try:
-        return await asyncio.wait_for(awaitable, max(0.0, deadline - time.monotonic()))
+        # Not wait_for: in Python 3.11 it loses a cancellation that comes together with the result.
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            return await awaitable
     except TimeoutError:
         raise DeadlineExceeded("the deadline passed before the generation ended") from None
 

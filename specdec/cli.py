@@ -16,6 +16,7 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
 from specdec import demo as demo_
+from specdec import doctor as doctor_
 from specdec.client import Client, Sample
 from specdec.display import MarkedText
 from specdec.errors import SpecdecError
@@ -154,6 +155,31 @@ def health(address: Annotated[str, typer.Argument(help="host:port of any of the 
     serving = _run(is_serving(address))
     print("SERVING" if serving else "NOT_SERVING")
     raise typer.Exit(0 if serving else 1)
+
+
+@app.command()
+def doctor(
+    address: Annotated[str, typer.Option(help="of the orchestrator; the replicas it names are asked, too")] = (
+        "127.0.0.1:50050"
+    ),
+    target: Annotated[str, typer.Option(help="host:port of further targets, comma-separated")] = "",
+    draft: Annotated[str, typer.Option(help="host:port of further drafts, comma-separated")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Examine a deployment and say in words what is wrong: exit status 0 if nothing is, 1 otherwise."""
+    further = [[part.strip() for part in value.split(",") if part.strip()] for value in (target, draft)]
+    visits, found = _run(doctor_.examine(address, *further))
+    if as_json:
+        print(json.dumps(doctor_.as_dict(visits, found)))
+    else:
+        console = Console()
+        console.print(doctor_.table(visits))
+        for finding in found:
+            mark = "WRONG" if finding.wrong else "NOTE"
+            console.print(f"{mark}: {finding.what}.\n  To do: {finding.remedy}.", highlight=False, markup=False)
+        if not found:
+            console.print("All is well.")
+    raise typer.Exit(int(any(finding.wrong for finding in found)))
 
 
 def _as_dict(sample: Sample, seed: int) -> dict[str, Any]:

@@ -36,7 +36,9 @@ class ModelServicer:
         self, request: common_pb2.GetModelInfoRequest, context: Any
     ) -> common_pb2.GetModelInfoResponse:
         return common_pb2.GetModelInfoResponse(
-            model=wire.write_info(self.info), load=wire.write_load(self.streams.load)
+            model=wire.write_info(self.info),
+            load=wire.write_load(self.streams.load),
+            keepalive=rpc.keepalive(),
         )
 
 

@@ -23,11 +23,13 @@ from grpc_status import rpc_status
 
 from specdec.errors import InvalidArgument, SpecdecError, from_status, to_status
 from specdec.settings import ServiceSettings
+from specdec.v1 import common_pb2
 
 log = logging.getLogger(__name__)
 
 KEEPALIVE_MS = 2_000
 PING_TIMEOUT_MS = 1_000
+MIN_PING_INTERVAL_MS = KEEPALIVE_MS // 2
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 _COMMON: list[tuple[str, Any]] = [
@@ -43,7 +45,7 @@ _COMMON: list[tuple[str, Any]] = [
 SERVER_OPTIONS = [
     *_COMMON,
     # This spelling is the one that is read; without it the server answers our pings with "too many pings".
-    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
     ("grpc.so_reuseport", 0),
 ]
 CHANNEL_OPTIONS = [
@@ -65,6 +67,11 @@ def channel(address: str, credentials: grpc.ChannelCredentials | None = None) ->
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+
+
+def keepalive() -> common_pb2.Keepalive:
+    """What a server tells of its settings."""
+    return common_pb2.Keepalive(keepalive_ms=KEEPALIVE_MS, min_ping_interval_ms=MIN_PING_INTERVAL_MS)
 
 
 def error_of(error: grpc.aio.AioRpcError) -> SpecdecError:

@@ -218,7 +218,8 @@ class _Stream:
             self._wake.clear()
             try:
                 # The time-out is on our own event: on a gRPC read it would cancel the whole RPC.
-                await asyncio.wait_for(self._wake.wait(), HEARTBEAT_S if self.unanswered else None)
+                async with asyncio.timeout(HEARTBEAT_S if self.unanswered else None):
+                    await self._wake.wait()
             except TimeoutError:
                 return False
         return bool(self._outbox)

@@ -70,7 +70,10 @@ def test_the_engines_know_neither_tensors_nor_the_network(engine):
 def test_the_orchestrator_and_the_command_line_run_without_torch():
     modules = [
         *(".".join(file.relative_to(ROOT).with_suffix("").parts) for file in sources("orchestrator")),
-        *(f"specdec.{name}" for name in ("cli", "tree", "wire", "errors", "client", "noise", "settings", "telemetry")),
+        *(
+            f"specdec.{name}"
+            for name in ("cli", "tree", "wire", "errors", "client", "noise", "settings", "telemetry", "doctor")
+        ),
         "specdec.streams",
         "target_service.engine",
         "draft_service.engine",

@@ -51,7 +51,7 @@ def test_help_says_what_there_is():
     of_generate = runner.invoke(app, ["generate", "--help"])
     bare = runner.invoke(app, [])
     assert (there_is.exit_code, of_generate.exit_code) == (0, 0)
-    for command in ("serve", "up", "demo", "generate", "health"):
+    for command in ("serve", "up", "demo", "generate", "health", "doctor"):
         assert command in there_is.output
         assert command in bare.output
     for flag in ("--max-tokens", "--temperature", "--no-speculation", "--json", "--address", "--verification"):

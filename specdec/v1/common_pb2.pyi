@@ -113,14 +113,24 @@ class ModelInfo(_message.Message):
     instance: str
     def __init__(self, name: _Optional[str] = ..., model_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., dtype: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., instance: _Optional[str] = ...) -> None: ...
 
+class Keepalive(_message.Message):
+    __slots__ = ("keepalive_ms", "min_ping_interval_ms")
+    KEEPALIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    MIN_PING_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    keepalive_ms: int
+    min_ping_interval_ms: int
+    def __init__(self, keepalive_ms: _Optional[int] = ..., min_ping_interval_ms: _Optional[int] = ...) -> None: ...
+
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "load")
+    __slots__ = ("model", "load", "keepalive")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    KEEPALIVE_FIELD_NUMBER: _ClassVar[int]
     model: ModelInfo
     load: Load
-    def __init__(self, model: _Optional[_Union[ModelInfo, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    keepalive: Keepalive
+    def __init__(self, model: _Optional[_Union[ModelInfo, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., keepalive: _Optional[_Union[Keepalive, _Mapping]] = ...) -> None: ...

@@ -191,18 +191,20 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("target", "draft", "replicas", "live_sequences", "waiting_requests")
+    __slots__ = ("target", "draft", "replicas", "live_sequences", "waiting_requests", "keepalive")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     LIVE_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    KEEPALIVE_FIELD_NUMBER: _ClassVar[int]
     target: _common_pb2.ModelInfo
     draft: _common_pb2.ModelInfo
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
     live_sequences: int
     waiting_requests: int
-    def __init__(self, target: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., draft: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., live_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ...) -> None: ...
+    keepalive: _common_pb2.Keepalive
+    def __init__(self, target: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., draft: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., live_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., keepalive: _Optional[_Union[_common_pb2.Keepalive, _Mapping]] = ...) -> None: ...
 
 class Replica(_message.Message):
     __slots__ = ("address", "role", "ready", "problem")

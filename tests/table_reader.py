@@ -1,0 +1,86 @@
+"""A client whose every token is compared with the table's own: the oracle of the random schedules."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from typing import Any
+
+from bench.table_model import Table
+from specdec.client import Sample
+from specdec.errors import NoReplica, ReplicaLost, SpecdecError
+from specdec.noise import derive_seed
+from specdec.sequence import SamplingParams, SequenceSpec
+from specdec.v1 import generation_pb2
+
+TABLE = Table(vocab_size=40, acceptance=0.7, context_length=4096)
+
+
+class Reader:
+    """A client's request: reads while its gate is open. ``direct`` reads the servicer itself, so that nothing but
+    the orchestrator's own buffer lies between them."""
+
+    def __init__(self, world: Any, fields: dict[str, Any], responses: AsyncGenerator[Any, None], direct: bool) -> None:
+        self.fields, self.direct, self._world = fields, direct, world
+        self.samples = [Sample() for _ in range(fields["n"])]
+        self.error: SpecdecError | None = None
+        self.cancelled = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.crashes, self.moves = -world.num_crashes(begun=True), -world.num_moves
+        self.task = asyncio.create_task(self._read(responses))
+
+    async def _read(self, responses: AsyncGenerator[Any, None]) -> None:
+        try:
+            async with aclosing(responses):
+                async for response in responses:
+                    if response.HasField("chunk"):
+                        self.samples[response.chunk.index].add(response.chunk)  # raises where positions do not join
+                        self._world.num_chunks += 1
+                    await self.gate.wait()
+        except SpecdecError as error:
+            self.error = error
+        self.crashes += self._world.num_crashes()
+        self.moves += self._world.num_moves
+
+    async def cancel(self) -> None:
+        self.cancelled = self.cancelled or not self.task.done()
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+    def check(self) -> None:
+        for index, sample in enumerate(self.samples):
+            ids, reason = oracle(self.fields, index)
+            if self.cancelled or self.error:
+                assert sample.token_ids == ids[: len(sample.token_ids)]
+            else:
+                assert sample.token_ids == ids
+                assert (sample.finish.reason, sample.finish.usage.completion_tokens) == (reason, len(ids))
+        if isinstance(self.error, NoReplica):
+            assert self.crashes >= 2, f"given up after {self.crashes} crashes: {self.error}"
+        elif isinstance(self.error, ReplicaLost):
+            assert self.moves >= 2, f"given up after {self.moves} lost orchestrators: {self.error}"
+        else:
+            assert self.error is None, self.error
+
+
+def oracle(fields: dict[str, Any], index: int) -> tuple[list[int], int]:
+    """What this sample must be, from the table alone: ids and finish reason."""
+    prompt = fields["token_ids"]["token_ids"]
+    sampling = SamplingParams(fields["temperature"])
+    spec = SequenceSpec(tuple(prompt), len(prompt), sampling, derive_seed(fields["seed"], index))
+    text = list(prompt)
+    for _ in range(fields["max_tokens"]):
+        token = TABLE.next_token(spec, text, len(text))
+        if token in fields["stop_token_ids"]:
+            return text[len(prompt) :], generation_pb2.FINISH_REASON_STOP
+        text.append(token)
+    return text[len(prompt) :], generation_pb2.FINISH_REASON_LENGTH
+
+
+class Patience:
+    """In place of a gRPC context: no deadline."""
+
+    def time_remaining(self) -> None: ...

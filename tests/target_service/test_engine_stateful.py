@@ -1,0 +1,282 @@
+"""Any history of opens, rounds, closes, passes and draining, held against what the contract says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from bench.table_model import Table, TableMemory, TableVerifier
+from specdec.batching import Key
+from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Overloaded, Preempted, SpecdecError
+from specdec.rounds import Round, Verdict
+from specdec.sequence import Method, SamplingParams, SequenceSpec
+from specdec.tree import ROOT, TokenTree
+from target_service import engine
+from target_service.engine import TargetEngine, TargetOpen
+
+CONTEXT, VOCAB, MAX_SEQUENCES, CHUNK_ROWS = 40, 12, 6, 8
+TABLE = Table(VOCAB, acceptance=0.5, context_length=CONTEXT)
+
+
+class AnyMethod(TableVerifier):
+    """A table that takes chains without distributions under token and block, too: certain of each node."""
+
+    def open(self, spec: SequenceSpec) -> TableMemory:
+        return super().open(dataclasses.replace(spec, method=Method.COUPLED))
+
+
+@dataclass
+class Known:
+    """What the contract says that a sequence stands at."""
+
+    spec: SequenceSpec
+    stops: frozenset[int]
+    age: float
+    ids: list[int] = field(default_factory=list)
+    last: int = 0
+    pending: Round | None = None
+    run_on: int = 0
+    passes: int = 0  # since it began to wait
+
+    def text(self, count: int) -> list[int]:
+        """What comes next, ``count`` tokens of it."""
+        text = list(self.ids)
+        for _ in range(count):
+            text.append(TABLE.next_token(self.spec, text, len(text)))
+        return text[len(self.ids) :]
+
+    def answer(self) -> Verdict:
+        """The next verdict, by the contract alone."""
+        round_ = self.pending or Round(self.last, len(self.ids))
+        children = {(p, t): n for n, (p, t) in enumerate(zip(round_.tree.parents, round_.tree.token_ids, strict=True))}
+        node: int | None = ROOT
+        for token in self.ids[round_.base :]:
+            node = children.get((node, token)) if node is not None else None  # type: ignore[arg-type]
+        accepted: list[int] = []
+        for token in self.text(CONTEXT):
+            node = children.get((node, token)) if node is not None else None
+            if node is None:
+                return Verdict(round_.number, len(self.ids), tuple(accepted), token)
+            accepted.append(node)
+        raise AssertionError("a tree is shorter than the context")
+
+
+class TargetHistory(RuleBasedStateMachine):
+    num_slots = 1 << 20
+    headroom = engine._HEADROOM
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.verifier = AnyMethod(TABLE, self.num_slots, chunk_rows=CHUNK_ROWS)
+        self.engine = TargetEngine(self.verifier, MAX_SEQUENCES)
+        self.known: dict[Key, Known] = {}
+        self.ended: list[Key] = []
+        self.next = 0
+        self.draining = False
+
+    def tell(self, verb: Any, key: Key, entry: Any, expected: type[SpecdecError] | None) -> bool:
+        """As the step loop does: a sequence whose entry is refused is closed."""
+        if expected is None:
+            verb(key, entry)
+            return True
+        with pytest.raises(SpecdecError) as refused:
+            verb(key, entry)
+        assert refused.type is expected, refused.value
+        self.end(key)
+        return False
+
+    def end(self, key: Key) -> None:
+        self.engine.close(key)
+        self.known.pop(key, None)
+        self.ended.append(key)
+
+    @rule(
+        length=st.one_of(st.integers(1, 12), st.integers(1, 12), st.integers(CONTEXT - 3, CONTEXT + 1)),
+        committed=st.integers(0, 5),
+        method=st.sampled_from([Method.COUPLED] * 3 + [Method.TOKEN, Method.BLOCK]),
+        temperature=st.sampled_from([0.0, 0.8]),
+        seed=st.integers(0, 99),
+        stops=st.frozensets(st.integers(0, VOCAB - 1), max_size=3),
+        age=st.integers(0, 3),
+        stream=st.integers(0, 2),
+    )
+    def open(self, length, committed, method, temperature, seed, stops, age, stream) -> None:
+        self.next += 1
+        key = Key(stream, self.next)
+        ids = tuple((seed * 7 + position * position) % VOCAB for position in range(length))
+        spec = SequenceSpec(ids, max(1, length - committed), SamplingParams(temperature), seed, method)
+        expected: type[SpecdecError] | None = None
+        if self.draining:
+            expected = Draining
+        elif length >= CONTEXT or length >= self.num_slots:
+            expected = ContextExceeded
+        elif len(self.known) >= MAX_SEQUENCES or self.full(length):
+            expected = Overloaded
+        # Ages far apart: which request is the youngest must not depend on the clock.
+        open_ = TargetOpen(spec, stops, age_s=1e6 * age)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "_HEADROOM", self.headroom)
+            accepted = self.tell(self.engine.open, key, open_, expected)
+        if accepted:
+            self.known[key] = Known(spec, stops, age, list(ids), pending=Round(0, length))
+
+    def full(self, length: int) -> bool:
+        taken = sum(len(known.ids) for known in self.known.values())
+        return bool(self.known) and taken + length + self.headroom * (len(self.known) + 1) > self.num_slots
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), run_on=st.sampled_from([0, 0, 0, 3, 8, 60]), wrong=st.sampled_from([*[""] * 12, *"nnbdfp"]))
+    def round(self, data, run_on, wrong) -> None:
+        key = data.draw(st.sampled_from(sorted(self.known)))
+        known = self.known[key]
+        if known.pending is not None and data.draw(st.integers(0, 30)) != 0:
+            return  # breaking this rule all the time would leave little else
+        base = max(known.spec.num_prompt_tokens, len(known.ids) - data.draw(st.sampled_from([0, 0, 0, 1, 2, 4])))
+        base = {"b": len(known.ids) + 1, "p": known.spec.num_prompt_tokens - 1}.get(wrong, base)
+        number = {"n": known.last, "d": max(0, known.last - 1), "f": known.last + 2}.get(wrong, known.last + 1)
+        tree = data.draw(self.trees(known, base))
+        expected: type[SpecdecError] | None = None
+        keyed = known.spec.keyed_by_token
+        if (
+            known.pending is not None
+            or number != known.last + 1
+            or not known.spec.num_prompt_tokens <= base <= len(known.ids)
+            or (tree and not keyed and base != len(known.ids))
+        ):
+            expected = OutOfStep
+        elif tree and not keyed and not tree.is_chain:
+            expected = InvalidArgument
+        elif len(known.ids) >= CONTEXT or (tree and base + max(tree.depths) >= CONTEXT):
+            expected = ContextExceeded
+        round_ = Round(number, base, tree, run_on)
+        if self.tell(self.engine.submit, key, round_, expected):
+            known.pending, known.run_on, known.passes = round_, 0, 0
+
+    @staticmethod
+    def trees(known: Known, base: int) -> st.SearchStrategy[TokenTree]:
+        """Chains and branches, some of them right for a while."""
+        right = [*known.ids, *known.text(8)][base : base + 6]
+
+        def grown(choices: list[tuple[int, int, bool]]) -> TokenTree:
+            tokens: list[int] = []
+            parents: list[int] = []
+            depths: list[int] = []
+            for where, token, follow in choices:
+                parent = len(tokens) - 1 if where else where - 1 + (len(tokens) > 0) * (token % (len(tokens) + 1))
+                depth = 0 if parent == ROOT else depths[parent] + 1
+                token = right[depth] if follow and depth < len(right) else token
+                if (parent, token) not in zip(parents, tokens, strict=True):
+                    tokens.append(token)
+                    parents.append(parent)
+                    depths.append(depth)
+            return TokenTree(tuple(tokens), tuple(parents))
+
+        choice = st.tuples(
+            st.sampled_from([1, 1, 1, 0]), st.integers(0, VOCAB - 1), st.sampled_from([True] * 4 + [False])
+        )
+        return st.lists(choice, max_size=6).map(grown)
+
+    @rule(data=st.data(), what=st.sampled_from([*["nothing"] * 6, "close", "stale", "stale", "drain"]))
+    def seldom(self, data, what) -> None:
+        if what == "close" and self.known:
+            self.end(data.draw(st.sampled_from(sorted(self.known))))
+        elif what == "stale" and self.ended:
+            key, number = data.draw(st.sampled_from(self.ended)), data.draw(st.integers(0, 3))
+            self.engine.submit(key, Round(number, number))
+            self.engine.close(key)
+        elif what == "drain" and self.next > 6:
+            self.draining = True
+            self.engine.drain()
+
+    @rule(count=st.integers(1, 4))
+    def step(self, count) -> None:
+        for _ in range(count):
+            self.one_step()
+
+    def one_step(self) -> None:
+        waiting = {key for key, known in self.known.items() if known.pending is not None or known.run_on}
+        results = list(self.engine.step())
+        preempted = [key for key, result in results if isinstance(result, Preempted)]
+        verdicts = [key for key, result in results if isinstance(result, Verdict)]
+        assert len(verdicts) == len(set(verdicts)), "one verdict of a sequence in a pass"
+        for key in waiting:
+            self.known[key].passes += 1
+        for key, result in results:
+            if isinstance(result, Verdict):
+                assert key in waiting
+                self.take(self.known[key], result)
+            elif isinstance(result, Preempted):
+                assert len(waiting) > len(verdicts), "nobody lacked memory"
+                youngest = min(known.age for known in self.known.values())
+                assert self.known[key].age == youngest, "the youngest request pays"
+                self.end_by_itself(key)
+            else:
+                assert isinstance(result, Draining), result
+                assert self.draining
+                assert self.known[key].pending is None, "what is unanswered is answered first"
+                self.end_by_itself(key)
+        if not preempted:
+            longest = CONTEXT // CHUNK_ROWS + 2
+            assert self.num_slots < 1 << 20 or all(known.passes <= longest for known in self.known.values())
+        if self.draining:
+            assert all(known.pending is not None for known in self.known.values())
+
+    def take(self, known: Known, verdict: Verdict) -> None:
+        expected = known.answer()
+        assert dataclasses.replace(verdict, timings=expected.timings) == expected
+        if known.pending is not None:
+            known.last, known.run_on = known.pending.number, known.pending.run_on
+        else:
+            known.run_on -= 1
+        new = known.text(len(verdict.accepted) + 1)
+        known.ids += new
+        known.pending, known.passes = None, 0
+        if len(known.ids) >= CONTEXT or known.stops & set(new):
+            known.run_on = 0
+
+    def end_by_itself(self, key: Key) -> None:
+        del self.known[key]
+        self.ended.append(key)
+
+    @invariant()
+    def nobody_is_forgotten_and_nothing_is_left_of_the_ended(self) -> None:
+        load = self.engine.load
+        assert load.live_sequences == len(self.known)
+        assert load.waiting_sequences == sum(k.pending is not None or k.run_on > 0 for k in self.known.values())
+        used, total = self.verifier.cache_use()
+        assert 0 <= used <= total
+        assert used <= sum(len(known.ids) for known in self.known.values())
+        if not self.draining:
+            assert self.engine.idle == (load.waiting_sequences == 0)
+
+    def teardown(self) -> None:
+        for _ in range(2000):
+            if not any(known.pending is not None or known.run_on for known in self.known.values()):
+                break
+            self.one_step()
+        else:
+            raise AssertionError(f"never answered: {self.known}")
+        for key in list(self.known):
+            self.end(key)
+        assert self.verifier.cache_use()[0] == 0
+        assert not self.engine.load.live_sequences
+
+
+class ShortOfMemory(TargetHistory):
+    """As above, but slots run out after admission."""
+
+    num_slots = 64
+    headroom = 0
+
+
+PATIENT = settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestTargetHistory = TargetHistory.TestCase
+TestTargetHistory.settings = PATIENT
+TestShortOfMemory = ShortOfMemory.TestCase
+TestShortOfMemory.settings = PATIENT
