@@ -88,8 +88,8 @@ def up(
 def demo(
     max_tokens: Annotated[int, typer.Option(help="tokens to generate")] = 160,
     num_draft_tokens: Annotated[int, typer.Option(help="draft tokens per round")] = 4,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
-    seed: Annotated[int, typer.Option(help="of the random numbers, where there are any")] = 1,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.7,
+    seed: Annotated[int, typer.Option(help="of the random numbers, where there are any")] = 7,
 ) -> None:
     """Serve the bundled pair and run one request with and without speculation."""
     identical = _run(demo_.run(Console(), max_tokens, num_draft_tokens, temperature, seed))

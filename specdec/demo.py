@@ -17,14 +17,14 @@ from specdec.processes import deployment
 
 MODELS = Path(__file__).resolve().parent.parent / "models" / "demo"
 PROMPT = '''\
-import os
-import sys
+class Stack:
+    """A simple stack.
 
-class ConfigReader:
-    """Read options from a file."""
+    >>> s = Stack()
+    """
 
-    def __init__(self, filename, encoding=None):
-'''
+    def __init__(self, items=()):
+        self.items ='''
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ async def run(console: Console, max_tokens: int, num_draft_tokens: int, temperat
             await client.generate(**request, max_tokens=8, num_draft_tokens=count)
 
         request["max_tokens"] = max_tokens
+        how = "greedy" if temperature == 0 else f"temperature {temperature}, seed {seed}"
+        console.print(f"  {max_tokens} tokens, {how}, {num_draft_tokens} draft tokens per round", highlight=False)
         console.rule("with speculation")
         drafted = await _stream(console, client, request, num_draft_tokens)
         console.rule("target alone")
