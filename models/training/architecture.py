@@ -74,7 +74,8 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, directory: Path) -> None
     copy = LlamaForCausalLM(model.config)
     copy.load_state_dict(model.state_dict())
     copy.bfloat16()
-    copy.generation_config = GenerationConfig.from_dict({"bos_token_id": end_of_text, "eos_token_id": end_of_text})
+    special = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
+    copy.generation_config = GenerationConfig.from_dict(special)
     copy.save_pretrained(staging)
     bpe.save(tokenizer, staging)
     directory.mkdir(parents=True, exist_ok=True)

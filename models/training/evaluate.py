@@ -146,7 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Evaluate the demo pair.")
     parser.add_argument("--pair", type=Path, default=DEMO, help="directory of the pair")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="more do not pay for matrices this small")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     figures = evaluate(options.pair)
