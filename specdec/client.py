@@ -70,8 +70,9 @@ class Client:
         admitted = False
         lost_in_a_row = 0
         while True:
+            at = self._at
             try:
-                async with aclosing(self._once(request, timeout_s)) as responses:
+                async with aclosing(self._once(at, request, timeout_s)) as responses:
                     async for response in responses:
                         lost_in_a_row = 0
                         if response.HasField("chunk"):
@@ -89,14 +90,15 @@ class Client:
                 lost_in_a_row += 1
                 if lost_in_a_row >= len(self._stubs):
                     raise
-                self._at = (self._at + 1) % len(self._stubs)
+                if self._at == at:  # else another request of this client has moved on already
+                    self._at = (at + 1) % len(self._stubs)
                 for index, sample in samples.items():
                     request.resume[index].token_ids[:] = sample.token_ids
 
     async def _once(
-        self, request: generation_pb2.GenerateRequest, timeout_s: float | None
+        self, at: int, request: generation_pb2.GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        call = self._stubs[self._at].Generate(request, timeout=timeout_s)
+        call = self._stubs[at].Generate(request, timeout=timeout_s)
         try:
             async for response in call:
                 yield response
