@@ -111,7 +111,11 @@ def _disturb(message: Any, chance: random.Random) -> None:
 def _scalar(field: Any, chance: random.Random) -> Any:
     wild = chance.choice([0, 1, 2, 3, 5, 1023, 1024, 4096, 65535, 65536, 2**31 - 1])
     if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
-        return chance.choice([b"", b"\0\xff"]) if field.type == FieldDescriptor.TYPE_BYTES else "\0\U0001f600" * (wild % 99)
+        return (
+            chance.choice([b"", b"\0\xff"])
+            if field.type == FieldDescriptor.TYPE_BYTES
+            else "\0\U0001f600" * (wild % 99)
+        )
     if field.cpp_type in (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT):
         return chance.choice([0.0, 1.0, 0.5, -1.0, 1e30, 1e-30, float("nan"), float("inf"), -float("inf")])
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
@@ -124,7 +128,7 @@ def _scalar(field: Any, chance: random.Random) -> Any:
 
 
 def _count(statuses: Counter[str], status: status_pb2.Status) -> None:
-    name = code_pb2.Code.Name(status.code)  # type: ignore[arg-type]
+    name = code_pb2.Code.Name(status.code)
     statuses[name] += 1
     if name in ("UNKNOWN", "INTERNAL"):
         statuses[f"{name}: {status.message[:120]}"] += 1
@@ -143,7 +147,8 @@ def _count_failed(statuses: Counter[str], error: grpc.aio.AioRpcError) -> None:
 
 
 async def _ask(channel: grpc.aio.Channel, path: str, response: Any, data: bytes, statuses: Counter[str]) -> None:
-    call: Any = channel.unary_stream(path, None, response.FromString)(data, timeout=3)
+    method: Any = channel.unary_stream(path, None, response.FromString)
+    call = method(data, timeout=3)
     try:
         async for _ in call:
             pass

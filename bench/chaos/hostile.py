@@ -32,7 +32,9 @@ def _too_many(chance: random.Random, num_nodes: int) -> common_pb2.TokenTree:
 
 
 def _bad_parents(chance: random.Random, num_nodes: int) -> common_pb2.TokenTree:
-    return common_pb2.TokenTree(token_ids=[1, 2, 3], parents=chance.choice([[5, 0, 1], [-2, 0, 1], [-1, -1], [-1, 1, 0]]))
+    return common_pb2.TokenTree(
+        token_ids=[1, 2, 3], parents=chance.choice([[5, 0, 1], [-2, 0, 1], [-1, -1], [-1, 1, 0]])
+    )
 
 
 def _twins(chance: random.Random, num_nodes: int) -> common_pb2.TokenTree:

@@ -175,7 +175,9 @@ async def until(predicate: Callable[[], Any], timeout_s: float, every_s: float =
 async def load_of(address: str, role: str) -> Load:
     """What a model service says of itself."""
     async with rpc.channel(address) as channel:
-        stub: Any = (target_pb2_grpc.TargetServiceStub if role == "target" else draft_pb2_grpc.DraftServiceStub)(channel)
+        stub: Any = (target_pb2_grpc.TargetServiceStub if role == "target" else draft_pb2_grpc.DraftServiceStub)(
+            channel
+        )
         return read_load((await stub.GetModelInfo(common_pb2.GetModelInfoRequest(), timeout=5)).load)
 
 
@@ -218,9 +220,7 @@ class Lab:
         """Arguments are flags of each role. Returns when every replica is used."""
         async with AsyncExitStack() as stack:
             make = await stack.enter_async_context(self.processes())
-            targets = [
-                make("bench.table_service target", f"--pass-ms={pass_ms}", *target) for _ in range(num_targets)
-            ]
+            targets = [make("bench.table_service target", f"--pass-ms={pass_ms}", *target) for _ in range(num_targets)]
             drafts = [make("bench.table_service draft", f"--pass-ms={step_ms}", *draft) for _ in range(num_drafts)]
             proxies: dict[Process, FaultProxy] = {}
             if proxied:

@@ -6,6 +6,7 @@ What a request must give is computed from bench.table_model.Table alone, so "sam
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ class Answer:
     def gaps(self) -> list[float]:
         """Seconds between chunks."""
         times = [when for when, _ in self.arrivals]
-        return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        return [later - earlier for earlier, later in itertools.pairwise(times)]
 
     @property
     def num_replays(self) -> int:
@@ -161,7 +162,7 @@ def added_gaps(answers: Sequence[Answer], since: float, until: float = float("in
     worst = []
     for answer in answers:
         times = [when for when, _ in answer.arrivals]
-        touching = [b - a for a, b in zip(times, times[1:], strict=False) if b > since and a < until]
+        touching = [b - a for a, b in itertools.pairwise(times) if b > since and a < until]
         if touching:
             worst.append(max(0.0, max(touching) - usual))
     return worst
