@@ -89,6 +89,10 @@ class Link:
     def num_lanes(self) -> int:
         return len(self._lanes)
 
+    @property
+    def lost(self) -> bool:
+        return self._lost is not None
+
     def lane(self) -> Lane:
         """A lane for a new sequence."""
         if self._lost is not None:

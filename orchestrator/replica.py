@@ -101,6 +101,8 @@ class Replica:
 
     async def is_dead(self, instance: str, timeout_s: float) -> bool:
         """Whether this process has ended, known once the next attempt to connect succeeded or was refused."""
+        if self.link is not None and not self.link.lost:
+            timeout_s = 0.0  # connected: to that process, or it is known to be dead
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._fate_known.wait()
@@ -136,7 +138,9 @@ class Replica:
                 try:
                     info = await _model_info(self.role.get_info(channel))
                 except ReplicaLost:
-                    self._tell_fate(alive=None)
+                    # A connection that breaks says nothing of the process behind it; nobody listening does.
+                    if await _nobody_listens(self.address):
+                        self._tell_fate(alive=None)
                     raise
                 self._tell_fate(alive=info.instance)
                 self.role.admit(self.address, info)
@@ -190,6 +194,19 @@ class Replica:
 
     def _log(self, level: int, message: str, **extra: Any) -> None:
         log.log(level, message, extra={"role": self.role.name, "address": self.address, **extra})
+
+
+async def _nobody_listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(_INFO_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # TimeoutError is one too
+        return False
+    writer.close()
+    return False
 
 
 async def _model_info(get_info: grpc.aio.UnaryUnaryMultiCallable[Any, Any]) -> ModelInfo:

@@ -8,6 +8,8 @@ Refuses to know what a verdict means.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
@@ -23,11 +25,23 @@ from specdec.v1 import target_pb2
 from specdec.wire import write_round
 
 MAX_CRASHES = 2
-"""Replicas that may fail under one request: it may be the request that fails them."""
+"""Replicas that may fail in a row under one request: it may be the request that fails them."""
+
+MAX_CRASHES_IN_ALL = 4
+"""Also with progress in between, which shows that its text so far is harmless."""
 
 _REPLAY = (ReplicaLost, OutOfStep, Preempted, Overloaded)
 _FATE_TIMEOUT_S = 1.0
 _backoff = wait_random_exponential(multiplier=0.02, max=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Of a replica under this request. Without a failed pass it may have been the network alone."""
+
+    replica: Replica
+    instance: str
+    failed_pass: bool
 
 
 class TargetClient:
@@ -47,8 +61,9 @@ class TargetClient:
         self._instance = ""
         self._round = 0
         self._opened_before = False
-        self._num_failed_passes = 0
-        self._lost_instances: list[tuple[Replica, str]] = []
+        self._refused = False  # the last attempt found no room, and so was none
+        self._losses: list[_Loss] = []
+        self._num_harmless = 0  # of them: a verdict came after
 
     async def __aenter__(self) -> TargetClient:
         return self
@@ -80,8 +95,8 @@ class TargetClient:
             self._opened_before = True
             return await self._answer(await self._open(sequence), sequence)
         await self._refuse_poison()
-        async with self._pool.replays.turn(self._arrived):
-            sequence.statistics.num_replays += 1
+        async with self._pool.replays.turn(self._arrived, suspect=self._suspect):
+            sequence.statistics.num_replays += not self._refused
             return await self._answer(await self._open(sequence), sequence)
 
     async def _answer(self, lane: Lane, sequence: Sequence) -> Verdict:
@@ -93,6 +108,7 @@ class TargetClient:
             self._remember(error)
             raise
         assert self._replica is not None, "an open lane is some replica's"
+        self._num_harmless = len(self._losses)
         if verdict.round:  # an open's answer has a prefill in it
             self._replica.observe(time.monotonic() - sent)
         self._replica.observe_pass(verdict.timings.pass_us / 1e6)
@@ -124,21 +140,29 @@ class TargetClient:
         )
         return lane
 
+    @property
+    def _suspect(self) -> bool:
+        """A replica was lost under this text, as it is now."""
+        return len(self._losses) > self._num_harmless
+
     def _remember(self, error: Exception) -> None:
-        if isinstance(error, PassFailed):
-            self._num_failed_passes += 1
-        elif isinstance(error, ReplicaLost) and not isinstance(error, Draining) and self._replica is not None:
-            self._lost_instances.append((self._replica, self._instance))
+        self._refused = isinstance(error, Overloaded)
+        if isinstance(error, ReplicaLost) and not isinstance(error, Draining) and self._replica is not None:
+            self._losses.append(_Loss(self._replica, self._instance, isinstance(error, PassFailed)))
 
     async def _refuse_poison(self) -> None:
         """A lost stream is a crash only if the process behind it ended."""
-        if self._num_failed_passes + len(self._lost_instances) < MAX_CRASHES:
+        before, recent = self._losses[: self._num_harmless], self._losses[self._num_harmless :]
+        if len(recent) < MAX_CRASHES and len(self._losses) < MAX_CRASHES_IN_ALL:
             return
-        crashes = self._num_failed_passes
-        for replica, instance in self._lost_instances:
-            crashes += await replica.is_dead(instance, _FATE_TIMEOUT_S)
-        if crashes >= MAX_CRASHES:
-            raise NoReplica(f"{crashes} replicas failed under this request; it is not tried on another")
+        in_a_row = await _num_crashes(recent)
+        in_all = in_a_row + await _num_crashes(before)
+        if in_a_row >= MAX_CRASHES or in_all >= MAX_CRASHES_IN_ALL:
+            raise NoReplica(f"{in_all} replicas failed under this request; it is not tried on another")
+
+
+async def _num_crashes(losses: Iterable[_Loss]) -> int:
+    return sum([loss.failed_pass or await loss.replica.is_dead(loss.instance, _FATE_TIMEOUT_S) for loss in losses])
 
 
 def _wait(state: RetryCallState) -> float:
