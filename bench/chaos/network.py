@@ -8,11 +8,11 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
-from bench.chaos.lab import Deployment, Lab, Process, until
+from bench.chaos.lab import Deployment, Lab, Process, load_of, until
 from bench.chaos.namespace import Namespace
 from bench.chaos.outcome import Outcome, percentile
 from bench.chaos.traffic import Traffic, added_gaps, check_same, note_gaps, several
-from bench.fault_proxy import Direction, FaultProxy
+from bench.fault_proxy import Direction
 from specdec.client import Client
 
 _KEEPALIVE_LIMIT_S = 10.0
@@ -28,13 +28,11 @@ async def row_06(lab: Lab, seed: int, short: bool) -> Outcome:
             ("towards it", (Direction.UP,)),
             ("from it", (Direction.DOWN,)),
         ):
-            victim = lab.chance.choice(found.targets)
-            proxy = found.proxies[victim]
 
-            def cut(hold: bool, proxy: FaultProxy = proxy, directions: tuple[Direction, ...] = directions) -> None:
-                proxy.set(*directions, hold=hold)
+            def cut(victim: Process, hold: bool, directions: tuple[Direction, ...] = directions) -> None:
+                found.proxies[victim].set(*directions, hold=hold)
 
-            await _partition(outcome, lab, found, victim, cut, f"proxy, {name}", short)
+            await _partition(outcome, lab, found, found.targets, cut, f"proxy, {name}", short)
     if (namespace := await Namespace.create()) is None:
         outcome.note("no namespace could be made here: the proxy alone was used")
         return outcome
@@ -50,7 +48,11 @@ async def row_06(lab: Lab, seed: int, short: bool) -> Outcome:
         client = await stack.enter_async_context(Client(front.address))
         found = Deployment([near, far], [], front, client, {})
         await found.ready()
-        await _partition(outcome, lab, found, far, namespace.cut, "namespace, packets dropped", short)
+
+        async def lose(victim: Process, lost: bool) -> None:
+            await namespace.cut(lost)
+
+        await _partition(outcome, lab, found, [far], lose, "namespace, packets dropped", short)
     return outcome
 
 
@@ -58,27 +60,31 @@ async def _partition(
     outcome: Outcome,
     lab: Lab,
     found: Deployment,
-    victim: Process,
-    cut: Callable[[bool], Any],
+    candidates: list[Process],
+    cut: Callable[[Process, bool], Any],
     name: str,
     short: bool,
 ) -> None:
     async with Traffic(found.client, several(6 if short else 20, 250, lab.chance)) as traffic:
         await traffic.reached(0.2)
+        # The busiest: a replica that nobody waits for is not watched, only kept alive.
+        live = {each: (await load_of(each.address, "target")).live_sequences for each in candidates}
+        victim = max(live, key=lambda each: live[each])
         began = time.monotonic()
-        await _done(cut(True))
+        await _done(cut(victim, True))
         seen_s = await found.left(victim)
         answers = await traffic.finished(60.0)
     round_p99 = percentile((g for a in answers for g in a.gaps if g < 1.0), 0.99)
+    outcome.note(f"{name}: {live[victim]} sequences on it")
     outcome.at_most(f"{name}: seen after", seen_s, max(1.0, 5 * round_p99))
     note_gaps(outcome, added_gaps(answers, began), 2.0, f"{name}: added gap")
     check_same(outcome, answers, lab.table, name)
-    await _done(cut(False))
+    await _done(cut(victim, False))
     await found.ready()
     # Nobody waits for it now, so the watchdog is silent and only keepalive can tell.
-    await _done(cut(True))
+    await _done(cut(victim, True))
     outcome.at_most(f"{name}: idle, by keepalive", await found.left(victim), _KEEPALIVE_LIMIT_S)
-    await _done(cut(False))
+    await _done(cut(victim, False))
     await found.ready()
 
 
