@@ -6,6 +6,7 @@ serves real models. Greedy and coupled sampling only: the text depends on prefix
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +61,13 @@ class TableVerifier:
         pass_s: float = 0.0,
         row_s: float = 0.0,
         chunk_rows: int = 512,
+        fail_on_token: int | None = None,
+        crash_on_token: int | None = None,
     ) -> None:
+        """A pass with a text that holds ``fail_on_token`` raises; with ``crash_on_token`` the process ends."""
+        self._fail_on_token = fail_on_token
+        self._crash_on_token = crash_on_token
+        self._planted = fail_on_token is not None or crash_on_token is not None
         self.info = table.info("table-target")
         self._table = table
         self._num_slots = num_slots
@@ -81,6 +88,11 @@ class TableVerifier:
 
     def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError | None], Timings]:
         started = time.perf_counter()
+        for job in jobs if self._planted else ():
+            if self._crash_on_token in job.ids:
+                os._exit(139)  # as a segmentation fault would: nothing is said, nothing is closed
+            if self._fail_on_token in job.ids:
+                raise RuntimeError("a planted failure of the pass")
         num_rows = sum(min(len(job.ids) - job.memory.num_cached + len(job.tree), self._chunk_rows) for job in jobs)
         if cost_s := self._pass_s + self._row_s * num_rows:
             time.sleep(cost_s)

@@ -22,6 +22,8 @@ class TableSettings(ServiceSettings):
     chunk_rows: int = Field(512, gt=0, description="rows of a prefill per pass")
     vocab_size: int = Field(1024, gt=1)
     kv_slots: int = Field(1 << 20, gt=0)
+    fail_on_token: int | None = Field(None, description="raise in every pass of a text that holds this token")
+    crash_on_token: int | None = Field(None, description="end the process there")
 
 
 def main() -> None:
@@ -30,7 +32,13 @@ def main() -> None:
     table = Table(settings.vocab_size, settings.acceptance)
     if role == "target":
         verifier = TableVerifier(
-            table, settings.kv_slots, settings.pass_ms / 1e3, settings.row_us / 1e6, settings.chunk_rows
+            table,
+            settings.kv_slots,
+            settings.pass_ms / 1e3,
+            settings.row_us / 1e6,
+            settings.chunk_rows,
+            settings.fail_on_token,
+            settings.crash_on_token,
         )
         run(settings, "target", lambda: lambda: create_target_server(verifier, settings))
     elif role == "draft":

@@ -6,6 +6,7 @@ next advance tries again.
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from orchestrator.frames import chunked
@@ -18,6 +19,11 @@ from specdec.rounds import Advance, Budget, Growth
 from specdec.v1 import draft_pb2
 from specdec.wire import write_advance, write_budget
 
+_PATIENCE_S = 1.0
+_FIRST_PAUSE_S = 5.0
+"""A draft whose heart beats may still owe an answer. Who waited in vain does without it for a while, twice as long each
+time."""
+
 
 class DraftClient:
     """``async with`` closes the sequence on its replica."""
@@ -29,6 +35,8 @@ class DraftClient:
         self._lane: Lane | None = None
         self._advance = 0
         self._asked = 0.0
+        self._pause_s = _FIRST_PAUSE_S
+        self._paused_until = 0.0
         self._base = 0  # as far as the replica knows the text
 
     async def __aenter__(self) -> DraftClient:
@@ -46,6 +54,8 @@ class DraftClient:
     def advance(self, sequence: Sequence, budget: Budget) -> bool:
         """Tell what was committed and ask for nodes. False: there is no draft."""
         if self._lane is None:
+            if time.monotonic() < self._paused_until:
+                return False
             self._open(sequence, budget)
             # A chain that is verified against its distribution is never drawn before the first token is known.
             if self._lane is None or sequence.keyed_by_token or not sequence.num_committed:
@@ -62,7 +72,13 @@ class DraftClient:
         if self._lane is None:
             return None
         try:
-            growth: Growth = await self._lane.receive()
+            async with asyncio.timeout(_PATIENCE_S):
+                growth: Growth = await self._lane.receive()
+        except TimeoutError:
+            self.park()
+            self._paused_until = time.monotonic() + self._pause_s
+            self._pause_s *= 2
+            return None
         except SpecdecError:
             self._lane = None
             return None

@@ -89,6 +89,10 @@ class Link:
     def num_lanes(self) -> int:
         return len(self._lanes)
 
+    @property
+    def lost(self) -> bool:
+        return self._lost is not None
+
     def lane(self) -> Lane:
         """A lane for a new sequence."""
         if self._lost is not None:
@@ -154,15 +158,18 @@ class Link:
         Never a matter of how long an answer takes: a long prefill is many passes.
         """
         looked = time.monotonic()
+        # A silent replica is to have been left within watchdog_s: looked at in time, and three heartbeats missed.
+        every_s = self._watchdog_s / 16
+        silence_s = 0.75 * self._watchdog_s
         while True:
-            await asyncio.sleep(self._watchdog_s / 4)
+            await asyncio.sleep(every_s)
             now = time.monotonic()
             if not self._waited_for or now - looked > self._watchdog_s / 2:
                 # Nobody waits, or it was this process that stood still.
                 self._heard = self._moved = now
             looked = now
-            if now - self._heard > self._watchdog_s:
-                raise ReplicaLost(f"nothing was heard of the replica for {self._watchdog_s:g} s")
+            if now - self._heard > silence_s:
+                raise ReplicaLost(f"nothing was heard of the replica for {now - self._heard:.1f} s")
             if now - self._moved > max(self._watchdog_s, 5 * self._slowest_pass_s):
                 raise ReplicaLost(f"the replica made no pass for {now - self._moved:.1f} s")
 

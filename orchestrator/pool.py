@@ -61,6 +61,7 @@ class Pool:
         ``avoid`` only if there is no other.
         """
         ready = [replica for replica in self.replicas if replica.ready]
+        ready = [replica for replica in ready if replica.trusted] or ready
         ready = [replica for replica in ready if replica is not avoid] or ready
         if len(ready) > 2:
             ready = self._random.sample(ready, 2)

@@ -1,7 +1,8 @@
 """Replays in good order: oldest request first, a few at a time per replica.
 
 When a target dies, all its sequences want to prefill elsewhere at once; let in together, they would stand in the way
-of each other and of everyone who was there already. Knows order and number; refuses to know sequences.
+of each other and of everyone who was there already. Suspects, under whom a replica failed, go one at a time: if it was
+one of them that made it fail, the next failure tells which. Knows order and number; refuses to know sequences.
 """
 
 from __future__ import annotations
@@ -20,35 +21,44 @@ class ReplayGate:
 
     def __init__(self, num_replicas: Callable[[], int]) -> None:
         self._num_replicas = num_replicas
-        self._inside = 0
-        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._inside = {False: 0, True: 0}  # by whether they are suspects
+        self._waiting: dict[bool, list[tuple[float, int, asyncio.Future[None]]]] = {False: [], True: []}
         self._order = itertools.count()
 
     @asynccontextmanager
-    async def turn(self, arrived: float) -> AsyncIterator[None]:
+    async def turn(self, arrived: float, suspect: bool = False) -> AsyncIterator[None]:
         """Wait for a turn; the smaller ``arrived`` (any clock), the sooner."""
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (arrived, next(self._order), admitted))
+        heapq.heappush(self._waiting[suspect], (arrived, next(self._order), admitted))
         self.changed()
         try:
             await admitted
         except asyncio.CancelledError:
             if admitted.done() and not admitted.cancelled():
-                self._leave()
+                self._leave(suspect)
             raise
         try:
             yield
         finally:
-            self._leave()
+            self._leave(suspect)
 
     def changed(self) -> None:
         """Let in as many as there is room for."""
-        while self._waiting and self._inside < PER_REPLICA * max(1, self._num_replicas()):
-            _, _, admitted = heapq.heappop(self._waiting)
+        room = PER_REPLICA * max(1, self._num_replicas())
+        while sum(self._inside.values()) < room:
+            heads = [
+                (waiting[0], suspect)
+                for suspect, waiting in self._waiting.items()
+                if waiting and not (suspect and self._inside[True])
+            ]
+            if not heads:
+                return
+            _, suspect = min(heads, key=lambda head: head[0][:2])
+            _, _, admitted = heapq.heappop(self._waiting[suspect])
             if not admitted.done():
-                self._inside += 1
+                self._inside[suspect] += 1
                 admitted.set_result(None)
 
-    def _leave(self) -> None:
-        self._inside -= 1
+    def _leave(self, suspect: bool) -> None:
+        self._inside[suspect] -= 1
         self.changed()

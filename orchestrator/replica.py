@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _INFO_TIMEOUT_S = 2.0
 _FIRST_ASIDE_S = 10.0
+_PROOF_ANSWERS = 64
 _LONGEST_ASIDE_S = 300.0
 _SMOOTHING = 0.1
 _UNKNOWN_LATENCY_S = 0.001
@@ -57,6 +58,7 @@ class Replica:
         self._serving = True
         self._aside = asyncio.Event()
         self._aside_s = _FIRST_ASIDE_S
+        self._unproven = 0  # answers that it owes before it is trusted again
         self._dead: set[str] = set()  # instances that are known to have ended
         self._left: set[str] = set()  # instances that said that they were going away: those did not crash
         self._fate_known = asyncio.Event()
@@ -64,6 +66,11 @@ class Replica:
     @property
     def ready(self) -> bool:
         return self.link is not None and not self.link.draining and self._serving
+
+    @property
+    def trusted(self) -> bool:
+        """Not set aside before, or proven since: until then it gets one sequence at a time."""
+        return self._unproven == 0 or (self.link is not None and self.link.num_lanes == 0)
 
     @property
     def score(self) -> float:
@@ -90,6 +97,7 @@ class Replica:
 
     def observe(self, latency_s: float) -> None:
         """An answer took so long."""
+        self._unproven = max(0, self._unproven - 1)
         if self.latency_s is None:
             self.latency_s = latency_s
         else:
@@ -104,6 +112,8 @@ class Replica:
 
     async def is_dead(self, instance: str, timeout_s: float) -> bool:
         """Whether this process has ended, known once the next attempt to connect succeeded or was refused."""
+        if self.link is not None and not self.link.lost:
+            timeout_s = 0.0  # connected: to that process, or it is known to be dead
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._fate_known.wait()
@@ -124,6 +134,7 @@ class Replica:
                     self.link, self.latency_s = None, None
                     changed()
             if self._aside.is_set():
+                self._unproven = _PROOF_ANSWERS
                 await asyncio.sleep(self._aside_s)
                 self._aside_s = min(2 * self._aside_s, _LONGEST_ASIDE_S)
                 self._aside.clear()
@@ -139,7 +150,9 @@ class Replica:
                 try:
                     info = await _model_info(self.role.get_info(channel))
                 except ReplicaLost:
-                    self._tell_fate(alive=None)
+                    # A connection that breaks says nothing of the process behind it; nobody listening does.
+                    if await _nobody_listens(self.address):
+                        self._tell_fate(alive=None)
                     raise
                 self._tell_fate(alive=info.instance)
                 self.role.admit(self.address, info)
@@ -197,6 +210,19 @@ class Replica:
 
     def _log(self, level: int, message: str, **extra: Any) -> None:
         log.log(level, message, extra={"role": self.role.name, "address": self.address, **extra})
+
+
+async def _nobody_listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(_INFO_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # TimeoutError is one too
+        return False
+    writer.close()
+    return False
 
 
 async def _model_info(get_info: grpc.aio.UnaryUnaryMultiCallable[Any, Any]) -> ModelInfo:

@@ -50,6 +50,10 @@ class Speculation:
             self._growing = False
         if growth.base > sequence.base or growth.base < sequence.num_prompt_tokens:
             return self._refuse(f"a growth from base {growth.base} at base {sequence.base}")
+        if growth.advance == self._draft.num_advances:
+            depth = len(growth.path) + max(growth.tree.depths, default=-1) + 1
+            if depth > self._budget.max_depth:
+                return self._refuse(f"a growth of depth {depth} where {self._budget.max_depth} was asked for")
         if not sequence.keyed_by_token and growth.base != sequence.base:
             return None  # the answer to an older advance
         grown = growth.tree.under(growth.path)

@@ -8,7 +8,9 @@ Refuses to know what a verdict means.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
@@ -23,13 +25,23 @@ from specdec.tree import TokenTree
 from specdec.v1 import target_pb2
 from specdec.wire import write_round
 
-MAX_HARM = 4
+MAX_HARM, MAX_HARM_IN_ALL = 4, 8
 _HARM_OF_CRASH, _HARM_OF_FAILED_PASS = 2, 1
-"""It may be the request that fails its replicas: after two crashes, or four failed passes, it is not tried again."""
+"""It may be the request that fails its replicas. Two crashes in a row end it; a failed pass, which leaves its replica
+alive, counts half. In all, also with progress in between, which shows that the text so far is harmless, twice that."""
 
 _REPLAY = (ReplicaLost, OutOfStep, Preempted, Overloaded)
 _FATE_TIMEOUT_S = 1.0
 _backoff = wait_random_exponential(multiplier=0.02, max=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Of a replica under this request. Without a failed pass it may have been the network alone."""
+
+    replica: Replica
+    instance: str
+    failed_pass: bool
 
 
 class TargetClient:
@@ -49,8 +61,9 @@ class TargetClient:
         self._instance = ""
         self._round = 0
         self._opened_before = False
-        self._num_failed_passes = 0
-        self._lost_instances: list[tuple[Replica, str]] = []
+        self._refused = False  # the last attempt found no room, and so was none
+        self._losses: list[_Loss] = []
+        self._num_harmless = 0  # of them: a verdict came after
 
     async def __aenter__(self) -> TargetClient:
         return self
@@ -84,8 +97,8 @@ class TargetClient:
             self._opened_before = True
             return await self._answer(await self._open(sequence))
         await self._refuse_poison()
-        async with self._pool.replays.turn(self._arrived):
-            sequence.statistics.num_replays += 1
+        async with self._pool.replays.turn(self._arrived, suspect=self._suspect):
+            sequence.statistics.num_replays += not self._refused
             return await self._answer(await self._open(sequence))
 
     async def _answer(self, lane: Lane) -> Verdict:
@@ -97,6 +110,7 @@ class TargetClient:
             self._remember(error)
             raise
         assert self._replica is not None, "an open lane is some replica's"
+        self._num_harmless = len(self._losses)
         if verdict.round:  # an open's answer has a prefill in it
             self._replica.observe(time.monotonic() - sent)
         self._replica.observe_pass(verdict.timings.pass_us / 1e6)
@@ -129,22 +143,35 @@ class TargetClient:
         )
         return lane
 
+    @property
+    def _suspect(self) -> bool:
+        """A replica was lost under this text, as it is now."""
+        return len(self._losses) > self._num_harmless
+
     def _remember(self, error: Exception) -> None:
-        if isinstance(error, PassFailed):
-            self._num_failed_passes += 1
-        elif isinstance(error, ReplicaLost) and not isinstance(error, Draining) and self._replica is not None:
-            self._lost_instances.append((self._replica, self._instance))
+        self._refused = isinstance(error, Overloaded)
+        if isinstance(error, ReplicaLost) and not isinstance(error, Draining) and self._replica is not None:
+            self._losses.append(_Loss(self._replica, self._instance, isinstance(error, PassFailed)))
 
     async def _refuse_poison(self) -> None:
         """A lost stream is a crash only if the process behind it ended."""
-        failed = self._num_failed_passes
-        if failed * _HARM_OF_FAILED_PASS + len(self._lost_instances) * _HARM_OF_CRASH < MAX_HARM:
+        before, recent = self._losses[: self._num_harmless], self._losses[self._num_harmless :]
+        if len(recent) * _HARM_OF_CRASH < MAX_HARM and len(self._losses) * _HARM_OF_CRASH < MAX_HARM_IN_ALL:
             return
-        crashes = sum([await replica.is_dead(each, _FATE_TIMEOUT_S) for replica, each in self._lost_instances])
-        if failed * _HARM_OF_FAILED_PASS + crashes * _HARM_OF_CRASH >= MAX_HARM:
-            raise NoReplica(
-                f"{crashes} replicas crashed and {failed} passes failed under this request; it is not tried again"
-            )
+        in_a_row = await _harm(recent)
+        in_all = in_a_row + await _harm(before)
+        if in_a_row >= MAX_HARM or in_all >= MAX_HARM_IN_ALL:
+            raise NoReplica(f"replicas failed {len(self._losses)} times under this request; it is not tried again")
+
+
+async def _harm(losses: Iterable[_Loss]) -> int:
+    harm = 0
+    for loss in losses:
+        if loss.failed_pass:
+            harm += _HARM_OF_FAILED_PASS
+        elif await loss.replica.is_dead(loss.instance, _FATE_TIMEOUT_S):
+            harm += _HARM_OF_CRASH
+    return harm
 
 
 def _wait(state: RetryCallState) -> float:

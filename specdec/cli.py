@@ -59,6 +59,12 @@ def bench(context: typer.Context, name: Annotated[str, typer.Argument(help="roun
     os.execv(sys.executable, [sys.executable, "-m", f"bench.{name}", *context.args])
 
 
+@app.command(context_settings=PASS_ON)
+def chaos(context: typer.Context) -> None:
+    """Break a deployment on purpose, row by row of the fault table (chaos --help). Needs a checkout."""
+    os.execv(sys.executable, [sys.executable, "-m", "bench.chaos", *context.args])
+
+
 @app.command()
 def up(
     target: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "target"),

@@ -171,11 +171,12 @@ async def test_a_budget_of_nothing_asks_nobody(options):
     assert await speculation.next(sequence) == EMPTY_TREE
 
 
-async def test_a_draft_that_sends_more_than_was_asked_for_is_cut_under_coupled_sampling():
+async def test_a_draft_that_goes_deeper_than_was_asked_for_is_set_aside():
     draft = FakeDraft()
     sequence, speculation = begun(draft)
     draft.grow(3, chain([1, 2, 3, 4, 5, 6]))
-    assert await speculation.next(sequence) == chain([1, 2, 3, 4])
+    assert await speculation.next(sequence) == EMPTY_TREE
+    assert draft.set_aside_for
 
 
 # --- hostile drafts -----------------------------------------------------------------------------------------

@@ -1,0 +1,85 @@
+"""``specdec chaos [ROW ...]``: run rows of the fault table and print what was seen."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench.chaos import casualties, clients, drafts, network, overload, processes, protocol, starts, versions
+from bench.chaos.lab import Lab
+from bench.chaos.outcome import Outcome
+
+Row = Callable[[Lab, int, bool], Awaitable[Outcome]]
+
+ROWS: dict[int, Row] = {
+    int(name.removeprefix("row_")): row
+    for module in (processes, network, drafts, protocol, clients, overload, casualties, starts, versions)
+    for name, row in vars(module).items()
+    if name.startswith("row_")
+}
+
+
+def done(row: Row) -> str:
+    """What a row does, in words: the first paragraph of its docstring."""
+    return " ".join((inspect.getdoc(row) or "").split("\n\n")[0].split())
+
+
+async def run(number: int, seed: int, short: bool) -> Outcome:
+    """One row with one seed. What it did not foresee fails it."""
+    try:
+        return await ROWS[number](Lab(seed), seed, short)
+    except Exception as error:
+        text = "".join(str(error).split("\n")[:6])
+        return Outcome(failures=[f"{type(error).__name__}: {text}"[:500]])
+
+
+def main(
+    rows: Annotated[list[int] | None, typer.Argument(help="numbers of rows; none: all")] = None,
+    seed: Annotated[int, typer.Option(help="of prompts and of when faults strike")] = 1,
+    seeds: Annotated[int, typer.Option(help="runs of each row, with seed, seed + 1, ...")] = 1,
+    short: Annotated[bool, typer.Option("--short", help="a few seconds per row: fewer requests")] = False,
+    json_file: Annotated[str | None, typer.Option("--json", help="write the outcomes here")] = None,
+) -> None:
+    """Break a deployment on purpose, row by row of the fault table; exit status 1 if a criterion is missed."""
+    console = Console()
+    if unknown := sorted(set(rows or ()) - ROWS.keys()):
+        raise typer.BadParameter(f"no row {unknown[0]}; there are {', '.join(map(str, sorted(ROWS)))}")
+    table = Table(header_style="bold", show_lines=True)
+    for column in ("row", "done", "seen", ""):
+        table.add_column(column)
+    outcomes = []
+    for number in sorted(rows or ROWS):
+        for each in range(seed, seed + seeds):
+            started = time.monotonic()
+            with console.status(f"row {number}, seed {each} ..."):
+                outcome = asyncio.run(run(number, each, short))
+            took_s = time.monotonic() - started
+            verdict = "[green]pass[/]" if outcome.passed else "[red]FAIL[/]"
+            console.print(f"row {number:>2} seed {each} {verdict} {took_s:5.1f} s", highlight=False)
+            for failure in outcome.failures:
+                console.print(f"    {failure}", highlight=False, markup=False)
+            seen = "\n".join([*outcome.seen, *(f"FAILED: {failure}" for failure in outcome.failures)])
+            table.add_row(f"{number}\nseed {each}", done(ROWS[number]), seen.replace("[", r"\["), verdict)
+            outcomes.append(
+                {"row": number, "seed": each, "passed": outcome.passed, "seconds": round(took_s, 1)}
+                | {"seen": outcome.seen, "failures": outcome.failures, "figures": outcome.figures}
+            )
+            if json_file:  # after each row: a long run that is cut short leaves what it has
+                with open(json_file, "w") as file:
+                    json.dump(outcomes, file, indent=1)
+    console.print(table)
+    failed = sum(not outcome["passed"] for outcome in outcomes)
+    console.print(f"{len(outcomes) - failed} passed, {failed} failed", highlight=False)
+    raise typer.Exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

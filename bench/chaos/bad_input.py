@@ -1,0 +1,192 @@
+"""Bad frames and requests, generated: random fields of every type, mutated good messages, random bytes. Knows the
+messages' descriptors; refuses to know which values the services take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from bench.chaos.raw import spec
+from specdec import rpc
+from specdec.v1 import draft_pb2, generation_pb2, target_pb2
+
+_FRAMES_PER_STREAM = 25
+_AT_A_TIME = 8
+
+_METHODS: dict[str, tuple[str, Any, Any]] = {
+    "target": ("/specdec.v1.TargetService/Verify", target_pb2.VerifyRequest, target_pb2.VerifyResponse),
+    "draft": ("/specdec.v1.DraftService/Draft", draft_pb2.DraftRequest, draft_pb2.DraftResponse),
+    "orchestrator": (
+        "/specdec.v1.GenerationService/Generate",
+        generation_pb2.GenerateRequest,
+        generation_pb2.GenerateResponse,
+    ),
+}
+
+
+async def attack(role: str, address: str, count: int, chance: random.Random) -> Counter[str]:
+    """Send ``count`` bad messages; how often each status came. What is not refused counts as OK."""
+    path, request, response = _METHODS[role]
+    statuses: Counter[str] = Counter()
+    left = count
+    async with rpc.channel(address) as channel:
+        while left > 0:
+            batch = []
+            for _ in range(_AT_A_TIME):
+                size = min(left, 1 if role == "orchestrator" else _FRAMES_PER_STREAM)
+                left -= size
+                frames = [_frame(request, role, chance) for _ in range(size)]
+                if role == "orchestrator":
+                    batch.extend([_ask(channel, path, response, frame, statuses) for frame in frames])
+                elif frames:
+                    batch.append(_stream(channel, path, response, frames, statuses))
+            await asyncio.gather(*batch)
+    return statuses
+
+
+def _frame(request: Any, role: str, chance: random.Random) -> bytes:
+    """Serialised: mostly messages of wild fields, some mutated bytes, some noise."""
+    kind = chance.random()
+    if kind < 0.05:
+        return chance.randbytes(chance.randint(1, 200))
+    message = _good(role, chance) if kind < 0.6 else request()
+    for _ in range(chance.randint(1, 4)):
+        _disturb(message, chance)
+    if role == "orchestrator":  # what is good enough to be served is to end soon
+        message.max_tokens = min(message.max_tokens or 4, 1 << 17 if chance.random() < 0.1 else 8)
+    data = bytearray(message.SerializeToString())
+    if kind > 0.9 and data:
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    return bytes(data)
+
+
+def _good(role: str, chance: random.Random) -> Any:
+    sequence = chance.randint(1, 30)
+    if role == "target":
+        opens = [target_pb2.TargetOpen(sequence=sequence, spec=spec())]
+        return target_pb2.VerifyRequest(opens=opens, rounds=[target_pb2.Round(sequence=sequence, round=1, base=4)])
+    if role == "draft":
+        drafts = [draft_pb2.DraftOpen(sequence=sequence, spec=spec())]
+        return draft_pb2.DraftRequest(opens=drafts, advances=[draft_pb2.Advance(sequence=sequence, advance=1, base=3)])
+    prompt = generation_pb2.TokenIds(token_ids=[1, 2, 3])
+    return generation_pb2.GenerateRequest(token_ids=prompt, max_tokens=4, seed=3)
+
+
+def _disturb(message: Any, chance: random.Random) -> None:
+    """Set, add to or clear a field, somewhere in the message."""
+    field = chance.choice(message.DESCRIPTOR.fields)
+    if chance.random() < 0.1:
+        message.ClearField(field.name)
+        return
+    value = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        key = _scalar(field.message_type.fields_by_name["key"], chance)
+        inner = field.message_type.fields_by_name["value"]
+        if inner.message_type is None:
+            value[key] = _scalar(inner, chance)
+        else:
+            _disturb(value[key], chance)
+    elif field.is_repeated:
+        for _ in range(chance.choice([1, 1, 2, 5, 40])):
+            if field.message_type is None:
+                value.append(_scalar(field, chance))
+            else:
+                _disturb(chance.choice(value) if value and chance.random() < 0.7 else value.add(), chance)
+    elif isinstance(value, Message):
+        _disturb(value, chance)
+        value.SetInParent()
+    else:
+        setattr(message, field.name, _scalar(field, chance))
+
+
+def _scalar(field: Any, chance: random.Random) -> Any:
+    wild = chance.choice([0, 1, 2, 3, 5, 1023, 1024, 4096, 65535, 65536, 2**31 - 1])
+    if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+        return (
+            chance.choice([b"", b"\0\xff"])
+            if field.type == FieldDescriptor.TYPE_BYTES
+            else "\0\U0001f600" * (wild % 99)
+        )
+    if field.cpp_type in (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT):
+        return chance.choice([0.0, 1.0, 0.5, -1.0, 1e30, 1e-30, float("nan"), float("inf"), -float("inf")])
+    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+        return chance.random() < 0.5
+    if field.cpp_type in (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64):
+        return chance.choice([wild, -1, -2, -(2**31)])
+    if field.cpp_type == FieldDescriptor.CPPTYPE_UINT64:
+        return chance.choice([wild, 2**64 - 1, chance.getrandbits(64)])
+    return chance.choice([wild, 2**32 - 1]) if field.cpp_type == FieldDescriptor.CPPTYPE_UINT32 else wild
+
+
+def _count(statuses: Counter[str], status: status_pb2.Status) -> None:
+    name = code_pb2.Code.Name(status.code)
+    statuses[name] += 1
+    if name in ("UNKNOWN", "INTERNAL"):
+        statuses[f"{name}: {status.message[:120]}"] += 1
+    fields = any(detail.Is(error_details_pb2.BadRequest.DESCRIPTOR) for detail in status.details)
+    if name == "INVALID_ARGUMENT" and not fields:
+        statuses["INVALID_ARGUMENT without a field"] += 1
+
+
+def _count_failed(statuses: Counter[str], error: grpc.aio.AioRpcError) -> None:
+    if error.code() is grpc.StatusCode.INTERNAL and error.details() == "Internal error from Core":
+        # Made up by grpcio's own client: it wrote to a stream that the server was just ending, and lost the status.
+        statuses["status lost in grpcio's client"] += 1
+        return
+    status = rpc_status.from_call(error)
+    _count(statuses, status or status_pb2.Status(code=error.code().value[0], message=error.details() or ""))
+
+
+async def _ask(channel: grpc.aio.Channel, path: str, response: Any, data: bytes, statuses: Counter[str]) -> None:
+    method: Any = channel.unary_stream(path, None, response.FromString)
+    call = method(data, timeout=3)
+    try:
+        async for _ in call:
+            pass
+        statuses["OK"] += 1
+    except grpc.aio.AioRpcError as error:
+        _count_failed(statuses, error)
+    finally:
+        call.cancel()
+
+
+async def _stream(
+    channel: grpc.aio.Channel, path: str, response: Any, frames: list[bytes], statuses: Counter[str]
+) -> None:
+    """A stream that a bad frame has ended is opened again for the rest."""
+    queue = list(frames)
+    while queue:
+        call: Any = channel.stream_stream(path, None, response.FromString)(timeout=5)
+
+        async def write(call: Any = call) -> None:
+            while queue:
+                await call.write(queue[0])
+                queue.pop(0)
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.05)  # rounds that were taken in are answered meanwhile
+            call.cancel()
+
+        writer = asyncio.create_task(write())
+        try:
+            async for frame in call:
+                for error in frame.errors:
+                    _count(statuses, error.status)
+                statuses["OK"] += len(getattr(frame, "verdicts", ()) or getattr(frame, "growths", ()))
+        except grpc.aio.AioRpcError as error:
+            _count_failed(statuses, error)
+            queue[:1] = []  # the frame that did it, or its neighbour
+        except asyncio.CancelledError:
+            pass  # by our own writer
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+            call.cancel()

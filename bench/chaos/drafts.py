@@ -1,0 +1,75 @@
+"""Rows 11, 13: drafts that cannot be trusted or do not fit. Knows what a draft may do to a request: nothing."""
+
+from __future__ import annotations
+
+from bench.chaos import hostile
+from bench.chaos.lab import Deployment, Lab, load_of
+from bench.chaos.outcome import Outcome, percentile
+from bench.chaos.raw import target_stream
+from bench.chaos.traffic import Traffic, check_same, several
+from specdec.client import Client
+from specdec.errors import ModelMismatch
+from specdec.v1 import common_pb2, target_pb2
+
+
+async def row_11(lab: Lab, seed: int, short: bool) -> Outcome:
+    """A hostile draft, a raw gRPC server: random tokens, empty trees, then everything that the contract forbids, and
+    one that never answers while its heart beats."""
+    outcome = Outcome()
+    modes = {**hostile.HARMLESS, **hostile.INVALID, "no answer": None}
+    for name, mode in modes.items():
+        draft = hostile.HostileDraft(seed)
+        draft.mode = mode
+        server, port = await hostile.serve(draft)
+        try:
+            address = f"127.0.0.1:{port}"
+            async with lab.deployment(num_drafts=0, extra_drafts=[address]) as found:
+                await _abused(outcome, lab, found, name, address, 4 if short else 16)
+        finally:
+            await server.stop(0)
+    return outcome
+
+
+async def _abused(outcome: Outcome, lab: Lab, found: Deployment, name: str, address: str, count: int) -> None:
+    async with Traffic(found.client, several(count, 60, lab.chance)) as traffic:
+        answers = await traffic.finished(15.0)
+    check_same(outcome, answers, lab.table, f"with {name}")
+    replicas = (await found.client.server_info()).replicas
+    problem = next(each.problem for each in replicas if each.address == address)
+    if name in hostile.INVALID:
+        outcome.check("set aside" in problem, f"{name}: {problem or 'not quarantined'}")
+    if name == "no answer":
+        longest = percentile((gap for answer in answers for gap in answer.gaps), 1.0)
+        outcome.at_most("no answer: longest gap", longest, 1.5)
+
+
+async def row_13(lab: Lab, seed: int, short: bool) -> Outcome:
+    """A draft with a vocabulary of 512 for a target with 1024; an open that names another model."""
+    outcome = Outcome()
+    async with lab.deployment(num_drafts=0) as found:
+        async with lab.processes() as make:
+            other = make("bench.table_service draft", "--vocab-size=512")
+            front = make("orchestrator", f"--target={found.targets[0].address}", f"--draft={other.address}")
+            for each in (other, front):
+                await each.start()
+            for each in (other, front):
+                await each.healthy()
+            async with Client(front.address) as client:
+                async with Traffic(client, several(4 if short else 16, 80, lab.chance)) as traffic:
+                    answers = await traffic.finished(30.0)
+                check_same(outcome, answers, lab.table, "by the target alone")
+                drafted = sum(answer.sample.finish.speculation.num_draft_tokens for answer in answers)
+                outcome.check(not drafted, f"{drafted} draft tokens used")
+                replicas = (await client.server_info()).replicas
+                problem = next(each.problem for each in replicas if each.role == "draft")
+                outcome.check("512" in problem and "1024" in problem, f"the refusal names both: {problem}")
+            outcome.check((await load_of(other.address, "draft")).live_sequences == 0, "nothing was opened there")
+        async with target_stream(found.targets[0].address) as stream:
+            spec = common_pb2.SequenceSpec(token_ids=[1, 2], num_prompt_tokens=2, model_digest="another")
+            spec.sampling.top_p = 1.0
+            spec.method = common_pb2.VERIFICATION_METHOD_COUPLED
+            await stream.send(opens=[target_pb2.TargetOpen(sequence=1, spec=spec)])
+            error = await stream.error(1)
+            mine = "table-target" in str(error) and "another" in str(error)
+            outcome.check(isinstance(error, ModelMismatch) and mine, f"{error.reason}: {error}")
+    return outcome

@@ -1,0 +1,43 @@
+"""What came of one row: sentences with figures, and which criteria were missed. Knows no faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Outcome:
+    """``seen`` is shown, ``failures`` fail the row, ``figures`` go to the JSON file."""
+
+    seen: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    def note(self, text: str) -> None:
+        self.seen.append(text)
+
+    def check(self, good: bool, text: str) -> None:
+        """``text`` says what was seen; if it is not good, it is what failed."""
+        (self.seen if good else self.failures).append(text)
+
+    def at_most(self, name: str, value: float, limit: float, unit: str = "s") -> None:
+        """A figure with its bar."""
+        self.figures[name] = round(value, 4)
+        shown = f"{name} {value:.3g} {unit}"
+        self.check(value <= limit, shown if value <= limit else f"{shown}, over {limit:.3g}")
+
+    def at_least(self, name: str, value: float, limit: float, unit: str = "") -> None:
+        self.figures[name] = round(value, 4)
+        shown = f"{name} {value:.3g} {unit}".rstrip()
+        self.check(value >= limit, shown if value >= limit else f"{shown}, under {limit:.3g}")
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The value that ``share`` of them do not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0

@@ -1,0 +1,178 @@
+"""Requests whose answer is known beforehand: sent, timed, compared with the table. Knows no faults.
+
+What a request must give is computed from bench.table_model.Table alone, so "same" needs no fault-free run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from bench.chaos.outcome import Outcome, percentile
+from bench.table_model import Table
+from specdec.client import Client, Sample
+from specdec.errors import SpecdecError
+from specdec.sequence import SamplingParams, SequenceSpec
+from specdec.v1 import generation_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request. ``temperature`` 0 is greedy; otherwise sampling is coupled."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    temperature: float
+    timeout_s: float | None = None
+
+    def expected(self, table: Table) -> list[int]:
+        """The only right answer."""
+        spec = SequenceSpec(self.prompt, len(self.prompt), SamplingParams(self.temperature), self.seed)
+        ids = list(self.prompt)
+        for _ in range(self.max_tokens):
+            ids.append(table.next_token(spec, ids[-3:], len(ids)))
+        return ids[len(self.prompt) :]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came back so far. Times are of time.monotonic."""
+
+    asked: Asked
+    sample: Sample = field(default_factory=Sample)
+    started: float = 0.0
+    admitted: float = 0.0
+    ended: float = 0.0
+    error: Exception | None = None
+    arrivals: list[tuple[float, int]] = field(default_factory=list)  # of each chunk: when, and how many ids
+
+    @property
+    def done(self) -> bool:
+        return self.ended > 0.0
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between chunks."""
+        times = [when for when, _ in self.arrivals]
+        return [later - earlier for earlier, later in itertools.pairwise(times)]
+
+    @property
+    def num_replays(self) -> int:
+        return self.sample.finish.speculation.num_replays
+
+    def tokens_between(self, start: float, end: float) -> int:
+        return sum(count for when, count in self.arrivals if start <= when < end)
+
+    def same(self, table: Table) -> bool:
+        """All of it if it finished, else the beginning."""
+        ids = self.sample.token_ids
+        whole = len(ids) == self.asked.max_tokens or not self.sample.finished
+        return whole and ids == self.asked.expected(table)[: len(ids)]
+
+
+async def ask(client: Client, asked: Asked, answer: Answer | None = None) -> Answer:
+    """Send a request and read it to its end; errors are kept, not raised. A lost or repeated id is an error."""
+    answer = answer or Answer(asked)
+    answer.started = time.monotonic()
+    fields = {"max_tokens": asked.max_tokens, "seed": asked.seed, "temperature": asked.temperature}
+    prompt = generation_pb2.TokenIds(token_ids=asked.prompt)
+    try:
+        async for response in client.stream(asked.timeout_s, token_ids=prompt, **fields):
+            now = time.monotonic()
+            if response.HasField("chunk"):
+                answer.sample.add(response.chunk)
+                answer.arrivals.append((now, len(response.chunk.token_ids)))
+            else:
+                answer.admitted = now
+    except (SpecdecError, ValueError) as error:
+        answer.error = error
+    finally:
+        answer.ended = time.monotonic()
+    return answer
+
+
+def several(count: int, max_tokens: int, chance: random.Random, prompt_tokens: int = 8) -> list[Asked]:
+    """Requests with different prompts and seeds, in turn greedy and at T = 0.8."""
+    return [
+        Asked(
+            tuple(chance.randrange(1024) for _ in range(prompt_tokens)),
+            max_tokens,
+            chance.getrandbits(63),
+            0.8 if number % 2 else 0.0,
+        )
+        for number in range(count)
+    ]
+
+
+class Traffic:
+    """Requests under way at the same time. ``async with`` cancels those that are left."""
+
+    def __init__(self, client: Client, asked: Sequence[Asked]) -> None:
+        self.answers = [Answer(each) for each in asked]
+        self._client = client
+        self._tasks: list[asyncio.Task[Answer]] = []
+
+    async def __aenter__(self) -> Traffic:
+        self._tasks = [asyncio.create_task(ask(self._client, each.asked, each)) for each in self.answers]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(answer.sample.token_ids) for answer in self.answers)
+
+    async def reached(self, share: float, timeout_s: float = 60.0) -> None:
+        """Returns when this share of all tokens has come."""
+        wanted = share * sum(answer.asked.max_tokens for answer in self.answers)
+        async with asyncio.timeout(timeout_s):
+            while self.num_tokens < wanted and not all(answer.done for answer in self.answers):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    async def finished(self, timeout_s: float = 120.0) -> list[Answer]:
+        """All answers; what has not ended by then hangs, and has a TimeoutError as its error."""
+        _, hanging = await asyncio.wait(self._tasks, timeout=timeout_s)
+        for task, answer in zip(self._tasks, self.answers, strict=True):
+            if task in hanging:
+                answer.error = TimeoutError(f"hangs for {timeout_s:g} s")
+        return self.answers
+
+
+def check_same(outcome: Outcome, answers: Sequence[Answer], table: Table, what: str = "requests") -> None:
+    """All of them finished, with the right text."""
+    finished = sum(answer.sample.finished for answer in answers)
+    same = sum(answer.same(table) for answer in answers)
+    errors = sorted({f"{type(a.error).__name__}: {a.error}"[:160] for a in answers if a.error is not None})
+    text = f"{finished} of {len(answers)} {what} finished, {same} same"
+    good = finished == same == len(answers)
+    outcome.check(good, text if good else f"{text}; {'; '.join(errors[:3])}")
+
+
+def added_gaps(answers: Sequence[Answer], since: float, until: float = float("inf")) -> list[float]:
+    """Per request, its longest gap that touches the time span, less the usual gap of all."""
+    usual = percentile((gap for answer in answers for gap in answer.gaps), 0.5)
+    worst = []
+    for answer in answers:
+        times = [when for when, _ in answer.arrivals]
+        touching = [b - a for a, b in itertools.pairwise(times) if b > since and a < until]
+        if touching:
+            worst.append(max(0.0, max(touching) - usual))
+    return worst
+
+
+def note_gaps(outcome: Outcome, gaps: Sequence[float], limit_p99: float, name: str = "added gap") -> None:
+    outcome.figures[f"{name} p50"] = round(percentile(gaps, 0.5), 4)
+    outcome.note(f"{name} p50 {percentile(gaps, 0.5):.3g} s")
+    outcome.at_most(f"{name} p99", percentile(gaps, 0.99), limit_p99)
+
+
+def with_timeout(asked: Asked, timeout_s: float) -> Asked:
+    return replace(asked, timeout_s=timeout_s)

@@ -1,0 +1,164 @@
+"""Row 25: an older contract on one side. Knows which fields are newest; refuses to know what they mean."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.rpc import status_pb2
+
+from bench.chaos.lab import Lab
+from bench.chaos.outcome import Outcome
+from bench.chaos.traffic import Traffic, check_same, several
+from specdec import rpc
+from specdec.client import Client
+from specdec.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
+
+_NEWEST = {
+    "ModelInfo": {"instance", "eos_token_ids", "capabilities"},
+    "Load": {"open_streams", "passes"},
+    "Verdict": {"predictions", "timings"},
+    "TargetOpen": {"request_age_ms", "return_predictions"},
+    "Chunk": {"text_ends", "origins"},
+    "GenerateRequest": {"resume"},
+    "SpeculationStats": {"num_replays"},
+    "GetServerInfoResponse": {"waiting_requests"},
+}
+"""There is no previous contract yet. This is what one would lack that is older than the latest additions."""
+
+
+def _older() -> descriptor_pool.DescriptorPool:
+    """The contract without the newest fields."""
+    pool = descriptor_pool.DescriptorPool()
+    for module in (status_pb2, common_pb2, target_pb2, draft_pb2, generation_pb2):
+        _add(pool, module.DESCRIPTOR)
+    return pool
+
+
+def _add(pool: descriptor_pool.DescriptorPool, file: Any) -> None:
+    try:
+        pool.FindFileByName(file.name)
+        return
+    except KeyError:
+        pass
+    for dependency in file.dependencies:
+        _add(pool, dependency)
+    proto = descriptor_pb2.FileDescriptorProto()
+    file.CopyToProto(proto)
+    for message in proto.message_type:
+        kept = [field for field in message.field if field.name not in _NEWEST.get(message.name, ())]
+        del message.field[:]
+        message.field.extend(kept)
+    pool.Add(proto)
+
+
+class Older:
+    """Classes of the older contract."""
+
+    def __init__(self) -> None:
+        self._pool = _older()
+
+    def __getitem__(self, name: str) -> Any:
+        return message_factory.GetMessageClass(self._pool.FindMessageTypeByName(f"specdec.v1.{name}"))
+
+
+class Translator:
+    """A model service seen through the older contract: what it does not know is dropped, both ways."""
+
+    def __init__(self, service: str, method: str, request: Any, response: Any, info: Any, upstream: str) -> None:
+        self._paths = (f"/specdec.v1.{service}/{method}", f"/specdec.v1.{service}/GetModelInfo")
+        self._request, self._response, self._info = request, response, info
+        self._channel = rpc.channel(upstream)
+        handlers: dict[str, Any] = {
+            method: grpc.stream_stream_rpc_method_handler(self._stream),
+            "GetModelInfo": grpc.unary_unary_rpc_method_handler(self._get_info),
+        }
+        self._server = grpc.aio.server()
+        generic = grpc.method_handlers_generic_handler(f"specdec.v1.{service}", handlers)
+        self._server.add_generic_rpc_handlers((generic,))
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+
+    async def __aenter__(self) -> Translator:
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(0)
+        await self._channel.close()
+
+    async def _get_info(self, request: bytes, context: Any) -> bytes:
+        call: Any = self._channel.unary_unary(self._paths[1])
+        return _through(self._info, await call(request))
+
+    async def _stream(self, frames: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        call: Any = self._channel.stream_stream(self._paths[0])()
+
+        async def up() -> None:
+            async for frame in frames:
+                await call.write(_through(self._request, frame))
+
+        writer = asyncio.create_task(up())
+        try:
+            async for response in call:
+                yield _through(self._response, response)
+        finally:
+            writer.cancel()
+            call.cancel()
+
+
+def _through(older: Any, data: bytes) -> bytes:
+    message = older.FromString(data)
+    message.DiscardUnknownFields()
+    return bytes(message.SerializeToString())
+
+
+async def row_25(lab: Lab, seed: int, short: bool) -> Outcome:
+    """There is no previous contract yet, so one is made by taking the newest fields out of this one: a client that
+    speaks only that; then replicas that do, one of which dies."""
+    outcome = Outcome()
+    older = Older()
+    count = 4 if short else 20
+    async with lab.deployment(num_targets=2) as found:
+        async with rpc.channel(found.orchestrator.address) as channel:
+            generate: Any = channel.unary_stream(
+                "/specdec.v1.GenerationService/Generate",
+                older["GenerateRequest"].SerializeToString,
+                older["GenerateResponse"].FromString,
+            )
+            right = 0
+            for asked in several(count, 60, lab.chance):
+                request = older["GenerateRequest"](
+                    max_tokens=asked.max_tokens, seed=asked.seed, temperature=asked.temperature
+                )
+                request.token_ids.token_ids.extend(asked.prompt)
+                ids: list[int] = []
+                async for response in generate(request):
+                    ids.extend(response.chunk.token_ids)
+                right += ids == asked.expected(lab.table)
+            outcome.check(right == count, f"an older client: {right} of {count} same")
+        verify = (older["VerifyRequest"], older["VerifyResponse"], older["GetModelInfoResponse"])
+        draft = (older["DraftRequest"], older["DraftResponse"], older["GetModelInfoResponse"])
+        async with (
+            Translator("TargetService", "Verify", *verify, found.targets[0].address) as first,
+            Translator("TargetService", "Verify", *verify, found.targets[1].address) as second,
+            Translator("DraftService", "Draft", *draft, found.drafts[0].address) as drafting,
+            lab.processes() as make,
+        ):
+            targets = f"--target=127.0.0.1:{first.port},127.0.0.1:{second.port}"
+            front = make("orchestrator", targets, f"--draft=127.0.0.1:{drafting.port}")
+            await front.start()
+            await front.healthy()
+            async with Client(front.address) as client:
+                found.client = client
+                await found.ready()
+                async with Traffic(client, several(count, 200, lab.chance)) as traffic:
+                    await traffic.reached(0.3)
+                    await found.targets[0].kill()
+                    answers = await traffic.finished(60.0)
+        check_same(outcome, answers, lab.table, "with older replicas, one of which died")
+        drafted = sum(answer.sample.finish.speculation.num_accepted_tokens for answer in answers)
+        outcome.at_least("draft tokens accepted", drafted, 1)
+    return outcome

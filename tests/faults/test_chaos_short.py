@@ -1,0 +1,21 @@
+"""The fault table in its short form: the rows that take a few seconds. ``specdec chaos`` runs all of it at length."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.chaos.__main__ import ROWS, done, run
+
+QUICK = (1, 3, 4, 5, 12, 13, 14, 19)
+
+
+@pytest.mark.parametrize("number", QUICK, ids=lambda number: f"row_{number:02}")
+async def test_nothing_is_lost_repeated_or_changed(number):
+    outcome = await run(number, seed=1, short=True)
+    assert outcome.passed, outcome.failures
+
+
+def test_every_row_says_what_it_does():
+    assert {1, 2, 3, 4, 5, 6, 8, *range(10, 21), 25, 26, 27, 28} <= ROWS.keys()
+    for row in ROWS.values():
+        assert done(row).endswith(".")

@@ -1,0 +1,83 @@
+"""What the fault table found, in small: each of these once failed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bench.fault_proxy import FaultProxy
+from bench.table_model import Table, TableDrafter, TableVerifier
+from orchestrator.server import OrchestratorServer
+from orchestrator.settings import OrchestratorSettings
+from specdec.client import Client
+from specdec.settings import ServiceSettings
+from target_service.server import create_server as create_target_server
+from tests.cluster import cluster, connected
+
+PROMPT = {"token_ids": [1, 2, 3]}
+
+
+def verifier(**arguments):
+    return TableVerifier(Table(), pass_s=0.005, **arguments)
+
+
+async def test_all_requests_of_a_client_survive_the_loss_of_its_first_orchestrator():
+    """They once pushed each other back to the dead address."""
+    async with cluster([verifier()], [TableDrafter(Table())]) as found:
+        second = OrchestratorServer(OrchestratorSettings(target=[f"127.0.0.1:{found.targets[0].port}"]))
+        await second.start()
+        try:
+            addresses = [f"127.0.0.1:{server.port}" for server in (found.orchestrator, second)]
+            async with Client(*addresses) as client:
+                requests = [client.generate(token_ids=PROMPT, max_tokens=200, seed=seed) for seed in range(8)]
+                tasks = [asyncio.create_task(request) for request in requests]
+                while found.orchestrator.live_sequences < 8:
+                    await asyncio.sleep(0.01)
+                await found.orchestrator.stop()
+                for [sample] in await asyncio.gather(*tasks):
+                    assert len(sample.token_ids) == 200
+        finally:
+            await second.stop()
+
+
+async def test_connections_that_break_are_no_crashes():
+    """A request once ended as poison after two resets, when its target lived all along."""
+    target = create_target_server(verifier(), ServiceSettings())
+    await target.start()
+    async with FaultProxy(target.port) as proxy:
+        server = OrchestratorServer(OrchestratorSettings(target=[f"127.0.0.1:{proxy.port}"]))
+        await server.start()
+        try:
+            await connected(server)
+            async with Client(f"127.0.0.1:{server.port}") as client:
+                task = asyncio.create_task(client.generate(token_ids=PROMPT, max_tokens=300, seed=1))
+                while not task.done():
+                    proxy.reset()
+                    await asyncio.sleep(0.15)
+                [sample] = await task
+                assert len(sample.token_ids) == 300
+        finally:
+            await server.stop()
+            await target.stop()
+
+
+async def test_a_refused_open_is_no_replay():
+    """Waiting for KV slots once counted as one move after the other."""
+    async with cluster([verifier(num_slots=600)]) as found:
+        prompt = {"token_ids": list(range(400))}
+        requests = [found.client.generate(token_ids=prompt, max_tokens=40, seed=seed) for seed in range(3)]
+        for [sample] in await asyncio.gather(*requests):
+            assert sample.finish.speculation.num_replays == 0
+
+
+async def test_one_poisonous_request_ends_alone():
+    """Those beside it in two passes that failed once ended with it."""
+    async with cluster([verifier(fail_on_token=1000) for _ in range(3)]) as found:
+        good = [found.client.generate(token_ids=PROMPT, max_tokens=60, temperature=0.0, seed=seed) for seed in range(6)]
+        tasks = [asyncio.create_task(request) for request in good]
+        while found.orchestrator.live_sequences < 6:
+            await asyncio.sleep(0.01)
+        poison = {"token_ids": [1, 1000]}
+        [error] = await asyncio.gather(found.client.generate(token_ids=poison, max_tokens=5), return_exceptions=True)
+        assert "replicas failed 4 times under this request" in str(error)
+        for [sample] in await asyncio.gather(*tasks):
+            assert len(sample.token_ids) == 60
