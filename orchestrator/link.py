@@ -69,10 +69,11 @@ class Lane:
 class Link:
     """An open stream. ``run`` carries it until it ends; then every lane gets ReplicaLost."""
 
-    def __init__(self, method: Callable[[], Any], frames: Frames, watchdog_s: float) -> None:
+    def __init__(self, method: Callable[[], Any], frames: Frames, watchdog_s: float, stuck_after_s: float) -> None:
         self._method = method
         self._frames = frames
         self._watchdog_s = watchdog_s
+        self._stuck_after_s = stuck_after_s
         self._lanes: dict[int, Lane] = {}
         self._next_sequence = 1
         self._opens: list[Any] = []
@@ -170,7 +171,7 @@ class Link:
             looked = now
             if now - self._heard > silence_s:
                 raise ReplicaLost(f"nothing was heard of the replica for {now - self._heard:.1f} s")
-            if now - self._moved > max(self._watchdog_s, 5 * self._slowest_pass_s):
+            if now - self._moved > max(self._stuck_after_s, 5 * self._slowest_pass_s):
                 raise ReplicaLost(f"the replica made no pass for {now - self._moved:.1f} s")
 
     @property

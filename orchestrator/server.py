@@ -46,11 +46,11 @@ class OrchestratorServer:
 
         def target_link(channel: grpc.aio.Channel, info: ModelInfo) -> Link:
             stub = target_pb2_grpc.TargetServiceStub(channel)
-            return Link(stub.Verify, TargetFrames(), settings.watchdog_s)
+            return Link(stub.Verify, TargetFrames(), settings.watchdog_s, settings.stuck_after_s)
 
         def draft_link(channel: grpc.aio.Channel, info: ModelInfo) -> Link:
             stub = draft_pb2_grpc.DraftServiceStub(channel)
-            return Link(stub.Draft, DraftFrames(info.vocab_size), settings.watchdog_s)
+            return Link(stub.Draft, DraftFrames(info.vocab_size), settings.watchdog_s, settings.stuck_after_s)
 
         def target_info(channel: grpc.aio.Channel) -> Any:
             return target_pb2_grpc.TargetServiceStub(channel).GetModelInfo

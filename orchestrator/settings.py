@@ -21,7 +21,10 @@ class OrchestratorSettings(ServiceSettings):
     num_draft_tokens: int = Field(5, ge=0, le=64, description="draft tokens per round where a request names none")
     request_timeout_s: float = Field(600.0, gt=0, description="no request runs longer")
     target_wait_s: float = Field(30.0, gt=0, description="how long a request waits for a target to be there")
-    watchdog_s: float = Field(1.0, gt=0, description="silence, or standing still, after which a replica counts as lost")
+    watchdog_s: float = Field(1.0, gt=0, description="silence after which a replica counts as lost")
+    stuck_after_s: float = Field(
+        15.0, gt=0, description="a replica that is heard but makes no pass for so long counts as lost"
+    )
     max_live_sequences: int = Field(256, gt=0, description="samples generated at a time")
     max_waiting_requests: int = Field(256, ge=0, description="requests that wait for their turn; more are refused")
     park_after_s: float = Field(10.0, gt=0, description="a client that reads nothing for so long gives up its replicas")

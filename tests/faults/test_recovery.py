@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 from bench.fault_proxy import FaultProxy
 from bench.table_model import Table, TableDrafter, TableVerifier
@@ -81,3 +82,29 @@ async def test_one_poisonous_request_ends_alone():
         assert "replicas failed 4 times under this request" in str(error)
         for [sample] in await asyncio.gather(*tasks):
             assert len(sample.token_ids) == 60
+
+
+class Wedged(TableVerifier):
+    """Stands still in its tenth pass, while its event loop goes on to say that it lives."""
+
+    def __init__(self, **arguments):
+        super().__init__(Table(), pass_s=0.005, **arguments)
+        self.go_on = threading.Event()
+        self.num_passes = 0
+
+    def verify(self, jobs):
+        self.num_passes += 1
+        if self.num_passes == 10:
+            self.go_on.wait(60)
+        return super().verify(jobs)
+
+
+async def test_a_target_that_lives_but_makes_no_pass_is_left():
+    wedged = Wedged()
+    async with cluster([wedged, verifier()], watchdog_s=30.0, stuck_after_s=0.5) as found:
+        requests = [found.client.generate(token_ids=PROMPT, max_tokens=60, seed=seed) for seed in range(2)]
+        samples = await asyncio.gather(*requests)
+        wedged.go_on.set()
+        assert [len(sample.token_ids) for [sample] in samples] == [60, 60]
+        assert max(sample.finish.speculation.num_replays for [sample] in samples) == 1
+        await found.settled()
