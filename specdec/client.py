@@ -6,6 +6,8 @@ token is lost or repeated.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -16,6 +18,9 @@ import grpc
 from specdec import rpc
 from specdec.errors import ReplicaLost
 from specdec.v1 import generation_pb2, generation_pb2_grpc
+
+_ROUNDS, _PAUSE_S = 3, 0.5
+"""How often all addresses are tried before a request is given up, and the pause between."""
 
 
 @dataclass(slots=True)
@@ -67,12 +72,14 @@ class Client:
         """The responses to a GenerateRequest with these fields, wherever they come from. Raises SpecdecError."""
         request = generation_pb2.GenerateRequest(**fields)
         samples = {index: Sample(token_ids=list(ids.token_ids)) for index, ids in request.resume.items()}
+        started = time.monotonic()
         admitted = False
         lost_in_a_row = 0
         while True:
             at = self._at
+            remaining_s = None if timeout_s is None else max(0.0, started + timeout_s - time.monotonic())
             try:
-                async with aclosing(self._once(at, request, timeout_s)) as responses:
+                async with aclosing(self._once(at, request, remaining_s)) as responses:
                     async for response in responses:
                         lost_in_a_row = 0
                         if response.HasField("chunk"):
@@ -88,8 +95,10 @@ class Client:
                     return
             except ReplicaLost:
                 lost_in_a_row += 1
-                if lost_in_a_row >= len(self._stubs):
+                if len(self._stubs) == 1 or lost_in_a_row >= _ROUNDS * len(self._stubs):
                     raise
+                if lost_in_a_row % len(self._stubs) == 0:
+                    await asyncio.sleep(_PAUSE_S)  # all are gone at once: a restart, perhaps
                 if self._at == at:  # many requests lose one address together, and must not go on in a circle
                     self._at = (at + 1) % len(self._stubs)
                 for index, sample in samples.items():
