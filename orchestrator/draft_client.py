@@ -67,12 +67,16 @@ class DraftClient:
         self._lane.send(write_advance(self._lane.sequence, Advance(self._advance, self._base, new, budget=budget)))
         return True
 
-    async def growth(self) -> Growth | None:
-        """The next growth. None: the draft was lost."""
+    async def growth(self, sequence: Sequence) -> Growth | None:
+        """The next growth. None: the draft was lost, or owes its answer for too long.
+
+        A chain that is verified against its distribution is awaited as long as the draft lives: to drop it for its
+        lateness would bias the output.
+        """
         if self._lane is None:
             return None
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_PATIENCE_S if sequence.keyed_by_token else None):
                 growth: Growth = await self._lane.receive()
         except TimeoutError:
             self.park()

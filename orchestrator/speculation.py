@@ -35,7 +35,7 @@ class Speculation:
         if not sequence.num_committed:
             return EMPTY_TREE  # the target's prefill gives the first token; the draft's runs beside it
         while self._growing:
-            growth = await self._draft.growth()
+            growth = await self._draft.growth(sequence)
             if growth is None:
                 self._growing = False
                 # Half a chain would be a proposal cut for its lateness.

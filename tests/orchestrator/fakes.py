@@ -39,7 +39,7 @@ class FakeDraft:
             self.script.extend(self.answer(self, sequence, budget))
         return True
 
-    async def growth(self) -> Growth | None:
+    async def growth(self, sequence: Sequence) -> Growth | None:
         assert self.script, "the speculation waits for a growth that nobody is to send"
         await asyncio.sleep(0)
         return self.script.pop(0)
