@@ -54,8 +54,8 @@ def serve(context: typer.Context, role: Role) -> None:
 
 
 @app.command(context_settings=PASS_ON)
-def bench(context: typer.Context, name: Annotated[str, typer.Argument(help="rounds")]) -> None:
-    """Measure: rounds (the message path). Its own flags follow; needs a checkout of the repository."""
+def bench(context: typer.Context, name: Annotated[str, typer.Argument(help="rounds or soak")]) -> None:
+    """Measure: rounds (the message path), soak (what grows). Own flags follow; needs a checkout of the repository."""
     os.execv(sys.executable, [sys.executable, "-m", f"bench.{name}", *context.args])
 
 
