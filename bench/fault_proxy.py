@@ -55,7 +55,6 @@ class FaultProxy:
     port: int = 0
     faults: dict[Direction, Faults] = field(default_factory=lambda: {d: Faults() for d in Direction})
     refuse: bool = False
-    num_connections: int = 0
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -91,7 +90,6 @@ class FaultProxy:
             connection.reset()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.num_connections += 1
         if self.refuse:
             writer.transport.abort()
             return

@@ -6,8 +6,6 @@ from orchestrator.sequence import Sequence
 from specdec.rounds import Budget, Verdict
 from specdec.tree import TokenTree
 
-_PRIOR, _PRIOR_WEIGHT = 0.7, 4.0
-
 
 class Controller:
     """A chain of ``num_draft_tokens`` every round, as long as it can be used."""
