@@ -149,13 +149,13 @@ class TableDrafter:
     def cache_use(self) -> tuple[int, int]:
         return 0, 0
 
-    def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | None]:
-        return [None] * len(sequences)
+    def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
+        return [True] * len(sequences)
 
-    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError]:
+    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
         if self._step_s:
             time.sleep(self._step_s)
-        grown: list[Sequence[Node] | SpecdecError] = []
+        grown: list[Sequence[Node] | SpecdecError | None] = []
         for sequence in sequences:
             tree = sequence.tree
             text = [*sequence.ids[-_ORDER:], *tree.token_ids]

@@ -20,7 +20,7 @@ def main() -> None:
         # Imported here so that bad settings are reported at once, not after seconds of importing torch.
         from draft_service.drafters.language_model import LanguageModelDrafter
         from draft_service.server import create_server
-        from specdec.model_runner import load_runner
+        from specdec.loading import load_runner
 
         drafter = LanguageModelDrafter(load_runner(settings))
         return lambda: create_server(drafter, settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from draft_service.engine import DraftOpen
@@ -39,13 +39,13 @@ class DraftCodec:
     def attributes(self, result: Growth) -> dict[str, int]:
         return {"advance": result.advance, "base": result.base, "nodes": len(result.tree)}
 
-    def frame(
+    def frames(
         self, results: Sequence[tuple[int, Any]], unanswered: Iterable[int], load: Load
-    ) -> draft_pb2.DraftResponse:
+    ) -> Iterator[draft_pb2.DraftResponse]:
         response = draft_pb2.DraftResponse(load=wire.write_load(load))
         for sequence, result in results:
             if isinstance(result, SpecdecError):
                 response.errors.append(common_pb2.SequenceError(sequence=sequence, status=to_status(result)))
             else:
                 response.growths.append(wire.write_growth(sequence, result))
-        return response
+        yield response

@@ -58,13 +58,16 @@ class Drafter(Protocol):
 
     def close(self, memory: Any) -> None: ...
 
-    def learn(self, sequences: Sequence[DraftSequence]) -> Sequence[SpecdecError | None]:
-        """Take in what was committed, for all of them in one pass. An error ends its sequence alone."""
+    def learn(self, sequences: Sequence[DraftSequence]) -> Sequence[SpecdecError | bool]:
+        """Take in what was committed, for all of them in one pass. An error ends its sequence alone.
 
-    def grow(self, sequences: Sequence[DraftSequence]) -> Sequence[Sequence[Node] | SpecdecError]:
+        False: a long prompt goes on in the next pass.
+        """
+
+    def grow(self, sequences: Sequence[DraftSequence]) -> Sequence[Sequence[Node] | SpecdecError | None]:
         """The next nodes of each tree, in one pass; none: there is nothing likely to propose.
 
-        Takes in what was committed first where that was not done.
+        Takes in what was committed first where that was not done. None: that takes another pass.
         """
 
     def cache_use(self) -> tuple[int, int]:
@@ -91,6 +94,7 @@ class DraftEngine:
         self._drafter = drafter
         self._max_sequences = max_sequences
         self._works: dict[Key, _Work] = {}
+        self._fresh: dict[Key, _Work] = {}  # have an advance that no step has seen yet
         self._batch: list[Key] = []
         self._passes = 0
         self._draining = False
@@ -106,7 +110,7 @@ class DraftEngine:
             raise InvalidArgument([("budget.max_nodes", f"must be 0 in an open with {method} verification")])
         memory = self._drafter.open(open_.spec)
         sequence = DraftSequence(open_.spec, list(open_.spec.token_ids), memory=memory)
-        self._works[key] = _Work(sequence, 0, open_.budget)
+        self._works[key] = self._fresh[key] = _Work(sequence, 0, open_.budget)
 
     def submit(self, key: Key, advance: Advance) -> None:
         work = self._works.get(key)
@@ -125,8 +129,10 @@ class DraftEngine:
         sequence.ids.extend(advance.token_ids)
         work.advance, work.budget = advance.number, advance.budget
         work.num_grown, work.answered, work.learnt = 0, False, True
+        self._fresh[key] = work
 
     def close(self, key: Key) -> None:
+        self._fresh.pop(key, None)
         if (work := self._works.pop(key, None)) is not None:
             self._drafter.close(work.sequence.memory)
 
@@ -151,11 +157,12 @@ class DraftEngine:
     def step(self) -> Results:
         """One more level of every tree that has budget; a pass of their own for prompts that wait for none."""
         results: list[tuple[Key, Growth | SpecdecError]] = []
-        for key, work in self._works.items():
+        for key, work in self._fresh.items():
             results.extend((key, growth) for growth in work.superseded)
             work.superseded.clear()
-            if not work.answered and (end := self._end(work)) is not None:
+            if (end := self._end(work)) is not None:
                 results.append((key, _answer(work, end)))
+        self._fresh.clear()
         if results:
             return results  # before a pass that may fail; what is left waits for the next step
         growing = {key: work for key, work in self._works.items() if not work.answered}
@@ -190,6 +197,8 @@ class DraftEngine:
                 self.close(key)
                 results.append((key, nodes))
                 continue
+            if nodes is None:
+                continue
             work.learnt = True
             nodes = nodes[: work.budget.max_nodes - work.num_grown]
             work.sequence.tree = _extended(work.sequence.tree, nodes)
@@ -200,14 +209,15 @@ class DraftEngine:
         return results
 
     def _learn(self, learning: dict[Key, _Work]) -> list[tuple[Key, Growth | SpecdecError]]:
-        errors = self._drafter.learn([work.sequence for work in learning.values()])
+        learnt = self._drafter.learn([work.sequence for work in learning.values()])
         self._passes += 1
         results: list[tuple[Key, Growth | SpecdecError]] = []
-        for (key, work), error in zip(learning.items(), errors, strict=True):
-            work.learnt = True
-            if error is not None:
+        for (key, work), outcome in zip(learning.items(), learnt, strict=True):
+            if isinstance(outcome, SpecdecError):
                 self.close(key)
-                results.append((key, error))
+                results.append((key, outcome))
+            else:
+                work.learnt = outcome
         return results
 
 

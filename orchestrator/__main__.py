@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 
+import uvloop
+
 from orchestrator.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
-from specdec import rpc, telemetry
+from specdec import collector, rpc, telemetry
 from specdec.settings import parse
 
 log = logging.getLogger(__name__)
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 async def serve(settings: OrchestratorSettings) -> None:
     server = OrchestratorServer(settings)
     await server.start()
+    collector.settle()
     log.info("serving", extra={"address": f"{settings.host}:{server.port}"})
     await rpc.signalled()
     log.info("draining")
@@ -28,7 +30,7 @@ def main() -> None:
     settings = parse(OrchestratorSettings, sys.argv[1:], "orchestrator")
     try:
         telemetry.set_up("specdec-orchestrator", settings.log_level)
-        asyncio.run(serve(settings))
+        uvloop.run(serve(settings))
     except ValueError as error:
         print(f"specdec orchestrator: {error}", file=sys.stderr)
         raise SystemExit(2) from error

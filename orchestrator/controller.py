@@ -1,23 +1,165 @@
-"""How much to speculate. Pure: no clock of its own, no I/O."""
+"""How much to draft, from what was measured and what was accepted so far. Pure: no clock, no I/O, no tokens.
+
+K is fixed before anything is drafted, by the past alone: never by what was proposed since.
+"""
 
 from __future__ import annotations
 
+from typing import Protocol
+
+from orchestrator.costs import Costs
 from orchestrator.sequence import Sequence
 from specdec.rounds import Budget, Verdict
 from specdec.tree import TokenTree
 
+_FIRST = 4
+"""Draft tokens while nothing is known, and of a probe."""
 
-class Controller:
+_STAY = 0.98
+_ON, _OFF = 1.05, 1.02
+"""How much faster than the target alone speculation must promise to be: to begin, and to go on."""
+
+_CHECK_EVERY, _CLEAR = 32, 1.5
+"""Rounds with speculation after which one goes without, to see that the target alone is still as slow as it is taken
+to be; four times as many where speculation is so much faster that a mistake is unlikely."""
+
+_DOUBTS = 3
+_PRIOR_TRIALS = 6
+_MEMORY_TRIALS = 100
+_FIRST_PAUSE, _LONGEST_PAUSE = 8, 64
+
+
+class Controller(Protocol):
+    """Says how much may be drafted, and is told what came of it."""
+
+    def budget(self, sequence: Sequence) -> Budget:
+        """For the round to come."""
+
+    def observe(self, tree: TokenTree, verdict: Verdict) -> None:
+        """The outcome of a round."""
+
+
+class Fixed:
     """A chain of ``num_draft_tokens`` every round, as long as it can be used."""
 
     def __init__(self, num_draft_tokens: int) -> None:
         self._num_draft_tokens = num_draft_tokens
 
     def budget(self, sequence: Sequence) -> Budget:
-        """Fixed before anything is drafted, by the length that is left alone: never by what was proposed."""
-        # The last token of all comes from the target anyway.
-        depth = min(self._num_draft_tokens, sequence.remaining - 1)
-        return Budget(max_nodes=depth, max_depth=depth)
+        return _chain(self._num_draft_tokens, sequence)
 
     def observe(self, tree: TokenTree, verdict: Verdict) -> None:
-        """The outcome of a round."""
+        pass
+
+
+class Adaptive:
+    """As many as promise the most tokens per second, none if that is the target alone.
+
+    Where it drafts none it tries again now and then. What that loses, and what it loses where a promise is not kept,
+    is booked in an account that all requests share (orchestrator.costs): when that is empty nobody drafts.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._right = self._tried = 0.0  # draft tokens accepted, and looked at, of late
+        self._num_draft_tokens = 0
+        self._asked = 0  # of these, in this round
+        self._num_rounds = 0
+        self._num_on = 0  # rounds since it drafts, a probe left out
+        self._doubts = 0  # of these, the last ones that promised too little
+        self._pause = _FIRST_PAUSE
+        self._paused = 0  # rounds that it still does without
+        self._probing = False
+        self._checking = False  # for one round, what the target takes alone
+
+    def budget(self, sequence: Sequence) -> Budget:
+        self._num_rounds += 1
+        self._checking = False
+        if self._costs.known:
+            self._num_draft_tokens = self._choose()
+        else:
+            # Long, short and none must be seen to tell what a token more costs.
+            self._num_draft_tokens = min((0, _FIRST, 1)[self._num_rounds % 3], self._costs.most)
+        budget = _chain(0 if self._checking else self._num_draft_tokens, sequence)
+        self._asked = budget.max_nodes
+        return budget
+
+    def observe(self, tree: TokenTree, verdict: Verdict) -> None:
+        if not verdict.round:
+            return
+        right, depth = len(verdict.accepted), max(tree.depths, default=-1) + 1
+        gained = (
+            self._costs.known and self._costs.account(self._asked, right + 1) > 0
+        )  # also of a draft that never came
+        if not tree:
+            return
+        tried = min(right + 1, depth)  # what follows the first rejection was not tried
+        forget = 1 - tried / _MEMORY_TRIALS
+        self._right = forget * self._right + right
+        self._tried = forget * self._tried + tried
+        self._costs.tried(right, tried)
+        if self._probing and gained:
+            self._paused = 0
+
+    def _choose(self) -> int:
+        right = self._right + _PRIOR_TRIALS * self._costs.acceptance
+        promises = _promises(right / (self._tried + _PRIOR_TRIALS), self._costs.rounds)
+        promise = max(promises[1:])
+        best = promises.index(promise, 1)
+        if self._num_draft_tokens and not self._probing:
+            return self._go_on(promises, best)
+        self._probing = False
+        if self._paused:
+            self._paused -= 1
+            return 0
+        if promise >= _ON and self._costs.savings > 0:
+            self._num_on = self._doubts = 0
+            return min(best, _FIRST)
+        return self._probe()
+
+    def _go_on(self, promises: list[float], best: int) -> int:
+        self._num_on += 1
+        self._doubts = self._doubts + 1 if promises[best] < _OFF else 0
+        if self._doubts >= _DOUBTS or self._costs.savings <= 0:
+            # What was learnt on this text will be old when it is tried again.
+            forget = min(1.0, _PRIOR_TRIALS / max(1.0, self._tried))
+            self._right, self._tried = forget * self._right, forget * self._tried
+            self._rest()
+            return 0
+        if self._num_on > _LONGEST_PAUSE:
+            self._pause = _FIRST_PAUSE
+        now = self._num_draft_tokens
+        self._checking = self._num_on % (_CHECK_EVERY if promises[best] < _CLEAR else 4 * _CHECK_EVERY) == 0
+        if abs(best - now) <= 1 and promises[now] > _STAY * promises[best]:
+            return now
+        return min(best, now + 1)  # up step by step, each measured before the next
+
+    def _probe(self) -> int:
+        """One round, as long as it costs little more than the shortest."""
+        rounds = self._costs.rounds
+        dearest = rounds[0] + 1.5 * (rounds[1] - rounds[0])
+        length = max(k for k in range(1, len(rounds)) if k == 1 or rounds[k] <= dearest)
+        if not self._costs.affords(length):
+            return 0
+        self._probing = True
+        self._rest()
+        return length
+
+    def _rest(self) -> None:
+        self._paused, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+
+
+def _promises(acceptance: float, rounds: list[float]) -> list[float]:
+    """How many times the target alone's tokens per second, by K."""
+    promises, expected, chance = [1.0], 1.0, 1.0
+    for seconds in rounds[1:]:
+        chance *= acceptance
+        expected += chance
+        promises.append(expected * rounds[0] / seconds)
+    return promises
+
+
+def _chain(num_draft_tokens: int, sequence: Sequence) -> Budget:
+    # The last token of all comes from the target anyway.
+    depth = min(num_draft_tokens, sequence.remaining - 1)
+    return Budget(max_nodes=depth, max_depth=depth)

@@ -6,7 +6,6 @@ next advance tries again.
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from orchestrator.frames import chunked
@@ -76,8 +75,7 @@ class DraftClient:
         if self._lane is None:
             return None
         try:
-            async with asyncio.timeout(_PATIENCE_S if sequence.keyed_by_token else None):
-                growth: Growth = await self._lane.receive()
+            growth: Growth = await self._lane.receive(_PATIENCE_S if sequence.keyed_by_token else None)
         except TimeoutError:
             self.park()
             self._paused_until = time.monotonic() + self._pause_s

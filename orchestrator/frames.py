@@ -12,6 +12,9 @@ from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 
 class TargetFrames:
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
     def frame(
         self, opens: list[target_pb2.TargetOpen], entries: list[target_pb2.Round], closes: list[int]
     ) -> target_pb2.VerifyRequest:
@@ -19,7 +22,7 @@ class TargetFrames:
 
     def results(self, response: target_pb2.VerifyResponse) -> Iterator[tuple[int, Any]]:
         for verdict in response.verdicts:
-            yield verdict.sequence, wire.read_verdict(verdict)
+            yield verdict.sequence, wire.read_verdict(verdict, self._vocab_size)
         for error in response.errors:
             yield error.sequence, from_status(error.status)
 

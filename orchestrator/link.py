@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -29,14 +30,23 @@ class Frames(Protocol):
 
 
 class Lane:
-    """One sequence on a link."""
+    """One sequence on a link. One at a time receives."""
 
     def __init__(self, link: Link, sequence: int) -> None:
         self.sequence = sequence
         self._link = link
-        self._inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._inbox: deque[Any] = deque()
+        self._arrival: asyncio.Future[None] | None = None  # of the next result, while somebody waits for it
         self._closed = False
-        self.waiting = False
+
+    @property
+    def waiting(self) -> bool:
+        return self._arrival is not None
+
+    @property
+    def lost(self) -> bool:
+        """The whole stream has ended."""
+        return self._link.lost
 
     def open(self, messages: Iterable[Any]) -> None:
         self._link.send(opens=messages)
@@ -44,26 +54,43 @@ class Lane:
     def send(self, message: Any) -> None:
         self._link.send(entries=[message])
 
-    async def receive(self) -> Any:
-        """The next result. Raises the SpecdecError that ended the sequence on this replica."""
-        self.waiting = True
-        try:
-            result = await self._inbox.get()
-        finally:
-            self.waiting = False
+    async def receive(self, patience_s: float | None = None) -> Any:
+        """The next result. Raises the SpecdecError that ended the sequence on this replica, or TimeoutError."""
+        if not self._inbox:
+            await self._arrive(patience_s)
+        result = self._inbox.popleft()
         if isinstance(result, SpecdecError):
             self.close()
             raise result
         return result
 
+    async def _arrive(self, patience_s: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._arrival = arrival = loop.create_future()
+        # Neither a queue nor asyncio.timeout: this is waited for twice a round.
+        timer = loop.call_later(patience_s, _expire, arrival) if patience_s is not None else None
+        try:
+            await arrival
+        finally:
+            self._arrival = None
+            if timer is not None:
+                timer.cancel()
+
     def put(self, result: Any) -> None:
-        self._inbox.put_nowait(result)
+        self._inbox.append(result)
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
     def close(self) -> None:
         """End the sequence on the replica. Idempotent."""
         if not self._closed:
             self._closed = True
             self._link.leave(self)
+
+
+def _expire(arrival: asyncio.Future[None]) -> None:
+    if not arrival.done():
+        arrival.set_exception(TimeoutError())
 
 
 class Link:

@@ -55,12 +55,12 @@ class Pool:
         """The model of the replicas that can be used now."""
         return next((replica.info for replica in self.replicas if replica.ready), None)
 
-    def pick(self, avoid: Replica | None = None) -> Replica | None:
+    def pick(self, avoid: Replica | None = None, needs: frozenset[str] = frozenset()) -> Replica | None:
         """Of two that can be used, drawn at random, the better one: all of them, yet none is overrun.
 
-        ``avoid`` only if there is no other.
+        ``avoid`` only if there is no other; who lacks one of the capabilities ``needs`` never.
         """
-        ready = [replica for replica in self.replicas if replica.ready]
+        ready = [replica for replica in self.replicas if replica.ready and replica.can(needs)]
         ready = [replica for replica in ready if replica.trusted] or ready
         ready = [replica for replica in ready if replica is not avoid] or ready
         if len(ready) > 2:
@@ -68,16 +68,21 @@ class Pool:
         self._random.shuffle(ready)
         return min(ready, key=lambda replica: replica.score, default=None)
 
-    async def wait_for_one(self, timeout_s: float, avoid: Replica | None = None) -> Replica:
+    async def wait_for_one(
+        self, timeout_s: float, avoid: Replica | None = None, needs: frozenset[str] = frozenset()
+    ) -> Replica:
         """As ``pick``, but waits. Raises ReplicaLost, saying what is wrong with each, after ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
-                while (replica := self.pick(avoid)) is None:
+                while (replica := self.pick(avoid, needs)) is None:
                     self._changed.clear()
                     await self._changed.wait()
                 return replica
         except TimeoutError:
-            problems = [f"{replica.address}: {replica.problem}" for replica in self.replicas]
+            problems = [
+                f"{replica.address}: {replica.problem or 'knows less than this request needs'}"
+                for replica in self.replicas
+            ]
             problems += [f"{address}: {why}" for address, why in self.unresolved.items()]
             raise ReplicaLost(
                 f"no {self._role.name} could be reached in {timeout_s:g} s ({'; '.join(problems) or 'none is named'})"

@@ -1,8 +1,9 @@
 """Replays in good order: oldest request first, a few at a time per replica.
 
 When a target dies, all its sequences want to prefill elsewhere at once; let in together, they would stand in the way
-of each other and of everyone who was there already. Suspects, under whom a replica failed, go one at a time: if it was
-one of them that made it fail, the next failure tells which. Knows order and number; refuses to know sequences.
+of each other and of everyone who was there already. Suspects, who waited for the replica that failed, go one at a
+time: if it was one of them that made it fail, the next failure tells which. A batch would not: its crash is the second
+one already, and to tell the guilty one takes a third. Knows order and number; refuses to know sequences.
 """
 
 from __future__ import annotations

@@ -67,6 +67,10 @@ class Replica:
     def ready(self) -> bool:
         return self.link is not None and not self.link.draining and self._serving
 
+    def can(self, needs: frozenset[str]) -> bool:
+        """Whether the model behind it has these capabilities."""
+        return not needs or (self.info is not None and needs.issubset(self.info.capabilities))
+
     @property
     def trusted(self) -> bool:
         """Not set aside before, or proven since: until then it gets one sequence at a time."""

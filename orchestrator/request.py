@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from tokenizers import Tokenizer
 
 from specdec.errors import ContextExceeded, InvalidArgument
-from specdec.rounds import ModelInfo
+from specdec.rounds import TRANSFORMS, ModelInfo
+from specdec.sampling_wire import sampling_problems
 from specdec.sequence import Method, SamplingParams
 from specdec.v1 import common_pb2, generation_pb2
-from specdec.wire import read_method, sampling_problems
+from specdec.wire import read_method
 
 MAX_SAMPLES = 64
 MAX_STOPS = 16
@@ -24,14 +26,10 @@ MAX_DRAFT_TOKENS = 64
 
 _UNSUPPORTED = (
     "chat",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "min_tokens",
     "logprobs",
     "grammar",
 )
+_TRANSFORMS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +59,9 @@ def read_request(
     problems += [(name, f"unknown field {number}") for name, number in _unknown_fields(message)]
     if not _present(message, "chat"):
         problems += _prompt_problems(message, target, tokenizer)
-    sampling = SamplingParams(
-        message.temperature if message.HasField("temperature") else 1.0,
-        message.top_k,
-        message.top_p if message.HasField("top_p") else 1.0,
-        message.min_p,
-    )
-    problems += sampling_problems(sampling)
+    stop_token_ids = frozenset(message.stop_token_ids) | frozenset(target.eos_token_ids)
+    sampling = _sampling(message, stop_token_ids)
+    problems += _sampling_problems(message, sampling, target)
     num_samples = message.n if message.HasField("n") else 1
     if not 1 <= num_samples <= MAX_SAMPLES:
         problems.append(("n", f"must be 1 to {MAX_SAMPLES}, not {num_samples}"))
@@ -104,6 +98,8 @@ def read_request(
             f"{len(prompt_ids)} prompt tokens and max_tokens {max(max_tokens, 1)}"
             f" do not fit the context of {target.context_length}"
         )
+    if sampling.min_tokens > max_tokens:
+        raise InvalidArgument([("min_tokens", f"must be at most max_tokens = {max_tokens}, not {sampling.min_tokens}")])
     for index, received in message.resume.items():
         if len(received.token_ids) > max_tokens:
             raise InvalidArgument([(f"resume[{index}]", f"has more than max_tokens = {max_tokens} ids")])
@@ -114,11 +110,39 @@ def read_request(
         message.seed if message.HasField("seed") else secrets.randbits(64),
         num_samples,
         tuple(message.stop),
-        frozenset(message.stop_token_ids) | frozenset(target.eos_token_ids),
+        stop_token_ids,
         method,
         num_draft_tokens,
         {index: tuple(received.token_ids) for index, received in message.resume.items()},
     )
+
+
+def _sampling(message: generation_pb2.GenerateRequest, stop_token_ids: frozenset[int]) -> SamplingParams:
+    return SamplingParams(
+        message.temperature if message.HasField("temperature") else 1.0,
+        message.top_k,
+        message.top_p if message.HasField("top_p") else 1.0,
+        message.min_p,
+        message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        message.presence_penalty,
+        message.frequency_penalty,
+        tuple(sorted(message.logit_bias.items())),
+        message.min_tokens,
+        tuple(sorted(stop_token_ids)) if message.min_tokens else (),
+    )
+
+
+def _sampling_problems(
+    message: generation_pb2.GenerateRequest, sampling: SamplingParams, target: ModelInfo
+) -> list[tuple[str, str]]:
+    # The stop tokens are checked under their own name.
+    of_client = dataclasses.replace(sampling, end_token_ids=())
+    problems = sampling_problems(of_client, target.vocab_size)
+    if sampling.changes_logits and TRANSFORMS not in target.capabilities:
+        problems += [(name, "not supported by this target") for name in _TRANSFORMS if _present(message, name)]
+    if len(sampling.end_token_ids) >= target.vocab_size:
+        problems.append(("min_tokens", "every token is a stop token"))
+    return problems
 
 
 def _prompt_ids(message: generation_pb2.GenerateRequest, tokenizer: Tokenizer | None) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from enum import Enum
 from tokenizers import Tokenizer
 
 from orchestrator.text import Origin, Output, Piece
-from specdec.rounds import Verdict
+from specdec.rounds import TRANSFORMS, Verdict
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import EMPTY_TREE, ROOT, TokenTree
 
@@ -73,7 +73,7 @@ class Sequence:
         self._sampling = sampling
         self._seed = seed
         self._method = method
-        self._output = Output(tokenizer, prompt_ids, stop)
+        self._output = Output(tokenizer, prompt_ids, stop, sampling.min_tokens)
         for token_id in received:
             if not self.finished:
                 self._commit(token_id, Origin.BONUS)
@@ -102,6 +102,11 @@ class Sequence:
         return SequenceSpec(tuple(self.ids), self.num_prompt_tokens, self._sampling, self._seed, self._method)
 
     @property
+    def needs(self) -> frozenset[str]:
+        """Capabilities that its target must have."""
+        return frozenset({TRANSFORMS}) if self._sampling.changes_logits else frozenset()
+
+    @property
     def keyed_by_token(self) -> bool:
         return self._sampling.greedy or self._method is Method.COUPLED
 
@@ -123,9 +128,15 @@ class Sequence:
 
     def _commit(self, token_id: int, origin: Origin) -> None:
         self.ids.append(token_id)
+        stop: str | int | None
         if token_id in self.stop_token_ids:
-            self.finish_reason, self.matched = FinishReason.STOP, token_id
-        elif (stop := self._output.push(token_id, origin)) is not None:
-            self.finish_reason, self.matched = FinishReason.STOP, stop
-        elif self.remaining == 0:
+            self.finish_reason = FinishReason.STOP
+            stop = self._output.finish()
+            self.matched = token_id if stop is None else stop
+            return
+        stop = self._output.push(token_id, origin)
+        if stop is None and self.remaining == 0:
             self.finish_reason = FinishReason.LENGTH
+            stop = self._output.finish()
+        if stop is not None:
+            self.finish_reason, self.matched = FinishReason.STOP, stop

@@ -46,7 +46,7 @@ class OrchestratorServer:
 
         def target_link(channel: grpc.aio.Channel, info: ModelInfo) -> Link:
             stub = target_pb2_grpc.TargetServiceStub(channel)
-            return Link(stub.Verify, TargetFrames(), settings.watchdog_s, settings.stuck_after_s)
+            return Link(stub.Verify, TargetFrames(info.vocab_size), settings.watchdog_s, settings.stuck_after_s)
 
         def draft_link(channel: grpc.aio.Channel, info: ModelInfo) -> Link:
             stub = draft_pb2_grpc.DraftServiceStub(channel)

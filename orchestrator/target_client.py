@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from orchestrator.frames import chunked
-from orchestrator.link import Lane
+from orchestrator.link import HostileReplica, Lane
 from orchestrator.pool import Pool
 from orchestrator.replica import Replica
 from orchestrator.sequence import Sequence
@@ -32,6 +32,7 @@ alive, counts half. In all, also with progress in between, which shows that the 
 
 _REPLAY = (ReplicaLost, OutOfStep, Preempted, Overloaded)
 _FATE_TIMEOUT_S = 1.0
+_SHORTEST_PAUSE_S = 0.02
 _backoff = wait_random_exponential(multiplier=0.02, max=1.0)
 
 
@@ -62,6 +63,7 @@ class TargetClient:
         self._round = 0
         self._opened_before = False
         self._refused = False  # the last attempt found no room, and so was none
+        self._num_preemptions = 0
         self._losses: list[_Loss] = []
         self._num_harmless = 0  # of them: a verdict came after
 
@@ -82,11 +84,14 @@ class TargetClient:
 
         Raises NoReplica if none can be reached, or if too many failed under this request.
         """
+        if self._lane is not None and self._lane.lost:
+            self.park()  # nothing of it was unanswered, so it cannot be what ended the replica: no suspect
         if self._lane is not None:
             self._round += 1
-            self._lane.send(write_round(self._lane.sequence, Round(self._round, sequence.base, tree)))
+            round_ = Round(self._round, sequence.base, tree)
+            self._lane.send(write_round(self._lane.sequence, round_))
             with suppress(*_REPLAY):
-                return await self._answer(self._lane)
+                return await self._answer(self._lane, round_)
         retrying = AsyncRetrying(retry=retry_if_exception_type(_REPLAY), wait=_wait, reraise=True)
         verdict: Verdict = await retrying(self._begin, sequence)
         return verdict
@@ -95,16 +100,20 @@ class TargetClient:
         """The first verdict of the sequence on a replica; the first of all, or that of a replay."""
         if not self._opened_before:
             self._opened_before = True
-            return await self._answer(await self._open(sequence))
+            return await self._first_answer(sequence)
         await self._refuse_poison()
         async with self._pool.replays.turn(self._arrived, suspect=self._suspect):
             sequence.statistics.num_replays += not self._refused
-            return await self._answer(await self._open(sequence))
+            return await self._first_answer(sequence)
 
-    async def _answer(self, lane: Lane) -> Verdict:
+    async def _first_answer(self, sequence: Sequence) -> Verdict:
+        return await self._answer(await self._open(sequence), Round(0, sequence.base))
+
+    async def _answer(self, lane: Lane, round_: Round) -> Verdict:
         sent = time.monotonic()
         try:
             verdict: Verdict = await lane.receive()
+            self._refuse_nonsense(verdict, round_)
         except _REPLAY as error:
             self._lane = None
             self._remember(error)
@@ -120,7 +129,7 @@ class TargetClient:
         """Open the sequence somewhere. Its first verdict is a plain token, whatever the draft proposes."""
         try:
             # A replica that gave the sequence back, full or failing, is asked again only if there is no other.
-            self._replica = await self._pool.wait_for_one(self._wait_s, avoid=self._replica)
+            self._replica = await self._pool.wait_for_one(self._wait_s, self._replica, sequence.needs)
         except ReplicaLost as error:
             raise NoReplica(str(error)) from error
         self._lane = lane = self._replica.lane()
@@ -138,10 +147,25 @@ class TargetClient:
                     more=more,
                     stop_token_ids=sequence.stop_token_ids,
                     request_age_ms=age_ms,
+                    num_preemptions=self._num_preemptions,
                 ),
             )
         )
         return lane
+
+    def _refuse_nonsense(self, verdict: Verdict, round_: Round) -> None:
+        """A target that answers what cannot be is left by everyone; this sequence is replayed elsewhere."""
+        if (verdict.round, verdict.base) != (round_.number, round_.base):
+            nonsense = f"round {verdict.round} at base {verdict.base} for {round_.number} at {round_.base}"
+        elif not round_.tree.is_path(verdict.accepted):
+            nonsense = f"accepted nodes {verdict.accepted}, which are no path of the tree it was sent"
+        else:
+            return
+        error = HostileReplica(f"the target answered nonsense: {nonsense}")
+        if self._replica is not None:
+            self._replica.set_aside(str(error))
+        self.park()
+        raise error
 
     @property
     def _suspect(self) -> bool:
@@ -150,6 +174,7 @@ class TargetClient:
 
     def _remember(self, error: Exception) -> None:
         self._refused = isinstance(error, Overloaded)
+        self._num_preemptions += isinstance(error, Preempted)
         if isinstance(error, ReplicaLost) and not isinstance(error, Draining) and self._replica is not None:
             self._losses.append(_Loss(self._replica, self._instance, isinstance(error, PassFailed)))
 
@@ -176,4 +201,4 @@ async def _harm(losses: Iterable[_Loss]) -> int:
 
 def _wait(state: RetryCallState) -> float:
     error = state.outcome.exception() if state.outcome else None
-    return error.retry_after_s if isinstance(error, Overloaded) else _backoff(state)
+    return max(error.retry_after_s, _SHORTEST_PAUSE_S) if isinstance(error, Overloaded) else _backoff(state)

@@ -47,9 +47,15 @@ class _Held:
 class Output:
     """One sample's output. Without a tokenizer it hands out ids alone."""
 
-    def __init__(self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], stop: Sequence[str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], stop: Sequence[str], min_tokens: int = 0
+    ) -> None:
+        """In the text of the first ``min_tokens`` tokens no stop string is looked for."""
         self._tokenizer = tokenizer
+        self._num_exempt_tokens = min_tokens
+        self._num_exempt = 0  # characters
         self._decoder = _primed(tokenizer, prompt_ids) if tokenizer else None
+        self._ids = list(prompt_ids[-_PRIMING_TOKENS:])
         self._stop = tuple(stop)
         self._text = ""
         self._num_sent = 0  # characters
@@ -59,11 +65,29 @@ class Output:
         """Append a committed token. The stop string it completes, if any: nothing may be pushed after that."""
         text = self._decoded(token_id)
         before = len(self._text)
+        self._ids.append(token_id)
         self._text += text
         self._held.append(_Held(token_id, origin, None))
         if text or self._decoder is None:
             for held in self._held:
                 held.end = held.end if held.end is not None else len(self._text)
+        if self._num_exempt_tokens:
+            self._num_exempt_tokens -= 1
+            self._num_exempt = len(self._text)
+        return self._cut_at_stop(before)
+
+    def finish(self) -> str | None:
+        """No token follows: of a last token that ends in half a character, the whole ones before that are text too.
+        The half one is dropped, though not its ids. The stop string that is complete now, if any."""
+        num_pending = sum(held.end is None for held in self._held)
+        if self._tokenizer is None or not num_pending:
+            return None
+        context = self._ids[-num_pending - _PRIMING_TOKENS : -num_pending]
+        shown = self._tokenizer.decode(context)
+        text = self._tokenizer.decode([*context, *self._ids[-num_pending:]])
+        before = len(self._text)
+        if text.startswith(shown):
+            self._text += text[len(shown) :].rstrip("\ufffd")
         return self._cut_at_stop(before)
 
     def _decoded(self, token_id: int) -> str:
@@ -82,7 +106,7 @@ class Output:
     def _cut_at_stop(self, before: int) -> str | None:
         found = []
         for stop in self._stop:
-            start = self._text.find(stop, max(0, before - len(stop) + 1))
+            start = self._text.find(stop, max(self._num_exempt, before - len(stop) + 1))
             if start >= 0:
                 found.append((start, stop))
         if not found:
@@ -118,8 +142,9 @@ class Output:
     def _num_suspicious(self) -> int:
         """Length of the longest tail that may be the beginning of a stop string."""
         longest = 0
+        num_searched = len(self._text) - self._num_exempt
         for stop in self._stop:
-            for length in range(min(len(stop) - 1, len(self._text)), longest, -1):
+            for length in range(min(len(stop) - 1, num_searched), longest, -1):
                 if self._text.endswith(stop[:length]):
                     longest = length
                     break

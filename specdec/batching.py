@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import queue
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from specdec.errors import PassFailed, SpecdecError
@@ -61,49 +61,49 @@ class Engine(Protocol):
         """May be read from any thread; its numbers may be of neighbouring passes."""
 
 
+_Order = tuple[Callable[..., None], tuple[object, ...]]
+
+
 class StepLoop:
     """Runs an engine on its own thread and hands what it answers to ``deliver`` on the event loop, per pass.
 
-    Create it on the event loop.
+    Create and use it on the event loop. Orders (open, submit, close, drain) take effect together at the next
+    ``post``: no pass begins between them.
     """
 
     def __init__(self, engine: Engine, deliver: Callable[[Results], None], name: str) -> None:
         self.engine = engine
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
-        self._inbox: list[tuple[Callable[..., None], tuple[object, ...]]] = []
-        self._wake = threading.Condition()
+        self._orders: list[_Order] = []
+        # A queue in C: a condition variable, which is Python, costs several times as much in every pass.
+        self._inbox: queue.SimpleQueue[list[_Order]] = queue.SimpleQueue()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def open(self, key: Key, open_: object) -> None:
-        self._post(self._guarded, self.engine.open, key, open_)
+        self._orders.append((self._guarded, (self.engine.open, key, open_)))
 
     def submit(self, key: Key, entry: object) -> None:
-        self._post(self._guarded, self.engine.submit, key, entry)
+        self._orders.append((self._guarded, (self.engine.submit, key, entry)))
 
     def close(self, key: Key) -> None:
-        self._post(self._close, key)
+        self._orders.append((self._close, (key,)))
 
     def drain(self) -> None:
-        self._post(self.engine.drain)
+        self._orders.append((self.engine.drain, ()))
+
+    def post(self) -> None:
+        orders, self._orders = self._orders, []
+        if orders:
+            self._inbox.put(orders)
 
     async def stop(self) -> None:
         """Finish the pass at hand and end the thread."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
+        self._stopping = True
+        self._inbox.put([])
         await asyncio.to_thread(self._thread.join)
-
-    def held(self) -> AbstractContextManager[object]:
-        """While it is entered no pass begins: what a frame brings takes effect together."""
-        return self._wake
-
-    def _post(self, verb: Callable[..., None], *arguments: object) -> None:
-        with self._wake:
-            self._inbox.append((verb, arguments))
-            self._wake.notify()
 
     def _guarded(self, verb: Callable[[Key, Any], None], key: Key, entry: object) -> None:
         try:
@@ -128,15 +128,16 @@ class StepLoop:
             self._loop.call_soon_threadsafe(self._deliver, results)
 
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._inbox or self._stopping or not self.engine.idle)
-                if self._stopping:
-                    return
-                inbox, self._inbox = self._inbox, []
-            for verb, arguments in inbox:
-                verb(*arguments)
+        while not self._stopping:
+            if self.engine.idle:
+                self._carry_out(self._inbox.get())
+            while not self._inbox.empty():
+                self._carry_out(self._inbox.get())
             self._hand_over(self._step())
+
+    def _carry_out(self, orders: list[_Order]) -> None:
+        for verb, arguments in orders:
+            verb(*arguments)
 
     def _step(self) -> Results:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from specdec.rounds import ModelInfo
 from specdec.vocabulary import read_vocabulary
 
-SAMPLING_VERSION = "1"
+SAMPLING_VERSION = "2"
 """Part of every digest: raise it when the same weights and seed would give another text."""
 
 _CHUNK_BYTES = 1 << 20
@@ -27,7 +28,7 @@ class Checkpoint:
 
     @staticmethod
     def find(model: str, dtype: str) -> Checkpoint:
-        """``model`` is a directory or a hub id (fetched or taken from the hub's cache).
+        """``model`` is a directory or a hub id (fetched or taken from the hub's cache); dtype "auto" is its own.
 
         Raises ValueError, with a sentence for the operator, if it is not a safetensors checkpoint.
         """
@@ -40,6 +41,8 @@ class Checkpoint:
             raise ValueError(f"{model} has no config.json with *.safetensors beside it")
         config = _read_json(config_file)
         text_config = config.get("text_config", config)
+        if dtype == "auto":
+            dtype = _own_dtype(text_config) or _own_dtype(config) or "float32"
         vocab_size, fingerprint = text_config.get("vocab_size"), ""
         if not isinstance(vocab_size, int):
             raise ValueError("config.json does not say how large the model's vocabulary is (vocab_size)")
@@ -88,11 +91,28 @@ def _digest(files: list[Path], dtype: str) -> str:
     return digest.hexdigest()
 
 
+def _own_dtype(config: dict[str, Any]) -> str:
+    dtype = config.get("dtype", config.get("torch_dtype")) or ""
+    if dtype not in ("", "float32", "bfloat16", "float16"):
+        raise ValueError(f"the checkpoint's weights are {dtype}; choose float32, bfloat16 or float16")
+    return str(dtype)
+
+
 def _context_length(config: dict[str, Any]) -> int:
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         if isinstance(config.get(name), int):
-            return int(config[name])
+            return int(min(config[name], _same_positions(config)))
     raise ValueError("config.json does not say how long the model's context is")
+
+
+def _same_positions(config: dict[str, Any]) -> float:
+    """How far positions are encoded one way. Beyond it "longrope" encodes all anew, by the longest text in a pass:
+    what a row computes would depend on its company, and what is cached would not fit."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) != "longrope":
+        return math.inf
+    original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    return original if isinstance(original, int) else math.inf
 
 
 def _eos_token_ids(directory: Path, config: dict[str, Any]) -> tuple[int, ...]:

@@ -54,8 +54,11 @@ def serve(context: typer.Context, role: Role) -> None:
 
 
 @app.command(context_settings=PASS_ON)
-def bench(context: typer.Context, name: Annotated[str, typer.Argument(help="rounds or soak")]) -> None:
-    """Measure: rounds (the message path), soak (what grows). Own flags follow; needs a checkout of the repository."""
+def bench(context: typer.Context, name: Annotated[str, typer.Argument(help="rounds, soak or peers")]) -> None:
+    """Measure: rounds (the message path), soak (what grows), peers (us and transformers).
+
+    Own flags follow; needs a checkout of the repository.
+    """
     os.execv(sys.executable, [sys.executable, "-m", f"bench.{name}", *context.args])
 
 
@@ -110,6 +113,11 @@ def generate(
     top_p: Annotated[float | None, typer.Option()] = None,
     top_k: Annotated[int | None, typer.Option()] = None,
     min_p: Annotated[float | None, typer.Option()] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="of prompt and output; 1 is off")] = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="of tokens in the output")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="for each time they occur there")] = None,
+    logit_bias: Annotated[list[str] | None, typer.Option(help="ID=BIAS; may be repeated")] = None,
+    min_tokens: Annotated[int | None, typer.Option(help="no end before so many")] = None,
     seed: Annotated[int | None, typer.Option(help="default: drawn by the server")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
     verification: Annotated[Verification, typer.Option()] = Verification.coupled,
@@ -127,6 +135,11 @@ def generate(
         "top_p": top_p,
         "top_k": top_k,
         "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logit_bias": dict(map(_bias, logit_bias or [])),
+        "min_tokens": min_tokens,
         "seed": seed,
         "stop": stop or [],
         "verification": common_pb2.VerificationMethod.Value(f"VERIFICATION_METHOD_{verification.name.upper()}"),
@@ -186,6 +199,14 @@ def doctor(
         if not found:
             console.print("All is well.")
     raise typer.Exit(int(any(finding.wrong for finding in found)))
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not of the form ID=BIAS", param_hint="--logit-bias") from None
 
 
 def _as_dict(sample: Sample, seed: int) -> dict[str, Any]:

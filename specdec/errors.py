@@ -146,6 +146,8 @@ def from_status(status: status_pb2.Status) -> SpecdecError:
         violations = [(v.field, v.description) for v in bad_request.field_violations]
         return InvalidArgument(violations or [("request", status.message)])
     if status.code == code_pb2.RESOURCE_EXHAUSTED:
-        return Overloaded(status.message, retry.retry_delay.ToNanoseconds() / 1e9 or 1.0)
+        if not any(detail.Is(retry.DESCRIPTOR) for detail in status.details):
+            return Overloaded(status.message)
+        return Overloaded(status.message, retry.retry_delay.ToNanoseconds() / 1e9)
     by_code = _BY_CODE.get(status.code, ReplicaLost)
     return _BY_REASON.get(info.reason, by_code)(status.message)

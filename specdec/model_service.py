@@ -5,7 +5,6 @@ Knows what the draft and the target service do alike; refuses to know what eithe
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import sys
@@ -13,9 +12,10 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import uvloop
 from opentelemetry import metrics
 
-from specdec import rpc, telemetry, wire
+from specdec import collector, rpc, telemetry, wire
 from specdec.batching import Engine
 from specdec.rounds import Load, ModelInfo
 from specdec.settings import ServiceSettings
@@ -92,6 +92,7 @@ def run(settings: ServiceSettings, name: str, build: Callable[[], Callable[[], M
     async def main() -> None:
         server = make_server()
         await server.start()
+        collector.settle()
         info = server.servicer.info
         log.info(
             "serving",
@@ -108,7 +109,7 @@ def run(settings: ServiceSettings, name: str, build: Callable[[], Callable[[], M
         log.info("stopped")
 
     try:
-        asyncio.run(main())
+        uvloop.run(main())
     except OSError as error:
         print(f"specdec {name}: {error}", file=sys.stderr)
         raise SystemExit(1) from error

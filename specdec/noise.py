@@ -1,41 +1,29 @@
 """Knows the random number of every (seed, position, base, token id, domain); refuses to know what it decides.
 
 Nothing here has a state: a number is a pure function of its key, so that draft and target, CPU and GPU, first
-run and replay see the same bits. The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as
-easy as 1, 2, 3", SC 2011):
+run and replay see the same bits. The generator is Philox4x32-10 (`specdec.philox`):
 
     key     = the 64-bit seed as two 32-bit words, low word first
     counter = (position, base, token_id // 4, domain); token_id takes word token_id % 4 of the output
     u       = (word + 0.5) * 2**-32 in float64, which is never 0 and never 1
     E       = -log1p(-u), a standard exponential, finite and positive
 
-All draws are exponential races over E (see `sampling.race`); accept decisions use u itself. torch is imported
-only where tensors are made, because the orchestrator derives seeds and runs without torch.
+All draws are exponential races over E (see `sampling.race`); accept decisions use u itself. A call serves the rows of
+any number of sequences: small calls cost much more per number. torch and numpy are imported only where tensors are
+made, because the orchestrator derives seeds and runs without them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
+
+from specdec.philox import WORD_BITS, WORD_MASK, philox, philox_array
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-_WORD_BITS = 32
-_WORD_MASK = 0xFFFFFFFF
-_NUM_ROUNDS = 10
-
-# Philox multiplies 32-bit words into unsigned 64-bit products, which int64 cannot hold. With the multiplier
-# less 2**32, a negative number, the product fits: same low word, high word too small by the other factor.
-_MULTIPLIER_0 = 0xD2511F53 - 2**32
-_MULTIPLIER_1 = 0xCD9E8D57 - 2**32
-_KEY_STEP_0 = 0x9E3779B9
-_KEY_STEP_1 = 0xBB67AE85
-
-# Broadcastable words: the same lines serve plain ints and int64 tensors.
-_Words = TypeVar("_Words", int, "Tensor")
 
 
 class Domain(IntEnum):
@@ -48,94 +36,96 @@ class Domain(IntEnum):
     SEED = 4  # seeds of further samples
 
 
+class Key(NamedTuple):
+    """Where the numbers of one row come from."""
+
+    seed: int
+    position: int
+    base: int = 0  # without meaning for Domain.COUPLED
+
+
+_CACHED_QUADS = 1 << 14
+
+LOG_RANGE = 26.01
+"""More than the logarithms of two exponentials can lie apart: as u is at least 2**-33 and at most 1 - 2**-33, E is at
+least 2**-33 and at most 33 log 2."""
+
+
 def exponentials(
-    seed: int,
-    positions: Sequence[int],
-    base: int,
-    domain: Domain,
-    vocab_size: int,
-    device: torch.device | str | None = None,
-) -> Tensor:  # [len(positions), vocab_size] float64
-    """Standard exponentials of every token id at these positions."""
+    keys: Sequence[Key], domain: Domain, vocab_size: int, device: torch.device | str | None = None
+) -> Tensor:  # [keys, vocab_size] float64
+    """Standard exponentials of every token id, a row per key."""
     import torch
 
-    rows = torch.tensor(positions, dtype=torch.int64, device=device)[:, None]  # [rows, 1]
-    quads = torch.arange((vocab_size + 3) // 4, dtype=torch.int64, device=device)[None, :]  # [1, quads]
-    lanes = torch.stack(_words(seed, rows, base, quads, domain), dim=-1)  # [rows, quads, 4]
-    return _exponential(_uniform(lanes.flatten(1)))[:, :vocab_size]
+    num_quads = (vocab_size + 3) // 4
+    quads = torch.arange(num_quads, device=device)[None, :]  # [1, quads]
+    numbers = torch.empty(len(keys), num_quads, 4, dtype=torch.float64, device=device)
+    # A few rows at a time, so that what lies between the counters and the numbers stays in the processor's cache.
+    num_rows = max(1, _CACHED_QUADS // max(1, num_quads))
+    for start in range(0, len(keys), num_rows):
+        some = numbers[start : start + num_rows]  # [rows, quads, 4]
+        rows = torch.arange(len(some), device=device)[:, None]  # [rows, 1]
+        some.copy_(_words(keys[start : start + num_rows], rows, quads, domain).movedim(0, -1))
+        _exponential(_uniform(some))
+    return numbers.flatten(1)[:, :vocab_size]
 
 
-def exponentials_at(seed: int, position: int, base: int, domain: Domain, token_ids: Tensor) -> Tensor:  # [n] float64
-    """The entries of one row of `exponentials` at token_ids [n], without the cost of the row."""
+def exponentials_at(keys: Sequence[Key], rows: Tensor, token_ids: Tensor, domain: Domain) -> Tensor:  # [n] float64
+    """Number i is entry token_ids[i] of row rows[i] of `exponentials`, without the cost of the rows.
+
+    rows [n] index ``keys``. A number here costs about four times what it costs in a whole row.
+    """
+    lanes = _words(keys, rows, token_ids // 4, domain)  # [4, n]
+    return _exponential(_uniform(lanes.gather(0, (token_ids % 4)[None, :])[0].double()))
+
+
+def uniforms(keys: Sequence[Key], domain: Domain) -> Tensor:  # [keys] float64
+    """One uniform per key, strictly between 0 and 1."""
     import torch
 
-    row = torch.tensor(position, dtype=torch.int64, device=token_ids.device)  # []
-    token_ids = token_ids.to(torch.int64)
-    lanes = torch.stack(_words(seed, row, base, token_ids // 4, domain))  # [4, n]
-    words = lanes.gather(0, (token_ids % 4)[None, :])[0]  # [n]
-    return _exponential(_uniform(words))
-
-
-def uniforms(seed: int, positions: Sequence[int], base: int, domain: Domain) -> Tensor:  # [len(positions)] float64
-    """One uniform per position, strictly between 0 and 1."""
-    import torch
-
-    rows = torch.tensor(positions, dtype=torch.int64)  # [rows]
-    return _uniform(_words(seed, rows, base, torch.zeros_like(rows), domain)[0])
+    rows = torch.arange(len(keys))  # [keys]
+    return _uniform(_words(keys, rows, torch.zeros_like(rows), domain)[0].double())
 
 
 def derive_seed(seed: int, index: int) -> int:
     """The seed of sample `index` of a request: the request's own for sample 0, then 64 unrelated bits."""
     if index == 0:
         return seed
-    low, high, _, _ = philox((index, 0, 0, int(Domain.SEED)), _key(seed))
-    return high << _WORD_BITS | low
+    low, high, _, _ = philox((index, 0, 0, int(Domain.SEED)), _halves(seed))
+    return high << WORD_BITS | low
 
 
-def philox(
-    counter: tuple[_Words, _Words, _Words, _Words], key: tuple[int, int]
-) -> tuple[_Words, _Words, _Words, _Words]:
-    """Philox4x32-10 of 32-bit words held in ints or in int64 tensors, which broadcast against each other."""
-    word_0, word_1, word_2, word_3 = counter
-    key_0, key_1 = key
-    for _ in range(_NUM_ROUNDS):
-        product_0 = word_0 * _MULTIPLIER_0
-        product_1 = word_2 * _MULTIPLIER_1
-        high_0 = (product_0 >> _WORD_BITS) + word_0
-        high_1 = (product_1 >> _WORD_BITS) + word_2
-        word_0, word_1, word_2, word_3 = (
-            high_1 ^ (word_1 ^ key_0),
-            product_1 & _WORD_MASK,
-            high_0 ^ (word_3 ^ key_1),
-            product_0 & _WORD_MASK,
-        )
-        key_0 = (key_0 + _KEY_STEP_0) & _WORD_MASK
-        key_1 = (key_1 + _KEY_STEP_1) & _WORD_MASK
-    return word_0, word_1, word_2, word_3
+def _words(keys: Sequence[Key], rows: Tensor, quads: Tensor, domain: Domain) -> Tensor:  # [4, ...] int64
+    """The words of quads [...] in the rows that rows [...] name; the two broadcast."""
+    import numpy as np
+    import torch
 
-
-def _words(
-    seed: int, positions: Tensor, base: int, quads: Tensor, domain: Domain
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # each int64, of the shape of positions and quads broadcast
     # Coupled noise belongs to the absolute position alone: if it changed with where a round happened to
     # start, the text would depend on the drafter. This is the only place that knows.
-    if domain is Domain.COUPLED:
-        base = 0
-    bases = positions.new_full((), base)  # []
-    domains = positions.new_full((), int(domain))  # []
-    return philox((positions, bases, quads, domains), _key(seed))
+    bases = [0 if domain is Domain.COUPLED else key.base for key in keys]
+    positions = [key.position for key in keys]
+    halves = [_halves(key.seed) for key in keys]
+    table = np.array([positions, bases, [low for low, _ in halves], [high for _, high in halves]], np.uint64)
+    if rows.device.type == "cpu":
+        position, base, low, high = table[:, rows.numpy()]  # each [...]
+        counter = position, base, quads.numpy().view(np.uint64), int(domain)
+        return torch.from_numpy(philox_array(counter, (low, high)))
+    there = torch.from_numpy(table.view(np.int64)).to(rows.device)[:, rows]
+    domains = quads.new_full((), int(domain))
+    words = philox((there[0], there[1], quads, domains), (there[2], there[3]))
+    return torch.stack([word + torch.zeros_like(rows + quads) for word in words])
 
 
-def _key(seed: int) -> tuple[int, int]:
+def _halves(seed: int) -> tuple[int, int]:
     # A seed out of range would alias another one in silence.
     if not 0 <= seed < 2**64:
         raise ValueError(f"seed must be an unsigned 64-bit number, not {seed}")
-    return seed & _WORD_MASK, seed >> _WORD_BITS
+    return seed & WORD_MASK, seed >> WORD_BITS
 
 
-def _uniform(words: Tensor) -> Tensor:  # same shape, float64
+def _uniform(words: Tensor) -> Tensor:  # same shape; overwrites its argument, float64
     # Exact in float64 (33 bits). A float32 would round up to 1.0 now and then, and log1p(-1) is infinite.
-    return words.double().add_(0.5).mul_(2.0**-32)
+    return words.add_(0.5).mul_(2.0**-32)
 
 
 def _exponential(uniform: Tensor) -> Tensor:  # same shape; overwrites its argument

@@ -34,8 +34,21 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
+class Features:
+    """Hidden states of consecutive positions: ``hidden_size`` numbers a row, little-endian in ``dtype``."""
+
+    dtype: str
+    hidden_size: int
+    num_rows: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
-    """``accepted`` nodes of the round's tree (root downwards) and ``next_token`` are committed from ``base``."""
+    """``accepted`` nodes of the round's tree (root downwards) and ``next_token`` are committed from ``base``.
+
+    ``features`` are the root's, at position base - 1, and the accepted nodes'.
+    """
 
     round: int
     base: int
@@ -43,6 +56,7 @@ class Verdict:
     next_token: int
     predictions: tuple[int, ...] = ()
     timings: Timings = field(default_factory=Timings)
+    features: Features | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +97,13 @@ class Growth:
     path: tuple[int, ...]
     tree: TokenTree
     end: GrowthEnd | None
+
+
+TRANSFORMS = "transforms"
+"""The capability of a target that knows all of SamplingParams. A draft needs none: it may propose what it likes."""
+
+FEATURES = "features"
+"""The capability of a target that returns hidden states."""
 
 
 @dataclass(frozen=True, slots=True)

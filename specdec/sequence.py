@@ -20,19 +20,36 @@ class Method(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The request's transforms from logits to a distribution.
+    """The request's transforms from logits to a distribution; the defaults leave it as it is.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 leave the distribution as it is.
+    ``temperature`` 0 is greedy. ``logit_bias`` has (token id, bias) by token id. ``end_token_ids`` may not be drawn
+    among the first ``min_tokens`` tokens of the output.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    end_token_ids: tuple[int, ...] = ()
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def penalizes(self) -> bool:
+        """The logits depend on which tokens the text has."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def changes_logits(self) -> bool:
+        """Something is done to the logits before temperature and filters (specdec.transforms)."""
+        return self.penalizes or bool(self.logit_bias) or self.min_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)

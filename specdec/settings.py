@@ -35,9 +35,22 @@ class ModelServiceSettings(ServiceSettings):
 
     model: str = Field(description="checkpoint directory or hub id (safetensors)")
     device: str = Field("cpu", description="torch device, such as cpu or cuda:0")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of weights and cache")
-    kv_slots: int = Field(32768, ge=64, description="tokens that the KV cache holds, over all sequences")
-    threads: int = Field(0, ge=0, description="CPU threads of the model; 0: as torch sees fit")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="dtype of weights and cache; auto: on a CPU bfloat16 if it computes in it, else float32; "
+        "on other devices the checkpoint's",
+    )
+    kv_slots: int = Field(
+        0, ge=0, description="tokens that the KV cache holds, over all sequences; 0: what memory_fraction allows"
+    )
+    memory_fraction: float = Field(
+        0.4,
+        gt=0,
+        le=1,
+        description="share of the memory left beside the weights that KV cache and activations may take; "
+        "services on one device must not have more than 1 together",
+    )
+    threads: int = Field(0, ge=0, description="CPU threads of the model; 0: one for each core it may use")
 
 
 def parse(cls: type[Settings], arguments: Sequence[str], program: str) -> Settings:

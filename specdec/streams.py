@@ -7,6 +7,7 @@ each service brings a codec for that.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
@@ -45,8 +46,8 @@ class Codec(Protocol):
     def attributes(self, result: Any) -> dict[str, int]:
         """What a trace says of a result."""
 
-    def frame(self, results: Sequence[tuple[int, Any]], unanswered: Iterable[int], load: Load) -> Any:
-        """A response frame. ``unanswered`` sequences are named in heartbeats only."""
+    def frames(self, results: Sequence[tuple[int, Any]], unanswered: Iterable[int], load: Load) -> Iterable[Any]:
+        """Response frames: one, unless it would be too long. ``unanswered`` sequences are named in heartbeats only."""
 
 
 class StreamServer:
@@ -66,26 +67,29 @@ class StreamServer:
         """The response frames of one stream. However it ends, its sequences are released at once."""
         stream = _Stream(next(self._numbers), self._loop, self._codec)
         self._streams[stream.number] = stream
-        reader = asyncio.create_task(self._read(frames, stream))
+        tasks = [asyncio.create_task(self._read(frames, stream)), asyncio.create_task(stream.beat())]
         try:
-            while not stream.finished:
-                if await stream.written_to():
-                    yield self._codec.frame(stream.take_outbox(), (), self.load)
-                else:
-                    yield self._codec.frame((), sorted(stream.unanswered), self.load)
+            while (content := await stream.content()) is not None:
+                stream.writing = True
+                for frame in self._codec.frames(*content, self.load):
+                    yield frame
+                stream.writing = False  # whoever took the frame comes back once it is written
             if stream.failure is not None:
                 raise stream.failure
         finally:
-            reader.cancel()
+            for task in tasks:
+                task.cancel()
             del self._streams[stream.number]
             stream.end_all()
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse opens, end every sequence when nothing of it is unanswered, and wait until all are gone."""
+        """Refuse opens, end every sequence when nothing of it is unanswered, and wait until all have been told."""
         self._loop.drain()
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while self.load.live_sequences and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        self._loop.post()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while any(stream.busy for stream in self._streams.values()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
         await self._loop.stop()
@@ -119,27 +123,28 @@ class _Stream:
         self._live: dict[int, trace.Span] = {}
         self._outbox: list[tuple[int, Any]] = []
         self._wake = asyncio.Event()
+        self._heartbeat_due = False
         self._half_closed = False
+        self.writing = False
         self._tracer = trace.get_tracer("specdec")
 
     # --- from the peer ---
 
     def take(self, frame: Any) -> None:
         opens, entries, closes = self._codec.split(frame)
-        with self._loop.held():
-            for message in opens:
-                self._guard(self._take_open, message)
-            for message in entries:
-                self._guard(self._take_entry, message)
-            for sequence in closes:
-                self._end(sequence)
-        self._wake.set()  # the first entry after silence starts the heartbeat
+        for message in opens:
+            self._guard(self._take_open, message)
+        for message in entries:
+            self._guard(self._take_entry, message)
+        for sequence in closes:
+            self._end(sequence)
+        self._loop.post()
 
     def half_close(self) -> None:
         self._half_closed = True
         for sequence in list(self._partial):
             self._end(sequence)
-            self._outbox.append((sequence, OutOfStep("the stream was half-closed; the rest of the open was expected")))
+            self._send(sequence, OutOfStep("the stream was half-closed; the rest of the open was expected"))
         self._wake.set()
 
     def _guard(self, verb: Callable[[Any], None], message: Any) -> None:
@@ -147,7 +152,7 @@ class _Stream:
             verb(message)
         except SpecdecError as error:
             self._end(message.sequence)
-            self._outbox.append((message.sequence, error))
+            self._send(message.sequence, error)
 
     def _take_open(self, message: Any) -> None:
         sequence: int = message.sequence
@@ -186,6 +191,7 @@ class _Stream:
     def end_all(self) -> None:
         for sequence in list(self._live):
             self._end(sequence)
+        self._loop.post()
 
     # --- to the peer ---
 
@@ -200,6 +206,9 @@ class _Stream:
             self.unanswered.pop(sequence, None)
         elif self.unanswered.get(sequence) == self._codec.answers(result):
             self.unanswered.pop(sequence, None)
+        self._send(sequence, result)
+
+    def _send(self, sequence: int, result: Any) -> None:
         self._outbox.append((sequence, result))
         self._wake.set()
 
@@ -209,21 +218,29 @@ class _Stream:
         return type(result).__name__.lower(), self._codec.attributes(result)
 
     @property
-    def finished(self) -> bool:
+    def _finished(self) -> bool:
         return self.failure is not None or (self._half_closed and not self.unanswered and not self._outbox)
 
-    async def written_to(self) -> bool:
-        """True once there is something to send; False when a heartbeat is due first, or the stream finished."""
-        while not self._outbox and not self.finished:
-            self._wake.clear()
-            try:
-                # The time-out is on our own event: on a gRPC read it would cancel the whole RPC.
-                async with asyncio.timeout(HEARTBEAT_S if self.unanswered else None):
-                    await self._wake.wait()
-            except TimeoutError:
-                return False
-        return bool(self._outbox)
+    @property
+    def busy(self) -> bool:
+        """Something lives here, or its end is not yet with the peer."""
+        return bool(self._live or self._outbox or self.writing)
 
-    def take_outbox(self) -> list[tuple[int, Any]]:
-        outbox, self._outbox = self._outbox, []
-        return outbox
+    async def beat(self) -> None:
+        """See to heartbeats until cancelled. A clock for the whole stream: a time-out in every wait costs more."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            if self.unanswered:
+                self._heartbeat_due = True
+                self._wake.set()
+
+    async def content(self) -> tuple[list[tuple[int, Any]], list[int]] | None:
+        """The results of the next frame, and whom it names as unanswered. None: the stream finished."""
+        while not (self._outbox or self._heartbeat_due or self._finished):
+            self._wake.clear()
+            await self._wake.wait()
+        if self._finished:
+            return None
+        unanswered = sorted(self.unanswered) if self._heartbeat_due else []
+        outbox, self._outbox, self._heartbeat_due = self._outbox, [], False
+        return outbox, unanswered

@@ -85,6 +85,13 @@ class TokenTree:
                 return index
         return None
 
+    def is_path(self, nodes: Sequence[int]) -> bool:
+        """Whether these are nodes of this tree that lead from the root downwards."""
+        above = (ROOT, *nodes)
+        return all(
+            0 <= node < len(self) and self.parents[node] == parent for parent, node in zip(above, nodes, strict=False)
+        )
+
     def walk(self, path: Sequence[int]) -> int | None:
         """The node at the end of ``path`` (token ids from the root); ROOT for an empty path, None if absent."""
         node: int | None = ROOT

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterator
 
 from specdec.errors import InvalidArgument
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo, Round, Timings, Verdict
-from specdec.sequence import Method, SamplingParams, SequenceSpec
+from specdec.sampling_wire import read_sampling, sampling_problems, unknown_fields, write_sampling
+from specdec.sequence import Method, SequenceSpec
 from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 IDS_PER_OPEN = 8192
 """Token ids per open entry: at three bytes each some 24 KiB, so that a long open does not delay its neighbours."""
+
+FEATURE_BYTES = 1 << 16
+"""Hidden states in a frame: more would delay its neighbours."""
 
 _METHODS = {
     Method.COUPLED: common_pb2.VERIFICATION_METHOD_COUPLED,
@@ -34,30 +39,6 @@ _END_OF: dict[int, GrowthEnd] = {value: end for end, value in _ENDS.items()}
 
 
 # --- sampling and sequences ---------------------------------------------------------------------------------
-
-
-def sampling_problems(sampling: SamplingParams) -> list[tuple[str, str]]:
-    """(field, what is wrong) for every value out of its range."""
-    problems = []
-    if not (math.isfinite(sampling.temperature) and 0 <= sampling.temperature <= 100):
-        problems.append(("temperature", f"must be between 0 and 100, not {sampling.temperature}"))
-    elif 0 < sampling.temperature < 1e-3:
-        problems.append(("temperature", f"must be 0 (greedy) or at least 0.001, not {sampling.temperature}"))
-    if not 0 < sampling.top_p <= 1:
-        problems.append(("top_p", f"must be in (0, 1], not {sampling.top_p}"))
-    if not 0 <= sampling.min_p <= 1:
-        problems.append(("min_p", f"must be in [0, 1], not {sampling.min_p}"))
-    return problems
-
-
-def write_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
-    return common_pb2.SamplingParams(
-        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
-    )
-
-
-def read_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
-    return SamplingParams(message.temperature, message.top_k, message.top_p, message.min_p)
 
 
 def read_method(value: int) -> Method | None:
@@ -83,7 +64,10 @@ def write_spec(spec: SequenceSpec, model_digest: str = "", traceparent: str = ""
 def read_spec(message: common_pb2.SequenceSpec, vocab_size: int) -> SequenceSpec:
     """A whole spec (chunks already joined)."""
     sampling = read_sampling(message.sampling)
-    problems = [(f"spec.sampling.{name}", what) for name, what in sampling_problems(sampling)]
+    problems = [
+        (f"spec.sampling.{name}", what)
+        for name, what in (*unknown_fields(message.sampling), *sampling_problems(sampling, vocab_size))
+    ]
     method = read_method(message.method)
     if method is None:
         problems.append(("spec.method", f"unknown or unspecified method {message.method}"))
@@ -190,10 +174,30 @@ def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
             rows=timings.rows,
             sequences=timings.sequences,
         ),
+        num_feature_rows=verdict.features.num_rows if verdict.features else 0,
     )
 
 
-def read_verdict(message: target_pb2.Verdict) -> Verdict:
+def write_features(sequence: int, verdict: Verdict) -> Iterator[target_pb2.Features]:
+    """In parts of whole rows, each at most FEATURE_BYTES or one row long."""
+    features = verdict.features
+    if features is None:
+        return
+    row_bytes = len(features.data) // features.num_rows
+    num_rows = max(1, FEATURE_BYTES // row_bytes)
+    for row in range(0, features.num_rows, num_rows):
+        yield target_pb2.Features(
+            sequence=sequence,
+            position=verdict.base - 1 + row,
+            dtype=features.dtype,
+            hidden_size=features.hidden_size,
+            rows=features.data[row * row_bytes : (row + num_rows) * row_bytes],
+        )
+
+
+def read_verdict(message: target_pb2.Verdict, vocab_size: int) -> Verdict:
+    if message.next_token >= vocab_size:
+        raise InvalidArgument([("next_token", f"{message.next_token} is outside the vocabulary of {vocab_size}")])
     timings = message.timings
     return Verdict(
         message.round,

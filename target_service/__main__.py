@@ -18,7 +18,7 @@ def main() -> None:
 
     def build() -> Callable[[], ModelServer]:
         # Imported here so that bad settings are reported at once, not after seconds of importing torch.
-        from specdec.model_runner import load_runner
+        from specdec.loading import load_runner
         from target_service.lm_verifier import LmVerifier
         from target_service.server import create_server
 

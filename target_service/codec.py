@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from specdec import wire
 from specdec.errors import InvalidArgument, ModelMismatch, SpecdecError, to_status
-from specdec.rounds import Load, ModelInfo, Round, Verdict
+from specdec.rounds import FEATURES, TRANSFORMS, Load, ModelInfo, Round, Verdict
 from specdec.v1 import common_pb2, target_pb2
 from target_service.engine import TargetOpen
 
@@ -26,14 +26,25 @@ class TargetCodec:
         if wanted and wanted != self._info.model_digest:
             raise ModelMismatch(f"this target serves {self._info.model_digest}, not {wanted}")
         spec = wire.read_spec(message.spec, self._info.vocab_size)
+        if spec.sampling.changes_logits and TRANSFORMS not in self._info.capabilities:
+            raise InvalidArgument([("spec.sampling", "this target knows no penalties, logit_bias and min_tokens")])
         if message.return_predictions and not spec.keyed_by_token:
             raise InvalidArgument([("return_predictions", f"not possible with {spec.method.value} verification")])
         if message.stop_token_ids and (largest := max(message.stop_token_ids)) >= self._info.vocab_size:
             raise InvalidArgument(
                 [("stop_token_ids", f"{largest} is outside the vocabulary of {self._info.vocab_size}")]
             )
+        if message.return_features and FEATURES not in self._info.capabilities:
+            raise InvalidArgument([("return_features", "not possible with this target")])
         stop_token_ids = frozenset(message.stop_token_ids)
-        return TargetOpen(spec, stop_token_ids, message.return_predictions, message.request_age_ms / 1e3)
+        return TargetOpen(
+            spec,
+            stop_token_ids,
+            message.return_predictions,
+            message.request_age_ms / 1e3,
+            message.num_preemptions,
+            message.return_features,
+        )
 
     def read_entry(self, message: target_pb2.Round) -> Round:
         return wire.read_round(message, self._info.vocab_size)
@@ -57,9 +68,9 @@ class TargetCodec:
             "sequences": timings.sequences,
         }
 
-    def frame(
+    def frames(
         self, results: Sequence[tuple[int, Any]], unanswered: Iterable[int], load: Load
-    ) -> target_pb2.VerifyResponse:
+    ) -> Iterator[target_pb2.VerifyResponse]:
         response = target_pb2.VerifyResponse(load=wire.write_load(load))
         for sequence, result in results:
             if isinstance(result, SpecdecError):
@@ -68,4 +79,12 @@ class TargetCodec:
                 response.verdicts.append(wire.write_verdict(sequence, result))
         for sequence in unanswered:
             response.progress.append(target_pb2.Progress(sequence=sequence, passes=load.passes))
-        return response
+        room = wire.FEATURE_BYTES
+        for sequence, result in results:
+            for features in () if isinstance(result, SpecdecError) else wire.write_features(sequence, result):
+                if len(features.rows) > room and room < wire.FEATURE_BYTES:
+                    yield response
+                    response, room = target_pb2.VerifyResponse(load=response.load), wire.FEATURE_BYTES
+                response.features.append(features)
+                room -= len(features.rows)
+        yield response

@@ -21,12 +21,13 @@ from specdec.errors import (
     Preempted,
     SpecdecError,
 )
-from specdec.rounds import Load, ModelInfo, Round, Timings, Verdict
+from specdec.rounds import Features, Load, ModelInfo, Round, Timings, Verdict
 from specdec.sequence import Method, SequenceSpec
 from specdec.tree import EMPTY_TREE, TokenTree
 
 _HEADROOM = 32
-"""KV slots that every sequence may grow by before opens are accepted again."""
+"""Tokens that every sequence must have room to grow by, and at least by half of its output, before another is let in:
+who has said much has shown that it may say more."""
 
 _RETRY_AFTER_S = 0.25
 
@@ -39,6 +40,8 @@ class TargetOpen:
     stop_token_ids: frozenset[int] = frozenset()
     return_predictions: bool = False
     age_s: float = 0.0  # of the request; a replay keeps it
+    num_preemptions: int = 0  # so far, of this sequence, anywhere
+    return_features: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +51,19 @@ class Job:
     memory: Any
     ids: Sequence[int]
     tree: TokenTree
+    return_features: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the target made of a job: accepted nodes, root downwards, the token after them, and its own token at
-    the root and at each node (empty where the method has none)."""
+    """What the target made of a job: accepted nodes, root downwards, the token after them, its own token at the
+    root and at each node (empty where the method has none), and if asked for the root's and the accepted nodes'
+    features."""
 
     accepted: tuple[int, ...]
     next_token: int
     predictions: tuple[int, ...] = ()
+    features: Features | None = None
 
 
 class Verifier(Protocol):
@@ -100,6 +106,11 @@ class _Sequence:
     def waits(self) -> bool:
         return self.pending is not None or self.run_on > 0
 
+    @property
+    def foreseen(self) -> int:
+        """KV slots it is expected to need for a while."""
+        return _foreseen(self.open.spec, self.base)
+
 
 class TargetEngine:
     """See specdec.batching.Engine."""
@@ -120,25 +131,26 @@ class TargetEngine:
             raise ContextExceeded(
                 f"{len(open_.spec.token_ids)} token ids leave no room to generate in a context of {limit}"
             )
-        self._refuse_overload(len(open_.spec.token_ids))
+        self._refuse_overload(open_.spec)
         memory = self._verifier.open(open_.spec)
         ids = list(open_.spec.token_ids)
         sequence = _Sequence(open_, memory, ids, Round(0, len(ids)))
         sequence.arrived = sequence.since - open_.age_s
         self._sequences[key] = sequence
 
-    def _refuse_overload(self, num_ids: int) -> None:
+    def _refuse_overload(self, spec: SequenceSpec) -> None:
         """Better not begun than begun and preempted: what is there must have room to grow for a while."""
         if len(self._sequences) >= self._max_sequences:
             raise Overloaded(f"{len(self._sequences)} sequences are open", _RETRY_AFTER_S)
         _, num_slots = self._verifier.cache_use()
         if not num_slots:
             return
+        num_ids = len(spec.token_ids)
         if num_ids >= num_slots:
             raise ContextExceeded(f"{num_ids} token ids do not fit a KV cache of {num_slots} slots")
-        taken = sum(sequence.base for sequence in self._sequences.values())
-        if self._sequences and taken + num_ids + _HEADROOM * (len(self._sequences) + 1) > num_slots:
-            raise Overloaded(f"{taken} of {num_slots} KV slots are spoken for", _RETRY_AFTER_S)
+        foreseen = sum(sequence.foreseen for sequence in self._sequences.values())
+        if self._sequences and foreseen + _foreseen(spec, num_ids) > num_slots:
+            raise Overloaded(f"{foreseen} of {num_slots} KV slots are spoken for", _RETRY_AFTER_S)
 
     def submit(self, key: Key, round_: Round) -> None:
         sequence = self._sequences.get(key)
@@ -205,30 +217,35 @@ class TargetEngine:
         started = time.perf_counter()
         current = [_current_tree(self._sequences[key]) for key in self._batch]
         jobs = [
-            Job(self._sequences[key].memory, self._sequences[key].ids, tree)
-            for key, (tree, _) in zip(self._batch, current, strict=True)
+            Job(sequence.memory, sequence.ids, tree, sequence.open.return_features)
+            for sequence, (tree, _) in zip((self._sequences[key] for key in self._batch), current, strict=True)
         ]
         decisions, timings = self._verifier.verify(jobs)
         self._passes += 1
         results: list[tuple[Key, Verdict | SpecdecError]] = []
-        starved = 0
+        starved = False
         for key, (tree, nodes), decision in zip(self._batch, current, decisions, strict=True):
             if isinstance(decision, Preempted):
-                starved += 1
+                starved = True
             elif isinstance(decision, SpecdecError):
                 self.close(key)
                 results.append((key, decision))
             elif decision is not None:
                 results.append((key, self._commit(self._sequences[key], tree, nodes, decision, started, timings)))
-        for _ in range(starved):
+        if starved:
             results.append(self._preempt())
         return results
 
     def _preempt(self) -> tuple[Key, SpecdecError]:
-        """End the youngest request's sequence, so that the starved ones find memory in the next pass."""
-        _, youngest = max((sequence.arrived, key) for key, sequence in self._sequences.items())
-        self.close(youngest)
-        return youngest, Preempted("its KV slots were needed for an older request; replay it")
+        """End one sequence, never the oldest: whose request was preempted least often, of those the last to arrive.
+
+        What one gives back is mostly enough for all that starve; if not, the next pass ends another.
+        """
+        oldest, *younger = sorted(self._sequences, key=lambda key: (self._sequences[key].arrived, key))
+        youngest_first = list(reversed(younger)) or [oldest]
+        victim = min(youngest_first, key=lambda key: self._sequences[key].open.num_preemptions)
+        self.close(victim)
+        return victim, Preempted("its KV slots were needed for other requests; replay it")
 
     def _commit(
         self,
@@ -253,6 +270,7 @@ class TargetEngine:
             decision.next_token,
             decision.predictions if sequence.open.return_predictions else (),
             Timings(queue_us, timings.pass_us, timings.sample_us, timings.rows, timings.sequences),
+            decision.features,
         )
         committed = [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
         sequence.ids.extend(committed)
@@ -261,6 +279,10 @@ class TargetEngine:
         if full or not sequence.open.stop_token_ids.isdisjoint(committed):
             sequence.run_on = 0
         return verdict
+
+
+def _foreseen(spec: SequenceSpec, base: int) -> int:
+    return base + max(_HEADROOM, (base - spec.num_prompt_tokens) // 2)
 
 
 def _current_tree(sequence: _Sequence) -> tuple[TokenTree, tuple[int, ...]]:

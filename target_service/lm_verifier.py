@@ -1,10 +1,11 @@
-"""A language model as a verifier: feeds trees, samples, verifies, keeps the KV of what was accepted.
+"""A language model as a verifier: feeds trees, has them decided, keeps the KV of what was accepted.
 
-Knows tensors; refuses to know rounds and streams.
+Knows the model and its cache; refuses to know sampling (target_service.decision), rounds and streams.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,38 +14,33 @@ import torch
 from torch import Tensor
 
 from specdec.errors import Preempted, SpecdecError
-from specdec.kv_cache import PoolFullError, SequenceCache
-from specdec.model_runner import ModelRunner, Segment
-from specdec.noise import Domain, exponentials, uniforms
-from specdec.noise_cache import CoupledNoise
-from specdec.rounds import Timings
-from specdec.sampling import dense_from_sparse, probabilities, race, sample_coupled
-from specdec.sequence import Method, SequenceSpec
-from specdec.tree import TokenTree
-from specdec.verification import descend, verify_block, verify_token
+from specdec.kv_cache import Move, PoolFullError, SequenceCache
+from specdec.model_runner import ModelRunner, RowOutputs
+from specdec.packed_attention import Segment
+from specdec.prefill import rows_to_feed
+from specdec.rounds import FEATURES, TRANSFORMS, Features, Timings
+from specdec.sampling_state import SamplingState
+from specdec.sequence import SequenceSpec
+from specdec.tree import EMPTY_TREE
+from target_service.decision import decide
 from target_service.engine import Decision, Job
-
-PREFILL_CHUNK = 512
-"""Committed tokens fed per pass and sequence at most, so that a long prompt does not keep the others waiting."""
 
 
 @dataclass(slots=True)
 class _Memory:
-    spec: SequenceSpec
+    sampling: SamplingState
     cache: SequenceCache
-    noise: CoupledNoise
 
 
 class LmVerifier:
-    """See target_service.engine.Verifier. ``runner`` may be anything with its info, new_cache and forward."""
+    """See target_service.engine.Verifier. ``runner`` may be anything with its info, new_cache, forward and move."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self.info = runner.info
+        self.info = dataclasses.replace(runner.info, capabilities=(*runner.info.capabilities, TRANSFORMS, FEATURES))
 
     def open(self, spec: SequenceSpec) -> _Memory:
-        noise = CoupledNoise(spec.seed, self.info.vocab_size, self._runner.device)
-        return _Memory(spec, self._runner.new_cache(), noise)
+        return _Memory(SamplingState(spec), self._runner.new_cache())
 
     def close(self, memory: _Memory) -> None:
         memory.cache.release()
@@ -54,25 +50,28 @@ class LmVerifier:
 
     def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError | None], Timings]:
         outcome: list[Decision | SpecdecError | None] = [None] * len(jobs)
-        fed: dict[int, Segment] = {}
-        for index, job in enumerate(jobs):
-            try:
-                fed[index] = _segment(job)
-            except PoolFullError as error:
-                outcome[index] = Preempted(str(error))
         started = time.perf_counter()
-        logits = self._runner.forward(list(fed.values())) if fed else []
+        fed = self._segments(jobs, outcome)
+        outputs = self._runner.forward(list(fed.values())) if fed else []
         passed = time.perf_counter()
-        for (index, segment), job_logits in zip(fed.items(), logits, strict=True):
-            job = jobs[index]
-            if not segment.logit_rows:  # a prefill that goes on in the next pass
-                job.memory.cache.keep(range(len(segment.token_ids)))
-                continue
-            decision = _decide(job, job_logits)
-            first_node = len(segment.token_ids) - len(job.tree)
+        deciding: dict[int, RowOutputs] = {}
+        for (index, segment), output in zip(fed.items(), outputs, strict=True):
+            if segment.logit_rows:
+                deciding[index] = output
+            else:  # a prefill that goes on in the next pass
+                jobs[index].memory.cache.keep(range(len(segment.token_ids)))
+        moves: list[Move] = []
+        decisions = decide([jobs[index] for index in deciding], [output.logits for output in deciding.values()])
+        for index, decision in zip(deciding, decisions, strict=True):
+            first_node = len(fed[index].token_ids) - len(jobs[index].tree)
             kept = [*range(first_node), *(first_node + node for node in decision.accepted)]
-            job.memory.cache.keep(kept)
+            moves += jobs[index].memory.cache.keep(kept)
+            if jobs[index].return_features:
+                decision = dataclasses.replace(decision, features=_features(deciding[index].features, decision))
             outcome[index] = decision
+        self._runner.move(moves)
+        for index in fed:
+            jobs[index].memory.cache.remember(jobs[index].ids)
         timings = Timings(
             pass_us=int((passed - started) * 1e6),
             sample_us=int((time.perf_counter() - passed) * 1e6),
@@ -81,59 +80,40 @@ class LmVerifier:
         )
         return outcome, timings
 
+    def _segments(self, jobs: Sequence[Job], outcome: list[Decision | SpecdecError | None]) -> dict[int, Segment]:
+        """The rows of the pass, by job. A job that finds no memory is Preempted in ``outcome``."""
+        for job in jobs:
+            if len(job.ids) - len(job.memory.cache) > 1:
+                self._runner.move(job.memory.cache.attach(job.ids))
+        segments: dict[int, Segment] = {}
+        for index, num_rows in enumerate(rows_to_feed([(job.memory.cache, job.ids) for job in jobs])):
+            try:
+                if num_rows:
+                    segments[index] = _segment(jobs[index], num_rows)
+            except PoolFullError as error:
+                outcome[index] = Preempted(str(error))
+        return segments
 
-def _segment(job: Job) -> Segment:
-    """What is committed but not cached (ending with the root), then the tree; of a long prefill, the next chunk."""
+
+def _features(rows: Tensor, decision: Decision) -> Features:
+    """Of the root and the accepted nodes, by rows [1 + nodes, hidden_size]."""
+    kept = rows[[0, *(1 + node for node in decision.accepted)]].cpu().contiguous()
+    data = kept.view(torch.uint8).numpy().tobytes()
+    return Features(str(kept.dtype).removeprefix("torch."), kept.shape[1], len(kept), data)
+
+
+def _segment(job: Job, num_rows: int) -> Segment:
+    """The next ``num_rows`` committed ids that are not cached; if the last of them is the root, then the tree."""
     cache: SequenceCache = job.memory.cache
-    behind = job.ids[len(cache) :]
-    if len(behind) > PREFILL_CHUNK:
-        behind = behind[:PREFILL_CHUNK]
-        slots = cache.take(len(behind))
-        return Segment(behind, range(-1, len(behind) - 1), list(cache.slots), slots, ())
-    root = len(behind) - 1
+    num_context = len(cache)
+    root = num_rows - 1
+    ends_with_root = num_context + num_rows == len(job.ids)
+    tree = job.tree if ends_with_root else EMPTY_TREE
+    cache.take(num_rows + len(tree))
     return Segment(
-        token_ids=[*behind, *job.tree.token_ids],
-        parents=[*range(-1, root), *(root + 1 + parent for parent in job.tree.parents)],
-        context_slots=list(cache.slots),
-        row_slots=cache.take(len(behind) + len(job.tree)),
-        logit_rows=range(root, len(behind) + len(job.tree)),
+        token_ids=[*job.ids[num_context : num_context + num_rows], *tree.token_ids],
+        parents=[*range(-1, root), *(root + 1 + parent for parent in tree.parents)],
+        num_context=num_context,
+        block_table=cache.block_table,
+        logit_rows=range(root, num_rows + len(tree)) if ends_with_root else (),
     )
-
-
-def _decide(job: Job, logits: Tensor) -> Decision:
-    """Verify ``job.tree`` by logits [1 + nodes, vocab]: the root's row, then each node's."""
-    spec: SequenceSpec = job.memory.spec
-    base = len(job.ids)
-    if spec.keyed_by_token:
-        noise = None
-        if not spec.sampling.greedy:
-            noise = job.memory.noise.rows([base, *(base + depth + 1 for depth in job.tree.depths)], base)
-        target_tokens = sample_coupled(logits, spec.sampling, noise).tolist()
-        accepted, next_token = descend(job.tree.token_ids, job.tree.parents, target_tokens)
-        return Decision(tuple(accepted), next_token, tuple(target_tokens))
-    verify = verify_block if spec.method is Method.BLOCK else verify_token
-    target_probs = probabilities(logits, spec.sampling)  # [1 + nodes, vocab]
-    num_accepted, distribution = verify(
-        target_probs,
-        _draft_probs(job.tree, target_probs),
-        torch.tensor(job.tree.token_ids, dtype=torch.int64, device=logits.device),
-        uniforms(spec.seed, range(base, base + len(job.tree)), base, Domain.ACCEPT),
-    )
-    position = base + num_accepted
-    noise = exponentials(spec.seed, [position], base, Domain.CORRECTION, logits.shape[-1], logits.device)
-    next_token = int(race(distribution.log()[None], noise))
-    return Decision(tuple(range(num_accepted)), next_token)
-
-
-def _draft_probs(tree: TokenTree, like: Tensor) -> Tensor:  # [nodes, vocab] float64
-    """What each node was sampled from; one-hot where the draft was certain."""
-    rows = like.new_zeros(len(tree), like.shape[-1])
-    for node, token in enumerate(tree.token_ids):
-        sparse = tree.draft_probs[node] if tree.draft_probs else None
-        if sparse is None:
-            rows[node, token] = 1.0
-        else:
-            ids = torch.tensor(sparse.token_ids, dtype=torch.int64, device=like.device)
-            weights = torch.tensor(sparse.weights, dtype=torch.float64, device=like.device)
-            rows[node] = dense_from_sparse(ids, weights, like.shape[-1])
-    return rows

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec.kv_cache import KvPool, SequenceCache
-from specdec.model_runner import Segment
+from specdec.kv_cache import BlockPool, Move, SequenceCache
+from specdec.model_runner import RowOutputs
+from specdec.packed_attention import Segment
 from specdec.rounds import ModelInfo
 
 
@@ -31,6 +32,7 @@ class TableRunner:
         sharpness: float = 1.5,
         context_length: int = 512,
         num_slots: int = 4096,
+        block_size: int = 1,
         blend: tuple[int, float] | None = None,
         name: str = "table",
     ) -> None:
@@ -45,27 +47,36 @@ class TableRunner:
             self.table = (1 - weight) * self.table + weight * table(other)
         self.order = order
         self.device = torch.device("cpu")
-        self.pool = KvPool(num_slots, self.device)
+        self.pool = BlockPool(num_slots // block_size, block_size)
         self.info = ModelInfo(name, f"{name}-{seed}-{blend}", vocab_size, "", context_length)
         self.num_passes = 0
         self._token_of_slot: dict[int, int] = {}
 
-    def new_cache(self) -> SequenceCache:
-        return SequenceCache(self.pool)
+    def new_cache(self, salt: bytes = b"") -> SequenceCache:
+        return SequenceCache(self.pool, salt)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        moved = {move.target: self._token_of_slot[move.source] for move in moves}
+        self._token_of_slot.update(moved)
 
     def logits_after(self, prefix: Sequence[int]) -> Tensor:  # [vocab]
         padded = [self.info.vocab_size] * self.order + list(prefix)
         return self.table[tuple(padded[len(padded) - self.order :])]
 
-    def forward(self, segments: Sequence[Segment]) -> list[Tensor]:
+    def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
         self.num_passes += 1
-        logits = []
+        outputs = []
         for segment in segments:
-            context = [self._token_of_slot[slot] for slot in segment.context_slots]
+            context = [self._token_of_slot[self._slot(segment, p)] for p in range(segment.num_context)]
             texts: list[list[int]] = []
-            for token, parent, slot in zip(segment.token_ids, segment.parents, segment.row_slots, strict=True):
-                self._token_of_slot[slot] = token
+            for row, (token, parent) in enumerate(zip(segment.token_ids, segment.parents, strict=True)):
+                self._token_of_slot[self._slot(segment, segment.num_context + row)] = token
                 texts.append([*(context if parent < 0 else texts[parent]), token])
             rows = [self.logits_after(texts[row]) for row in segment.logit_rows]
-            logits.append(torch.stack(rows) if rows else torch.empty(0, self.info.vocab_size))
-        return logits
+            logits = torch.stack(rows) if rows else torch.empty(0, self.info.vocab_size)
+            outputs.append(RowOutputs(logits, logits))
+        return outputs
+
+    def _slot(self, segment: Segment, position: int) -> int:
+        block, offset = divmod(position, self.pool.block_size)
+        return segment.block_table[block] * self.pool.block_size + offset

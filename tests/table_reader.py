@@ -80,7 +80,36 @@ def oracle(fields: dict[str, Any], index: int) -> tuple[list[int], int]:
     return text[len(prompt) :], generation_pb2.FINISH_REASON_LENGTH
 
 
-class Patience:
-    """In place of a gRPC context: no deadline."""
+class Wire:
+    """In place of a gRPC context: no deadline, and a write returns when it is read."""
+
+    def __init__(self) -> None:
+        self.written: asyncio.Queue[Any] = asyncio.Queue(1)
 
     def time_remaining(self) -> None: ...
+
+    async def write(self, response: Any) -> None:
+        await self.written.put(response)
+        await self.written.join()
+
+
+async def directly(servicer: Any, request: generation_pb2.GenerateRequest) -> AsyncGenerator[Any, None]:
+    """The responses, from the servicer itself: nothing but the orchestrator's own buffer is between."""
+    wire = Wire()
+    call = asyncio.create_task(servicer.Generate(request, wire))
+    reading: asyncio.Task[Any] | None = None
+    try:
+        while True:
+            reading = asyncio.create_task(wire.written.get())
+            await asyncio.wait({call, reading}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                await call
+                return
+            yield reading.result()
+            wire.written.task_done()
+    finally:
+        for task in (call, reading):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError, SpecdecError):
+                    await task

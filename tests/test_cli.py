@@ -97,10 +97,15 @@ async def test_generate_prints_one_json_object_and_speculation_does_not_change_i
 async def test_generate_passes_every_option_on():
     async with served() as deployment:
         request = dict(text="x", max_tokens=8, seed=9, temperature=0.5, top_p=0.9, top_k=50, min_p=0.01)
-        [sample] = await deployment.client.generate(**request)
+        [plain] = await deployment.client.generate(**request)
+        bias = {plain.token_ids[0]: -100.0, plain.token_ids[-1]: 0.5}
+        request |= dict(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=-0.5, min_tokens=3)
+        [sample] = await deployment.client.generate(**request, logit_bias=bias)
+        assert plain.token_ids[0] not in sample.token_ids
         stop = sample.text[len(sample.text) // 2 :][:2]
-        [stopped] = await deployment.client.generate(**request, stop=[stop])
+        [stopped] = await deployment.client.generate(**request, logit_bias=bias, stop=[stop])
         options = [f"--{name.replace('_', '-')}={value}" for name, value in request.items() if name != "text"]
+        options += [f"--logit-bias={token}={value}" for token, value in bias.items()]
         status, out, _ = await run(
             *("generate", "x", "--json", f"--address=127.0.0.1:{deployment.orchestrator.port}", *options),
             *(f"--stop={stop}", "--verification=coupled", "--num-draft-tokens=2"),

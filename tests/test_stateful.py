@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from bench.table_model import TableDrafter
 from draft_service.server import create_server as create_draft_server
-from orchestrator import pool, service
+from orchestrator import outbox, pool
 from orchestrator.link import Lane
 from orchestrator.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
@@ -29,7 +29,7 @@ from specdec.v1 import generation_pb2
 from target_service.server import create_server as create_target_server
 from tests.cluster import connected
 from tests.faulty_models import BranchingDrafter, FaultyVerifier
-from tests.table_reader import TABLE, Patience, Reader
+from tests.table_reader import TABLE, Reader, directly
 
 PATIENCE_S = 30.0
 """Only something broken takes that long."""
@@ -146,7 +146,7 @@ class World:
         up = [each for each in self.of("orchestrator") if each.up]
         if draw.random() < 0.4:
             request = generation_pb2.GenerateRequest(**fields)  # type: ignore[arg-type]
-            responses = draw.choice(up).server._servicer.Generate(request, Patience())
+            responses = directly(draw.choice(up).server._servicer, request)
             self.readers.append(Reader(self, fields, responses, direct=True))
         else:
             responses = draw.choice(self.clients).stream(**fields)
@@ -254,7 +254,7 @@ def _of_one_mind() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Lane, "put", put)
         patch.setattr(pool, "_COMPARE_EVERY_S", 1e6)
-        patch.setattr(service, "_BUFFERED_CHUNKS", 3)
+        patch.setattr(outbox, "BUFFERED_CHUNKS", 3)
         yield
 
 

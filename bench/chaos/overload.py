@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from bench.chaos.lab import Deployment, Lab, until
 from bench.chaos.outcome import Outcome, percentile
@@ -13,12 +16,11 @@ from specdec.processes import is_serving
 
 
 async def row_17(lab: Lab, seed: int, short: bool) -> Outcome:
-    """Poisson arrivals at 10 times the measured capacity for 60 s, open loop: 8 live sequences, a queue of 16. Of the
-    time that rejects take the 99th percentile has to be under 50 ms; the longest is shown."""
+    """Poisson arrivals at 10 times the measured capacity for 60 s, open loop: 8 live sequences, a queue of 16."""
     outcome = Outcome()
     seconds = 8.0 if short else 60.0
     flags = ["--max-live-sequences=8", "--max-waiting-requests=16"]
-    async with lab.deployment(pass_ms=50.0, orchestrator=flags) as found:
+    async with lab.deployment(pass_ms=50.0, orchestrator=flags) as found, _steady():
         peak = await _capacity(lab, found, 4.0 if short else 10.0)
         outcome.note(f"capacity {peak:.1f} requests/s")
         before_mib = found.orchestrator.rss_mib
@@ -47,8 +49,8 @@ async def row_17(lab: Lab, seed: int, short: bool) -> Outcome:
         advised = all(isinstance(a.error, Overloaded) and a.error.retry_after_s > 0 for a in rejected)
         outcome.check(advised, "all rejects say when to come back")
         times = [answer.ended - answer.started for answer in rejected]
-        outcome.note(f"rejects p50 {percentile(times, 0.5) * 1e3:.1f} ms, longest {max(times) * 1e3:.0f} ms")
-        outcome.at_most("rejects p99", percentile(times, 0.99) * 1e3, 50.0, "ms")
+        outcome.note(f"rejects p50 {percentile(times, 0.5) * 1e3:.1f} ms, p99 {percentile(times, 0.99) * 1e3:.1f} ms")
+        outcome.at_most("longest reject", max(times) * 1e3, 50.0, "ms")
         check_same(outcome, [a for a in answers if a.error is None], lab.table, "accepted")
         outcome.at_least("goodput of the peak", goodput / peak, 0.9)
         outcome.at_most("longest queue", longest_queue, 16, "requests")
@@ -56,6 +58,16 @@ async def row_17(lab: Lab, seed: int, short: bool) -> Outcome:
         outcome.at_most("recovered after", recovered_s, 5.0)
         outcome.at_most("orchestrator grew", found.orchestrator.rss_mib - before_mib, 64.0, "MiB")
     return outcome
+
+
+@asynccontextmanager
+async def _steady() -> AsyncIterator[None]:
+    """Without this process's own garbage collector: its pauses of 60 ms would be taken for the orchestrator's."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 async def _capacity(lab: Lab, found: Deployment, seconds: float) -> float:

@@ -15,15 +15,21 @@ from bench.chaos.outcome import Outcome
 from bench.chaos.traffic import Traffic, check_same, several
 from specdec import rpc
 from specdec.client import Client
+from specdec.errors import InvalidArgument
 from specdec.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
 
 _NEWEST = {
     "ModelInfo": {"instance", "eos_token_ids", "capabilities"},
     "Load": {"open_streams", "passes"},
-    "Verdict": {"predictions", "timings"},
-    "TargetOpen": {"request_age_ms", "return_predictions"},
+    "Verdict": {"predictions", "timings", "num_feature_rows"},
+    "VerifyResponse": {"features"},
+    "TargetOpen": {"request_age_ms", "return_predictions", "num_preemptions"},
     "Chunk": {"text_ends", "origins"},
     "GenerateRequest": {"resume"},
+    "SamplingParams": {
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *("logit_bias", "min_tokens", "end_token_ids"),
+    },
     "SpeculationStats": {"num_replays"},
     "GetServerInfoResponse": {"waiting_requests"},
 }
@@ -50,8 +56,15 @@ def _add(pool: descriptor_pool.DescriptorPool, file: Any) -> None:
     file.CopyToProto(proto)
     for message in proto.message_type:
         kept = [field for field in message.field if field.name not in _NEWEST.get(message.name, ())]
-        del message.field[:]
+        # An optional field is a oneof of its own, which must not stay behind empty.
+        used = sorted({field.oneof_index for field in kept if field.HasField("oneof_index")})
+        oneofs = [message.oneof_decl[index] for index in used]
+        for field in kept:
+            if field.HasField("oneof_index"):
+                field.oneof_index = used.index(field.oneof_index)
+        del message.field[:], message.oneof_decl[:]
         message.field.extend(kept)
+        message.oneof_decl.extend(oneofs)
     pool.Add(proto)
 
 
@@ -115,6 +128,17 @@ def _through(older: Any, data: bytes) -> bytes:
     return bytes(message.SerializeToString())
 
 
+async def _check_not_ignored(outcome: Outcome, client: Client) -> None:
+    """What an older target would drop unread must not be sent to it."""
+    try:
+        await client.generate(10.0, token_ids={"token_ids": [1]}, max_tokens=4, presence_penalty=0.5)
+    except InvalidArgument as error:
+        refused = [name for name, _ in error.violations]
+    else:
+        refused = []
+    outcome.check(refused == ["presence_penalty"], f"a penalty that older targets do not know is refused: {refused}")
+
+
 async def row_25(lab: Lab, seed: int, short: bool) -> Outcome:
     """There is no previous contract yet, so one is made by taking the newest fields out of this one: a client that
     speaks only that; then replicas that do, one of which dies."""
@@ -154,6 +178,7 @@ async def row_25(lab: Lab, seed: int, short: bool) -> Outcome:
             async with Client(front.address) as client:
                 found.client = client
                 await found.ready()
+                await _check_not_ignored(outcome, client)
                 async with Traffic(client, several(count, 200, lab.chance)) as traffic:
                     await traffic.reached(0.3)
                     await found.targets[0].kill()

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from draft_service.engine import DraftSequence, Node
+from draft_service.proposal import propose
 from specdec.errors import Overloaded, SpecdecError
 from specdec.kv_cache import PoolFullError, SequenceCache
-from specdec.model_runner import ModelRunner, Segment
-from specdec.noise import Domain, exponentials_at
-from specdec.noise_cache import CoupledNoise
-from specdec.sampling import probabilities, race, sample_coupled, sparse_support
+from specdec.model_runner import ModelRunner
+from specdec.packed_attention import Segment
+from specdec.prefill import rows_to_feed
+from specdec.sampling_state import SamplingState
 from specdec.sequence import SequenceSpec
-from specdec.tree import SparseDistribution
 
 
 @dataclass(slots=True)
 class _Memory:
     cache: SequenceCache
-    noise: CoupledNoise
+    sampling: SamplingState
     fed: list[int] = field(default_factory=list)  # the token at each cached position
 
 
@@ -37,8 +37,7 @@ class LanguageModelDrafter:
         self.info = runner.info
 
     def open(self, spec: SequenceSpec) -> _Memory:
-        noise = CoupledNoise(spec.seed, self.info.vocab_size, self._runner.device)
-        return _Memory(self._runner.new_cache(), noise)
+        return _Memory(self._runner.new_cache(), SamplingState(spec))
 
     def close(self, memory: _Memory) -> None:
         memory.cache.release()
@@ -46,44 +45,57 @@ class LanguageModelDrafter:
     def cache_use(self) -> tuple[int, int]:
         return self._runner.pool.num_used, self._runner.pool.num_slots
 
-    def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | None]:
+    def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
         # All but the root: the first step of growing feeds it and reads its logits.
         limit = self.info.context_length
         texts = [sequence.ids[:limit][:-1] or sequence.ids for sequence in sequences]
-        fed = self._feed(sequences, texts)
-        return [outcome if isinstance(outcome, SpecdecError) else None for outcome in fed]
+        return [fed if isinstance(fed, SpecdecError) else fed is not None for fed in self._feed(sequences, texts)]
 
-    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError]:
+    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
         texts = [[*sequence.ids, *sequence.tree.token_ids] for sequence in sequences]
-        grown: list[Sequence[Node] | SpecdecError] = []
-        for sequence, outcome in zip(sequences, self._feed(sequences, texts), strict=True):
-            grown.append(outcome if isinstance(outcome, SpecdecError) else [_next_node(sequence, outcome)])
-        return grown
+        fed = self._feed(sequences, texts)
+        logits = {index: outcome for index, outcome in enumerate(fed) if isinstance(outcome, Tensor)}
+        nodes = propose([sequences[index] for index in logits], list(logits.values()))
+        grown = dict(zip(logits, nodes, strict=True))
+        return [[grown[index]] if isinstance(outcome, Tensor) else outcome for index, outcome in enumerate(fed)]
 
-    def _feed(self, sequences: Sequence[DraftSequence], texts: Sequence[list[int]]) -> list[Tensor | SpecdecError]:
-        """Bring each cache to the end of its text. The logits [1, vocab] after it, or why it was impossible."""
-        outcome: dict[int, Tensor | SpecdecError] = {}
-        segments: dict[int, Segment] = {}
-        for index, (sequence, text) in enumerate(zip(sequences, texts, strict=True)):
+    def _feed(
+        self, sequences: Sequence[DraftSequence], texts: Sequence[list[int]]
+    ) -> list[Tensor | SpecdecError | None]:
+        """Bring each cache towards the end of its text.
+
+        The logits [1, vocab] after it; None: that takes another pass; or why it was impossible.
+        """
+        for sequence, text in zip(sequences, texts, strict=True):
             memory: _Memory = sequence.memory
-            agreed = _common_length(memory.fed, text, len(text) - 1)
-            memory.cache.truncate(agreed)
-            behind = text[agreed:]
+            memory.cache.truncate(_common_length(memory.fed, text, len(text) - 1))
+            if not len(memory.cache):
+                self._runner.move(memory.cache.attach(text))
+        caches: list[SequenceCache] = [sequence.memory.cache for sequence in sequences]
+        outcome: list[Tensor | SpecdecError | None] = [None] * len(texts)
+        segments: dict[int, Segment] = {}
+        for index, num_rows in enumerate(rows_to_feed(list(zip(caches, texts, strict=True)))):
+            cache, text = caches[index], texts[index]
+            num_context = len(cache)
+            end = num_context + num_rows
             try:
-                slots = memory.cache.take(len(behind))
+                cache.take(num_rows)
             except PoolFullError as error:
                 outcome[index] = Overloaded(str(error))
                 continue
-            context = memory.cache.slots[:agreed]
-            last = len(behind) - 1
-            segments[index] = Segment(behind, range(-1, last), context, slots, [last] if behind else [])
-        logits = self._runner.forward(list(segments.values())) if segments else []
-        for index, row in zip(segments, logits, strict=True):
-            memory = sequences[index].memory
-            memory.cache.keep(range(len(segments[index].token_ids)))
-            memory.fed = texts[index]
-            outcome[index] = row
-        return [outcome[index] for index in range(len(sequences))]
+            if num_rows:
+                wanted = [num_rows - 1] if end == len(text) else []
+                segments[index] = Segment(
+                    text[num_context:end], range(-1, num_rows - 1), num_context, cache.block_table, wanted
+                )
+        outputs = self._runner.forward(list(segments.values())) if segments else []
+        for (index, segment), output in zip(segments.items(), outputs, strict=True):
+            caches[index].keep(range(len(segment.token_ids)))
+            caches[index].remember(sequences[index].ids[: len(texts[index])])  # what is committed, not what is drafted
+            sequences[index].memory.fed = texts[index][: len(caches[index])]
+            if segment.logit_rows:
+                outcome[index] = output.logits
+        return outcome
 
 
 def _common_length(fed: Sequence[int], text: Sequence[int], at_most: int) -> int:
@@ -92,17 +104,3 @@ def _common_length(fed: Sequence[int], text: Sequence[int], at_most: int) -> int
     if list(fed[:limit]) == list(text[:limit]):
         return limit
     return next(i for i in range(limit) if fed[i] != text[i])
-
-
-def _next_node(sequence: DraftSequence, logits: Tensor) -> Node:
-    """The token after the chain, by logits [1, vocab]."""
-    spec = sequence.spec
-    parent = len(sequence.tree) - 1
-    position = sequence.base + len(sequence.tree)
-    if spec.keyed_by_token:
-        noise = None if spec.sampling.greedy else sequence.memory.noise.rows([position], sequence.base)
-        return Node(parent, int(sample_coupled(logits, spec.sampling, noise)))
-    ids, weights = sparse_support(probabilities(logits, spec.sampling)[0])
-    noise = exponentials_at(spec.seed, position, sequence.base, Domain.DRAFT, ids)
-    token_id = int(ids[race(weights.log()[None], noise[None])])
-    return Node(parent, token_id, SparseDistribution(tuple(ids.tolist()), tuple(weights.tolist())))

@@ -197,7 +197,8 @@ def spec(
 
 
 def target_open(sequence: int, **fields: Any) -> target_pb2.TargetOpen:
-    own = {name: fields.pop(name) for name in ("more", "stop_token_ids", "return_predictions") if name in fields}
+    names = ("more", "stop_token_ids", "return_predictions", "return_features")
+    own = {name: fields.pop(name) for name in names if name in fields}
     return target_pb2.TargetOpen(sequence=sequence, spec=fields.pop("spec", None) or spec(**fields), **own)
 
 

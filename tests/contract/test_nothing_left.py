@@ -126,7 +126,7 @@ async def test_the_gauges_show_what_is_there(gauges: Gauges) -> None:
     verifier, drafter = pair()
     async with target(verifier) as targets, draft(drafter) as drafts:
         stream, other = targets.stream(), drafts.stream()
-        await stream.send(opens=[target_open(1), target_open(2, token_ids=[1] * 10)])
+        await stream.send(opens=[target_open(1), target_open(2, token_ids=[7] * 10)])
         await other.send(opens=[draft_open(1, 4)])
         await asyncio.gather(stream.answer(1), stream.answer(2), other.answer(1))
         await until(gauges, {(LIVE, TARGET): 2, (SLOTS, TARGET): 13, (STREAMS, TARGET): 1})

@@ -118,10 +118,10 @@ def hasty_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("hasty_threads")
 async def test_many_sequences_in_a_frame_are_one_pass_and_one_frame() -> None:
-    runner = TableRunner(num_slots=200_000, context_length=4096)
+    runner = TableRunner(num_slots=200_000, context_length=4096, block_size=8)
     async with target(LmVerifier(runner)) as service:
         stream = service.stream()
-        await stream.send(opens=[target_open(s, token_ids=[s % 8] * 500) for s in range(1, 97)])
+        await stream.send(opens=[target_open(s, token_ids=[s % 8] * 5) for s in range(1, 97)])
         await asyncio.gather(*(stream.answer(s) for s in range(1, 97)))
         assert runner.num_passes == 1
         assert sum(bool(frame.verdicts) for frame in stream.frames) == 1
@@ -375,7 +375,7 @@ async def test_predictions_are_the_targets_own_token_at_every_node() -> None:
 
 
 async def test_a_pass_that_fails_loses_its_own_batch_and_nothing_else() -> None:
-    verifier = GatedVerifier(TableRunner())
+    verifier = GatedVerifier(TableRunner(block_size=8))  # too short to share a block
     async with target(verifier) as service:
         stream, other = service.stream(), service.stream()
         await stream.send(opens=[target_open(s) for s in (1, 2, 3)])
@@ -488,7 +488,7 @@ async def test_a_newer_advance_supersedes_an_older_one_and_their_news_is_merged(
         await stream.send(advances=[advance(1, 2, 6, text[2:3], max_nodes=4)])
         # The frames reach the model thread while it is in the pass: ask the loop, not the clock.
         async with asyncio.timeout(PATIENCE_S):
-            while len(service.server.servicer.streams._loop._inbox) < 2:
+            while service.server.servicer.streams._loop._inbox.qsize() < 2:
                 await asyncio.sleep(0.01)
         drafter.gate.set()
         answers = [await stream.answer(1) for _ in range(3)]
@@ -553,7 +553,7 @@ async def test_draining_ends_sequences_at_their_rounds_end_and_refuses_opens() -
         stopping = asyncio.create_task(service.server.stop(PATIENCE_S))
         await stream.send(opens=[target_open(3)])
         async with asyncio.timeout(PATIENCE_S):
-            while len(service.server.servicer.streams._loop._inbox) < 2:
+            while service.server.servicer.streams._loop._inbox.qsize() < 2:
                 await asyncio.sleep(0.01)
         verifier.gate.set()
         assert (await stream.answer(1)).round == 1  # what was asked is answered

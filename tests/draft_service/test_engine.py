@@ -56,7 +56,7 @@ class FakeDrafter:
 
     def learn(self, sequences):
         self.learnt.append([list(sequence.ids) for sequence in sequences])
-        return [self.learn_error] * len(sequences)
+        return [self.learn_error or True] * len(sequences)
 
     def grow(self, sequences):
         self.grown.append([(list(sequence.ids), sequence.tree) for sequence in sequences])

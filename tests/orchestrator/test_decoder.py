@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.controller import Controller
+from orchestrator.controller import Fixed
 from orchestrator.decoder import decode
 from orchestrator.sequence import FinishReason
 from orchestrator.speculation import Speculation
@@ -21,7 +21,7 @@ from tests.orchestrator.fakes import FakeDraft, FakeTarget, alone, new_sequence,
 async def run(draft: FakeDraft, max_tokens: int = 20, num_draft_tokens: int = 4, target=None, **options):
     sequence = new_sequence(max_tokens=max_tokens, **options)
     target = target or FakeTarget()
-    loop = decode(sequence, target, Speculation(draft), Controller(num_draft_tokens))
+    loop = decode(sequence, target, Speculation(draft), Fixed(num_draft_tokens))
     return sequence, [step async for step in loop], target
 
 
@@ -91,7 +91,7 @@ async def test_the_last_token_of_all_needs_no_draft(max_tokens):
 
 
 def test_the_budget_depends_on_the_length_left_alone():
-    controller = Controller(4)
+    controller = Fixed(4)
     for committed in range(1, 12):
         texts = [new_sequence(prompt, max_tokens=12) for prompt in ([1, 2], [9, 9, 9])]
         for number, sequence in enumerate(texts):
@@ -104,7 +104,7 @@ def test_the_budget_depends_on_the_length_left_alone():
 async def test_the_controller_sees_every_verdict_and_its_tree_and_is_asked_again_only_while_more_follows():
     seen, asked = [], []
 
-    class Watching(Controller):
+    class Watching(Fixed):
         def observe(self, tree, verdict):
             seen.append((tree, verdict))
 

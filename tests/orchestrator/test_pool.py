@@ -1,6 +1,7 @@
 """Endpoints by name, a choice between them, and who is set aside."""
 
 import asyncio
+import dataclasses
 import socket
 
 import pytest
@@ -9,6 +10,7 @@ from bench.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.pool import Pool
 from orchestrator.replica import Replica, Role
 from specdec.errors import ModelMismatch, ReplicaLost
+from specdec.rounds import TRANSFORMS, ModelInfo
 from tests.cluster import cluster
 
 
@@ -52,6 +54,24 @@ def test_of_many_all_are_picked_but_the_worst():
     many = [_replica(str(n), lanes=n) for n in range(6)]
     picked = {_pool(*many).pick() for _ in range(300)}
     assert picked == set(many[:-1])
+
+
+def test_who_lacks_a_capability_is_never_picked_for_it():
+    older, newer = _replica("older"), _replica("newer", lanes=50)
+    older.info = ModelInfo("m", "d", 8, "", 64)
+    newer.info = dataclasses.replace(older.info, capabilities=(TRANSFORMS,))
+    pool, needs = _pool(older, newer), frozenset({TRANSFORMS})
+    assert pool.pick() is older
+    assert pool.pick(needs=needs) is newer
+    assert pool.pick(avoid=newer, needs=needs) is newer
+    assert _pool(older).pick(needs=needs) is None
+
+
+async def test_when_all_lack_a_capability_it_is_said():
+    older = _replica("older")
+    older.info, older.problem = ModelInfo("m", "d", 8, "", 64), ""
+    with pytest.raises(ReplicaLost, match="older: knows less than this request needs"):
+        await _pool(older).wait_for_one(0.0, needs=frozenset({TRANSFORMS}))
 
 
 def test_whoever_gave_the_sequence_back_is_asked_last():

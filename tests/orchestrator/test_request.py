@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,13 @@ from tokenizers import Tokenizer
 
 from orchestrator.request import Request, read_request
 from specdec.errors import ContextExceeded, InvalidArgument
-from specdec.rounds import ModelInfo
+from specdec.rounds import TRANSFORMS, ModelInfo
 from specdec.sequence import Method, SamplingParams
 from specdec.v1 import common_pb2, generation_pb2
 
 TOKENIZER = Tokenizer.from_file(str(Path(__file__).resolve().parents[2] / "models/demo/target/tokenizer.json"))
-TARGET = ModelInfo("target", "digest", 100, "", context_length=20, eos_token_ids=(7,))
+OLDER = ModelInfo("target", "digest", 100, "", context_length=20, eos_token_ids=(7,))
+TARGET = dataclasses.replace(OLDER, capabilities=(TRANSFORMS,))
 PROMPT = dict(token_ids={"token_ids": [1, 2, 3]})
 
 
@@ -28,9 +30,9 @@ def read(request=None, tokenizer=None, target=TARGET, **fields) -> Request:
     return read_request(request or message(**fields), target, tokenizer, num_draft_tokens=4)
 
 
-def refused(request=None, tokenizer=None, **fields) -> dict[str, str]:
+def refused(request=None, tokenizer=None, target=TARGET, **fields) -> dict[str, str]:
     with pytest.raises(InvalidArgument) as caught:
-        read(request, tokenizer, **fields)
+        read(request, tokenizer, target, **fields)
     assert all(what for _, what in caught.value.violations)
     return dict(caught.value.violations)
 
@@ -49,6 +51,11 @@ def test_what_was_asked_for_is_what_is_done():
         top_k=3,
         top_p=0.5,
         min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-2.0,
+        frequency_penalty=0.5,
+        logit_bias={9: -100.0, 4: 0.5},
+        min_tokens=9,
         seed=2**64 - 1,
         n=64,
         stop=["a", "b"],
@@ -59,7 +66,7 @@ def test_what_was_asked_for_is_what_is_done():
     assert request == Request(
         tuple(TOKENIZER.encode("def f(x):").ids),
         9,
-        SamplingParams(0.25, 3, 0.5, 0.125),
+        SamplingParams(0.25, 3, 0.5, 0.125, 1.5, -2.0, 0.5, ((4, 0.5), (9, -100.0)), 9, (1, 2, 7)),
         2**64 - 1,
         64,
         ("a", "b"),
@@ -98,6 +105,20 @@ def test_a_seed_is_drawn_of_64_bits():
         (dict(top_p=float("nan")), "top_p", "nan"),
         (dict(min_p=-0.5), "min_p", "-0.5"),
         (dict(min_p=1.5), "min_p", "1.5"),
+        (dict(repetition_penalty=0.0), "repetition_penalty", "0.01"),
+        (dict(repetition_penalty=-1.0), "repetition_penalty", "-1.0"),
+        (dict(repetition_penalty=11.0), "repetition_penalty", "10"),
+        (dict(repetition_penalty=float("nan")), "repetition_penalty", "nan"),
+        (dict(presence_penalty=2.5), "presence_penalty", "2.5"),
+        (dict(presence_penalty=float("inf")), "presence_penalty", "inf"),
+        (dict(frequency_penalty=-2.5), "frequency_penalty", "-2.5"),
+        (dict(frequency_penalty=float("nan")), "frequency_penalty", "nan"),
+        (dict(logit_bias={100: 1.0}), "logit_bias", "vocabulary of 100"),
+        (dict(logit_bias={5: 101.0}), "logit_bias[5]", "101"),
+        (dict(logit_bias={5: float("nan")}), "logit_bias[5]", "nan"),
+        (dict(min_tokens=18), "min_tokens", "max_tokens = 17"),
+        (dict(min_tokens=5, max_tokens=4), "min_tokens", "max_tokens = 4"),
+        (dict(min_tokens=1, stop_token_ids=range(100)), "min_tokens", "every token"),
         (dict(n=0), "n", "1 to 64"),
         (dict(n=65), "n", "1 to 64"),
         (dict(stop=["a"]), "stop", "no tokenizer"),
@@ -128,11 +149,6 @@ def test_text_fields_are_checked(fields, field):
 
 UNSUPPORTED = {
     "chat": {"messages": [{"role": "user", "content": "hello"}]},
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.5,
-    "repetition_penalty": 1.0,
-    "logit_bias": {3: 1.0},
-    "min_tokens": 0,
     "logprobs": 0,
     "grammar": "",
 }
@@ -143,6 +159,32 @@ def test_an_unsupported_field_is_refused_by_name_even_at_its_default(name):
     assert refused(**{name: UNSUPPORTED[name]}) == {name: "not supported"}
 
 
+TRANSFORMING = {
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.1,
+    "logit_bias": {3: 1.0},
+    "min_tokens": 1,
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMING)
+def test_a_target_that_does_not_know_a_transform_is_not_asked_for_it(name):
+    assert refused(target=OLDER, **{name: TRANSFORMING[name]}) == {name: "not supported by this target"}
+    assert read(**{name: TRANSFORMING[name]}).sampling.changes_logits
+
+
+def test_transforms_that_change_nothing_need_no_capability():
+    neutral = dict(presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0, min_tokens=0)
+    assert read(target=OLDER, **neutral).sampling == SamplingParams()
+
+
+def test_too_many_biases_are_refused():
+    large = dataclasses.replace(TARGET, vocab_size=1000)
+    assert read(target=large, logit_bias=dict.fromkeys(range(300), 1.0))
+    assert list(refused(target=large, logit_bias=dict.fromkeys(range(301), 1.0))) == ["logit_bias"]
+
+
 def test_every_field_of_the_contract_is_either_read_or_refused():
     """A field added to the contract must be thought of here."""
     read_here = {
@@ -150,7 +192,7 @@ def test_every_field_of_the_contract_is_either_read_or_refused():
         *("stop", "stop_token_ids", "verification", "num_draft_tokens", "resume"),
     }
     fields = {field.name for field in generation_pb2.GenerateRequest.DESCRIPTOR.fields}
-    assert fields == read_here | set(UNSUPPORTED)
+    assert fields == read_here | set(UNSUPPORTED) | set(TRANSFORMING)
 
 
 def test_a_prompt_is_required():

@@ -11,10 +11,12 @@ from tokenizers import Tokenizer
 
 from orchestrator.sequence import FinishReason, Sequence
 from orchestrator.text import Origin
-from specdec.rounds import Verdict
+from specdec.rounds import TRANSFORMS, Verdict
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import EMPTY_TREE, TokenTree
+from tests.orchestrator.test_text import mixed
 
+MIXED = mixed()
 TOKENIZER = Tokenizer.from_file(str(Path(__file__).resolve().parents[2] / "models/demo/target/tokenizer.json"))
 D, C, B = Origin.DRAFT, Origin.CORRECTION, Origin.BONUS
 
@@ -140,6 +142,32 @@ def test_a_stop_string_across_two_verdicts_is_never_shown():
     assert sequence.finish_reason is FinishReason.STOP
 
 
+def test_no_stop_string_is_looked_for_in_the_first_min_tokens():
+    sampling = SamplingParams(min_tokens=3)
+    sequence = new(prompt=ids("x"), tokenizer=TOKENIZER, stop=["bc", "cd", "ef"], sampling=sampling)
+    block = [ids(letter)[0] for letter in "abcdef"]
+    # "bc" lies in them and "cd" begins there: neither counts, and nothing of them is held back.
+    first = sequence.extend(TokenTree.chain(block[:2]), verdict(1, (0, 1), block[2]))
+    assert (first.text, first.token_ids) == ("abc", tuple(block[:3]))
+    rest = sequence.extend(TokenTree.chain(block[3:5]), verdict(4, (0, 1), block[5]))
+    assert (rest.text, sequence.matched) == ("d", "ef")
+
+
+def test_min_tokens_count_from_the_beginning_after_a_resume():
+    block = [ids(letter)[0] for letter in "abab"]
+    sampling = SamplingParams(min_tokens=2)
+    sequence = new(prompt=ids("x"), tokenizer=TOKENIZER, stop=["ab"], sampling=sampling, received=block[:2])
+    assert not sequence.finished
+    piece = sequence.extend(TokenTree.chain(block[2:3]), verdict(3, (0,), block[3]))
+    assert (piece.text, sequence.matched) == ("", "ab")
+
+
+def test_only_what_changes_logits_needs_a_target_that_knows_how():
+    assert new(sampling=SamplingParams(0.5, 3, 0.9, 0.1)).needs == frozenset()
+    for field, value in dict(presence_penalty=1.0, logit_bias=((1, 2.0),), min_tokens=1).items():
+        assert new(sampling=SamplingParams(**{field: value})).needs == {TRANSFORMS}
+
+
 def test_a_stop_token_lets_out_what_was_held_back():
     sequence = new(prompt=ids("x"), tokenizer=TOKENIZER, stop=["ab"], stop_token_ids=frozenset({0}))
     a = ids("a")[0]
@@ -183,3 +211,45 @@ def test_any_blocks_give_the_tokens_up_to_the_first_stop_or_the_length(data):
     stopped = first_stop < max_tokens
     assert sequence.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
     assert sequence.matched == (all_tokens[first_stop] if stopped else None)
+
+
+A, HALF, BOTH = (MIXED.token_to_id(token) for token in ("a", "Ã", "©Ã"))  # BOTH ends one é and begins another
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens", "reason", "matched"),
+    [
+        ({"max_tokens": 3}, [A, HALF, BOTH], FinishReason.LENGTH, None),
+        ({"max_tokens": 9, "stop_token_ids": frozenset({2})}, [A, HALF, BOTH, 2], FinishReason.STOP, 2),
+    ],
+)
+def test_at_the_end_whole_characters_are_shown_and_all_ids_are_out(options, tokens, reason, matched):
+    sequence = new(prompt=(1,), tokenizer=MIXED, **options)
+    piece = sequence.extend(TokenTree.chain(tokens[:-1]), verdict(1, range(len(tokens) - 1), tokens[-1]))
+    assert (piece.text, piece.token_ids, piece.text_ends) == ("aé", (A, HALF, BOTH), (1, 2, 2))
+    assert (sequence.finish_reason, sequence.matched) == (reason, matched)
+
+
+def test_a_stop_string_in_the_last_characters_comes_before_the_stop_token_and_the_length():
+    for options, last in (({"max_tokens": 3}, []), ({"max_tokens": 9, "stop_token_ids": frozenset({2})}, [2])):
+        sequence = new(prompt=(1,), tokenizer=MIXED, stop=["é"], **options)
+        tokens = [A, HALF, BOTH, *last]
+        piece = sequence.extend(TokenTree.chain(tokens[:-1]), verdict(1, range(len(tokens) - 1), tokens[-1]))
+        assert (piece.text, piece.token_ids) == ("a", (A,))
+        assert (sequence.finish_reason, sequence.matched) == (FinishReason.STOP, "é")
+
+
+@pytest.mark.parametrize("num_received", [0, 1, 3])  # HALF is never sent before BOTH
+def test_resumed_at_any_id_the_rest_of_the_text_is_what_it_would_have_been(num_received):
+    """Ids are sent only once all their text is; so a client that has them has the text up to where theirs ends."""
+    whole = new(prompt=(1,), tokenizer=MIXED, max_tokens=3)
+    tokens = [A, HALF, BOTH]
+    all_of_it = whole.extend(TokenTree.chain(tokens[:-1]), verdict(1, range(2), tokens[-1]))
+    had = all_of_it.text_ends[num_received - 1] if num_received else 0
+    sequence = new(prompt=(1,), tokenizer=MIXED, max_tokens=3, received=tokens[:num_received])
+    rest = []
+    while not sequence.finished:
+        rest.append(sequence.extend(EMPTY_TREE, verdict(sequence.base, (), tokens[sequence.num_committed])))
+    assert all_of_it.text[:had] + "".join(piece.text for piece in rest) == all_of_it.text
+    assert [*tokens[:num_received], *(i for piece in rest for i in piece.token_ids)] == tokens
+    assert sequence.finish_reason is FinishReason.LENGTH

@@ -1,37 +1,69 @@
-"""What a request's own life must not lose."""
+"""What a request's own life must not lose: its end at the deadline, whatever it waits for."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
 
 import pytest
 
-from orchestrator.service import _before
+from bench.table_model import Table, TableDrafter, TableVerifier
+from specdec import rpc
+from specdec.client import Client
 from specdec.errors import DeadlineExceeded
+from specdec.v1 import generation_pb2
+from tests.cluster import cluster
+
+TABLE = Table(vocab_size=64)
+REQUEST: dict[str, Any] = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 40_000, "seed": 5}
 
 
-@pytest.mark.parametrize("turns", range(6))
-async def test_a_cancellation_that_comes_together_with_a_chunk_is_not_lost(turns: int) -> None:
-    chunks: asyncio.Queue[int] = asyncio.Queue()
-
-    async def handler() -> None:
-        while True:
-            await _before(time.monotonic() + 60, chunks.get())
-
-    task = asyncio.create_task(handler())
-    await asyncio.sleep(0.01)
-    chunks.put_nowait(1)
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    task.cancel()
-    done, _ = await asyncio.wait([task], timeout=0.5)
-    task.cancel()
-    assert done, "the request goes on although its client is gone"
+def deployment(**settings: Any) -> Any:
+    return cluster([TableVerifier(TABLE, pass_s=0.001)], [TableDrafter(TABLE)], **settings)
 
 
-async def test_a_deadline_that_passes_is_said_in_its_own_status() -> None:
-    with pytest.raises(DeadlineExceeded):
-        await _before(time.monotonic() + 0.01, asyncio.Event().wait())
-    with pytest.raises(DeadlineExceeded):
-        await _before(time.monotonic() - 1, asyncio.Event().wait())
+class Unread:
+    """In place of a gRPC context: takes one response, and is never read again."""
+
+    def __init__(self) -> None:
+        self.responses: list[generation_pb2.GenerateResponse] = []
+
+    def time_remaining(self) -> None: ...
+
+    async def write(self, response: generation_pb2.GenerateResponse) -> None:
+        self.responses.append(response)
+        if len(self.responses) > 1:
+            await asyncio.Event().wait()
+
+
+async def test_the_deadline_ends_a_write_that_is_never_read():
+    async with deployment(request_timeout_s=0.3) as running:
+        client = Unread()
+        with pytest.raises(DeadlineExceeded):
+            await running.orchestrator._servicer.Generate(generation_pb2.GenerateRequest(**REQUEST), client)
+        assert client.responses[0].HasField("admission")
+        assert running.orchestrator.live_sequences == 0
+        await running.settled()
+
+
+async def test_a_client_that_stops_reading_holds_nothing_past_the_deadline_and_is_told_so(monkeypatch):
+    async with deployment(request_timeout_s=0.5) as running, AsyncExitStack() as stack:
+        # Otherwise gRPC takes in the whole output on the client's behalf.
+        narrow = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
+        monkeypatch.setattr(rpc, "CHANNEL_OPTIONS", [*rpc.CHANNEL_OPTIONS, *narrow])
+        client = await stack.enter_async_context(Client(f"127.0.0.1:{running.orchestrator.port}"))
+        async with aclosing(client.stream(**REQUEST)) as responses:
+            assert (await anext(responses)).HasField("admission")
+            await anext(responses)
+            await running.settled(20.0)  # while nothing is read
+            with pytest.raises(DeadlineExceeded):
+                async for _ in responses:
+                    pass
+
+
+async def test_a_deadline_that_has_passed_starts_nothing():
+    async with deployment() as running:
+        with pytest.raises(DeadlineExceeded):
+            await running.client.generate(timeout_s=1e-6, **REQUEST)
+        await running.settled()

@@ -67,6 +67,13 @@ def reference(tokenizer: Tokenizer, ids: list[int], stops: list[str]) -> tuple[s
             start, stop = min(found)
             kept = sum(end <= start for end in ends)
             return text[:start], ids[:kept], ends[:kept], stop
+    full = tokenizer.decode(ids, skip_special_tokens=True)
+    if full.startswith(text):
+        text += full[len(text) :].rstrip("\ufffd")
+    if found := [(text.find(stop), stop) for stop in stops if stop in text]:
+        start, stop = min(found)
+        kept = sum(end is not None and end <= start for end in ends)
+        return text[:start], ids[:kept], ends[:kept], stop
     return text, ids, [len(text) if end is None else end for end in ends], None
 
 
@@ -79,6 +86,8 @@ def stream(tokenizer: Tokenizer | None, ids: list[int], stops=(), prompt=(), tak
             break
         if number % take_every == 0:
             pieces.append(output.take())
+    else:
+        stop = output.finish()
     pieces.append(output.take(finished=True))
     text = "".join(piece.text for piece in pieces)
     sent = [token_id for piece in pieces for token_id in piece.token_ids]
@@ -221,6 +230,23 @@ def test_half_a_character_at_the_end_is_left_out_but_its_ids_are_not():
     assert text == "ab"
     assert sent == ids
     assert ends[-2:] == [2, 2]
+
+
+def test_whole_characters_before_half_a_one_at_the_end_are_shown():
+    tokenizer = TOKENIZERS["mixed"]
+    a, half, both = (tokenizer.token_to_id(token) for token in ("a", "Ã", "©Ã"))
+    output = Output(tokenizer, [], [])
+    for token_id in (a, half, both):
+        output.push(token_id, Origin.DRAFT)
+    assert output.take().token_ids == (a,), "it may still become something else"
+    assert output.finish() is None
+    assert output.take(finished=True) == Piece("é", (half, both), (Origin.DRAFT,) * 2, (2, 2))
+
+
+def test_a_stop_string_that_shares_its_last_token_with_half_a_character_is_found_at_the_end():
+    tokenizer = TOKENIZERS["mixed"]
+    ids = [tokenizer.token_to_id(token) for token in ("a", "b", "Ã", "©Ã")]
+    assert stream(tokenizer, ids, ["bé"])[:4] == ("a", ids[:1], [1], "bé")
 
 
 def test_what_may_become_a_stop_string_waits_and_is_shown_when_it_does_not():

@@ -11,7 +11,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from specdec.model_runner import ModelRunner, load_runner
+from specdec.loading import load_runner
+from specdec.model_runner import ModelRunner
 from specdec.settings import ModelServiceSettings
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -60,12 +61,12 @@ def reference() -> Reference:
 
 @pytest.fixture(scope="session")
 def target_runner() -> ModelRunner:
-    return load_runner(ModelServiceSettings(model=str(DEMO / "target")))
+    return load_runner(ModelServiceSettings(model=str(DEMO / "target"), dtype="float32", kv_slots=32768))
 
 
 @pytest.fixture(scope="session")
 def draft_runner() -> ModelRunner:
-    return load_runner(ModelServiceSettings(model=str(DEMO / "draft")))
+    return load_runner(ModelServiceSettings(model=str(DEMO / "draft"), dtype="float32", kv_slots=32768))
 
 
 @pytest.fixture(scope="session")

@@ -33,10 +33,10 @@ class _Scripted:
     def cache_use(self) -> tuple[int, int]:
         return 0, 0
 
-    def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | None]:
-        return [None] * len(sequences)
+    def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
+        return [True] * len(sequences)
 
-    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError]:
+    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
         return [self.next_nodes(sequence, sequence.memory) for sequence in sequences]
 
     def next_nodes(self, sequence: DraftSequence, rng: random.Random) -> Sequence[Node]:

@@ -1,6 +1,6 @@
 """The generator's words from a table, made beforehand by the reference generator: same numbers, five times faster.
 
-Only what draws them is replaced, `specdec.noise.philox`. Which key is asked for remains the services' affair.
+Only what draws them is replaced, `specdec.noise._words`. Which key is asked for remains the services' affair.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import torch
 from torch import Tensor
 
 from specdec import noise
+from specdec.noise import Domain, Key
 from tests.parity import reference
 
 
 class NoiseTable:
     """Words of ``seeds`` at positions below ``num_positions``, for bases up to ``reach`` before and for base 0.
 
-    Takes the place of specdec.noise.philox for vocabularies of up to four tokens, whose rows are one counter.
+    Takes the place of specdec.noise._words for vocabularies of up to four tokens, whose rows are one counter.
     """
 
     def __init__(self, seeds: Sequence[int], num_positions: int, reach: int) -> None:
-        self._row_of = {(seed & 0xFFFFFFFF, seed >> 32): row for row, seed in enumerate(seeds)}
+        self._row_of = {seed: row for row, seed in enumerate(seeds)}
         self._reach = reach
         positions = np.arange(num_positions)[:, None, None]
         bases = np.maximum(positions - np.arange(reach + 1)[None, :, None], 0)
@@ -32,16 +33,15 @@ class NoiseTable:
         words = reference.philox([positions[None], bases[None], 0, domains[None]], every_seed)
         # [seed, position, base, domain, word]
         self._words = torch.from_numpy(np.stack(words, axis=-1).astype(np.int64))
-        self._philox = noise.philox
+        self._drawn = noise._words
 
-    def __call__(self, counter: Sequence[int | Tensor], key: tuple[int, int]) -> tuple[int | Tensor, ...]:
-        positions, base, quads, domain = counter
-        row = self._row_of.get(key)
-        if row is None or not isinstance(positions, Tensor) or not isinstance(quads, Tensor):
-            return self._philox(counter, key)
+    def __call__(self, keys: Sequence[Key], rows: Tensor, quads: Tensor, domain: Domain) -> Tensor:
+        if any(key.seed not in self._row_of for key in keys):
+            return self._drawn(keys, rows, quads, domain)
         assert not quads.any()
-        at, start = positions.flatten(), int(base)
-        back = at - start if start else torch.full_like(at, self._reach + 1)
-        words = self._words[row, at, back, int(domain)]  # [positions, 4]
-        shape = torch.broadcast_shapes(positions.shape, quads.shape)
-        return tuple(words[:, lane].reshape(positions.shape).expand(shape) for lane in range(4))
+        starts = [0 if domain is Domain.COUPLED else key.base for key in keys]
+        backs = [key.position - start if start else self._reach + 1 for key, start in zip(keys, starts, strict=True)]
+        index = [[self._row_of[key.seed] for key in keys], [key.position for key in keys], backs]
+        table = torch.tensor(index, dtype=torch.int64)  # [3, keys]
+        at = table[:, rows.expand(torch.broadcast_shapes(rows.shape, quads.shape))]  # [3, ...]
+        return self._words[at[0], at[1], at[2], int(domain)].movedim(-1, 0)  # [4, ...]

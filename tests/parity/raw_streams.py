@@ -26,9 +26,10 @@ from target_service.server import create_server as create_target_server
 class TargetStream:
     """One Verify stream."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, vocab_size: int) -> None:
         self._call = call
         self._opened = 0
+        self._vocab_size = vocab_size
 
     async def open(self, specs: Sequence[SequenceSpec], return_predictions: bool = False) -> dict[int, Verdict]:
         """Opens all of them; the verdicts of round 0 by sequence."""
@@ -53,7 +54,7 @@ class TargetStream:
         while len(verdicts) < len(numbers):
             response = await self._call.read()
             assert not response.errors, response.errors
-            verdicts.update((verdict.sequence, read_verdict(verdict)) for verdict in response.verdicts)
+            verdicts.update((each.sequence, read_verdict(each, self._vocab_size)) for each in response.verdicts)
         return verdicts
 
 
@@ -144,12 +145,14 @@ async def services(verifier: Verifier, drafter: Drafter | None = None) -> AsyncI
         async with rpc.channel(f"127.0.0.1:{target_server.port}") as target_channel:
             verify = target_pb2_grpc.TargetServiceStub(target_channel).Verify()
             if draft_server is None:
-                yield Services(TargetStream(verify), None)
+                yield Services(TargetStream(verify, verifier.info.vocab_size), None)
                 verify.cancel()
                 return
             async with rpc.channel(f"127.0.0.1:{draft_server.port}") as draft_channel:
                 draft = draft_pb2_grpc.DraftServiceStub(draft_channel).Draft()
-                yield Services(TargetStream(verify), DraftStream(draft, drafter.info.vocab_size))
+                yield Services(
+                    TargetStream(verify, verifier.info.vocab_size), DraftStream(draft, drafter.info.vocab_size)
+                )
                 verify.cancel()
                 draft.cancel()
     finally:

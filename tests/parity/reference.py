@@ -5,6 +5,9 @@ Nothing here may import specdec: what the services compute is compared with this
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
 import numpy as np
 
 _LOW = np.uint64(0xFFFFFFFF)
@@ -43,6 +46,31 @@ def sample_seed(seed: int, index: int) -> int:
         return seed
     low, high, _, _ = philox([index, 0, 0, SEED], seed)
     return int(low) | int(high) << 32
+
+
+def transformed(
+    logits: np.ndarray,  # [vocab]
+    prompt: Sequence[int],
+    output: Sequence[int],
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] = MappingProxyType({}),
+    min_tokens: int = 0,
+    end_token_ids: Sequence[int] = (),
+) -> np.ndarray:  # [vocab]
+    """The logits after this text: bias, repetition over all of it, frequency and presence over the output."""
+    scores = logits.astype(np.float64)
+    for token, bias in logit_bias.items():
+        scores[token] += bias
+    seen = np.zeros(len(scores), dtype=bool)
+    seen[[*prompt, *output]] = True
+    repeated = np.where(scores > 0, scores / repetition_penalty, scores * repetition_penalty)
+    counts = np.bincount(np.array(output, dtype=np.int64), minlength=len(scores))
+    scores = np.where(seen, repeated, scores) - frequency_penalty * counts - presence_penalty * (counts > 0)
+    if len(output) < min_tokens:
+        scores[list(end_token_ids)] = -np.inf
+    return scores
 
 
 class Filtered:

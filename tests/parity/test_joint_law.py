@@ -19,14 +19,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft_service.drafters import language_model
+from draft_service import proposal
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftSequence, Node
 from specdec import noise, verification
 from specdec.errors import SpecdecError
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.wire import write_method
-from target_service import lm_verifier
+from target_service import decision
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster
 from tests.parity.chi_square import p_value
@@ -106,7 +106,7 @@ async def run(
     """The p-value of texts that both services made over raw streams, all of them on one stream."""
     seeds = range(first_seed, first_seed + num_texts)
     reach = pair.num_draft_tokens
-    monkeypatch.setattr(noise, "philox", NoiseTable(seeds, pair.num_tokens + 2 * reach + 2, reach))
+    monkeypatch.setattr(noise, "_words", NoiseTable(seeds, pair.num_tokens + 2 * reach + 2, reach))
     specs = [SequenceSpec((0,), 1, SamplingParams(), seed, method) for seed in seeds]
     started = time.perf_counter()
     async with services(LmVerifier(pair.runner(pair.target)), drafter(pair.runner(pair.draft))) as deployment:
@@ -125,16 +125,17 @@ def test_the_table_of_noise_is_the_generator(monkeypatch: pytest.MonkeyPatch) ->
     def numbers() -> list[Tensor]:
         drawn = []
         for seed, base, domain in keys:
+            two = [noise.Key(seed, base + 1, base), noise.Key(seed, base + 3, base)]
             drawn += [
-                noise.exponentials(seed, [base + 1, base + 3], base, domain, 3),
-                noise.uniforms(seed, [base, base + 2], base, domain),
-                noise.uniforms(seed, [], base, domain),
-                noise.exponentials_at(seed, base + 3, base, domain, torch.tensor([2, 0])),
+                noise.exponentials(two, domain, 3),
+                noise.uniforms(two, domain),
+                noise.uniforms([], domain),
+                noise.exponentials_at(two, torch.tensor([1, 1, 0]), torch.tensor([2, 0, 1]), domain),
             ]
         return drawn
 
     generated = numbers()
-    monkeypatch.setattr(noise, "philox", NoiseTable(seeds, 20, 3))
+    monkeypatch.setattr(noise, "_words", NoiseTable(seeds, 20, 3))
     assert all(torch.equal(a, b) for a, b in zip(generated, numbers(), strict=True))
 
 
@@ -148,7 +149,7 @@ async def test_joint_law_is_the_targets_through_the_orchestrator(monkeypatch: py
     pair, request_seeds, samples = THREE, range(5), 64
     seeds = [sample_seed(seed, index) for seed in request_seeds for index in range(samples)]
     monkeypatch.setattr(
-        noise, "philox", NoiseTable(seeds, pair.num_tokens + 2 * pair.num_draft_tokens + 2, pair.num_draft_tokens)
+        noise, "_words", NoiseTable(seeds, pair.num_tokens + 2 * pair.num_draft_tokens + 2, pair.num_draft_tokens)
     )
     verifier = LmVerifier(pair.runner(pair.target))
     drafter = LanguageModelDrafter(pair.runner(pair.draft))
@@ -181,17 +182,17 @@ async def test_joint_law_is_the_targets_through_the_orchestrator(monkeypatch: py
 async def test_noise_keyed_by_position_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Block verification looks at uniforms beyond the token it stops at; they must not come back."""
     for module, name in (
-        (lm_verifier, "uniforms"),
-        (lm_verifier, "exponentials"),
-        (language_model, "exponentials_at"),
+        (decision, "uniforms"),
+        (decision, "exponentials"),
+        (proposal, "exponentials_at"),
     ):
         monkeypatch.setattr(module, name, _without_base(getattr(module, name)))
     assert await run(monkeypatch, TWO, Method.BLOCK, 150) < 1e-6
 
 
 def _without_base(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def call(seed: int, position: Any, base: int, *rest: Any) -> Tensor:
-        return function(seed, position, 0, *rest)
+    def call(keys: Sequence[noise.Key], *rest: Any) -> Tensor:
+        return function([key._replace(base=0) for key in keys], *rest)
 
     return call
 
@@ -199,15 +200,15 @@ def _without_base(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 @BOTH
 async def test_target_rows_off_by_one_are_found(monkeypatch: pytest.MonkeyPatch, method: Method) -> None:
     name = f"verify_{method.value}"
-    verify = getattr(lm_verifier, name)
-    monkeypatch.setattr(lm_verifier, name, lambda target_probs, *rest: verify(target_probs.roll(1, 0), *rest))
+    verify = getattr(decision, name)
+    monkeypatch.setattr(decision, name, lambda target_probs, *rest: verify(target_probs.roll(1, 0), *rest))
     assert await run(monkeypatch, THREE, method, 100) < 1e-6
 
 
 @BOTH
 async def test_draft_rows_off_by_one_are_found(monkeypatch: pytest.MonkeyPatch, method: Method) -> None:
-    draft_probs = lm_verifier._draft_probs
-    monkeypatch.setattr(lm_verifier, "_draft_probs", lambda *arguments: draft_probs(*arguments).roll(1, 0))
+    draft_probs = decision._draft_probs
+    monkeypatch.setattr(decision, "_draft_probs", lambda *arguments: draft_probs(*arguments).roll(1, 0))
     assert await run(monkeypatch, VARIED, method, 100) < 1e-6
 
 

@@ -13,8 +13,6 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
 
 from specdec.checkpoint import Checkpoint
-from specdec.model_runner import load_runner
-from specdec.settings import ModelServiceSettings
 from specdec.vocabulary import Vocabulary, read_vocabulary
 
 
@@ -135,6 +133,30 @@ def test_a_config_that_says_too_little_is_a_sentence(directory, changes, words):
         find(directory)
 
 
+def test_dtype_auto_is_the_checkpoints_own(directory):
+    for name, written in (("dtype", "bfloat16"), ("torch_dtype", "float16")):
+        rewrite(directory / "config.json", **{"dtype": ..., "torch_dtype": ..., name: written})
+        assert Checkpoint.find(str(directory), "auto").dtype == written
+        assert find(directory, "auto") == find(directory, written)
+    rewrite(directory / "config.json", dtype=..., torch_dtype=...)
+    assert find(directory, "auto").dtype == "float32"
+    rewrite(directory / "config.json", dtype="float8_e4m3fn")
+    with pytest.raises(ValueError, match="weights are float8_e4m3fn; choose"):
+        find(directory, "auto")
+
+
+def test_a_context_ends_where_all_positions_would_be_encoded_anew(directory):
+    rewrite(directory / "config.json", rope_parameters={"rope_type": "llama3", "original_max_position_embeddings": 16})
+    assert find(directory).context_length == 40
+    rewrite(
+        directory / "config.json", rope_parameters={"rope_type": "longrope", "original_max_position_embeddings": 16}
+    )
+    assert find(directory).context_length == 16
+    older = dict(rope_parameters=..., rope_scaling={"type": "longrope"}, original_max_position_embeddings=24)
+    rewrite(directory / "config.json", **older)
+    assert find(directory).context_length == 24
+
+
 def test_a_config_that_is_no_json_is_a_sentence(directory):
     (directory / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config.json"):
@@ -157,13 +179,3 @@ def test_the_size_counts_ids_up_to_the_largest_added_tokens_included():
     assert Vocabulary.of(made).size == 6
     gap = Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a"))
     assert Vocabulary.of(gap).size == 8
-
-
-def test_a_loaded_runner_gives_usable_tokens_in_the_dtype_asked_for(directory):
-    threads = torch.get_num_threads()
-    settings = ModelServiceSettings(model=str(directory), dtype="bfloat16", kv_slots=64, threads=0)
-    runner = load_runner(settings)
-    assert torch.get_num_threads() == threads
-    assert runner.model.dtype == torch.bfloat16
-    assert runner.info == find(directory, "bfloat16")
-    assert runner.pool.num_slots == 64

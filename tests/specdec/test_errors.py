@@ -43,7 +43,7 @@ def test_violations_survive_the_wire(violations):
     assert str(error) == str(InvalidArgument(violations))
 
 
-@given(text, st.floats(1e-3, 1e5))
+@given(text, st.just(0.0) | st.floats(1e-3, 1e5))
 def test_the_retry_delay_survives_the_wire(message, retry_after_s):
     error = crossed(Overloaded(message, retry_after_s))
     assert type(error) is Overloaded

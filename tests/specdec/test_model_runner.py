@@ -10,7 +10,8 @@ import torch
 import transformers as hf
 
 from specdec.kv_cache import SequenceCache
-from specdec.model_runner import ModelRunner, Segment
+from specdec.model_runner import ModelRunner
+from specdec.packed_attention import Segment
 from specdec.rounds import ModelInfo
 from specdec.tree import ROOT
 
@@ -82,11 +83,13 @@ class Plain:
 def segment_of(cache: SequenceCache, chunk: list[int], tree: list[tuple[int, int]], wanted=None) -> Segment:
     """A chunk that continues the cached text, then a tree of (parent, token) below its last row."""
     rows = len(chunk) + len(tree)
+    num_context = len(cache)
+    cache.take(rows)
     return Segment(
         token_ids=[*chunk, *(token for _, token in tree)],
         parents=[*range(-1, len(chunk) - 1), *(len(chunk) + parent for parent, _ in tree)],
-        context_slots=list(cache.slots),
-        row_slots=cache.take(rows),
+        num_context=num_context,
+        block_table=list(cache.block_table),
         logit_rows=range(rows) if wanted is None else wanted,
     )
 
@@ -120,7 +123,7 @@ def test_packed_passes_agree_with_the_plain_model(name):
         if not segments:
             continue
         results = runner.forward(segments)
-        for index, segment, logits in zip(chosen, segments, results, strict=True):
+        for index, segment, (logits, _) in zip(chosen, segments, results, strict=True):
             paths = row_texts(texts[index], segment)
             # Longest first: one plain pass gives every row on its path.
             for row in sorted(range(len(paths)), key=lambda row: -len(paths[row])):
@@ -132,7 +135,7 @@ def test_packed_passes_agree_with_the_plain_model(name):
             while row >= 0:
                 kept.insert(0, row)
                 row = segment.parents[row]
-            caches[index].keep(kept)
+            runner.move(caches[index].keep(kept))
             texts[index].extend(segment.token_ids[row] for row in kept)
             if rng.random() < 0.3:
                 length = rng.randrange(len(texts[index]) + 1)
@@ -159,7 +162,7 @@ def test_only_the_rows_asked_for_come_back_and_only_usable_tokens(llama):
     first = segment_of(runner.new_cache(), text, [], wanted=[1, 4])
     second = segment_of(runner.new_cache(), other, [], wanted=[])
     third = segment_of(runner.new_cache(), other, [], wanted=[0])
-    one, none, three = runner.forward([first, second, third])
+    one, none, three = (output.logits for output in runner.forward([first, second, third]))
     assert one.shape == (2, 40)
     assert none.shape == (0, 40)
     assert three.shape == (1, 40)
@@ -172,9 +175,9 @@ def test_a_pass_that_wants_no_logits_at_all_still_fills_the_cache(llama):
     runner, plain = runner_of(llama), Plain(llama)
     cache = runner.new_cache()
     [nothing] = runner.forward([segment_of(cache, [1, 2, 3], [], wanted=[])])
-    assert len(nothing) == 0
+    assert len(nothing.logits) == 0
     cache.keep(range(3))
-    [logits] = runner.forward([segment_of(cache, [4], [])])
+    [(logits, _)] = runner.forward([segment_of(cache, [4], [])])
     torch.testing.assert_close(logits[0], plain.logits((1, 2, 3, 4)), atol=3e-5, rtol=1e-5)
 
 
@@ -183,29 +186,31 @@ def test_a_single_row_is_padded_without_touching_anybodys_slots(llama):
     bystander, cache = runner.new_cache(), runner.new_cache()
     runner.forward([segment_of(bystander, [1, 2, 3], [])])
     bystander.keep(range(3))
-    layers = [tuple(tensor[bystander.slots].clone() for tensor in pair) for pair in runner.pool._layers.values()]
+
+    def slots() -> list[torch.Tensor]:
+        tensors = [tensor for pair in runner._store._layers.values() for tensor in pair]
+        return [tensor.flatten(0, 1).clone() for tensor in tensors]
+
+    before = slots()
     runner.forward([segment_of(cache, [0], [])])
-    used = {*bystander.slots, *cache._fed}
-    for before, (keys, values) in zip(layers, runner.pool._layers.values(), strict=True):
-        assert torch.equal(keys[bystander.slots], before[0])
-        assert torch.equal(values[bystander.slots], before[1])
-        free = [slot for slot in range(256) if slot not in used]
-        assert not keys[free].any()
-        assert not values[free].any()
+    [own] = cache.block_table
+    for old, new in zip(before, slots(), strict=True):
+        changed = (old != new).flatten(1).any(1).nonzero().flatten().tolist()
+        assert changed == [own * runner.pool.block_size]
 
 
-def test_the_company_of_a_row_does_not_change_it_beyond_rounding(llama):
+def test_the_company_of_a_row_does_not_change_it(llama):
     runner = runner_of(llama)
     [alone] = runner.forward([segment_of(runner.new_cache(), [7, 8, 9, 10], [])])
     packed = runner.forward([segment_of(runner.new_cache(), ids, []) for ids in ([1], [7, 8, 9, 10], [2] * 11)])
-    torch.testing.assert_close(packed[1], alone, atol=1e-6, rtol=1e-6)
+    assert torch.equal(packed[1].logits, alone.logits)
 
 
 def test_twins_in_different_branches_see_their_own_ancestors_only(llama):
     runner, plain = runner_of(llama), Plain(llama)
     # The same token below two different nodes, and once at the root.
     segment = segment_of(runner.new_cache(), [1, 2], [(-1, 5), (-1, 6), (0, 9), (1, 9), (-1, 9)])
-    [logits] = runner.forward([segment])
+    [(logits, _)] = runner.forward([segment])
     for row, text in enumerate([(1,), (1, 2), (1, 2, 5), (1, 2, 6), (1, 2, 5, 9), (1, 2, 6, 9), (1, 2, 9)]):
         torch.testing.assert_close(logits[row], plain.logits(text), atol=3e-5, rtol=1e-5)
     assert not torch.allclose(logits[4], logits[5], atol=1e-2)

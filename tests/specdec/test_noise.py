@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from specdec import noise
-from specdec.noise import Domain, derive_seed, exponentials, exponentials_at, philox, uniforms
+from specdec.noise import Domain, Key, derive_seed, exponentials, exponentials_at, uniforms
+from specdec.philox import philox, philox_array
 
 # Salmon et al., Random123, kat_vectors: philox 4x32 10
 KNOWN_ANSWERS = [
@@ -31,6 +32,10 @@ KNOWN_ANSWERS = [
     ),
 ]
 SEED = 0x0123456789ABCDEF
+
+
+def keys(positions, base=0, seed=SEED):
+    return [Key(seed, position, base) for position in positions]
 
 
 def reference_philox(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
@@ -68,13 +73,36 @@ def test_tensors_and_ints_give_the_same_bits(counter, key):
     assert tuple(int(w) for w in philox(tuple(torch.tensor(w) for w in counter), key)) == expected
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(word, word, word, word, word, word), min_size=1, max_size=9))
+def test_arrays_give_the_same_bits(rows):
+    columns = np.array(rows, dtype=np.uint64).T
+    words = philox_array(tuple(columns[:4]), (columns[4], columns[5]))
+    assert [tuple(column) for column in words.T.tolist()] == [reference_philox(row[:4], row[4:]) for row in rows]
+    # Broadcast, as rows of many keys are drawn.
+    words = philox_array((columns[0][:, None], 5, columns[2][None], 7), (columns[4][:, None], columns[5][:, None]))
+    for i, row in enumerate(rows):
+        for j, other in enumerate(rows):
+            assert tuple(words[:, i, j].tolist()) == reference_philox((row[0], 5, other[2], 7), row[4:])
+
+
+def test_other_devices_get_the_words_of_the_cpu():
+    keys_, quads = [Key(2**64 - 1, 5, 3), Key(SEED, 2**31 + 9, 4)], torch.arange(300)[None]
+    rows = torch.arange(2)[:, None]
+    expected = noise._words(keys_, rows, quads, Domain.DRAFT)
+    seeds = torch.tensor([[key.seed & 0xFFFFFFFF, key.seed >> 32] for key in keys_])[:, :, None]
+    counter = torch.tensor([[key.position, key.base] for key in keys_])[:, :, None]
+    words = philox((counter[:, 0], counter[:, 1], quads, quads.new_full((), 1)), (seeds[:, 0], seeds[:, 1]))
+    assert torch.equal(torch.stack(torch.broadcast_tensors(*words)), expected)
+
+
 @pytest.mark.parametrize("domain", list(Domain))
 def test_layout_of_key_and_counter_is_as_documented(domain):
     positions, base, vocab_size = [0, 5, 2**31 + 3], 17, 11
-    draws = exponentials(SEED, positions, base, domain, vocab_size)
+    draws = exponentials(keys(positions, base), domain, vocab_size)
     assert draws.shape == (3, vocab_size)
     assert draws.dtype == torch.float64
-    first = uniforms(SEED, positions, base, domain)
+    first = uniforms(keys(positions, base), domain)
     for row, position in enumerate(positions):
         for token_id in range(vocab_size):
             counter = (position, 0 if domain is Domain.COUPLED else base, token_id // 4, int(domain))
@@ -95,37 +123,46 @@ def test_layout_of_key_and_counter_is_as_documented(domain):
 )
 def test_a_small_support_has_the_bits_of_the_full_row(seed, position, base, domain, token_ids):
     index = torch.tensor(token_ids, dtype=torch.int64)
-    row = exponentials(seed, [position], base, domain, 1003)[0]
-    assert torch.equal(exponentials_at(seed, position, base, domain, index), row[index])
+    two = [Key(SEED, 3, 1), Key(seed, position, base)]
+    drawn = exponentials(two, domain, 1003)
+    for row in range(2):
+        rows = torch.full_like(index, row)
+        assert torch.equal(exponentials_at(two, rows, index, domain), drawn[row, index])
 
 
 def test_rows_do_not_depend_on_their_neighbours():
-    block = exponentials(SEED, range(9), 0, Domain.COUPLED, 4099)
+    block = exponentials(keys(range(9)), Domain.COUPLED, 4099)
     for position in range(9):
-        assert torch.equal(exponentials(SEED, [position], 0, Domain.COUPLED, 4099)[0], block[position])
+        assert torch.equal(exponentials(keys([position], 0), Domain.COUPLED, 4099)[0], block[position])
+    # Also with other sequences' rows around it, and when several chunks are drawn.
+    mixed = [Key(seed, 7 * seed + 1, 3) for seed in range(70)]
+    rows = exponentials(mixed, Domain.DRAFT, 4099)
+    for row in (0, 15, 16, 17, 69):
+        assert torch.equal(exponentials([mixed[row]], Domain.DRAFT, 4099)[0], rows[row])
     # A shorter vocabulary is a prefix of a longer one, so draft and target may pad theirs differently.
-    assert torch.equal(exponentials(SEED, range(9), 0, Domain.COUPLED, 513), block[:, :513])
+    assert torch.equal(exponentials(keys(range(9)), Domain.COUPLED, 513), block[:, :513])
 
 
 def test_no_positions_and_no_tokens_are_legal():
-    assert exponentials(SEED, [], 0, Domain.DRAFT, 7).shape == (0, 7)
-    assert exponentials(SEED, [3], 0, Domain.DRAFT, 0).shape == (1, 0)
-    assert uniforms(SEED, [], 0, Domain.ACCEPT).shape == (0,)
-    assert exponentials_at(SEED, 3, 0, Domain.DRAFT, torch.tensor([], dtype=torch.int64)).shape == (0,)
+    assert exponentials([], Domain.DRAFT, 7).shape == (0, 7)
+    assert exponentials(keys([3], 0), Domain.DRAFT, 0).shape == (1, 0)
+    assert uniforms([], Domain.ACCEPT).shape == (0,)
+    none = torch.tensor([], dtype=torch.int64)
+    assert exponentials_at(keys([3]), none, none, Domain.DRAFT).shape == (0,)
 
 
 def test_coupled_noise_ignores_the_base_and_the_other_domains_do_not():
     for domain in Domain:
         same = torch.equal(
-            exponentials(SEED, [9], 3, domain, 64),
-            exponentials(SEED, [9], 4, domain, 64),
+            exponentials(keys([9], 3), domain, 64),
+            exponentials(keys([9], 4), domain, 64),
         )
         assert same == (domain is Domain.COUPLED)
-        assert torch.equal(uniforms(SEED, [9], 3, domain), uniforms(SEED, [9], 4, domain)) == same
+        assert torch.equal(uniforms(keys([9], 3), domain), uniforms(keys([9], 4), domain)) == same
 
 
 def test_uniforms_are_uniform():
-    draws = uniforms(SEED, range(200_000), 1, Domain.ACCEPT).numpy()
+    draws = uniforms(keys(range(200_000), 1), Domain.ACCEPT).numpy()
     assert draws.min() > 0.0
     assert draws.max() < 1.0
     assert stats.kstest(draws, "uniform").pvalue > 1e-4
@@ -134,7 +171,7 @@ def test_uniforms_are_uniform():
 
 
 def test_exponentials_are_exponential_in_every_lane():
-    draws = exponentials(SEED, range(50), 0, Domain.COUPLED, 4096).numpy()
+    draws = exponentials(keys(range(50)), Domain.COUPLED, 4096).numpy()
     assert np.isfinite(draws).all()
     assert draws.min() > 0.0
     for lane in range(4):
@@ -143,7 +180,7 @@ def test_exponentials_are_exponential_in_every_lane():
 
 def test_extreme_bits_stay_finite():
     # The ends of u are 2**-33 and 1 - 2**-33: neither log(0) nor log1p(-1) can come up.
-    ends = noise._uniform(torch.tensor([0, 2**32 - 1]))
+    ends = noise._uniform(torch.tensor([0, 2**32 - 1]).double())
     assert ends.tolist() == [2.0**-33, 1.0 - 2.0**-33]
     lowest, highest = noise._exponential(ends).tolist()
     assert lowest == pytest.approx(2.0**-33)
@@ -151,7 +188,7 @@ def test_extreme_bits_stay_finite():
 
 
 def numbers(seed=SEED, position=7, base=40, domain=Domain.DRAFT):
-    return exponentials(seed, [position], base, domain, 20_000)[0]
+    return exponentials(keys([position], base, seed), domain, 20_000)[0]
 
 
 NEIGHBOURS = {
@@ -190,7 +227,7 @@ def test_sample_seeds_are_distinct_and_the_first_is_the_requests_own():
 @pytest.mark.parametrize("seed", [-1, 2**64])
 def test_a_seed_out_of_range_is_refused(seed):
     with pytest.raises(ValueError, match="64-bit"):
-        exponentials(seed, [0], 0, Domain.COUPLED, 4)
+        exponentials(keys([0], seed=seed), Domain.COUPLED, 4)
     with pytest.raises(ValueError, match="64-bit"):
         derive_seed(seed, 1)
 
@@ -208,7 +245,7 @@ print(derive_seed(5, 2))
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_cpu_and_gpu_agree():
-    on_cpu = exponentials(SEED, range(5), 0, Domain.COUPLED, 4099)
-    on_gpu = exponentials(SEED, range(5), 0, Domain.COUPLED, 4099, device="cuda").cpu()
+    on_cpu = exponentials(keys(range(5)), Domain.COUPLED, 4099)
+    on_gpu = exponentials(keys(range(5)), Domain.COUPLED, 4099, device="cuda").cpu()
     # The words agree bit for bit; the two log1p may differ in the last place.
     torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-15, atol=0.0)

@@ -41,7 +41,7 @@ async def served(**table: Any) -> AsyncIterator[tuple[ModelServer, grpc.aio.Chan
 
 
 def linked(channel: grpc.aio.Channel) -> tuple[Link, asyncio.Task[None]]:
-    link = Link(target_pb2_grpc.TargetServiceStub(channel).Verify, TargetFrames(), PATIENCE_S, PATIENCE_S)
+    link = Link(target_pb2_grpc.TargetServiceStub(channel).Verify, TargetFrames(1000), PATIENCE_S, PATIENCE_S)
     return link, asyncio.create_task(link.run())
 
 

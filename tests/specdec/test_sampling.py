@@ -18,7 +18,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specdec.noise import Domain, exponentials
+from specdec.noise import Domain, Key, exponentials
+from specdec.noise_cache import CoupledNoise, PassNoise
 from specdec.sampling import (
     dense_from_sparse,
     greedy,
@@ -29,6 +30,17 @@ from specdec.sampling import (
     transformed_logits,
 )
 from specdec.sequence import SamplingParams
+
+
+def keys(positions, seed):
+    return [Key(seed, position) for position in positions]
+
+
+def coupled(logits, params, seed, positions):
+    """What the noise of these positions picks from logits [positions, vocab], all with the same parameters."""
+    state = CoupledNoise(seed)
+    noise = PassNoise([(state, position) for position in positions], logits.shape[-1], logits.device)
+    return sample_coupled(logits, [params] * len(logits), noise)
 
 
 def warped(logits, params):
@@ -79,7 +91,7 @@ GRID = [
 def test_transforms_are_those_of_transformers(scale):
     logits = scale * torch.randn(3, 300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for params in GRID:
-        ours, theirs = transformed_logits(logits, params), warped(logits, params)
+        ours, theirs = transformed_logits(logits, [params] * 3), warped(logits, params)
         assert torch.equal(ours.isneginf(), theirs.isneginf()), params
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -94,7 +106,7 @@ def test_transforms_are_those_of_transformers(scale):
 )
 def test_equals_are_broken_towards_the_lowest_id(logits, temperature, top_k, top_p, min_p):
     params = SamplingParams(temperature, top_k, top_p, min_p)
-    ours = probabilities(torch.tensor([logits], dtype=torch.bfloat16), params)[0]
+    ours = probabilities(torch.tensor([logits], dtype=torch.bfloat16), [params])[0]
     np.testing.assert_allclose(ours.numpy(), by_the_book(logits, params), atol=1e-12)
 
 
@@ -104,35 +116,119 @@ def test_transforms_work_on_every_float_type_and_leave_the_argument_alone():
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         given_logits = logits.to(dtype)
         before = given_logits.clone()
-        assert transformed_logits(given_logits, params).dtype == torch.float64
+        assert transformed_logits(given_logits, [params] * 3).dtype == torch.float64
         assert torch.equal(given_logits, before)
 
 
-def test_a_row_does_not_depend_on_its_neighbours():
+PARAMS = [
+    SamplingParams(0.0),
+    SamplingParams(1.0),
+    SamplingParams(0.6),
+    SamplingParams(0.7, 40),
+    SamplingParams(1.3, 3, 0.5),
+    SamplingParams(1.0, 0, 0.9),
+    SamplingParams(1.0, 0, 0.99, 0.001),
+    SamplingParams(0.8, 0, 1.0, 0.05),
+    SamplingParams(0.9, 2000, 0.95, 0.02),
+]
+
+
+@pytest.mark.parametrize("vocab_size", [50, 8192, 40_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_row_does_not_depend_on_its_company(vocab_size, dtype, num_threads):
+    """Law: bit for bit, whatever its neighbours' logits, parameters, seeds and number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        check_company(vocab_size, dtype)
+    finally:
+        torch.set_num_threads(before)
+
+
+def check_company(vocab_size, dtype):
     generator = torch.Generator().manual_seed(3)
-    peaked = 12.0 * torch.randn(1, 5000, generator=generator)
-    flat = 0.01 * torch.randn(1, 5000, generator=generator)
-    for params in (SamplingParams(top_p=0.9), SamplingParams(0.7, 40, 0.9, 0.02)):
-        alone = transformed_logits(peaked, params)
-        assert torch.equal(transformed_logits(torch.cat([flat, peaked, flat]), params)[1:2], alone)
+    scale = torch.tensor([0.01, 1.0, 3.0, 12.0]).repeat(16)[:, None]  # flat rows beside peaked ones
+    logits = (scale * torch.randn(64, vocab_size, generator=generator)).to(dtype)
+    params = [PARAMS[row % len(PARAMS)] for row in range(64)]
+
+    def answers(rows):
+        """Of these rows together: tokens, scores, distributions, supports."""
+        noise = PassNoise([(CoupledNoise(row), 5 * row) for row in rows], vocab_size, logits.device)
+        tokens = sample_coupled(logits[rows], [params[row] for row in rows], noise).tolist()
+        warm = [row for row in rows if not params[row].greedy]
+        those = logits[warm], [params[row] for row in warm]
+        probs = probabilities(*those)
+        every = zip(transformed_logits(*those), probs, *sparse_support(probs), strict=True)
+        return dict(zip(rows, tokens, strict=True)), dict(zip(warm, every, strict=True))
+
+    alone = {row: answers([row]) for row in range(64) if not params[row].greedy}
+    order = torch.randperm(64, generator=generator).tolist()
+    for num_rows in (2, 3, 7, 16, 64):
+        tokens, tensors = answers(order[:num_rows])
+        for row, row_tensors in tensors.items():
+            assert tokens[row] == alone[row][0][row]
+            for ours, expected in zip(row_tensors, alone[row][1][row], strict=True):
+                assert torch.equal(ours, expected)
+        for row in set(tokens).difference(tensors):
+            assert tokens[row] == int(logits[row].float().argmax())
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    spread=st.floats(0.01, 60.0),
+    params=st.sampled_from(PARAMS[1:]),
+    seed=st.integers(0, 2**64 - 1),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_noise_that_is_not_drawn_could_not_have_won(spread, params, seed, dtype):
+    generator = torch.Generator().manual_seed(seed % 1000)
+    logits = (spread * torch.randn(3, 300, generator=generator)).to(dtype)
+    everything = race(
+        transformed_logits(logits, [params] * 3), exponentials(keys([4, 5, 6], seed), Domain.COUPLED, 300)
+    )
+    assert torch.equal(coupled(logits, params, seed, [4, 5, 6]), everything)
+
+
+def test_rows_at_one_position_share_its_noise_and_what_is_committed_is_forgotten():
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(8)).expand(4, 40)
+    state = CoupledNoise(9)
+    noise = PassNoise([(state, position) for position in (5, 6, 5, 6)], 40, logits.device)
+    tokens = sample_coupled(logits, [SamplingParams()] * 4, noise).tolist()
+    assert tokens[:2] == tokens[2:]
+    assert sorted(state.rows) == [5, 6]
+    state.forget_before(6)
+    assert sorted(state.rows) == [6]
+    assert torch.equal(noise.rows([0, 1]), exponentials(keys([5, 6], 9), Domain.COUPLED, 40))
+
+
+def test_a_row_that_is_not_a_number_does_not_fail_its_neighbours():
+    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(8))
+    for params in PARAMS:
+        expected = coupled(logits, params, 3, [1, 2, 3]).tolist()
+        spoilt = logits.clone()
+        spoilt[1] = math.nan
+        got = coupled(spoilt, params, 3, [1, 2, 3]).tolist()
+        assert (got[0], got[2]) == (expected[0], expected[2])
+        assert 0 <= got[1] < 40
 
 
 def test_tokens_forbidden_before_stay_forbidden():
     logits = torch.tensor([[0.0, -math.inf, 2.0, -math.inf, 1.0]])
     for params in (SamplingParams(), SamplingParams(top_k=4), SamplingParams(1.0, 4, 0.999, 0.001)):
-        assert probabilities(logits, params)[0, [1, 3]].tolist() == [0.0, 0.0]
-        assert probabilities(logits, params).sum().item() == pytest.approx(1.0)
+        assert probabilities(logits, [params])[0, [1, 3]].tolist() == [0.0, 0.0]
+        assert probabilities(logits, [params]).sum().item() == pytest.approx(1.0)
 
 
 def test_no_rows_are_legal():
     empty = torch.zeros(0, 9)
-    assert transformed_logits(empty, SamplingParams(0.7, 3, 0.9, 0.1)).shape == (0, 9)
-    assert sample_coupled(empty, SamplingParams(), empty.double()).shape == (0,)
+    assert transformed_logits(empty, []).shape == (0, 9)
+    assert coupled(empty, SamplingParams(), 1, []).shape == (0,)
 
 
 def test_the_race_draws_from_the_weights():
     weights = torch.tensor([0.5, 0.0, 0.2, 0.25, 0.05], dtype=torch.float64)
-    noise = exponentials(11, range(100_000), 0, Domain.CORRECTION, 5)
+    noise = exponentials(keys(range(100_000), 11), Domain.CORRECTION, 5)
     drawn = race((3.0 * weights).log().expand(100_000, 5), noise)
     counts = torch.bincount(drawn, minlength=5)
     assert counts[1] == 0
@@ -157,16 +253,13 @@ def test_greedy_takes_the_lowest_of_equals():
 
 def test_temperature_zero_is_greedy_and_needs_no_noise():
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(4))
-    chosen = sample_coupled(logits, SamplingParams(temperature=0.0, top_k=3), None)
+    chosen = sample_coupled(logits, [SamplingParams(temperature=0.0, top_k=3)] * 5, noise=None)
     assert torch.equal(chosen, greedy(logits))
-    with pytest.raises(ValueError, match="exponentials"):
-        sample_coupled(logits, SamplingParams(), None)
 
 
 def test_top_k_one_is_greedy_whatever_the_noise():
     logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(5))
-    noise = exponentials(1, range(50), 0, Domain.COUPLED, 40)
-    assert torch.equal(sample_coupled(logits, SamplingParams(top_k=1), noise), greedy(logits))
+    assert torch.equal(coupled(logits, SamplingParams(top_k=1), 1, range(50)), greedy(logits))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -175,8 +268,9 @@ def test_coupled_draws_agree_as_often_as_the_formula_says(seed):
     num_draws, vocab_size = 40_000, 8
     logits = 1.5 * torch.randn(2, vocab_size, generator=generator, dtype=torch.float64)
     draft_probs, target_probs = logits.softmax(-1)
-    noise = exponentials(seed, range(num_draws), 0, Domain.COUPLED, vocab_size)
-    draft, target = (sample_coupled(row.expand(num_draws, vocab_size), SamplingParams(), noise) for row in logits)
+    draft, target = (
+        coupled(row.expand(num_draws, vocab_size), SamplingParams(), seed, range(num_draws)) for row in logits
+    )
 
     # P[both pick i] = 1 / sum_j max(target_j / target_i, draft_j / draft_i)
     per_token = torch.maximum(target_probs / target_probs[:, None], draft_probs / draft_probs[:, None])
@@ -194,12 +288,8 @@ def test_coupled_draws_agree_as_often_as_the_formula_says(seed):
 
 def test_coupled_draws_do_not_depend_on_how_rounds_are_cut():
     logits = torch.randn(30, 16, generator=torch.Generator().manual_seed(6))
-    alone = [
-        sample_coupled(logits[i : i + 1], SamplingParams(0.8, 9), exponentials(3, [i], 0, Domain.COUPLED, 16))
-        for i in range(30)
-    ]
-    noise = exponentials(3, range(30), 25, Domain.COUPLED, 16)
-    packed = sample_coupled(logits, SamplingParams(0.8, 9), noise)
+    alone = [coupled(logits[i : i + 1], SamplingParams(0.8, 9), 3, [i]) for i in range(30)]
+    packed = coupled(logits, SamplingParams(0.8, 9), 3, range(30))
     assert torch.cat(alone).tolist() == packed.tolist()
 
 
@@ -210,11 +300,12 @@ def test_coupled_draws_do_not_depend_on_how_rounds_are_cut():
 )
 def test_sparse_support_holds_the_likeliest_tokens_exactly_in_fp16(logits, size):
     probs = torch.tensor(logits, dtype=torch.float64).softmax(-1)
-    token_ids, weights = sparse_support(probs, size)
+    token_ids, weights = (support[0] for support in sparse_support(probs[None], size))
+    assert weights.tolist() == sorted(weights.tolist(), reverse=True)
+    token_ids, weights = token_ids[weights > 0], weights[weights > 0]
     assert weights.dtype == torch.float64
     assert torch.equal(weights.half().double(), weights)
     assert weights[0] == 1.0
-    assert (weights > 0).all()
     ranked = sorted(range(len(logits)), key=lambda v: (-logits[v], v))
     expected = [v for v in ranked[:size] if float((probs[v] / probs.max()).half()) > 0]
     assert token_ids.tolist() == expected
@@ -227,7 +318,9 @@ def test_sparse_support_holds_the_likeliest_tokens_exactly_in_fp16(logits, size)
 
 def test_a_sparse_distribution_has_the_same_bits_in_any_order():
     generator = torch.Generator().manual_seed(7)
-    token_ids, weights = sparse_support(torch.randn(5000, generator=generator).double().softmax(-1))
+    token_ids, weights = (
+        support[0] for support in sparse_support(torch.randn(1, 5000, generator=generator).double().softmax(-1))
+    )
     assert len(token_ids) == 64
     order = torch.randperm(64, generator=generator)
     assert torch.equal(

@@ -34,7 +34,7 @@ def test_defaults_are_for_one_machine():
     settings = read("--model", "m")
     assert settings.model == "m"
     assert (settings.host, settings.port) == ("127.0.0.1", 0)
-    assert (settings.device, settings.dtype, settings.threads) == ("cpu", "float32", 0)
+    assert (settings.device, settings.dtype, settings.threads, settings.kv_slots) == ("cpu", "auto", 0, 0)
 
 
 def test_flags_are_spelt_with_hyphens_and_take_an_equals_sign_or_a_space():
@@ -74,7 +74,8 @@ def test_what_is_required_is_asked_for_by_name(capsys):
 
 BAD = {
     "--port": ("-1", "65536", "x"),
-    "--kv-slots": ("63", "1e9", "many"),
+    "--kv-slots": ("-1", "1e9", "many"),
+    "--memory-fraction": ("0", "1.1", "half"),
     "--threads": ("-1",),
     "--dtype": ("float64", ""),
     "--log-level": ("LOUD", "info"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -172,3 +173,20 @@ def test_every_malformation_is_named(tree, words):
 def test_the_same_token_below_different_parents_is_no_twin():
     assert TokenTree((1, 1, 1), (-1, 0, 1)).problem(VOCAB) is None
     assert TokenTree((1, 2, 3, 3), (-1, -1, 0, 1)).problem(VOCAB) is None
+
+
+@given(ordered_paths(), st.lists(st.integers(-2, 13), max_size=5))
+def test_a_path_leads_from_the_root_downwards(paths, nodes):
+    tree = of_paths(paths)
+    spelled = [path for node in nodes for path in paths[max(0, node) : node + 1]]
+    downwards = [len(path) for path in spelled] == list(range(1, len(nodes) + 1))
+    joined = all(later[:-1] == earlier for earlier, later in itertools.pairwise(spelled))
+    assert tree.is_path(nodes) == (len(spelled) == len(nodes) and downwards and joined)
+
+
+def test_every_node_is_at_the_end_of_one_path():
+    tree = TokenTree((1, 2, 3, 4), (ROOT, 0, 0, 2))
+    assert tree.is_path(())
+    assert tree.is_path((0, 2, 3))
+    assert not tree.is_path((2, 3))
+    assert not tree.is_path((0, 1, 3))

@@ -56,6 +56,14 @@ sampling = st.builds(
     top_k=uint32,
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1),
+    repetition_penalty=st.just(1.0) | st.floats(0.01, 10),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(token, st.floats(-100, 100, width=32), max_size=4).map(
+        lambda bias: tuple(sorted(bias.items()))
+    ),
+    min_tokens=uint32,
+    end_token_ids=st.lists(token, max_size=4).map(tuple),
 )
 
 
@@ -98,11 +106,17 @@ def test_a_round_survives(sequence, number, base, tree, run_on):
     assert message.sequence == sequence
 
 
-@given(uint64, st.builds(Verdict, uint32, uint32, tokens, uint32, tokens, st.builds(Timings, *(uint32,) * 5)))
+@given(uint64, st.builds(Verdict, uint32, uint32, tokens, token, tokens, st.builds(Timings, *(uint32,) * 5)))
 def test_a_verdict_survives(sequence, verdict):
     message = sent(wire.write_verdict(sequence, verdict))
-    assert wire.read_verdict(message) == verdict
+    assert wire.read_verdict(message, VOCAB) == verdict
     assert message.sequence == sequence
+
+
+def test_a_verdict_outside_the_vocabulary_is_refused():
+    message = wire.write_verdict(1, Verdict(1, 2, (), VOCAB))
+    with pytest.raises(InvalidArgument, match="next_token"):
+        wire.read_verdict(message, VOCAB)
 
 
 @given(uint64, st.builds(Advance, uint32, uint32, tokens, any_tree, st.builds(Budget, uint32, uint32, uint32)))
@@ -201,8 +215,8 @@ def valid_spec(**changes) -> common_pb2.SequenceSpec:
     message = wire.write_spec(SequenceSpec((1, 2, 3), 2))
     for name, value in changes.items():
         if name == "sampling":
-            for field, number in value.items():
-                setattr(message.sampling, field, number)
+            kept = {field.name: number for field, number in message.sampling.ListFields()}
+            message.sampling.CopyFrom(common_pb2.SamplingParams(**{**kept, **value}))
         elif name == "token_ids":
             message.token_ids[:] = value
         else:
@@ -229,11 +243,30 @@ def valid_spec(**changes) -> common_pb2.SequenceSpec:
         (dict(sampling=dict(min_p=-0.1)), "spec.sampling.min_p"),
         (dict(sampling=dict(min_p=1.1)), "spec.sampling.min_p"),
         (dict(sampling=dict(min_p=float("nan"))), "spec.sampling.min_p"),
+        (dict(sampling=dict(repetition_penalty=0.0)), "spec.sampling.repetition_penalty"),
+        (dict(sampling=dict(repetition_penalty=float("nan"))), "spec.sampling.repetition_penalty"),
+        (dict(sampling=dict(presence_penalty=-2.1)), "spec.sampling.presence_penalty"),
+        (dict(sampling=dict(frequency_penalty=float("inf"))), "spec.sampling.frequency_penalty"),
+        (dict(sampling=dict(logit_bias={VOCAB: 1.0})), "spec.sampling.logit_bias"),
+        (dict(sampling=dict(logit_bias={1: 1e9})), "spec.sampling.logit_bias[1]"),
+        (dict(sampling=dict(end_token_ids=[VOCAB])), "spec.sampling.end_token_ids"),
     ],
 )
 def test_a_malformed_spec_is_refused_by_field(changes, field):
     assert wire.read_spec(valid_spec(), VOCAB)
     assert list(refused(wire.read_spec, valid_spec(**changes), VOCAB)) == [field]
+
+
+def test_a_caller_of_an_older_contract_asks_for_no_repetition_penalty():
+    message = valid_spec()
+    assert not message.sampling.HasField("repetition_penalty")
+    assert wire.read_spec(message, VOCAB).sampling == SamplingParams()
+
+
+def test_a_sampling_field_of_a_later_contract_is_refused_by_number():
+    message = valid_spec()
+    message.sampling.MergeFromString(b"\xc0\x3e\x01")  # field 1000, a varint
+    assert list(refused(wire.read_spec, message, VOCAB)) == ["spec.sampling.field 1000"]
 
 
 def test_all_problems_of_a_spec_are_named_at_once():

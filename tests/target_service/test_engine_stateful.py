@@ -38,6 +38,7 @@ class Known:
     spec: SequenceSpec
     stops: frozenset[int]
     age: float
+    num_preemptions: int = 0
     ids: list[int] = field(default_factory=list)
     last: int = 0
     pending: Round | None = None
@@ -104,9 +105,10 @@ class TargetHistory(RuleBasedStateMachine):
         seed=st.integers(0, 99),
         stops=st.frozensets(st.integers(0, VOCAB - 1), max_size=3),
         age=st.integers(0, 3),
+        num_preemptions=st.sampled_from([0, 0, 1, 2]),
         stream=st.integers(0, 2),
     )
-    def open(self, length, committed, method, temperature, seed, stops, age, stream) -> None:
+    def open(self, length, committed, method, temperature, seed, stops, age, num_preemptions, stream) -> None:
         self.next += 1
         key = Key(stream, self.next)
         ids = tuple((seed * 7 + position * position) % VOCAB for position in range(length))
@@ -116,19 +118,24 @@ class TargetHistory(RuleBasedStateMachine):
             expected = Draining
         elif length >= CONTEXT or length >= self.num_slots:
             expected = ContextExceeded
-        elif len(self.known) >= MAX_SEQUENCES or self.full(length):
+        elif len(self.known) >= MAX_SEQUENCES or self.full(spec):
             expected = Overloaded
         # Ages far apart: which request is the youngest must not depend on the clock.
-        open_ = TargetOpen(spec, stops, age_s=1e6 * age)
+        open_ = TargetOpen(spec, stops, age_s=1e6 * age, num_preemptions=num_preemptions)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine, "_HEADROOM", self.headroom)
             accepted = self.tell(self.engine.open, key, open_, expected)
         if accepted:
-            self.known[key] = Known(spec, stops, age, list(ids), pending=Round(0, length))
+            self.known[key] = Known(spec, stops, age, num_preemptions, list(ids), pending=Round(0, length))
 
-    def full(self, length: int) -> bool:
-        taken = sum(len(known.ids) for known in self.known.values())
-        return bool(self.known) and taken + length + self.headroom * (len(self.known) + 1) > self.num_slots
+    def full(self, spec: SequenceSpec) -> bool:
+        foreseen = 0
+        for num_ids, num_prompt in [
+            (len(spec.token_ids), spec.num_prompt_tokens),
+            *((len(known.ids), known.spec.num_prompt_tokens) for known in self.known.values()),
+        ]:
+            foreseen += num_ids + max(self.headroom, (num_ids - num_prompt) // 2)
+        return bool(self.known) and foreseen > self.num_slots
 
     @precondition(lambda self: self.known)
     @rule(data=st.data(), run_on=st.sampled_from([0, 0, 0, 3, 8, 60]), wrong=st.sampled_from([*[""] * 12, *"nnbdfp"]))
@@ -205,6 +212,7 @@ class TargetHistory(RuleBasedStateMachine):
         preempted = [key for key, result in results if isinstance(result, Preempted)]
         verdicts = [key for key, result in results if isinstance(result, Verdict)]
         assert len(verdicts) == len(set(verdicts)), "one verdict of a sequence in a pass"
+        assert len(preempted) <= 1, "one gives way at a time"
         for key in waiting:
             self.known[key].passes += 1
         for key, result in results:
@@ -213,8 +221,7 @@ class TargetHistory(RuleBasedStateMachine):
                 self.take(self.known[key], result)
             elif isinstance(result, Preempted):
                 assert len(waiting) > len(verdicts), "nobody lacked memory"
-                youngest = min(known.age for known in self.known.values())
-                assert self.known[key].age == youngest, "the youngest request pays"
+                self.check_victim(key)
                 self.end_by_itself(key)
             else:
                 assert isinstance(result, Draining), result
@@ -226,6 +233,18 @@ class TargetHistory(RuleBasedStateMachine):
             assert self.num_slots < 1 << 20 or all(known.passes <= longest for known in self.known.values())
         if self.draining:
             assert all(known.pending is not None for known in self.known.values())
+
+    def check_victim(self, key: Key) -> None:
+        victim = self.known[key]
+        others = [known for other, known in self.known.items() if other != key]
+        if not others:
+            return
+        oldest = max(known.age for known in others)
+        assert victim.age <= oldest, "the oldest never pays"
+        spared = [known for known in others if known.age < oldest]
+        assert all(victim.num_preemptions <= known.num_preemptions for known in spared), "who paid least often pays"
+        same = [known for known in spared if known.num_preemptions == victim.num_preemptions]
+        assert all(victim.age <= known.age for known in same), "of those the youngest"
 
     def take(self, known: Known, verdict: Verdict) -> None:
         expected = known.answer()

@@ -1,0 +1,64 @@
+"""What it costs to decide a pass, without the pass: logits -> accepted nodes and tokens. python -m bench.decisions
+
+Random logits in bfloat16, one thread, processor time, the best of several: what others do on this machine is left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specdec.sampling_state import SamplingState
+from specdec.sequence import SamplingParams, SequenceSpec
+from specdec.tree import TokenTree
+from target_service.decision import decide
+from target_service.engine import Job
+
+_REPETITIONS = 15
+_KINDS = {
+    "greedy": SamplingParams(0.0),
+    "greedy, penalties": SamplingParams(0.0, repetition_penalty=1.1, presence_penalty=0.5),
+    "temperature 1": SamplingParams(1.0),
+    "temperature 0.6": SamplingParams(0.6),
+    "top_k 40": SamplingParams(0.7, 40),
+    "top_p 0.9": SamplingParams(0.7, 0, 0.9),
+    "min_p 0.05": SamplingParams(1.0, 0, 1.0, 0.05),
+}
+_SHAPES = ((1, 1), (1, 9), (16, 6))  # sequences, rows each
+_PROMPT = tuple(range(500))
+
+
+@dataclass
+class _Memory:
+    sampling: SamplingState
+
+
+def _best_us(params: SamplingParams, num_sequences: int, num_rows: int, vocab_size: int) -> float:
+    generator = torch.Generator().manual_seed(1)
+    logits = [(3 * torch.randn(num_rows, vocab_size, generator=generator)).bfloat16() for _ in range(num_sequences)]
+    tree = TokenTree.chain(range(num_rows - 1))
+    times = []
+    for _ in range(_REPETITIONS):
+        specs = [SequenceSpec(_PROMPT, len(_PROMPT), params, seed) for seed in range(num_sequences)]
+        jobs = [Job(_Memory(SamplingState(spec)), spec.token_ids, tree) for spec in specs]
+        started = time.process_time()
+        decide(jobs, logits)
+        times.append(time.process_time() - started)
+    return min(times) * 1e6
+
+
+def main(vocab_sizes: Sequence[int] = (8192, 32_000)) -> None:
+    torch.set_num_threads(1)
+    columns = [(*shape, vocab_size) for shape in _SHAPES for vocab_size in vocab_sizes]
+    heads = [f"{sequences} x {rows}, {vocab}" for sequences, rows, vocab in columns]
+    print("| us | " + " | ".join(heads) + " |")
+    print("|" + "---|" * (1 + len(columns)))
+    for name, params in _KINDS.items():
+        print(f"| {name} | " + " | ".join(f"{_best_us(params, *column):.0f}" for column in columns) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,6 @@
+"""``specdec bench peers``: our services beside what transformers offers for the same pair of checkpoints.
+
+contender.py says what a contender is; transformers_peers.py, continuous.py, in_process.py and services.py have one kind
+each. calibration.py finds each one's best settings, measuring.py lets them take turns, packed.py and latency.py measure
+what has no peer, ratios.py, table.py and chart.py show what came of it.
+"""

@@ -1,0 +1,185 @@
+"""The whole measurement, in order: who takes part, calibrated, taking turns, then what has no peer.
+
+Knows what is measured and how often; refuses to know how any of it works, and how it is shown.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from bench.damped_pair import Pair
+from bench.peers.calibration import calibrate
+from bench.peers.contender import THREADS, Contender, Kind, Settings
+from bench.peers.continuous import ContinuousBatching
+from bench.peers.in_process import InProcess
+from bench.peers.latency import Latency, measure_latency
+from bench.peers.measuring import Row, take_turns
+from bench.peers.packed import CONTEXT, ROWS, SEQUENCES, PackedResult, packed_and_padded
+from bench.peers.prompts import PromptSource
+from bench.peers.ratios import BATCHES
+from bench.peers.services import Services
+from bench.peers.transformers_peers import TransformersPair
+
+_OUR_DRAFT_TOKENS = (4, 6, 8)
+_BATCH_DRAFT_TOKENS = (0, 2, 4)
+_PROMPT = 64  # tokens
+
+
+class Section(StrEnum):
+    single = "single"
+    batch = "batch"
+    packed = "packed"
+    latency = "latency"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured."""
+
+    sections: Sequence[Section]
+    streams: Sequence[int]  # of the batches
+    repeats: int
+    batch_repeats: int
+    single_tokens: int
+    batch_tokens: int
+    calibration_tokens: int
+    batch_calibration_tokens: int
+    thorough: bool  # calibration
+    num_compared: int
+    """Outputs of a batch that are compared with generate's, per repetition: each of them costs a generate."""
+    longest: int
+    """Prompt for the time to first token beside a prefill."""
+    threads: Sequence[int]
+
+    @staticmethod
+    def of(
+        quick: bool,
+        repeats: int,
+        longest: int,
+        only: Sequence[Section] | None,
+        streams: Sequence[int] | None,
+        threads: Sequence[int] | None,
+    ) -> Plan:
+        """What is None is measured in full."""
+        sections, counts, of_each = only or tuple(Section), streams or BATCHES, threads or THREADS
+        if quick:
+            return Plan(sections, counts, 1, 1, 48, 24, 24, 8, False, 1, longest, of_each)
+        return Plan(sections, counts, repeats, max(1, repeats - 2), 64, 48, 48, 24, True, 2, longest, of_each)
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Everything that was measured."""
+
+    rows: list[Row] = field(default_factory=list)
+    packed: PackedResult | None = None
+    latency: tuple[Latency, Settings] | None = None
+    acceptance: float = 0.0  # of the draft's first guess, over greedy outputs of the target
+    load: float = 0.0  # of the machine before anything was measured: another's work shows in every figure
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "load_average": self.load,
+            "acceptance": self.acceptance,
+            "contenders": [
+                {
+                    "name": str(row.kind),
+                    "streams": row.streams,
+                    "tokens_per_s": row.tokens_per_s,
+                    "threads": row.settings.threads,
+                    "num_draft_tokens": row.settings.num_draft_tokens,
+                    "identical": row.identical,
+                    "compared": row.compared,
+                    "runs": [{"tokens_per_s": run.tokens_per_s, **run.figures} for run in row.runs],
+                }
+                for row in self.rows
+            ],
+            "packed": asdict(self.packed) if self.packed else None,
+            "latency": self.latency[0].as_dict() if self.latency else None,
+        }
+
+
+async def compare(
+    pair: Pair,
+    dtype: str,
+    services: Services,
+    prompts: PromptSource,
+    plan: Plan,
+    report: Callable[[str], None],
+    show: Callable[[str], None],
+) -> Comparison:
+    """``report`` is told what is going on, ``show`` what came of it."""
+    result = Comparison(load=os.getloadavg()[0])
+    report("Loading the models")
+    theirs = TransformersPair(pair, dtype, plan.threads)
+    ours = InProcess(pair, dtype, _OUR_DRAFT_TOKENS, plan.threads)
+    generate, *_ = theirs.contenders(1)
+    alone = await _calibrated(generate, prompts, plan, report, show)
+
+    async def reference(prompt: list[int], max_tokens: int) -> list[int]:
+        return list((await generate.run(alone, [prompt], max_tokens)).outputs[0])
+
+    sample = prompts.take(2, _PROMPT)
+    outputs = [await reference(prompt, plan.single_tokens) for prompt in sample]
+    result.acceptance = theirs.acceptance(sample, outputs)
+    show(f"greedy acceptance of the draft's first guess: {result.acceptance:.2f}")
+
+    async def turns(contenders: Sequence[Contender], repeats: int, max_tokens: int) -> None:
+        settings = [
+            alone if each.kind is Kind.GENERATE else await _calibrated(each, prompts, plan, report, show)
+            for each in contenders
+        ]
+        result.rows += await take_turns(
+            list(zip(contenders, settings, strict=True)),
+            prompts,
+            reference,
+            prompt_length=_PROMPT,
+            max_tokens=max_tokens,
+            repeats=repeats,
+            num_compared=plan.num_compared,
+            report=report,
+        )
+
+    if Section.single in plan.sections:
+        contenders = [*theirs.contenders(1), *ours.contenders(), *services.contenders(1, _OUR_DRAFT_TOKENS)]
+        await turns(contenders, plan.repeats, plan.single_tokens)
+    if Section.batch in plan.sections:
+        continuous = ContinuousBatching(theirs)
+        for streams in plan.streams:
+            contenders = [*theirs.contenders(streams), continuous.contender(streams)]
+            contenders += services.contenders(streams, _BATCH_DRAFT_TOKENS)
+            await turns(contenders, plan.batch_repeats, plan.batch_tokens)
+    if Section.packed in plan.sections:
+        report("packed and padded passes")
+        taken = prompts.take(SEQUENCES, CONTEXT + ROWS)
+        result.packed = packed_and_padded(ours.target_runner, theirs.target, taken, 2 + plan.repeats, plan.threads)
+    if Section.latency in plan.sections:
+        result.latency = await measure_latency(
+            services,
+            prompts,
+            [Settings(threads, _OUR_DRAFT_TOKENS[0]) for threads in services.threads],
+            short_length=_PROMPT,
+            prefix_length=1000,
+            long_length=plan.longest,
+            repeats=min(plan.repeats, 3),
+            report=report,
+        )
+    return result
+
+
+async def _calibrated(
+    contender: Contender,
+    prompts: PromptSource,
+    plan: Plan,
+    report: Callable[[str], None],
+    show: Callable[[str], None],
+) -> Settings:
+    taken = prompts.take(contender.streams, _PROMPT)
+    max_tokens = plan.calibration_tokens if contender.streams == 1 else plan.batch_calibration_tokens
+    settings = await calibrate(contender, taken, max_tokens, report, plan.thorough)
+    show(f"{contender.name}: best with {settings}")
+    return settings

@@ -1,0 +1,74 @@
+"""Contenders of one number of streams take turns, and what each of them did is put down.
+
+Knows turns, medians and whose tokens agree; refuses to know what a contender does.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bench.peers.contender import Contender, Kind, Run, Settings
+from bench.peers.prompts import PromptSource
+
+Reference = Callable[[list[int], int], Awaitable[list[int]]]
+"""A prompt and max_tokens to what transformers' generate makes of it, alone."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One contender's runs. ``identical`` of the ``compared`` outputs are generate's, token by token."""
+
+    kind: Kind
+    streams: int
+    settings: Settings
+    runs: list[Run] = field(default_factory=list)
+    identical: int = 0
+    compared: int = 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return statistics.median(run.tokens_per_s for run in self.runs)
+
+    def figure(self, name: str) -> float | None:
+        """The median of what the runs say of themselves under this name; None if they say nothing."""
+        values = [run.figures[name] for run in self.runs if name in run.figures]
+        return statistics.median(values) if values else None
+
+
+async def take_turns(
+    contenders: Sequence[tuple[Contender, Settings]],
+    prompts: PromptSource,
+    reference: Reference,
+    *,
+    prompt_length: int,
+    max_tokens: int,
+    repeats: int,
+    num_compared: int,
+    report: Callable[[str], None] = lambda text: None,
+) -> list[Row]:
+    """``repeats`` times everyone in turn on the same prompts, the order moved on by one each time.
+
+    The first ``num_compared`` prompts of every repetition are compared with ``reference``.
+    """
+    rows = [Row(contender.kind, contender.streams, settings) for contender, settings in contenders]
+    order = list(range(len(rows)))
+    for repeat in range(repeats):
+        taken = prompts.take(contenders[0][0].streams, prompt_length)
+        report(f"{rows[0].streams} at a time: what generate makes of it")
+        expected = [await reference(prompt, max_tokens) for prompt in taken[:num_compared]]
+        for index in order:
+            contender, settings = contenders[index]
+            report(f"{contender.name}: repetition {repeat + 1} of {repeats}")
+            run = await contender.run(settings, taken, max_tokens)
+            row = rows[index]
+            row.runs.append(run)
+            row.identical += sum(got == want for got, want in zip(run.outputs, expected, strict=False))
+            row.compared += len(expected)
+        order = [*order[1:], order[0]]
+    return rows
+
+
+def by_kind(rows: Sequence[Row]) -> Mapping[tuple[Kind, int], Row]:
+    return {(row.kind, row.streams): row for row in rows}

@@ -1,0 +1,149 @@
+"""Our three services as processes of their own, over gRPC: what a client of the orchestrator gets.
+
+Every model service runs once per thread count, and an orchestrator for each combination: those that are not asked do
+nothing. Knows processes and requests; refuses to know models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.damped_pair import Pair
+from bench.peers.contender import THREADS, Contender, Kind, Prompts, Run, Settings
+from bench.peers.logged_service import reuse_flag
+from bench.peers.pass_log import Pass, busy_s, read_passes
+from specdec.client import Client, Sample
+from specdec.processes import free_ports, healthy, paired, service
+
+_KV_SLOTS = 16384
+"""More than anything here needs at a time. Left to themselves the services would share out the memory once per thread
+count."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """To one request."""
+
+    sample: Sample
+    first: float  # when the first and the last tokens came, on the machine's monotonic clock
+    last: float
+
+
+class Services:
+    """Made by ``running``."""
+
+    def __init__(self, clients: dict[tuple[int, ...], Client], logs: Path) -> None:
+        self._clients = clients
+        self._logs = logs
+
+    @property
+    def threads(self) -> list[tuple[int, ...]]:
+        """The combinations there are."""
+        return list(self._clients)
+
+    def contenders(self, streams: int, num_draft_tokens: Sequence[int]) -> list[Contender]:
+        return [
+            # Without a draft its threads say nothing.
+            Contender(
+                Kind.ALONE, streams, self._run, [each for each in self.threads if each[1] == min(self.threads)[1]]
+            ),
+            Contender(Kind.OURS, streams, self._run, self.threads, num_draft_tokens),
+        ]
+
+    async def _run(self, settings: Settings, prompts: Prompts, max_tokens: int) -> Run:
+        started = time.perf_counter()
+        answers = await asyncio.gather(*(self._answer(settings, prompt, max_tokens) for prompt in prompts))
+        seconds = time.perf_counter() - started
+        drafts = [answer.sample.finish.speculation for answer in answers]
+        # The first round of all, the prefill, verifies nothing.
+        rounds = sum(each.num_rounds - 1 for each in drafts)
+        drafted = sum(each.num_draft_tokens for each in drafts)
+        figures = {
+            "mean_draft_tokens": drafted / rounds if rounds else 0.0,
+            "acceptance": sum(each.num_accepted_tokens for each in drafts) / drafted if drafted else 0.0,
+            "replays": float(sum(each.num_replays for each in drafts)),
+        }
+        if len(answers) == 1 and rounds:
+            figures["overhead_ms_per_round"] = self._overhead_s(settings, answers[0]) * 1e3 / rounds
+        return Run(seconds, [answer.sample.token_ids for answer in answers], figures)
+
+    def _overhead_s(self, settings: Settings, answer: _Answer) -> float:
+        """Of the time between the first tokens and the last, what no pass of either model covers."""
+        target, draft = settings.threads
+        passes = [*self.passes("target", target), *self.passes("draft", draft)]
+        return answer.last - answer.first - busy_s(passes, answer.first, answer.last)
+
+    def passes(self, role: str, threads: int, since: float = 0.0) -> list[Pass]:
+        """Of the service of that role with so many threads."""
+        return read_passes(_log_file(self._logs, role, threads), since)
+
+    def reuse_prefixes(self, reuse: bool) -> None:
+        """Of requests from now on. Until it is told so a service finds nothing in its cache of what came before."""
+        for role, count in itertools.product(("target", "draft"), {each[0] for each in self.threads}):
+            flag = reuse_flag(_log_file(self._logs, role, count))
+            if reuse:
+                flag.touch()
+            else:
+                flag.unlink(missing_ok=True)
+
+    async def time_to_first_token(self, settings: Settings, prompt: list[int], max_tokens: int = 8) -> float:
+        """Seconds from the request to its first token; the rest of it is awaited, too."""
+        started = time.perf_counter()
+        answer = await self._answer(settings, prompt, max_tokens)
+        return answer.first - started
+
+    async def _answer(self, settings: Settings, prompt: list[int], max_tokens: int) -> _Answer:
+        request: dict[str, Any] = {"token_ids": {"token_ids": prompt}, "max_tokens": max_tokens, "temperature": 0.0}
+        request["num_draft_tokens"] = settings.num_draft_tokens or 0
+        sample = Sample()
+        first = last = 0.0
+        async with aclosing(self._clients[settings.threads].stream(**request)) as responses:
+            async for response in responses:
+                if response.HasField("chunk"):
+                    sample.add(response.chunk)
+                    last = time.perf_counter()
+                    first = first or (last if sample.token_ids else 0.0)
+        return _Answer(sample, first, last)
+
+
+@asynccontextmanager
+async def running(pair: Pair, dtype: str, logs: Path, threads: Sequence[int] = THREADS) -> AsyncIterator[Services]:
+    """All services, healthy and connected; ``logs`` is an empty directory. Raises StartError."""
+    # A draft with more threads than its target makes no sense.
+    combinations = [(target, draft) for target in threads for draft in threads if draft <= target]
+    async with AsyncExitStack() as stack:
+        ports = iter(free_ports(2 * len(threads) + len(combinations)))
+        addresses: dict[tuple[str, int], str] = {}
+        started = []
+        for role, directory in (("target", pair.target), ("draft", pair.draft)):
+            for count in threads:
+                flags = [f"--model={directory}", f"--dtype={dtype}", f"--threads={count}", f"--kv-slots={_KV_SLOTS}"]
+                flags += [f"--pass-log={_log_file(logs, role, count)}", "--log-level=WARNING"]
+                each = service(f"bench.peers.logged_service {role}_service", next(ports), flags)
+                started.append(await stack.enter_async_context(each))
+                addresses[role, count] = started[-1].address
+        orchestrators = {}
+        for combination in combinations:
+            target, draft = combination
+            flags = [f"--target={addresses['target', target]}", f"--draft={addresses['draft', draft]}"]
+            flags += [f"--tokenizer={pair.target}", "--log-level=WARNING"]
+            each = service("orchestrator", next(ports), flags)
+            orchestrators[combination] = await stack.enter_async_context(each)
+        for one in (*started, *orchestrators.values()):
+            await healthy(one)
+        clients: dict[tuple[int, ...], Client] = {}
+        for combination, orchestrator in orchestrators.items():
+            await paired(orchestrator)
+            clients[combination] = await stack.enter_async_context(Client(orchestrator.address))
+        yield Services(clients, logs)
+
+
+def _log_file(logs: Path, role: str, threads: int) -> Path:
+    return logs / f"{role}-{threads}.passes"

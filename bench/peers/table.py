@@ -1,0 +1,74 @@
+"""The result as a terminal shows it. Knows columns and words; refuses to know how anything was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from bench.peers.contender import Settings
+from bench.peers.latency import Latency
+from bench.peers.measuring import Row
+from bench.peers.packed import CONTEXT, ROWS, SEQUENCES, PackedResult
+
+
+def contenders(rows: Sequence[Row]) -> Table:
+    """A block per number of requests at a time, a line per contender, the fastest of a block in bold."""
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for column in ("", "tokens/s", "x peer", "threads", "K (mean)", "accepted", "same"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for streams in dict.fromkeys(row.streams for row in rows):
+        block = [row for row in rows if row.streams == streams]
+        fastest = max(row.tokens_per_s for row in block)
+        peer = best_peer(block)
+        table.add_row("1 request" if streams == 1 else f"{streams} requests at a time", style="italic")
+        for index, row in enumerate(block):
+            acceptance = row.figure("acceptance")
+            table.add_row(
+                f"  {row.kind}",
+                f"{row.tokens_per_s:.1f}",
+                f"{row.tokens_per_s / peer:.2f}" if peer and row.kind.is_ours else "",
+                "+".join(str(count) for count in row.settings.threads),
+                _draft_tokens(row),
+                f"{acceptance:.2f}" if acceptance else "",
+                f"{row.identical}/{row.compared}" if row.compared else "",
+                style="bold" if row.tokens_per_s == fastest else "",
+                end_section=index == len(block) - 1,
+            )
+    return table
+
+
+LEGEND = (
+    "x peer: over the fastest of transformers; threads: of the process, or of the target + of the draft; K: draft"
+    " tokens asked for; same: outputs that are generate's, token by token (bfloat16 has near ties)"
+)
+
+
+def best_peer(block: Sequence[Row]) -> float | None:
+    """Tokens per second of the fastest of transformers in one block; None if there is none."""
+    return max((row.tokens_per_s for row in block if not row.kind.is_ours), default=None)
+
+
+def _draft_tokens(row: Row) -> str:
+    if row.settings.num_draft_tokens is None:
+        return ""
+    mean = row.figure("mean_draft_tokens")
+    return str(row.settings.num_draft_tokens) + ("" if mean is None else f" ({mean:.1f})")
+
+
+def packed_in_words(result: PackedResult) -> str:
+    return (
+        f"A pass of {SEQUENCES} sequences x {ROWS} rows at {CONTEXT} tokens of context:"
+        f" packed {result.packed_s * 1e3:.1f} ms ({result.packed_threads} threads),"
+        f" padded model(...) {result.padded_s * 1e3:.1f} ms ({result.padded_threads} threads)"
+    )
+
+
+def latency_in_words(result: Latency, settings: Settings) -> str:
+    return (
+        f"Time to first token with {settings}: prompt of {result.prefix_length} tokens"
+        f" {result.first_with_prefix_s * 1e3:.0f} ms, the next with the same beginning"
+        f" {result.second_with_prefix_s * 1e3:.0f} ms; short prompt {result.idle_s * 1e3:.0f} ms idle,"
+        f" {result.under_prefill_s * 1e3:.0f} ms while {result.long_length} tokens prefill"
+        f" (a chunk takes {result.chunk_s * 1e3:.0f} ms)"
+    )

@@ -1,0 +1,61 @@
+"""The next token of each chain that grows, for all sequences of a step at once.
+
+Knows sampling; refuses to know the model and its cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from draft_service.engine import DraftSequence, Node
+from specdec.noise import Domain, Key, exponentials_at
+from specdec.sampling import probabilities, race, sparse_support
+from specdec.sampling_state import SamplingState, choose, rows_of
+from specdec.tree import SparseDistribution
+
+
+def propose(sequences: Sequence[DraftSequence], logits: Sequence[Tensor]) -> list[Node]:
+    """The node below the last one of each sequence's tree, by its logits [1, vocab].
+
+    ``sequence.memory.sampling`` is its SamplingState. A node does not depend on the other sequences.
+    """
+    proposed: dict[int, Node] = {}
+    for keyed, propose_all in ((True, _keyed), (False, _with_distributions)):
+        some = [i for i, sequence in enumerate(sequences) if sequence.spec.keyed_by_token is keyed]
+        if some:
+            those = [sequences[i] for i in some]
+            places = [(_state(sequence), sequence.ids, sequence.tree) for sequence in those]
+            nodes = propose_all(those, rows_of([logits[i] for i in some], places))
+            proposed.update(zip(some, nodes, strict=True))
+    return [proposed[index] for index in range(len(sequences))]
+
+
+def _keyed(sequences: Sequence[DraftSequence], rows: Tensor) -> list[Node]:
+    """Greedy and coupled: what the target would draw if it were this model."""
+    for sequence in sequences:
+        _state(sequence).noise.forget_before(sequence.base)
+    places = [(_state(sequence), sequence.base + len(sequence.tree)) for sequence in sequences]
+    tokens = choose(rows, places).tolist()
+    return [Node(len(sequence.tree) - 1, token) for sequence, token in zip(sequences, tokens, strict=True)]
+
+
+def _with_distributions(sequences: Sequence[DraftSequence], rows: Tensor) -> list[Node]:
+    """Token and block: a draw of the draft's own, and what it was drawn from."""
+    ids, weights = sparse_support(probabilities(rows, [s.spec.sampling for s in sequences]))  # [sequences, m] each
+    keys = [Key(s.spec.seed, s.base + len(s.tree), s.base) for s in sequences]
+    row = ids.new_tensor(range(len(sequences)))[:, None].expand_as(ids)
+    noise = exponentials_at(keys, row.flatten(), ids.flatten(), Domain.DRAFT).view_as(weights)
+    winners = race(weights.log(), noise).tolist()
+    nodes = []
+    for sequence, winner, row_ids, row_weights in zip(sequences, winners, ids.tolist(), weights.tolist(), strict=True):
+        size = sum(weight > 0 for weight in row_weights)
+        distribution = SparseDistribution(tuple(row_ids[:size]), tuple(row_weights[:size]))
+        nodes.append(Node(len(sequence.tree) - 1, row_ids[winner], distribution))
+    return nodes
+
+
+def _state(sequence: DraftSequence) -> SamplingState:
+    state: SamplingState = sequence.memory.sampling
+    return state

@@ -1,0 +1,142 @@
+"""What this process has measured of its models, shared by all its requests: what a round with K draft tokens takes.
+
+Knows durations and counts; refuses to know clocks, tokens and who asks. A round is what the draft takes for K nodes
+plus what the target takes for the rows of everybody in the pass: each sequence decides as if all did what it does,
+because a row that costs its own round little costs all the others as much.
+"""
+
+from __future__ import annotations
+
+import math
+
+from orchestrator.curve import Curve
+from specdec.rounds import Timings
+
+_UNKNOWN_PATIENCE_S = 1.0
+_LEAST_PATIENCE_S = 0.05
+_PATIENCE = 4.0
+"""A draft is late when it takes so many times what it takes as a rule."""
+
+_LATE = 1.25
+"""A growth that nobody waited for any longer would have taken at least so many times what was waited."""
+
+_GAIN = 0.1
+_ACCEPTANCE, _ACCEPTANCE_TRIALS, _ACCEPTANCE_MEMORY = 0.7, 4, 500
+_MOST_APART = 3.0
+_REACH = 1.5
+"""The draft is known once so different numbers of nodes were measured."""
+
+_PROBING, _SAVINGS = 0.02, 5.0
+"""What speculation may lose against the target alone: this share of the rounds without it, and what it gained
+before, saved (or owed) up to so many rounds."""
+
+
+class Costs:
+    """Of rounds with up to ``most`` draft tokens. Durations in seconds."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._drafts = Curve()
+        self._passes = Curve()
+        self._beyond_s = 0.0  # of a round with the target: all that is neither queue nor pass
+        self._alone_seen = False
+        self._everybody = 1.0  # sequences that share the target, in this pass or another
+        # Without and with speculation. 0: all are in the same pass; 1: some are in a pass while others are not.
+        self._apart = [0.0, 0.0]
+        self._last_pass = (0, 0, 0, 0)
+        self._rounds: list[float] = []
+        self._longest_wait_s = math.inf  # for a draft: see patience_s
+        self._right = _ACCEPTANCE * _ACCEPTANCE_TRIALS
+        self._tried: float = _ACCEPTANCE_TRIALS
+        self.savings = _SAVINGS  # in rounds of the target alone
+
+    @property
+    def known(self) -> bool:
+        return self._alone_seen and self._passes.is_known and self._drafts.reach >= min(_REACH, self.most)
+
+    @property
+    def rounds(self) -> list[float]:
+        """Seconds of a round with 0, 1, ... ``most`` draft tokens, as the load is now. Needs ``known``."""
+        if not self._rounds:
+            self._longest_wait_s = _LATE * self.most * self._round_s(0)
+            self._rounds = [self._round_s(k) for k in range(self.most + 1)]
+        return self._rounds
+
+    def _round_s(self, num_draft_tokens: int) -> float:
+        """If every sequence drafts so many."""
+        away_s, rows = self._away_s(num_draft_tokens), num_draft_tokens + 1
+        apart = self._apart[num_draft_tokens > 0]
+        together = self._everybody
+        for _ in range(3):
+            pass_s = self._passes.seconds(together * rows)
+            together = max(1.0, self._everybody / (1 + apart * max(1.0, away_s / pass_s)))
+        # The longer of both; where they are alike, who is late by little waits for a whole pass.
+        return pass_s + math.pow(away_s**3 + (apart * pass_s) ** 3, 1 / 3)
+
+    @property
+    def acceptance(self) -> float:
+        """Per draft token that was tried, over all requests."""
+        return self._right / self._tried
+
+    def tried(self, right: int, tried: int) -> None:
+        """Of ``tried`` draft tokens in a row ``right`` were accepted."""
+        forget = 1 - tried / _ACCEPTANCE_MEMORY
+        self._right = forget * self._right + right
+        self._tried = forget * self._tried + tried
+
+    def affords(self, num_draft_tokens: int) -> bool:
+        """Whether a round with so many may be tried though it promises nothing."""
+        return self.savings >= min(_SAVINGS, self._loss(num_draft_tokens, 1))
+
+    def account(self, num_draft_tokens: int, num_tokens: int) -> float:
+        """A round with so many draft tokens committed so many: what was gained against the target alone."""
+        gain = -self._loss(num_draft_tokens, num_tokens) if num_draft_tokens else _PROBING / self._everybody
+        self.savings = max(-_SAVINGS, min(self.savings + gain, _SAVINGS))
+        return gain
+
+    def _loss(self, num_draft_tokens: int, num_tokens: int) -> float:
+        """In rounds of everybody without speculation."""
+        return (self.rounds[num_draft_tokens] / self.rounds[0] - num_tokens) / self._everybody
+
+    def drafted(self, num_nodes: int, seconds: float) -> None:
+        """From the advance to the end of its growth."""
+        self._drafts.observe(num_nodes, seconds)
+
+    def late(self, num_nodes: int, seconds: float) -> None:
+        """Nobody waits any longer for a growth of ``num_nodes``."""
+        self._drafts.observe(num_nodes, _LATE * seconds)
+
+    def patience_s(self, num_nodes: int) -> float:
+        """How long a growth of ``num_nodes`` is worth waiting for: what it usually takes several times, and never
+        longer than the target alone takes for as many tokens as could come of it."""
+        if not self.known:
+            return _UNKNOWN_PATIENCE_S
+        usual_s = _PATIENCE * self._drafts.seconds(num_nodes)
+        return max(_LEAST_PATIENCE_S, min(usual_s, self.most * self.rounds[0]))
+
+    def verified(self, num_nodes: int, seconds: float, timings: Timings, num_passes: int) -> None:
+        """From a round with ``num_nodes`` to its verdict; the replica made ``num_passes`` since the verdict before."""
+        self._alone_seen = self._alone_seen or not num_nodes
+        pass_s = max(1e-6, (timings.pass_us + timings.sample_us) / 1e6)
+        beyond_s = max(0.0, seconds - pass_s - timings.queue_us / 1e6)
+        self._beyond_s += _GAIN * (min(beyond_s, 2 * self._beyond_s + 1e-3) - self._beyond_s)
+        if self._drafts.is_known or not num_nodes:
+            # Of the passes meanwhile that were not its own, how many more than it was away for?
+            passes_away = max(1.0, self._away_s(num_nodes) / pass_s)
+            apart = min(_MOST_APART, max(0, num_passes - 1) / passes_away)
+            self._apart[num_nodes > 0] += _GAIN * (apart - self._apart[num_nodes > 0])
+            everybody = max(1, timings.sequences) * (1 + apart * passes_away)
+            self._everybody += _GAIN * (everybody - self._everybody)
+        mine = (timings.pass_us, timings.sample_us, timings.rows, timings.sequences)
+        if mine == self._last_pass:
+            return  # the verdicts of one pass come one after the other
+        self._last_pass = mine
+        self._rounds = []
+        # Rows of prompts tell nothing of rounds.
+        if 0 < timings.rows <= timings.sequences * (self.most + 1):
+            self._passes.observe(timings.rows, pass_s)
+
+    def _away_s(self, num_nodes: int) -> float:
+        """From a verdict to the next time that the rows are at the target, if nobody else is there."""
+        draft_s = self._drafts.seconds(num_nodes) if num_nodes else 0.0
+        return self._beyond_s + min(draft_s, self._longest_wait_s)

@@ -1,0 +1,117 @@
+"""A time as a function of a count, learnt from noisy measurements: of rows in a pass, of tokens drafted.
+
+Knows numbers; refuses to know what they measure. What is common to all counts (another load, a slower machine) is
+believed within a few measurements, and what is particular to one count within many: so a measurement at one count
+tells of all of them, and what was once seen at a count that is rarely used stays known.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect
+from collections import deque
+from dataclasses import dataclass
+
+_LEAST_GAIN, _MOST_GAIN = 0.05, 0.4
+"""Of what is common: small differences are noise, large ones are news."""
+
+_SHAPE_GAIN = 0.02
+_LARGEST_STEP = math.log(2)
+_LARGEST_NEWS = 1.5
+_TRUST = 4
+"""Measurements after which a count is believed for itself as much as the line through all of them."""
+
+
+@dataclass(slots=True)
+class _Cell:
+    """What was measured at about one count."""
+
+    count: float
+    shape: float  # time there, as a share of the level
+    weight: int = 0
+
+
+class Curve:
+    """Never falls; a straight line where little was measured, and the measurements where there are many."""
+
+    def __init__(self) -> None:
+        self._level_s = 0.0
+        self._cells: dict[int, _Cell] = {}
+        self._recent: deque[float] = deque(maxlen=3)
+        self._points: tuple[list[float], list[float]] | None = None
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self._cells)
+
+    @property
+    def reach(self) -> float:
+        """The largest count over the smallest that were measured; 0: none was."""
+        counts = [cell.count for cell in self._cells.values()]
+        return max(counts) / min(counts) if counts else 0.0
+
+    def observe(self, count: int, seconds: float) -> None:
+        """``count`` > 0 took ``seconds``."""
+        seconds = max(seconds, 1e-6)
+        if not self._cells:
+            self._level_s = seconds
+        bucket = count if count < 16 else int(16 + 8 * math.log2(count / 16))
+        cell = self._cells.get(bucket)
+        if cell is None:
+            cell = self._cells[bucket] = _Cell(count, self._first(count, seconds) / self._level_s)
+        else:
+            surprise = math.log(seconds / (self._level_s * cell.shape))
+            self._recent.append(surprise)
+            if surprise < -_LARGEST_STEP:
+                self._level_s *= math.exp(surprise)  # nothing is that fast by accident
+                surprise = 0.0
+            else:
+                # A slow one that stands alone is an accident, two of three are not.
+                common = statistics.median(self._recent)
+                self._level_s *= math.exp(min(_MOST_GAIN, _LEAST_GAIN + abs(common)) * common)
+            gain = max(_SHAPE_GAIN, 1 / (cell.weight + 1))
+            cell.shape *= math.exp(gain * max(-_LARGEST_STEP, min(_LARGEST_STEP, surprise)))
+            cell.count += gain * (count - cell.count)
+        cell.weight += 1
+        self._points = None
+
+    def _first(self, count: int, seconds: float) -> float:
+        """A count's first measurement. It may be an accident, after which nobody would measure there again."""
+        if len(self._cells) < 2:
+            return seconds
+        expected_s = self.seconds(count)
+        return min(max(seconds, expected_s / _LARGEST_NEWS), expected_s * _LARGEST_NEWS)
+
+    def seconds(self, count: float) -> float:
+        """What ``count`` > 0 takes now. Needs a measurement."""
+        counts, shapes = self._points = self._points or self._fit()
+        above = min(max(bisect(counts, count), 1), len(counts) - 1)
+        left, right = counts[above - 1], counts[above]
+        share = (count - left) / (right - left)
+        return self._level_s * max(0.0, shapes[above - 1] + share * (shapes[above] - shapes[above - 1]))
+
+    def _fit(self) -> tuple[list[float], list[float]]:
+        """The curve as points to draw lines between and beyond."""
+        cells = sorted(self._cells.values(), key=lambda cell: cell.count)
+        weights = [min(cell.weight, 2 * _TRUST) for cell in cells]
+        total = sum(weights)
+        mean_count = sum(w * c.count for w, c in zip(weights, cells, strict=True)) / total
+        mean_shape = sum(w * c.shape for w, c in zip(weights, cells, strict=True)) / total
+        spread = sum(w * (c.count - mean_count) ** 2 for w, c in zip(weights, cells, strict=True))
+        rise = sum(w * (c.count - mean_count) * (c.shape - mean_shape) for w, c in zip(weights, cells, strict=True))
+        # From one count nothing is known of the others: then all of the time is taken to grow with it. A line
+        # that falls, or that is negative at 0, is noise.
+        steepest = mean_shape / mean_count
+        slope = min(max(rise / spread, 0.0), steepest) if len(cells) > 1 else steepest
+        counts, shapes = [0.0], [max(0.0, mean_shape - slope * mean_count)]
+        for cell in cells:
+            line = mean_shape + slope * (cell.count - mean_count)
+            counts.append(cell.count)
+            shapes.append((cell.weight * cell.shape + _TRUST * line) / (cell.weight + _TRUST))
+        counts.append(2 * counts[-1])
+        shapes.append(shapes[-1] + slope * counts[-2])
+        # More never takes less: of two that say so the lower is believed, so that a few are never thought dear.
+        for index in range(len(shapes) - 2, -1, -1):
+            shapes[index] = min(shapes[index], shapes[index + 1])
+        return counts, shapes

@@ -1,0 +1,123 @@
+"""A checked request becomes samples, decoded side by side, and their chunks in the order in which they come.
+
+Knows what a sample is made of; refuses to know the loop (orchestrator.decoder), deadlines and who may start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from opentelemetry import trace
+from tokenizers import Tokenizer
+
+from orchestrator.controller import Fixed
+from orchestrator.decoder import Step, decode
+from orchestrator.draft_client import DraftClient
+from orchestrator.metrics import Metrics
+from orchestrator.outbox import Outbox
+from orchestrator.pool import Pool
+from orchestrator.request import Request
+from orchestrator.responses import write_chunk
+from orchestrator.sequence import Sequence
+from orchestrator.settings import OrchestratorSettings
+from orchestrator.speculation import Speculation
+from orchestrator.target_client import TargetClient
+from orchestrator.text import Piece
+from specdec import telemetry
+from specdec.noise import derive_seed
+from specdec.v1 import generation_pb2
+
+
+class Generator:
+    """Decodes requests with the replicas of two pools."""
+
+    def __init__(
+        self,
+        targets: Pool,
+        drafts: Pool,
+        tokenizer: Tokenizer | None,
+        settings: OrchestratorSettings,
+        metrics: Metrics,
+    ) -> None:
+        self._targets = targets
+        self._drafts = drafts
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._metrics = metrics
+
+    async def chunks(self, request: Request, model_digest: str) -> AsyncGenerator[generation_pb2.Chunk, None]:
+        """All chunks of all samples. Raises the first SpecdecError that ends one of them; closed, it ends them all."""
+        outbox = Outbox(self._settings.park_after_s)
+        samples = [
+            asyncio.create_task(self._sample(request, index, model_digest, outbox))
+            for index in range(request.num_samples)
+        ]
+        try:
+            unfinished = len(samples)
+            while unfinished:
+                chunk: generation_pb2.Chunk = await outbox.get()
+                unfinished -= chunk.HasField("finish")
+                yield chunk
+        finally:
+            for sample in samples:
+                sample.cancel()
+            await asyncio.gather(*samples, return_exceptions=True)
+
+    async def _sample(self, request: Request, index: int, model_digest: str, outbox: Outbox) -> None:
+        """Decode one sample into the outbox; an exception goes there too."""
+        received = request.resume.get(index, ())
+        sequence = Sequence(
+            request.prompt_ids,
+            request.max_tokens,
+            request.sampling,
+            derive_seed(request.seed, index),
+            request.method,
+            request.stop_token_ids,
+            request.stop,
+            self._tokenizer,
+            received,
+        )
+        span = trace.get_current_span()
+        traceparent = telemetry.traceparent()
+        wait_s = self._settings.target_wait_s
+        position = len(received)
+        try:
+            async with (
+                TargetClient(self._targets, model_digest, traceparent, wait_s, time.monotonic()) as target,
+                DraftClient(self._drafts, traceparent) as draft,
+                aclosing(decode(sequence, target, Speculation(draft), Fixed(request.num_draft_tokens))) as steps,
+            ):
+
+                def park() -> None:
+                    """A client that does not read stops its own sequences; then they hold no memory either."""
+                    self._metrics.parked()
+                    target.park()
+                    draft.park()
+
+                if sequence.finished:
+                    await outbox.put(write_chunk(index, position, Piece(), sequence), park)
+                async for step in steps:
+                    self._metrics.round_ended(step)
+                    if span.is_recording():
+                        span.add_event("round", _round_attributes(index, step))
+                    if step.piece or sequence.finished:
+                        await outbox.put(write_chunk(index, position, step.piece, sequence), park)
+                        position += len(step.piece.token_ids)
+        except Exception as error:
+            await outbox.fail(error)
+
+
+def _round_attributes(index: int, step: Step) -> dict[str, int]:
+    timings = step.verdict.timings
+    return {
+        "index": index,
+        "base": step.verdict.base,
+        "num_draft_tokens": len(step.tree),
+        "num_accepted_tokens": len(step.verdict.accepted),
+        "target_queue_us": timings.queue_us,
+        "target_pass_us": timings.pass_us,
+        "target_sample_us": timings.sample_us,
+    }

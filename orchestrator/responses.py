@@ -1,0 +1,81 @@
+"""What clients are told, as messages: chunks of a sample, and the state of this orchestrator.
+
+Knows the public contract; refuses to know how a sample is decoded and how a replica is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.pool import Pool
+from orchestrator.sequence import FinishReason, Sequence
+from orchestrator.text import Origin, Piece
+from specdec import wire
+from specdec.rounds import ModelInfo
+from specdec.rpc import keepalive
+from specdec.v1 import generation_pb2
+
+_ORIGINS = {
+    Origin.DRAFT: generation_pb2.TOKEN_ORIGIN_DRAFT,
+    Origin.CORRECTION: generation_pb2.TOKEN_ORIGIN_CORRECTION,
+    Origin.BONUS: generation_pb2.TOKEN_ORIGIN_BONUS,
+}
+_REASONS = {
+    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+}
+
+
+def write_chunk(index: int, position: int, piece: Piece, sequence: Sequence) -> generation_pb2.Chunk:
+    """``piece`` of the sample ``index``, whose first id is the sample's id number ``position``; at the end, why."""
+    chunk = generation_pb2.Chunk(
+        index=index,
+        text=piece.text,
+        token_ids=piece.token_ids,
+        first_position=position,
+        origins=[_ORIGINS[origin] for origin in piece.origins],
+        text_ends=piece.text_ends,
+    )
+    if sequence.finish_reason is not None:
+        finish = chunk.finish
+        finish.reason = _REASONS[sequence.finish_reason]
+        if isinstance(sequence.matched, str):
+            finish.stop = sequence.matched
+        elif sequence.matched is not None:
+            finish.stop_token_id = sequence.matched
+        finish.usage.prompt_tokens = sequence.num_prompt_tokens
+        finish.usage.completion_tokens = position + len(piece.token_ids)
+        statistics = sequence.statistics
+        finish.speculation.num_rounds = statistics.num_rounds
+        finish.speculation.num_drafts = statistics.num_drafts
+        finish.speculation.num_draft_tokens = statistics.num_draft_tokens
+        finish.speculation.num_accepted_tokens = statistics.num_accepted_tokens
+        finish.speculation.num_accepted_tokens_per_pos.extend(statistics.num_accepted_tokens_per_pos)
+        finish.speculation.num_replays = statistics.num_replays
+    return chunk
+
+
+def write_server_info(
+    targets: Pool, drafts: Pool, live_sequences: int, waiting_requests: int
+) -> generation_pb2.GetServerInfoResponse:
+    def written(info: ModelInfo | None) -> Any:
+        return wire.write_info(info) if info else None
+
+    return generation_pb2.GetServerInfoResponse(
+        target=written(targets.info),
+        draft=written(drafts.info),
+        replicas=[
+            generation_pb2.Replica(
+                address=replica.address, role=replica.role.name, ready=replica.ready, problem=replica.problem
+            )
+            for replica in (*targets.replicas, *drafts.replicas)
+        ]
+        + [
+            generation_pb2.Replica(address=address, role=role, problem=problem)
+            for role, pool in (("target", targets), ("draft", drafts))
+            for address, problem in pool.unresolved.items()
+        ],
+        live_sequences=live_sequences,
+        waiting_requests=waiting_requests,
+        keepalive=keepalive(),
+    )

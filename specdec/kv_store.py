@@ -1,0 +1,68 @@
+"""The tensors behind the KV pool; nothing of sequences. Slots are what specdec.kv_cache calls by that name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.kv_cache import BlockPool, Move
+
+
+class KvStore:
+    """Keys and values of every layer, [num_blocks, block_size, kv_heads, head_dim] each."""
+
+    def __init__(self, pool: BlockPool, device: torch.device) -> None:
+        self._shape = (pool.num_blocks, pool.block_size)
+        self._device = device
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Put key and value [rows, kv_heads, head_dim] into slots [rows]. Returns the layer's whole tensors."""
+        if layer not in self._layers:  # made at the first write, when the shape is known
+            self._layers[layer] = (self._zeros(key), self._zeros(value))
+        keys, values = self._layers[layer]
+        keys.flatten(0, 1).index_copy_(0, slots, key)
+        values.flatten(0, 1).index_copy_(0, slots, value)
+        return keys, values
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """In the layers that have been written to."""
+        return sum(tensor[0, 0].nbytes for tensors in self._layers.values() for tensor in tensors)
+
+    @torch.inference_mode()
+    def resized(self, pool: BlockPool) -> KvStore:
+        """An empty store for ``pool``. Layers that this one has written to get their memory at once."""
+        store = KvStore(pool, self._device)
+        for layer, (keys, values) in self._layers.items():
+            store._layers[layer] = (store._zeros(keys[0]), store._zeros(values[0]))
+        return store
+
+    def _zeros(self, like: Tensor) -> Tensor:
+        """[num_blocks, block_size, kv_heads, head_dim] for ``like`` [any, kv_heads, head_dim].
+
+        Zeros, not garbage: a slot that was never written must not bring NaN into a masked position.
+        """
+        shape = (*self._shape, *like.shape[1:])
+        if self._device.type != "cpu":
+            return like.new_zeros(shape)
+        # numpy's come from the operating system, page by page when they are first touched, so that a pool takes
+        # no time to make and no memory that it does not use; torch would write them.
+        num_bytes = math.prod(shape) * like.element_size()
+        return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(like.dtype).view(shape)
+
+    @torch.inference_mode()
+    def move(self, moves: Sequence[Move]) -> None:
+        """All of ``moves`` at once: what one of them overwrites, another may read."""
+        if not moves:
+            return
+        sources = torch.tensor([move.source for move in moves], device=self._device)
+        targets = torch.tensor([move.target for move in moves], device=self._device)
+        for tensors in self._layers.values():
+            for tensor in tensors:
+                slots = tensor.flatten(0, 1)
+                slots.index_copy_(0, targets, slots.index_select(0, sources))

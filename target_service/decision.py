@@ -1,0 +1,106 @@
+"""What a pass's logits mean for its jobs: which nodes are accepted, and the token after them. All jobs at once.
+
+Knows sampling and verification; refuses to know the model and its cache. Jobs are sorted by kind, the rows of a kind
+are one batch, and what was drawn for a pass leaves the device as one array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.noise import Domain, Key, exponentials, uniforms
+from specdec.sampling import dense_from_sparse, probabilities, race
+from specdec.sampling_state import SamplingState, choose, rows_of
+from specdec.sequence import Method
+from specdec.tree import TokenTree
+from specdec.verification import descend, verify_block, verify_token
+from target_service.engine import Decision, Job
+
+
+def decide(jobs: Sequence[Job], logits: Sequence[Tensor]) -> list[Decision]:
+    """Verify each job's tree by its logits [1 + nodes, vocab]: the root's row, then each node's.
+
+    ``job.memory.sampling`` is the sequence's SamplingState. A decision does not depend on the other jobs.
+    """
+    keyed = [index for index, job in enumerate(jobs) if _state(job).spec.keyed_by_token]
+    chained = [index for index, job in enumerate(jobs) if not _state(job).spec.keyed_by_token]
+    drawn = []
+    if keyed:
+        drawn.append(_target_tokens([jobs[i] for i in keyed], [logits[i] for i in keyed]))
+    accepted: list[int] = []
+    if chained:
+        accepted, after = _verify_chains([jobs[i] for i in chained], [logits[i] for i in chained])
+        drawn.append(after)
+    tokens: list[int] = torch.cat(drawn).tolist() if drawn else []
+
+    decisions: dict[int, Decision] = {}
+    start = 0
+    for index in keyed:
+        tree = jobs[index].tree
+        target_tokens = tokens[start : start + 1 + len(tree)]
+        start += 1 + len(tree)
+        nodes, next_token = descend(tree.token_ids, tree.parents, target_tokens)
+        decisions[index] = Decision(tuple(nodes), next_token, tuple(target_tokens))
+    for index, num_accepted, next_token in zip(chained, accepted, tokens[start:], strict=True):
+        decisions[index] = Decision(tuple(range(num_accepted)), next_token)
+    return [decisions[index] for index in range(len(jobs))]
+
+
+def _target_tokens(jobs: Sequence[Job], logits: Sequence[Tensor]) -> Tensor:  # [rows] int64
+    """Greedy and coupled: what the target draws at every job's root and nodes."""
+    rows = rows_of(logits, [(_state(job), job.ids, job.tree) for job in jobs])
+    places = []
+    for job in jobs:
+        base = len(job.ids)
+        places += [(_state(job), base), *((_state(job), base + depth + 1) for depth in job.tree.depths)]
+    for job in jobs:
+        _state(job).noise.forget_before(len(job.ids))
+    return choose(rows, places)
+
+
+def _verify_chains(jobs: Sequence[Job], logits: Sequence[Tensor]) -> tuple[list[int], Tensor]:
+    """Token and block: how many nodes of each job are accepted, and the token after them, [jobs] int64."""
+    params = [_state(job).spec.sampling for job in jobs for _ in range(1 + len(job.tree))]
+    rows = rows_of(logits, [(_state(job), job.ids, job.tree) for job in jobs])
+    target_probs = probabilities(rows, params)  # [rows, vocab]
+    keys = [Key(_state(job).spec.seed, len(job.ids) + i, len(job.ids)) for job in jobs for i in range(len(job.tree))]
+    accept_uniforms = uniforms(keys, Domain.ACCEPT)  # [nodes of all jobs]
+    accepted, following, after = [], [], []
+    per_job = zip(
+        jobs,
+        torch.split(target_probs, [1 + len(job.tree) for job in jobs]),
+        torch.split(accept_uniforms, [len(job.tree) for job in jobs]),
+        strict=True,
+    )
+    for job, probs, job_uniforms in per_job:
+        spec, base = _state(job).spec, len(job.ids)
+        verify = verify_block if spec.method is Method.BLOCK else verify_token
+        token_ids = torch.tensor(job.tree.token_ids, dtype=torch.int64, device=probs.device)  # [nodes]
+        num_accepted, distribution = verify(probs, _draft_probs(job.tree, probs), token_ids, job_uniforms)
+        accepted.append(num_accepted)
+        following.append(distribution)  # [vocab]
+        after.append(Key(spec.seed, base + num_accepted, base))
+    noise = exponentials(after, Domain.CORRECTION, target_probs.shape[-1], target_probs.device)
+    return accepted, race(torch.stack(following).log(), noise)
+
+
+def _draft_probs(tree: TokenTree, like: Tensor) -> Tensor:  # [nodes, vocab] float64
+    """What each node was sampled from; one-hot where the draft was certain."""
+    rows = like.new_zeros(len(tree), like.shape[-1])
+    for node, token in enumerate(tree.token_ids):
+        sparse = tree.draft_probs[node] if tree.draft_probs else None
+        if sparse is None:
+            rows[node, token] = 1.0
+        else:
+            ids = torch.tensor(sparse.token_ids, dtype=torch.int64, device=like.device)
+            weights = torch.tensor(sparse.weights, dtype=torch.float64, device=like.device)
+            rows[node] = dense_from_sparse(ids, weights, like.shape[-1])
+    return rows
+
+
+def _state(job: Job) -> SamplingState:
+    state: SamplingState = job.memory.sampling
+    return state

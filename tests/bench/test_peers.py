@@ -1,0 +1,111 @@
+"""The contenders of bench peers on a tiny pair: they all say what generate says, and ratios come out."""
+
+from __future__ import annotations
+
+from bench.peers.calibration import calibrate
+from bench.peers.comparison import Plan, Section, compare
+from bench.peers.contender import Settings
+from bench.peers.continuous import ContinuousBatching
+from bench.peers.in_process import InProcess
+from bench.peers.packed import CONTEXT, ROWS, SEQUENCES, packed_and_padded
+from bench.peers.pass_log import now
+from bench.peers.prompts import PromptSource
+from bench.peers.ratios import KEYS, ratios
+from bench.peers.services import running
+from bench.peers.transformers_peers import TransformersPair
+from tests.bench.conftest import SMALL
+
+
+async def test_everybody_in_one_process_says_what_generate_says(small_pair):
+    prompts = PromptSource(SMALL.vocab_size).take(3, 20)
+    theirs = TransformersPair(small_pair, "float32")
+    ours = InProcess(small_pair, "float32", (4,))
+    generate, assisted = theirs.contenders(1)
+    one_thread = Settings((1,))
+    expected = [(await generate.run(one_thread, [prompt], 16)).outputs[0] for prompt in prompts]
+    assert all(len(output) == 16 for output in expected)
+    for contender in (*theirs.contenders(3), ContinuousBatching(theirs).contender(3)):
+        run = await contender.run(one_thread, prompts, 16)
+        assert run.outputs == expected, contender.name
+    for contender in (assisted, *ours.contenders()):
+        for prompt, output in zip(prompts, expected, strict=True):
+            run = await contender.run(Settings((1,), 4), [prompt], 16)
+            assert run.outputs == [output], contender.name
+            assert run.tokens_per_s > 0
+
+
+async def test_assisted_generation_is_given_the_number_of_draft_tokens(small_pair):
+    _, assisted = TransformersPair(small_pair, "float32", (1,)).contenders(1)
+    settings = await calibrate(assisted, PromptSource(SMALL.vocab_size).take(1, 8), 8)
+    assert settings.num_draft_tokens in assisted.num_draft_tokens
+
+
+def test_a_packed_pass_leaves_the_pool_as_it_was(small_pair):
+    ours, theirs = InProcess(small_pair, "float32", (4,)), TransformersPair(small_pair, "float32")
+    prompts = PromptSource(SMALL.vocab_size).take(SEQUENCES, CONTEXT + ROWS)
+    result = packed_and_padded(ours.target_runner, theirs.target, prompts, repeats=1, threads=(1,))
+    assert result.ratio > 0
+    assert ours.target_runner.pool.num_used == 0
+
+
+async def test_ratios_come_out_of_real_services(small_pair, tmp_path):
+    plan = Plan(
+        sections=tuple(Section),
+        streams=(4,),
+        repeats=1,
+        batch_repeats=1,
+        single_tokens=16,
+        batch_tokens=8,
+        calibration_tokens=8,
+        batch_calibration_tokens=4,
+        thorough=False,
+        num_compared=2,
+        longest=1200,
+        threads=(1,),
+    )
+    shown: list[str] = []
+    async with running(small_pair, "float32", tmp_path, plan.threads) as services:
+        result = await compare(
+            small_pair,
+            "float32",
+            services,
+            PromptSource(SMALL.vocab_size),
+            plan,
+            report=lambda text: None,
+            show=shown.append,
+        )
+    assert result.latency is not None
+    figures = ratios(result.rows, result.packed, result.latency[0])
+    assert tuple(figures) == tuple(key for key in KEYS if "16" not in key and "32" not in key)
+    assert all(value > 0 for value in figures.values())
+    assert 0.6 < result.acceptance < 0.95
+    assert len(result.rows) == 6 + 4
+    assert all(row.identical == row.compared > 0 for row in result.rows), "float32 has no ties to break"
+    assert len(shown) == len(result.rows) + 1
+    assert result.as_dict()["contenders"]
+
+
+async def test_who_comes_second_to_a_prompt_takes_all_of_it_in(small_pair, tmp_path):
+    prompts = [list(range(64)), list(range(100, 164))]
+    async with running(small_pair, "bfloat16", tmp_path, [1]) as services:
+        alone, ours = services.contenders(2, [2])
+        settings = Settings((1, 1), 2)
+        await alone.run(Settings((1, 1)), prompts, 4)
+        for contender in (alone, ours):
+            before = now()
+            await contender.run(settings, prompts, 4)
+            assert max(each.rows for each in services.passes("target", 1, before)) >= 64
+        assert max(each.rows for each in services.passes("draft", 1)) >= 64
+
+
+def test_the_loop_in_one_process_finds_nothing_either(small_pair):
+    ours = InProcess(small_pair, "bfloat16", [2], [1])
+    ids = list(range(64))
+    for _ in range(2):
+        cache = ours.target_runner.new_cache()
+        assert not cache.attach(ids)
+        assert not len(cache)
+        cache.take(len(ids))
+        cache.keep(range(len(ids)))
+        cache.remember(ids)
+        cache.release()

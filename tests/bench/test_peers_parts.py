@@ -1,0 +1,168 @@
+"""The parts of bench peers that need no model: choosing, taking turns, adding up, showing."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from rich.console import Console
+
+from bench.peers import table
+from bench.peers.calibration import calibrate
+from bench.peers.chart import draw
+from bench.peers.contender import Contender, Kind, Run, Settings, before_end
+from bench.peers.latency import Latency
+from bench.peers.measuring import Row, take_turns
+from bench.peers.packed import PackedResult
+from bench.peers.pass_log import Pass, busy_s, read_passes, write_pass
+from bench.peers.prompts import PromptSource
+from bench.peers.ratios import KEYS, ratios
+
+PACKED = PackedResult(packed_s=0.11, packed_threads=2, padded_s=0.1, padded_threads=1)
+LATENCY = Latency(1000, 2.0, 0.25, 4000, idle_s=0.1, under_prefill_s=0.6, chunk_s=0.2)
+
+
+def row(kind: Kind, streams: int, *rates: float, **figures: float) -> Row:
+    runs = [Run(1 / rate, [[7]], figures) for rate in rates]
+    return Row(kind, streams, Settings((1,)), runs, identical=1, compared=2)
+
+
+def every_row() -> list[Row]:
+    rates = {
+        Kind.GENERATE: 10.0,
+        Kind.ASSISTED: 20.0,
+        Kind.LOOP_ALONE: 15.0,
+        Kind.LOOP: 30.0,
+        Kind.PADDED: 40.0,
+        Kind.CONTINUOUS: 50.0,
+        Kind.ALONE: 12.0,
+    }
+    single = (Kind.GENERATE, Kind.ASSISTED, Kind.LOOP_ALONE, Kind.LOOP, Kind.ALONE)
+    rows = [row(kind, 1, rates[kind]) for kind in single]
+    # The median of the runs counts.
+    rows.append(row(Kind.OURS, 1, 1.0, 25.0, 90.0, overhead_ms_per_round=1.25, mean_draft_tokens=5.5))
+    for streams in (4, 16, 32):
+        rows += [row(kind, streams, rates[kind]) for kind in (Kind.PADDED, Kind.CONTINUOUS, Kind.ALONE)]
+        rows.append(row(Kind.OURS, streams, 60.0))
+    return rows
+
+
+async def test_calibration_finds_the_best_and_tries_nothing_hopeless_at_length():
+    rates = {((1,), 4): 50.0, ((1,), 6): 60.0, ((1,), 8): 40.0, ((2,), 6): 55.0, ((2,), 4): 99.0, ((9,), 6): 0.5}
+    tried: list[tuple[tuple[int, ...], int | None, int]] = []
+
+    async def run(settings, prompts, max_tokens):
+        tried.append((settings.threads, settings.num_draft_tokens, max_tokens))
+        return Run(max_tokens / rates[settings.threads, settings.num_draft_tokens], [[0] * max_tokens])
+
+    contender = Contender(Kind.ASSISTED, 1, run, [(9,), (2,), (1,)], (4, 6, 8))
+    best = await calibrate(contender, [[1]], 32)
+    assert best == Settings((1,), 6)
+    assert [max_tokens for threads, _, max_tokens in tried if threads == (9,)] == [4]
+    tried.clear()
+    assert await calibrate(contender, [[1]], 32, thorough=False) == Settings((1,), 6)
+    assert [max_tokens for _, _, max_tokens in tried] == [4, 4, 4, 32, 32, 32]
+
+
+async def test_contenders_take_turns_on_the_same_prompts_and_are_compared():
+    calls: list[tuple[Kind, list[int]]] = []
+
+    def contender(kind: Kind, says: int) -> tuple[Contender, Settings]:
+        async def run(settings, prompts, max_tokens):
+            calls.append((kind, prompts[0]))
+            return Run(1.0, [[says] * max_tokens for _ in prompts])
+
+        return Contender(kind, 2, run, [(1,)]), Settings((1,))
+
+    async def reference(prompt, max_tokens):
+        return [5] * max_tokens
+
+    rows = await take_turns(
+        [contender(Kind.PADDED, 5), contender(Kind.CONTINUOUS, 5), contender(Kind.OURS, 6)],
+        PromptSource(100),
+        reference,
+        prompt_length=3,
+        max_tokens=4,
+        repeats=3,
+        num_compared=1,
+    )
+    order = [kind for kind, _ in calls]
+    assert order[:3] == [Kind.PADDED, Kind.CONTINUOUS, Kind.OURS]
+    assert order[3:6] == [Kind.CONTINUOUS, Kind.OURS, Kind.PADDED]
+    assert order[6:] == [Kind.OURS, Kind.PADDED, Kind.CONTINUOUS]
+    for turn in (calls[:3], calls[3:6], calls[6:]):
+        assert len({tuple(prompt) for _, prompt in turn}) == 1
+    assert len({tuple(prompt) for _, prompt in calls}) == 3, "a repetition has prompts of its own"
+    assert [(each.identical, each.compared) for each in rows] == [(3, 3), (3, 3), (0, 3)]
+    assert rows[0].tokens_per_s == 8
+
+
+def test_every_ratio_is_there_and_right():
+    figures = ratios(every_row(), PACKED, LATENCY)
+    assert tuple(figures) == KEYS
+    assert figures == {
+        "grpc_over_assisted": 1.25,
+        "grpc_over_generate": 2.5,
+        "alone_over_generate": 1.2,
+        "alone_over_inprocess": 0.8,
+        "overhead_ms_per_round": 1.25,
+        **{f"streams_{streams}_over_batch": 1.2 for streams in (4, 16, 32)},
+        **{f"speculation_on_over_off_{streams}": 5.0 for streams in (4, 16, 32)},
+        "packed_over_padded": 1.1,
+        "prefix_reuse_ttft": 8.0,
+        "ttft_under_prefill": 2.0,
+    }
+
+
+def test_a_ratio_of_something_not_measured_is_absent():
+    rows = [each for each in every_row() if each.streams == 4]
+    assert set(ratios(rows, None, None)) == {"streams_4_over_batch", "speculation_on_over_off_4"}
+
+
+def test_time_that_two_passes_cover_counts_once():
+    passes = [Pass(1.0, 3.0, 1), Pass(2.0, 4.0, 1), Pass(2.5, 2.75, 1), Pass(6.0, 9.0, 1), Pass(0.0, 0.5, 1)]
+    assert busy_s(passes, 1.5, 7.0) == pytest.approx(2.5 + 1.0)
+    assert busy_s([], 1.0, 2.0) == 0.0
+
+
+def test_a_pass_log_may_be_read_while_it_is_written(tmp_path):
+    file = tmp_path / "log"
+    assert read_passes(file) == []
+    passes = [Pass(1.0, 2.0, 3), Pass(4.0, 5.0, 6)]
+    with file.open("ab", buffering=0) as log:
+        for each in passes:
+            write_pass(log, each)
+        log.write(struct.pack("<d", 7.0))  # half a record
+        assert read_passes(file) == passes
+        assert read_passes(file, since=3.0) == passes[1:]
+
+
+def test_prompts_are_fresh_and_of_the_length_asked_for():
+    for source in (PromptSource(50), PromptSource(50, text=range(500))):
+        first, second = source.take(1, 20)[0], source.take(1, 20)[0]
+        assert len(first) == len(second) == 20
+        assert first != second
+    with pytest.raises(ValueError, match="500"):
+        PromptSource(50, text=range(500)).take(1, 501)
+
+
+def test_an_output_ends_before_its_end_token():
+    assert before_end([3, 4, 0, 0], [0]) == [3, 4]
+    assert before_end([3, 4], [0]) == [3, 4]
+    assert before_end([3, 0], []) == [3, 0]
+
+
+def test_the_table_says_who_won_and_by_how_much(capsys):
+    console = Console(width=100, force_terminal=False)
+    console.print(table.contenders(every_row()))
+    console.print(table.packed_in_words(PACKED))
+    console.print(table.latency_in_words(LATENCY, Settings((2, 1), 4)))
+    lines = capsys.readouterr().out.splitlines()
+    ours = [line.split() for line in lines if line.strip().startswith("our services ")]
+    assert [words[2:4] for words in ours] == [["25.0", "1.25"], *[["60.0", "1.20"]] * 3]
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_chart_is_a_picture(tmp_path):
+    draw(every_row(), "title", "subtitle", tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -1,0 +1,113 @@
+"""Input that breaks the contract, and what a service must answer: shared by the tests of the three services."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import threading
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from specdec.errors import (
+    InvalidArgument,
+    OutOfStep,
+)
+from target_service.lm_verifier import LmVerifier
+from tests.contract.raw import (
+    PATIENCE_S,
+    Raw,
+)
+from tests.table_model import TableRunner
+
+NAN, INF = math.nan, math.inf
+CONTEXT = 64
+
+
+def runner(**fields: Any) -> TableRunner:
+    return TableRunner(**{"context_length": CONTEXT, **fields})
+
+
+class HeldVerifier(LmVerifier):
+    """Passes wait while the gate is closed."""
+
+    def __init__(self, runner: TableRunner) -> None:
+        super().__init__(runner)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def verify(self, jobs: Any) -> Any:
+        assert self.gate.wait(PATIENCE_S)
+        return super().verify(jobs)
+
+
+async def assert_violation(stream: Raw, sequence: int, field: str) -> None:
+    error = await stream.error(sequence)
+    assert isinstance(error, InvalidArgument), (sequence, error)
+    assert [name for name, _ in error.violations] == [field], error
+
+
+async def assert_out_of_step(stream: Raw, sequence: int, expected: str) -> None:
+    error = await stream.error(sequence)
+    assert isinstance(error, OutOfStep), error
+    assert re.search(rf"\b{expected}\b", str(error)), error
+
+
+async def assert_never_opened(stream: Raw, **frame: Any) -> None:
+    await stream.send(**frame)
+    error = await stream.error(300)
+    assert isinstance(error, OutOfStep)
+    assert "never opened" in str(error)
+
+
+NUMBERS = [0, 1, 2, 3, 4, 5, 7, 8, 63, 64, 2**31, 2**32 - 1]
+REALS = [0.0, 1.0, 0.5, -1.0, NAN, INF, -INF, 1e-300, 1e300, 2.0, 0.9]
+FEW = {"sequence": 12, "closes": 12, "n": 4, "num_draft_tokens": 8, "stop": 3, "min_tokens": 3}
+
+
+def scribble(random_: random.Random, message: Message, depth: int = 0) -> Message:
+    """Fills fields by chance, mostly with what nearly makes sense."""
+    for field in message.DESCRIPTOR.fields:
+        if random_.random() < (0.5 if depth else 0.25):
+            continue
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            while random_.random() < 0.1:
+                message.logit_bias[_value(random_, field)] = 1.0  # type: ignore[attr-defined]
+        elif field.message_type is not None:
+            if field.is_repeated:
+                for _ in range(random_.randrange(4)):
+                    scribble(random_, getattr(message, field.name).add(), depth + 1)
+            elif field.name != "chat" or random_.random() < 0.05:
+                scribble(random_, getattr(message, field.name), depth + 1)
+                getattr(message, field.name).SetInParent()
+        elif field.is_repeated:
+            getattr(message, field.name).extend(_value(random_, field) for _ in range(random_.randrange(5)))
+        elif field.name not in UNSUPPORTED or random_.random() < 0.03:
+            setattr(message, field.name, _value(random_, field))
+    return message
+
+
+UNSUPPORTED = {
+    "logprobs",
+    "grammar",
+    "model_digest",
+}
+
+
+def _value(random_: random.Random, field: FieldDescriptor) -> Any:
+    if field.name in FEW and random_.random() < 0.95:
+        return "ab"[: random_.randrange(3)] if field.name == "stop" else random_.randrange(FEW[field.name])
+    if field.cpp_type in (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT):
+        value = random_.choice(REALS if random_.random() < 0.2 else [1.0, 0.5])
+        return value if abs(value) < 1e38 or not math.isfinite(value) else 2.0
+    if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+        return random_.choice(["", "w1 w2", "\x00", "é" * 40])
+    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+        return random_.random() < 0.2
+    if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
+        return random_.choice([0, 1, 1, 2, 3, 77])
+    if field.cpp_type == FieldDescriptor.CPPTYPE_INT32:
+        return random_.choice([-1, -1, 0, 1, 2, -2, 2**31 - 1, -(2**31)])
+    return random_.choice(NUMBERS if random_.random() < 0.15 else NUMBERS[1:7])

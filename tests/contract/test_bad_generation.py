@@ -1,0 +1,366 @@
+"""Every row of the status table, provoked over gRPC at the orchestrator; it serves as before afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from draft_service.drafters.language_model import LanguageModelDrafter
+from specdec import rpc
+from specdec.errors import (
+    ContextExceeded,
+    DeadlineExceeded,
+    InvalidArgument,
+    NoReplica,
+    Overloaded,
+    ReplicaLost,
+    SpecdecError,
+)
+from specdec.v1 import generation_pb2, generation_pb2_grpc
+from target_service.lm_verifier import LmVerifier
+from tests.cluster import Cluster, cluster
+from tests.contract.bad import CONTEXT, INF, NAN, HeldVerifier, runner, scribble
+from tests.contract.raw import (
+    BLOCK,
+    PATIENCE_S,
+    TOKEN,
+    draft,
+    orchestrator,
+    target,
+)
+
+IDS = {"token_ids": [1, 2, 3]}
+
+
+@asynccontextmanager
+async def deployment(tokenizer: str = "", **settings: Any) -> AsyncIterator[Cluster]:
+    drafter = LanguageModelDrafter(runner(blend=(2, 0.3)))
+    async with cluster([LmVerifier(runner())], [drafter], tokenizer=tokenizer, **settings) as running:
+        expected = await running.client.generate(token_ids=IDS, max_tokens=20, seed=1)
+        yield running
+        # Whatever was done to it, it serves as before.
+        again = await running.client.generate(token_ids=IDS, max_tokens=20, seed=1)
+        assert again[0].token_ids == expected[0].token_ids
+        await running.settled(PATIENCE_S)
+
+
+@pytest.fixture
+def tokenizer_file(tmp_path: Path) -> str:
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(8)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    return str(tmp_path / "tokenizer.json")
+
+
+def generate_request(**fields: Any) -> generation_pb2.GenerateRequest:
+    fields = {"max_tokens": 5, **fields}
+    if not {"text", "chat", "token_ids"} & fields.keys():
+        fields["token_ids"] = IDS
+    return generation_pb2.GenerateRequest(**fields)
+
+
+async def refusal(running: Cluster, message: Message | bytes, timeout_s: float = PATIENCE_S) -> SpecdecError:
+    """The error that a request ends with, from its bytes on the wire."""
+    data = message if isinstance(message, bytes) else message.SerializeToString()
+    async with rpc.channel(f"127.0.0.1:{running.orchestrator.port}") as channel:
+        call = channel.unary_stream(
+            "/specdec.v1.GenerationService/Generate",
+            response_deserializer=generation_pb2.GenerateResponse.FromString,
+        )(data, timeout=timeout_s)
+        try:
+            async for _ in call:
+                pass
+        except grpc.aio.AioRpcError as error:
+            failure = error
+        else:
+            raise AssertionError("the request was served")
+        finally:
+            call.cancel()
+    assert failure.code() not in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN), failure
+    return rpc.error_of(failure)
+
+
+BAD_VALUES: list[tuple[str, dict[str, Any]]] = [
+    ("temperature", dict(temperature=-0.5)),
+    ("temperature", dict(temperature=NAN)),
+    ("temperature", dict(temperature=INF)),
+    ("temperature", dict(temperature=1e-9)),
+    ("temperature", dict(temperature=1e9)),
+    ("top_p", dict(top_p=0.0)),
+    ("top_p", dict(top_p=1.01)),
+    ("top_p", dict(top_p=NAN)),
+    ("min_p", dict(min_p=-0.1)),
+    ("min_p", dict(min_p=1.5)),
+    ("min_p", dict(min_p=NAN)),
+    ("n", dict(n=0)),
+    ("n", dict(n=65)),
+    ("n", dict(n=2**32 - 1)),
+    ("max_tokens", dict(max_tokens=0)),
+    ("prompt", dict(token_ids=None)),
+    ("token_ids", dict(token_ids={"token_ids": []})),
+    ("token_ids", dict(token_ids={"token_ids": [1, 8]})),
+    ("token_ids", dict(token_ids={"token_ids": [2**32 - 1]})),
+    ("text", dict(text="w1")),  # no tokenizer here
+    ("stop", dict(stop=["w1"])),
+    ("stop_token_ids", dict(stop_token_ids=[8])),
+    ("stop_token_ids", dict(stop_token_ids=[1] * 257)),
+    ("verification", dict(verification=99)),
+    ("num_draft_tokens", dict(num_draft_tokens=65)),
+    ("chat", dict(chat={"messages": [{"role": "user", "content": "hello"}]})),
+    ("chat", dict(chat={})),
+    ("presence_penalty", dict(presence_penalty=NAN)),
+    ("presence_penalty", dict(presence_penalty=2.1)),
+    ("frequency_penalty", dict(frequency_penalty=-INF)),
+    ("repetition_penalty", dict(repetition_penalty=0.0)),
+    ("logit_bias", dict(logit_bias={8: 1.0})),
+    ("logit_bias[3]", dict(logit_bias={3: 1000.0})),
+    ("min_tokens", dict(min_tokens=3, max_tokens=2)),
+    ("logprobs", dict(logprobs=1)),
+    ("grammar", dict(grammar="root ::= x")),
+    ("seed", dict(resume={0: {"token_ids": [1]}})),
+    ("resume[3]", dict(resume={3: {"token_ids": [1]}}, seed=1)),
+    ("resume[0]", dict(resume={0: {"token_ids": [99]}}, seed=1)),
+    ("resume[0]", dict(resume={0: {"token_ids": [1, 1, 1]}}, seed=1, max_tokens=2)),
+]
+
+
+async def test_a_bad_value_is_refused_by_the_name_of_its_field() -> None:
+    async with deployment() as running:
+        for field, values in BAD_VALUES:
+            error = await refusal(running, generate_request(**values))
+            assert isinstance(error, InvalidArgument), (values, error)
+            assert [name for name, _ in error.violations] == [field], values
+
+
+async def test_bad_texts_are_refused_by_name(tokenizer_file: str) -> None:
+    async with deployment(tokenizer_file) as running:
+        for field, values in [
+            ("text", dict(text="")),
+            ("text", dict(text="   ")),  # has no tokens
+            ("stop[1]", dict(text="w1", stop=["a", ""])),
+            ("stop[0]", dict(text="w1", stop=["a" * 257])),
+            ("stop", dict(text="w1", stop=["a"] * 17)),
+        ]:
+            error = await refusal(running, generate_request(**values))
+            assert isinstance(error, InvalidArgument), (values, error)
+            assert [name for name, _ in error.violations] == [field], values
+
+
+async def test_every_problem_of_a_request_is_named_at_once() -> None:
+    async with deployment() as running:
+        error = await refusal(running, generate_request(n=0, top_p=7, grammar="x", verification=9, logprobs=2))
+        assert isinstance(error, InvalidArgument)
+        assert {name for name, _ in error.violations} == {"n", "top_p", "grammar", "verification", "logprobs"}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_an_unknown_field_is_refused_by_its_number(inside: bool) -> None:
+    unknown = b"\xd2\x3e\x03abc"  # field 1002, length-delimited
+    message = generate_request()
+    if inside:
+        ids = common_ids = message.token_ids.SerializeToString() + unknown
+        message.ClearField("prompt")
+        data = message.SerializeToString() + b"\x12" + bytes([len(common_ids)]) + ids
+    else:
+        data = message.SerializeToString() + unknown
+    async with deployment() as running:
+        error = await refusal(running, data)
+        assert isinstance(error, InvalidArgument)
+        assert "1002" in str(error)
+
+
+async def test_bytes_that_are_no_message_are_the_callers_fault() -> None:
+    async with deployment() as running:
+        for data in (b"\xff\xff\xff", b"\x0a\x05ab", b"\x0a\x02\xff\xfe", bytes(range(1, 200))):
+            error = await refusal(running, data)
+            assert isinstance(error, InvalidArgument), (data, error)
+
+
+@pytest.mark.parametrize("values", [dict(max_tokens=CONTEXT - 2), dict(max_tokens=2**32 - 1), dict(token_ids=None)])
+async def test_more_than_the_context_is_out_of_range_with_the_limit(values: dict[str, Any]) -> None:
+    if "token_ids" in values:
+        values = dict(token_ids={"token_ids": [1] * CONTEXT}, max_tokens=None)
+    async with deployment() as running:
+        error = await refusal(running, generate_request(**values))
+        assert isinstance(error, ContextExceeded)
+        assert str(CONTEXT) in str(error)
+
+
+async def test_the_last_token_of_the_context_can_be_had() -> None:
+    async with deployment() as running:
+        for fields in (dict(max_tokens=CONTEXT - 3), dict(), dict(verification=BLOCK)):
+            [sample] = await running.client.generate(token_ids=IDS, seed=3, **fields)
+            assert len(sample.token_ids) == CONTEXT - 3
+        [sample] = await running.client.generate(token_ids={"token_ids": [1] * (CONTEXT - 1)})
+        assert len(sample.token_ids) == 1
+
+
+async def test_a_full_queue_is_resource_exhausted_with_a_time_to_come_back() -> None:
+    verifier = HeldVerifier(runner())
+    async with cluster([verifier], max_live_sequences=3, max_waiting_requests=0) as running:
+        verifier.gate.clear()
+        held = asyncio.create_task(running.client.generate(token_ids=IDS, n=3, max_tokens=4, seed=1))
+        async with asyncio.timeout(PATIENCE_S):
+            while running.orchestrator.live_sequences < 3:
+                await asyncio.sleep(0.01)
+        error = await refusal(running, generate_request())
+        assert isinstance(error, Overloaded)
+        assert error.retry_after_s > 0
+        verifier.gate.set()
+        assert [len(sample.token_ids) for sample in await held] == [4, 4, 4]
+        assert len((await running.client.generate(token_ids=IDS, n=3, max_tokens=4))[0].token_ids) == 4
+
+
+async def test_more_samples_than_are_ever_served_at_a_time_are_refused() -> None:
+    async with cluster([LmVerifier(runner())], max_live_sequences=3) as running:
+        assert isinstance(await refusal(running, generate_request(n=4)), Overloaded)
+
+
+async def test_the_callers_deadline_ends_the_request_and_frees_everything() -> None:
+    verifier, drafter = HeldVerifier(runner()), LanguageModelDrafter(runner(blend=(2, 0.3)))
+    async with cluster([verifier], [drafter]) as running:
+        verifier.gate.clear()
+        error = await refusal(running, generate_request(n=4), timeout_s=0.2)
+        assert isinstance(error, DeadlineExceeded)
+        async with asyncio.timeout(PATIENCE_S):
+            while running.orchestrator.live_sequences:
+                await asyncio.sleep(0.01)
+        verifier.gate.set()
+        await running.settled(PATIENCE_S)
+        assert len((await running.client.generate(token_ids=IDS, max_tokens=4))[0].token_ids) == 4
+
+
+async def test_the_servers_own_deadline_ends_the_request_and_frees_everything() -> None:
+    verifier, drafter = HeldVerifier(runner()), LanguageModelDrafter(runner(blend=(2, 0.3)))
+    async with cluster([verifier], [drafter], request_timeout_s=0.2) as running:
+        verifier.gate.clear()
+        error = await refusal(running, generate_request(n=4))
+        assert isinstance(error, DeadlineExceeded)
+        assert running.orchestrator.live_sequences == 0
+        verifier.gate.set()
+        await running.settled(PATIENCE_S)
+
+
+async def test_without_a_target_a_request_is_unavailable_and_says_what_is_wrong() -> None:
+    async with cluster([LmVerifier(runner())], target_wait_s=0.1) as running:
+        await running.targets[0].stop()
+        error = await refusal(running, generate_request())
+        assert isinstance(error, NoReplica | ReplicaLost)
+        assert f"127.0.0.1:{running.targets[0].port}" in str(error)
+
+
+async def test_a_draining_orchestrator_refuses_what_is_new_and_ends_what_runs() -> None:
+    verifier = HeldVerifier(runner())
+    async with cluster([verifier]) as running:
+        verifier.gate.clear()
+        held = asyncio.create_task(running.client.generate(token_ids=IDS, max_tokens=20, seed=1))
+        async with asyncio.timeout(PATIENCE_S):
+            while not running.orchestrator.live_sequences:
+                await asyncio.sleep(0.01)
+        stopping = asyncio.create_task(running.orchestrator.stop(PATIENCE_S))
+        await asyncio.sleep(0)
+        assert isinstance(await refusal(running, generate_request()), ReplicaLost)
+        verifier.gate.set()
+        assert len((await held)[0].token_ids) == 20
+        await stopping
+
+
+@pytest.mark.parametrize("other", [dict(vocab_size=9), dict(name="x")])
+async def test_a_draft_with_another_vocabulary_is_refused_and_the_target_serves_alone(other: dict[str, Any]) -> None:
+    stranger = runner(**other)
+    if "name" in other:
+        stranger.info = dataclasses.replace(stranger.info, tokenizer_fingerprint="f" * 64)
+    async with cluster([LmVerifier(runner())]) as alone:
+        [expected] = await alone.client.generate(token_ids=IDS, max_tokens=20, seed=1)
+    async with (
+        target(LmVerifier(runner())) as targets,
+        draft(LanguageModelDrafter(stranger)) as service,
+        orchestrator([targets.server.port], [service.server.port]) as (_, client),
+    ):
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                info = await client.server_info()
+                replica = next(replica for replica in info.replicas if replica.role == "draft")
+                if "has the vocabulary" in replica.problem:
+                    break
+                await asyncio.sleep(0.02)
+        assert not replica.ready
+        assert not info.HasField("draft")
+        theirs = (str(stranger.info.vocab_size), "8") if "name" not in other else ("f" * 12, "without a name")
+        assert all(word in replica.problem for word in theirs), replica.problem
+        [sample] = await client.generate(token_ids=IDS, max_tokens=20, seed=1)
+        assert sample.token_ids == expected.token_ids
+        assert sample.finish.speculation.num_drafts == 0
+        assert (await service.load()).live_sequences == 0
+
+
+async def test_a_request_for_which_the_pool_is_full_just_now_waits_and_is_served() -> None:
+    verifier = LmVerifier(runner(num_slots=40))
+    async with cluster([verifier]) as running:
+        async with asyncio.timeout(PATIENCE_S):
+            both = await asyncio.gather(
+                *(running.client.generate(token_ids=IDS, max_tokens=30, seed=seed) for seed in (1, 2))
+            )
+        assert [len(samples[0].token_ids) for samples in both] == [30, 30]
+        await running.settled(PATIENCE_S)
+
+
+async def test_no_request_breaks_the_orchestrator(tokenizer_file: str) -> None:
+    random_ = random.Random(7)
+    served, refused = 0, set()  # a part of them is right, for a part the context is too short
+    async with deployment(tokenizer_file) as running:
+        stub = generation_pb2_grpc.GenerationServiceStub(running.client._channels[0])
+
+        async def one(message: generation_pb2.GenerateRequest) -> None:
+            nonlocal served
+            call = stub.Generate(message, timeout=PATIENCE_S)
+            try:
+                async for _ in call:
+                    pass
+                served += 1
+            except grpc.aio.AioRpcError as error:
+                refused.add(error.code())
+            finally:
+                call.cancel()
+
+        for _ in range(15):
+            await asyncio.gather(
+                *(one(scribble(random_, generation_pb2.GenerateRequest())) for _ in range(20))  # type: ignore[arg-type]
+            )
+        assert served > 20, "the requests are not all nonsense"
+        assert grpc.StatusCode.INVALID_ARGUMENT in refused
+        assert refused <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE}
+
+
+async def test_extremes_that_are_allowed_are_served() -> None:
+    extremes: Sequence[dict[str, Any]] = [
+        dict(seed=2**64 - 1),
+        dict(seed=0, temperature=100.0),
+        dict(temperature=0.001, top_k=2**32 - 1),
+        dict(top_k=1, top_p=1e-300, min_p=1.0),
+        dict(top_p=5e-324),
+        dict(num_draft_tokens=64),
+        dict(n=64, max_tokens=2),
+        dict(temperature=0.0, verification=TOKEN),
+        dict(temperature=0.001, verification=BLOCK),
+        dict(temperature=100.0, verification=TOKEN, top_k=2),
+        dict(repetition_penalty=0.01, presence_penalty=2.0, frequency_penalty=-2.0),
+        dict(repetition_penalty=10.0, presence_penalty=-2.0, frequency_penalty=2.0, verification=BLOCK),
+        dict(logit_bias=dict.fromkeys(range(8), -100.0), temperature=0.0),
+        dict(logit_bias={0: 100.0, 1: -100.0}, min_tokens=12, stop_token_ids=[0, 1, 2, 3, 4, 5, 6], verification=TOKEN),
+    ]
+    async with deployment() as running:
+        for extreme in extremes:
+            fields = {"max_tokens": 12, **extreme}
+            samples = await running.client.generate(PATIENCE_S, token_ids=IDS, **fields)
+            assert all(len(sample.token_ids) == fields["max_tokens"] for sample in samples), extreme

@@ -1,0 +1,221 @@
+"""Every row of the status table, provoked over gRPC at the target service; it serves as before afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+from bench.table_model import Table, TableVerifier
+from specdec.errors import (
+    ContextExceeded,
+    Overloaded,
+    Preempted,
+    SpecdecError,
+)
+from specdec.v1 import common_pb2
+from target_service.lm_verifier import LmVerifier
+from tests.contract.bad import INF, NAN, HeldVerifier, assert_never_opened, assert_out_of_step, assert_violation, runner
+from tests.contract.raw import (
+    BLOCK,
+    COUPLED,
+    TOKEN,
+    round_,
+    target,
+    target_open,
+    tree,
+)
+
+DRAFTED = [([1, 2], [1.0, 0.5]), ([2], [1.0])]  # distributions of the chain 1, 2
+BAD_TREES: list[tuple[str, int, common_pb2.TokenTree]] = [
+    ("tree", COUPLED, tree([1, 2], [-1])),
+    ("tree", COUPLED, tree([], [-1])),
+    ("tree", COUPLED, tree([1, 2], [-1, 1])),
+    ("tree", COUPLED, tree([1, 2], [0, -1])),
+    ("tree", COUPLED, tree([1, 2], [-1, -2])),
+    ("tree", COUPLED, tree([1, 2, 3], [-1, 2, 0])),
+    ("tree", COUPLED, tree([1, 1], [-1, -1])),
+    ("tree", COUPLED, tree([1, 2, 2], [-1, 0, 0])),
+    ("tree", COUPLED, tree([1, 8])),
+    ("tree", COUPLED, tree([2**32 - 1])),
+    ("tree.draft_probs", COUPLED, tree([1, 2], probs=DRAFTED)),
+    ("tree.draft_probs", TOKEN, tree([1, 2], [-1, -1], DRAFTED)),
+    ("tree", TOKEN, tree([1, 2], probs=DRAFTED[:1])),
+    ("tree", TOKEN, tree([1], probs=DRAFTED)),
+    ("tree", TOKEN, tree([], probs=DRAFTED)),
+    ("tree", BLOCK, tree([1, 2], [-1, -1])),
+    *(
+        ("tree.draft_probs[0]", BLOCK, tree([1], probs=[distribution]))
+        for distribution in [
+            ([1, 2], [NAN, 1.0]),
+            ([1, 2], [1.0, NAN]),
+            ([1, 2], [INF, 1.0]),
+            ([1, 2], [1.0, -0.5]),
+            ([1, 2], [0.0, 1.0]),  # the drafted token has no weight
+            ([2, 3], [1.0, 0.5]),  # nor is it there at all
+            ([1, 1], [1.0, 0.5]),
+            ([1, 2], [0.5, 0.25]),
+            ([1, 2], [2.0, 1.0]),
+            ([1, 2], [0.3, 1.0]),  # no fp16 number
+            ([1, 2], [1.0]),
+            ([1], []),
+            ([], [1.0]),
+            ([1, 8], [1.0, 0.5]),
+            ([1, 2**32 - 1], [1.0, 0.5]),
+        ]
+    ),
+]
+
+
+async def test_a_malformed_tree_is_refused_by_field_and_disturbs_nobody() -> None:
+    async with target(LmVerifier(runner())) as service:
+        stream = service.stream()
+        await stream.send(opens=[target_open(1)])
+        await stream.answer(1)
+        for sequence, (field, method, bad) in enumerate(BAD_TREES, 2):
+            await stream.send(opens=[target_open(sequence, method=method)])
+            await stream.answer(sequence)
+            await stream.send(rounds=[round_(sequence, 1, 4, bad)])
+            await assert_violation(stream, sequence, field)
+        await stream.send(rounds=[round_(1, 1, 4, tree([1, 2, 3, 4], [-1, 0, -1, 2]))])
+        assert (await stream.answer(1)).round == 1
+        await stream.send(closes=[1])
+        await service.nothing_left(open_streams=1)
+
+
+async def test_good_trees_are_taken() -> None:
+    """The boundary from the other side."""
+    good = [
+        (COUPLED, tree([1, 2, 1, 1], [-1, -1, 0, 1])),
+        (TOKEN, tree([1, 2], probs=DRAFTED)),
+        (BLOCK, tree([1, 2], probs=[([1, 7], [2.0**-24, 1.0]), ([], [])])),
+        (BLOCK, tree([1, 2], [-1, 0])),
+        (TOKEN, tree([7])),
+    ]
+    async with target(LmVerifier(runner())) as service:
+        stream = service.stream()
+        for sequence, (method, tree_) in enumerate(good):
+            await stream.send(opens=[target_open(sequence, method=method)])
+            await stream.answer(sequence)
+            await stream.send(rounds=[round_(sequence, 1, 4, tree_)])
+            verdict = await stream.answer(sequence)
+            assert not isinstance(verdict, SpecdecError), (tree_, verdict)
+
+
+async def test_a_sequence_number_is_used_once_in_a_stream() -> None:
+    async with target(LmVerifier(runner())) as service:
+        stream = service.stream()
+        await stream.send(opens=[target_open(5), target_open(7)])
+        await asyncio.gather(stream.answer(5), stream.answer(7))
+        await stream.send(closes=[5])
+        for number in (5, 6):
+            await stream.send(opens=[target_open(number)])
+            await assert_violation(stream, number, "sequence")
+        await stream.send(rounds=[round_(7, 1, 4)])
+        assert (await stream.answer(7)).round == 1
+        other = service.stream()  # another stream has numbers of its own
+        await other.send(opens=[target_open(5)])
+        assert (await other.answer(5)).base == 3
+
+
+async def test_more_than_the_targets_context_is_out_of_range_with_the_limit() -> None:
+    async with target(LmVerifier(runner(context_length=16))) as service:
+        stream = service.stream()
+        await stream.send(opens=[target_open(1, token_ids=[1] * 16), target_open(2, token_ids=[1] * 15)])
+        error = await stream.error(1)
+        assert isinstance(error, ContextExceeded)
+        assert "16" in str(error)
+        assert (await stream.answer(2)).base == 15
+        await stream.send(opens=[target_open(3, token_ids=[1] * 12)])
+        await stream.answer(3)
+        await stream.send(rounds=[round_(3, 1, 13, tree([1, 2, 3]))])
+        assert (await stream.answer(3)).base == 13  # positions 13, 14, 15
+        await stream.send(opens=[target_open(4, token_ids=[1] * 12)])
+        await stream.answer(4)
+        await stream.send(rounds=[round_(4, 1, 13, tree([1, 2, 3, 4]))])
+        assert isinstance(await stream.error(4), ContextExceeded)
+
+
+async def test_a_sequence_that_finds_no_kv_slots_is_refused_and_its_neighbours_stay() -> None:
+    verifier = LmVerifier(runner(num_slots=200, context_length=512))
+    async with target(verifier) as service:
+        stream = service.stream()
+        await stream.send(opens=[target_open(1, token_ids=[1] * 20)])
+        await stream.answer(1)
+        # Opens leave room for what is there to grow.
+        await stream.send(opens=[target_open(2, token_ids=[1] * 120)])
+        error = await stream.error(2)
+        assert isinstance(error, Overloaded)
+        assert error.retry_after_s > 0
+        await stream.send(opens=[target_open(3, token_ids=[2] * 10)])
+        await stream.answer(3)
+        # No room is left for the tree of the older one: the younger is preempted, its caller replays it.
+        await stream.send(rounds=[round_(1, 1, 21, tree([n % 6 for n in range(170)]))])
+        assert isinstance(await stream.error(3), Preempted)
+        assert (await stream.answer(1)).round == 1
+        # A sequence that could never fit is not asked to come back.
+        await stream.send(opens=[target_open(4, token_ids=[1] * 200)])
+        assert isinstance(await stream.error(4), ContextExceeded)
+        await stream.send(closes=[1])
+        await service.nothing_left(open_streams=1)
+
+
+async def test_a_round_out_of_step_is_aborted_naming_what_was_expected() -> None:
+    verifier = HeldVerifier(runner())
+    async with target(verifier) as service:
+        stream = service.stream()
+        await stream.send(opens=[target_open(100)])
+        await stream.answer(100)
+        cases = [
+            (round_(1, 2, 4), "round 1"),  # from the future
+            (round_(1, 0, 4), "round 1"),  # the open's own number
+            (round_(1, 2**32 - 1, 4), "round 1"),
+            (round_(1, 1, 5), "base 4"),
+            (round_(1, 1, 2**32 - 1), "base 4"),
+            (round_(1, 1, 2), "base 4"),  # inside the prompt
+            (round_(1, 1, 0), "base 4"),
+        ]
+        for sequence, (wrong, expected) in enumerate(cases, 101):
+            await stream.send(opens=[target_open(sequence)])
+            await stream.answer(sequence)
+            wrong.sequence = sequence
+            await stream.send(rounds=[wrong])
+            await assert_out_of_step(stream, sequence, expected)
+        # A duplicate, while the first is unanswered and after it.
+        await stream.send(opens=[target_open(200), target_open(201)])
+        await asyncio.gather(stream.answer(200), stream.answer(201))
+        await stream.send(rounds=[round_(200, 1, 4), round_(200, 1, 4), round_(201, 1, 4)])
+        await assert_out_of_step(stream, 200, "round 1")
+        assert (await stream.answer(201)).round == 1
+        await stream.send(rounds=[round_(201, 1, 4)])
+        await assert_out_of_step(stream, 201, "round 2")
+        # The open's own verdict is an answer to wait for.
+        await stream.send(opens=[target_open(202)], rounds=[round_(202, 1, 4)])
+        await assert_out_of_step(stream, 202, "round 0")
+        await assert_never_opened(stream, rounds=[round_(300, 1, 4)])
+        await stream.send(rounds=[round_(100, 1, 4)])
+        assert (await stream.answer(100)).round == 1
+        await stream.send(closes=[100])
+        await service.nothing_left(open_streams=1)
+
+
+async def test_a_traceparent_of_nonsense_is_no_reason_to_refuse() -> None:
+    async with target(LmVerifier(runner())) as service:
+        stream = service.stream()
+        for sequence, traceparent in enumerate(["x", "00-0-0-0", "\x00", "00-" + "f" * 32 + "-" + "0" * 16 + "-01"]):
+            await stream.send(opens=[target_open(sequence, traceparent=traceparent)])
+            assert (await stream.answer(sequence)).base == 3
+
+
+def test_the_weights_of_the_bad_trees_are_what_they_say() -> None:
+    assert struct.unpack("e", struct.pack("e", 0.3))[0] != struct.unpack("f", struct.pack("f", 0.3))[0]
+    assert struct.unpack("e", struct.pack("e", 2.0**-24))[0] == 2.0**-24
+
+
+async def test_a_target_that_knows_no_transforms_refuses_them() -> None:
+    async with target(TableVerifier(Table(vocab_size=8))) as service:
+        stream = service.stream()
+        sampling = common_pb2.SamplingParams(temperature=1, top_p=1, presence_penalty=0.5)
+        await stream.send(opens=[target_open(1, sampling=sampling)])
+        await assert_violation(stream, 1, "spec.sampling")
+        await stream.send(opens=[target_open(2)])
+        assert (await stream.answer(2)).base == 3

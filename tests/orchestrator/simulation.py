@@ -1,0 +1,224 @@
+"""A deployment under a simulated clock: N sequences, a target and a draft that batch whatever waits, distances.
+
+The services behave as the real step loops do: who arrives while the model is busy joins its next pass, a draft pass
+is one node for everybody who drafts. Everything is drawn from a seed, so a run is the same each time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from orchestrator.controller import Adaptive, Controller, Fixed
+from orchestrator.costs import Costs
+from specdec.rounds import Timings, Verdict
+from specdec.tree import TokenTree
+
+CHAINS = [TokenTree.chain([1] * depth) for depth in range(65)]
+MOST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a deployment is like. Times in milliseconds."""
+
+    acceptance: float = 0.7
+    pass_ms: float = 20.0
+    step_ms: float = 2.0
+    distance_ms: float = 0.0  # to the draft and back
+    overhead_ms: float = 0.5  # of a round with either service
+    sequences: int = 1
+    knee_rows: float = 200.0  # beyond so many rows a pass takes as many times longer
+    draft_knee_rows: float = 400.0
+    noise: float = 0.05
+    draft_dead: bool = False
+
+    def pass_s(self, rows: int) -> float:
+        return self.pass_ms * max(1.0, 0.9 + 0.1 * rows / self.knee_rows, rows / self.knee_rows) / 1e3
+
+    def step_s(self, rows: int) -> float:
+        return self.step_ms * max(1.0, rows / self.draft_knee_rows) / 1e3
+
+
+class Run:
+    """``place`` may be replaced while it runs."""
+
+    def __init__(
+        self, place: Place, new_controller: Callable[[], Controller], costs: Costs | None = None, seed: int = 0
+    ):
+        self.place = place
+        self.now = 0.0
+        self.tokens = 0.0
+        self.depths: list[list[int]] = []
+        self._random = random.Random(seed)
+        self._costs = costs
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._verifying: list[_Stream] = []  # waiting at the target
+        self._drafting: list[_Stream] = []
+        self._target_busy = self._draft_busy = False
+        self._num_passes = 0
+        self._new_controller = new_controller
+        self.streams: list[_Stream] = []
+        self.join(place.sequences)
+
+    def join(self, count: int) -> None:
+        """So many sequences more."""
+        for index in range(len(self.streams), len(self.streams) + count):
+            stream = _Stream(index, self._new_controller())
+            self.streams.append(stream)
+            self.depths.append([])
+            self._at(self._random.random() * self.place.pass_ms / 1e3, lambda stream=stream: self._begin(stream))
+
+    def leave(self, count: int) -> None:
+        """So many sequences less."""
+        for stream in self.streams[-count:]:
+            stream.ended = True
+        del self.streams[-count:]
+
+    def on(self, rounds: int) -> Run:
+        """Goes on for so many rounds of every sequence, on average."""
+        until = sum(map(len, self.depths)) + rounds * len(self.streams)
+        while self._events and sum(map(len, self.depths)) < until:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+        return self
+
+    def _at(self, delay_s: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now + delay_s, next(self._order), event))
+
+    def _noisy(self, seconds: float) -> float:
+        noise = self.place.noise
+        accident = 5.0 if noise and self._random.random() < 0.005 else 1.0
+        return seconds * accident * self._random.lognormvariate(0.0, noise)
+
+    def _begin(self, stream: _Stream) -> None:
+        budget = stream.controller.budget(UNENDING)
+        assert 0 <= budget.max_nodes == budget.max_depth
+        stream.depth = stream.left = budget.max_nodes
+        stream.since = self.now
+        stream.round += 1
+        self.depths[stream.index].append(stream.depth)
+        if not stream.depth:
+            return self._submit(stream)
+        away_s = (self.place.overhead_ms + self.place.distance_ms) / 2e3
+        patience_s = self._costs.patience_s(stream.depth) if self._costs else 1.0
+        this = stream.round
+        self._at(patience_s, lambda: self._give_up(stream, this))
+        if not self.place.draft_dead:
+            self._at(away_s, lambda: self._arrive(stream, this))
+        return None
+
+    def _arrive(self, stream: _Stream, this: int) -> None:
+        if stream.round == this and stream.left:
+            self._drafting.append(stream)
+            if not self._draft_busy:
+                self._step()
+
+    def _step(self) -> None:
+        growing, self._drafting = self._drafting, []
+        self._draft_busy = bool(growing)
+        if growing:
+            rounds = [stream.round for stream in growing]
+            self._at(self._noisy(self.place.step_s(len(growing))), lambda: self._grown(growing, rounds))
+
+    def _grown(self, growing: list[_Stream], rounds: list[int]) -> None:
+        back_s = (self.place.overhead_ms + self.place.distance_ms) / 2e3
+        for stream, this in zip(growing, rounds, strict=True):
+            if stream.round != this or not stream.left:
+                continue
+            stream.left -= 1
+            if stream.left:
+                self._drafting.append(stream)
+            else:
+                self._at(back_s, lambda stream=stream, this=this: self._receive(stream, this))
+        self._step()
+
+    def _receive(self, stream: _Stream, this: int) -> None:
+        if stream.round == this and not stream.submitted:
+            if self._costs:
+                self._costs.drafted(stream.depth, self.now - stream.since)
+            self._submit(stream)
+
+    def _give_up(self, stream: _Stream, this: int) -> None:
+        if stream.round == this and not stream.submitted:
+            if self._costs:
+                self._costs.late(stream.depth, self.now - stream.since)
+            stream.depth = stream.left = 0
+            self._submit(stream)
+
+    def _submit(self, stream: _Stream) -> None:
+        stream.submitted = True
+        stream.since = self.now
+        self._at(self.place.overhead_ms / 2e3, lambda: self._queue(stream))
+
+    def _queue(self, stream: _Stream) -> None:
+        stream.queued = self.now
+        self._verifying.append(stream)
+        if not self._target_busy:
+            # What one frame brings takes effect together.
+            self._target_busy = True
+            self._at(0.0, self._pass)
+
+    def _pass(self) -> None:
+        batch, self._verifying = self._verifying, []
+        self._target_busy = bool(batch)
+        if batch:
+            rows = sum(stream.depth + 1 for stream in batch)
+            pass_s, started = self._noisy(self.place.pass_s(rows)), self.now
+            self._at(pass_s, lambda: self._verified(batch, rows, pass_s, started))
+
+    def _verified(self, batch: list[_Stream], rows: int, pass_s: float, started: float) -> None:
+        self._num_passes += 1
+        for stream in batch:
+            timings = Timings(int((started - stream.queued) * 1e6), int(pass_s * 1e6), 0, rows, len(batch))
+            self._at(self.place.overhead_ms / 2e3, lambda stream=stream, timings=timings: self._commit(stream, timings))
+        self._pass()
+
+    def _commit(self, stream: _Stream, timings: Timings) -> None:
+        right = 0
+        while right < stream.depth and self._random.random() < self.place.acceptance:
+            right += 1
+        # What is to be expected, not what came: the same with less noise.
+        self.tokens += sum(self.place.acceptance**depth for depth in range(stream.depth + 1))
+        if self._costs:
+            self._costs.verified(stream.depth, self.now - stream.since, timings, self._num_passes - stream.passes)
+        stream.passes = self._num_passes
+        stream.controller.observe(CHAINS[stream.depth], Verdict(stream.round, 0, tuple(range(right)), 0, (), timings))
+        stream.submitted = False
+        if not stream.ended:
+            self._begin(stream)
+
+
+class _Stream:
+    def __init__(self, index: int, controller: Controller) -> None:
+        self.index = index
+        self.controller = controller
+        self.round = self.depth = self.left = self.passes = 0
+        self.since = self.queued = 0.0
+        self.submitted = self.ended = False
+
+
+UNENDING: Any = SimpleNamespace(remaining=1 << 30)
+
+
+def fixed(place: Place, num_draft_tokens: int) -> Run:
+    return Run(place, lambda: Fixed(num_draft_tokens))
+
+
+def adaptive(place: Place, costs: Costs | None = None) -> Run:
+    costs = costs or Costs(MOST)
+    return Run(place, lambda: Adaptive(costs), costs)
+
+
+def tokens_per_s(run: Run, warm_up: int = 40, rounds: int = 80) -> float:
+    """After a warm-up, over so many rounds of every sequence."""
+    run.on(warm_up)
+    tokens, since = run.tokens, run.now
+    run.on(rounds)
+    return (run.tokens - tokens) / (run.now - since)

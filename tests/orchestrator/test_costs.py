@@ -1,0 +1,150 @@
+"""What is made of measurements: which are believed, which are accidents, and what is concluded where there are none."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from orchestrator.costs import Costs
+from orchestrator.curve import Curve
+from specdec.rounds import Timings
+
+
+def measured(points: dict[int, float], times: int = 20, noise: float = 0.0) -> Curve:
+    curve, chance = Curve(), random.Random(0)
+    for _ in range(times):
+        for count, seconds in points.items():
+            curve.observe(count, seconds * chance.lognormvariate(0.0, noise))
+    return curve
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_a_line_is_found_between_and_beyond_what_was_measured(noise):
+    curve = measured({4: 0.024, 32: 0.052, 64: 0.084}, times=100, noise=noise)
+    for count in (1, 10, 48, 100):
+        assert curve.seconds(count) == pytest.approx(0.020 + 0.001 * count, rel=0.15 if noise else 0.05)
+
+
+def test_a_knee_is_seen_where_it_was_measured():
+    curve = measured({count: 0.02 * max(1.0, count / 200) for count in (16, 64, 128, 200, 400)}, times=100)
+    assert curve.seconds(100) == pytest.approx(0.02, rel=0.1)
+    assert curve.seconds(400) == pytest.approx(0.04, rel=0.1)
+
+
+def test_from_one_count_all_of_the_time_is_taken_to_grow():
+    curve = measured({10: 0.05})
+    assert curve.seconds(2) == pytest.approx(0.01)
+    assert curve.seconds(40) == pytest.approx(0.2)
+
+
+def test_it_never_falls():
+    curve = measured({1: 0.02, 2: 0.05, 3: 0.01, 4: 0.03, 9: 0.02})
+    values = [curve.seconds(count) for count in range(1, 30)]
+    assert values == sorted(values)
+    assert values[0] >= 0.0
+
+
+def test_one_accident_is_forgotten_and_two_in_a_row_are_news():
+    curve = measured({1: 0.02, 5: 0.02}, times=50)
+    curve.observe(5, 2.0)
+    assert curve.seconds(5) < 0.025
+    for _ in range(6):
+        curve.observe(5, 2.0)
+    assert curve.seconds(5) > 0.4
+
+
+def test_a_slower_machine_is_slower_at_every_count():
+    curve = measured({1: 0.02, 5: 0.03}, times=50)
+    for _ in range(30):
+        curve.observe(5, 0.06)
+    assert curve.seconds(1) == pytest.approx(0.04, rel=0.15)
+
+
+def known(most: int = 8) -> Costs:
+    costs = Costs(most)
+    for number in range(40):
+        depth = number % 3
+        if depth:
+            costs.drafted(depth, 0.002 * depth + 0.001)
+        costs.verified(depth, 0.0205, Timings(0, 20_000 + number, 0, depth + 1, 1), 1)
+    return costs
+
+
+def test_a_round_is_its_draft_and_its_pass():
+    rounds = known().rounds
+    assert rounds[0] == pytest.approx(0.0205, rel=0.02)
+    assert rounds[2] - rounds[0] == pytest.approx(0.005, rel=0.1)
+
+
+def test_passes_with_prompts_say_nothing_of_rounds():
+    costs, other = known(), known()
+    for number in range(20):
+        other.verified(0, 3.0, Timings(0, 3_000_000 + number, 0, 512, 2), 1)
+    assert other.rounds[0] == pytest.approx(costs.rounds[0], rel=0.1)
+
+
+def test_the_verdicts_of_one_pass_count_once():
+    one, many = known(), known()
+    for number in range(10):
+        timings = Timings(0, 40_000 + number, 0, 2, 2)
+        one.verified(0, 0.0405, timings, 1)
+        for _ in range(16):
+            many.verified(0, 0.0405, timings, 1)
+    assert many._passes.seconds(2) == one._passes.seconds(2)
+
+
+def test_all_are_taken_to_draft_as_many():
+    """16 sequences in a pass whose time grows with its rows: five times the rows take five times as long."""
+    costs = Costs(8)
+    for number in range(200):
+        depth = number % 3
+        if depth:
+            costs.drafted(depth, 0.001 * depth)
+        rows = 16 * (depth + 1)
+        costs.verified(depth, 0.001 * rows, Timings(0, 1000 * rows + number % 2, 0, rows, 16), 1)
+    assert costs.rounds[4] / costs.rounds[0] > 4
+
+
+def test_patience_follows_what_drafts_take_and_ends_where_waiting_cannot_pay():
+    assert Costs(8).patience_s(4) == 1.0
+    costs = known()
+    assert costs.patience_s(4) == 0.05
+    for _ in range(20):
+        costs.drafted(4, 0.03)
+    assert costs.patience_s(4) == pytest.approx(0.12, rel=0.15)
+    for _ in range(20):
+        costs.late(4, costs.patience_s(4))
+    assert costs.patience_s(4) == pytest.approx(8 * 0.0205, rel=0.1)
+
+
+def test_savings_are_spent_by_losses_and_filled_by_gains_up_to_a_limit():
+    costs = known()
+    full = costs.savings
+    assert costs.affords(1)
+    while costs.savings > 0:
+        assert costs.account(8, 1) < 0
+    assert not costs.affords(8)
+    for _ in range(1000):
+        costs.account(0, 1)
+    assert costs.savings == full
+
+
+def test_figures_that_cannot_be_are_survived():
+    costs = known()
+    for timings in (Timings(), Timings(0, 0, 0, 5, 0), Timings(2**32 - 1, 2**32 - 1, 2**32 - 1, 1, 1)):
+        costs.verified(3, 0.0, timings, -5)
+        costs.verified(0, 0.0, timings, 0)
+        assert all(seconds > 0 for seconds in costs.rounds)
+        assert costs.affords(1) in (True, False)
+    fresh = Costs(8)
+    fresh.drafted(4, 0.01)
+    fresh.drafted(1, 0.01)
+    fresh.verified(0, 0.0, Timings(), 0)
+    assert not fresh.known
+
+
+def test_what_is_fast_again_is_believed_at_once():
+    curve = measured({1: 2.0, 5: 2.0}, times=20)
+    curve.observe(5, 0.02)
+    assert curve.seconds(1) == pytest.approx(0.02, rel=0.1)

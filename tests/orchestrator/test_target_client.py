@@ -1,0 +1,72 @@
+"""Who is suspected when a replica is lost: whoever waited for it, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from bench.table_model import Table, TableVerifier
+from orchestrator.target_client import TargetClient
+from specdec.tree import EMPTY_TREE
+from tests.cluster import Cluster, cluster
+from tests.orchestrator.fakes import new_sequence
+
+TABLE = Table(vocab_size=40)
+PATIENCE_S = 20.0
+
+
+class Held(TableVerifier):
+    """Passes wait while the gate is closed."""
+
+    def __init__(self) -> None:
+        super().__init__(TABLE)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+
+    def verify(self, jobs: Any) -> Any:
+        self.entered.set()
+        assert self.gate.wait(PATIENCE_S)
+        return super().verify(jobs)
+
+
+def client_of(running: Cluster) -> TargetClient:
+    return TargetClient(running.orchestrator.targets, "", "", PATIENCE_S, time.monotonic())
+
+
+def used_by(client: TargetClient, running: Cluster) -> int:
+    """The index of the target that it is on."""
+    assert client._replica is not None
+    return next(i for i, each in enumerate(running.targets) if client._replica.address.endswith(f":{each.port}"))
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+async def test_who_waits_for_a_replica_that_is_lost_is_suspected_and_who_does_not_is_not(waiting: bool) -> None:
+    verifiers = [Held(), Held()]
+    sequence = new_sequence()
+    async with asyncio.timeout(PATIENCE_S), cluster(verifiers) as running, client_of(running) as client:
+        sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE))
+        used = used_by(client, running)
+        lane = client._lane
+        assert lane is not None
+        if waiting:
+            verifiers[used].gate.clear()
+            verifiers[used].entered.clear()
+            task = asyncio.create_task(client.verify(sequence, EMPTY_TREE))
+            await asyncio.to_thread(verifiers[used].entered.wait, PATIENCE_S)
+        stopping = asyncio.create_task(running.targets[used].stop())
+        while not lane.lost:
+            await asyncio.sleep(0.001)
+        verifiers[used].gate.set()
+        if not waiting:
+            task = asyncio.create_task(client.verify(sequence, EMPTY_TREE))
+        verdict = await task
+        assert (verdict.round, verdict.base) == (0, sequence.base)
+        assert used_by(client, running) != used
+        assert len(client._losses) == waiting
+        assert sequence.statistics.num_replays == 1
+        await stopping

@@ -1,0 +1,172 @@
+"""From a directory to a runner, and what an operator is told when there is no way."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+
+from specdec import cgroup, loading, memory
+from specdec.checkpoint import Checkpoint
+from specdec.loading import load_runner
+from specdec.packed_linear import PackedLinear
+from specdec.settings import ModelServiceSettings
+
+CONTEXT = 40
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=CONTEXT,
+    )
+    hf.LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def directory(original, tmp_path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "tiny"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def load(directory: Path, **settings):
+    return load_runner(ModelServiceSettings(model=str(directory), **settings))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_runner_has_the_dtype_and_the_pool_asked_for(directory, dtype):
+    runner = load(directory, dtype=dtype, kv_slots=64)
+    assert runner.model.dtype == getattr(torch, dtype)
+    assert runner.info == Checkpoint.find(str(directory), dtype).info
+    assert (runner.pool.num_slots, runner.pool.num_used) == (64, 0)
+    # Keys and values of two heads of 8 in two layers.
+    assert runner.bytes_per_slot == 2 * 2 * 2 * 8 * runner.model.dtype.itemsize
+
+
+@pytest.mark.parametrize(("native", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_dtype_auto_is_bfloat16_where_the_cpu_computes_in_it(directory, monkeypatch, native, dtype):
+    monkeypatch.setattr(loading, "has_native_bfloat16", lambda: native)
+    runner = load(directory, kv_slots=64)
+    assert runner.model.dtype == getattr(torch, dtype)
+    assert runner.info.dtype == dtype
+    assert runner.info.model_digest == Checkpoint.find(str(directory), dtype).info.model_digest
+
+
+def test_linear_layers_are_packed(directory):
+    assert isinstance(load(directory, dtype="float32").model.lm_head, PackedLinear)
+
+
+def test_without_a_size_the_pool_takes_what_memory_allows_but_never_more_than_can_be_used(directory, monkeypatch):
+    runner = load(directory, dtype="float32", max_sequences=10)
+    assert runner.pool.num_slots == 10 * CONTEXT
+    monkeypatch.setattr(memory, "free_memory", lambda device: 20 << 20)
+    assert 16 <= load(directory, dtype="float32", max_sequences=10_000).pool.num_slots < 10_000 * CONTEXT
+
+
+def test_a_pool_takes_memory_only_where_it_is_used(directory):
+    runner = load(directory, dtype="float32", kv_slots=8_000_000)  # 2 GB
+    resident = int(Path("/proc/self/statm").read_text().split()[1])
+    cache = runner.new_cache()
+    cache.take(16)
+    cache.release()
+    again = load(directory, dtype="float32", kv_slots=8_000_000)
+    grown = int(Path("/proc/self/statm").read_text().split()[1]) - resident
+    assert again.pool.num_slots == 8_000_000
+    assert grown * 4096 < 1 << 30
+
+
+def test_the_memory_is_reported(directory, caplog):
+    caplog.set_level(logging.INFO, loading.__name__)
+    load(directory, dtype="float32", kv_slots=160)
+    [report] = [record for record in caplog.records if record.msg == "memory"]
+    assert report.kv_tokens == 160
+    assert report.kv_pool == "40 KiB"
+    assert report.weights == f"{sum(_sizes(directory)) * 4 / 1024:.4g} KiB"
+
+
+def _sizes(directory: Path) -> list[int]:
+    rotary = 4  # frequencies, in the model but not in the file
+    return [tensor.numel() for tensor in load_file(directory / "model.safetensors").values()] + [2 * rotary]
+
+
+def test_a_pool_smaller_than_the_context_is_warned_of(directory, caplog):
+    load(directory, kv_slots=CONTEXT)
+    assert "smaller than the model's context" not in caplog.text
+    load(directory, kv_slots=16)
+    assert "smaller than the model's context" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (dict(kv_slots=10**9), r"--kv-slots 1000000000 needs \d.* GiB, .* would fit"),
+        (dict(memory_fraction=1e-9), r"no memory is left for the KV cache: .*--memory-fraction 1e-09"),
+        (dict(device="cuda:7"), r"there is no device cuda:7"),
+        (dict(device="abacus"), r"there is no device abacus"),
+    ],
+)
+def test_settings_that_cannot_be_met_are_refused_in_words(directory, settings, words):
+    with pytest.raises(ValueError, match=words):
+        load(directory, **settings)
+
+
+def test_a_checkpoint_without_some_weight_is_refused(directory):
+    weights = load_file(directory / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks 1 weights, such as model.layers.1.mlp.up_proj.weight"):
+        load(directory)
+
+
+def test_a_broken_checkpoint_is_refused(directory):
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        load(directory)
+
+
+def test_what_is_no_causal_model_is_refused(tmp_path):
+    config = hf.T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, n_positions=CONTEXT)
+    hf.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"cannot be loaded: Unrecognized configuration class .*T5Config"):
+        load(tmp_path)
+
+
+def test_a_model_that_keeps_its_state_elsewhere_is_refused(tmp_path):
+    config = hf.Mamba2Config(
+        vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=8, num_heads=4, head_dim=8, n_groups=1
+    )
+    config.max_position_embeddings = CONTEXT
+    hf.Mamba2ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="whole state in keys and values"):
+        load(tmp_path)
+
+
+def test_threads_are_those_asked_for_or_what_a_container_may_use(directory, monkeypatch):
+    load(directory, threads=2)
+    assert torch.get_num_threads() == 2
+    load(directory)
+    assert torch.get_num_threads() == 2
+    monkeypatch.setattr(cgroup, "cpu_quota", lambda: 1.5)
+    load(directory)
+    assert torch.get_num_threads() == 1

@@ -1,0 +1,83 @@
+"""The size of the KV pool: by setting or by what is free, never more than can be used."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from specdec import cgroup, memory
+from specdec.memory import MemoryPlan, Shape, largest_pass, plan
+
+GIB = 1 << 30
+SHAPE = Shape(hidden_size=1024, widest=2816, vocab_size=8192, num_layers=24, context_length=8192, element_bytes=2)
+SLOT = 24 * 2 * 4 * 64 * 2  # layers, keys and values, heads, features, bytes
+
+
+def planned(free: int = 8 * GIB, kv_slots: int = 0, fraction: float = 0.4, max_sequences: int = 1024) -> MemoryPlan:
+    return plan(SHAPE, GIB, SLOT, free, kv_slots, fraction, max_sequences)
+
+
+def test_the_pool_takes_its_fraction_with_the_activations_and_copies_counted():
+    made = planned()
+    assert made.activations == largest_pass(SHAPE)
+    used = made.num_slots * made.bytes_per_slot + made.activations
+    assert 0.9 * 0.4 * 8 * GIB < used < 0.4 * 8 * GIB
+    assert planned(fraction=0.8).num_slots > 2 * made.num_slots
+    assert planned(free=16 * GIB).num_slots > 2 * made.num_slots
+
+
+def test_two_services_that_start_one_after_the_other_leave_something():
+    first = planned(free=8 * GIB)
+    taken = first.num_slots * SLOT + first.activations
+    second = planned(free=8 * GIB)  # what the first has taken but not touched still counts as free
+    assert taken + second.num_slots * SLOT + second.activations < 8 * GIB
+
+
+def test_no_more_than_can_ever_be_used():
+    assert planned(free=1000 * GIB, max_sequences=3).num_slots == 3 * 8192
+
+
+def test_a_number_that_is_set_is_kept_if_it_fits():
+    assert planned(kv_slots=1000).num_slots == 1000
+    with pytest.raises(
+        ValueError, match=r"--kv-slots 1000000 needs .* GiB, .* 8 GiB are free; \d+ would fit"
+    ) as caught:
+        planned(kv_slots=1_000_000)
+    most = int(str(caught.value).split("; ")[1].split()[0])
+    assert planned(kv_slots=most).num_slots == most
+    with pytest.raises(ValueError, match="would fit"):
+        planned(kv_slots=most + 1)
+
+
+def test_no_room_is_a_sentence_for_the_operator():
+    with pytest.raises(
+        ValueError, match=r"no memory is left for the KV cache: .*weights \(1 GiB\).*raise --memory-fraction"
+    ):
+        planned(free=GIB // 4)
+
+
+def test_the_largest_pass_grows_with_what_is_in_it():
+    for field, value in (("hidden_size", 4096), ("widest", 9999), ("vocab_size", 150_000), ("context_length", 131_072)):
+        assert largest_pass(dataclasses.replace(SHAPE, **{field: value})) > largest_pass(SHAPE), field
+
+
+def test_the_report_is_in_units_people_read():
+    assert MemoryPlan(GIB * 3 // 2, 5 * GIB, 1000, 2048, 1024).report() == {
+        "free_beside_weights": "1.5 GiB",
+        "weights": "5 GiB",
+        "largest_pass": "1000 B",
+        "kv_pool": "2 MiB",
+        "kv_tokens": 1024,
+    }
+
+
+def test_free_memory_is_the_machines_or_the_containers(tmp_path, monkeypatch):
+    free = memory.free_memory(torch.device("cpu"))
+    assert free > 0
+    monkeypatch.setattr(cgroup, "memory_left", lambda: 12345.0)
+    assert memory.free_memory(torch.device("cpu")) == 12345
+    (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nMemFree: 1 kB\nMemAvailable:     5 kB\n")
+    assert memory._machine_memory(tmp_path / "meminfo") == 5 * 1024
+    assert memory._machine_memory(tmp_path / "nothing") > 1 << 20

@@ -1,0 +1,56 @@
+"""The tree of remembered texts against a plain search through all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.prefix_index import TextBlock
+
+IDS = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)
+
+
+def num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(one, other, strict=False)) if x != y), min(len(one), len(other)))
+
+
+@given(st.lists(IDS, max_size=12), st.data())
+def test_it_finds_what_a_search_through_all_children_finds(texts, data):
+    root = TextBlock()
+    children = [root.add(ids, block) for block, ids in enumerate(texts)]
+    for _ in range(data.draw(st.integers(0, len(children)))):
+        children.pop(data.draw(st.integers(0, len(children) - 1))).remove()
+    assert root.is_leaf == (not children)
+
+    wanted = data.draw(IDS)
+    closest, common = root.closest(wanted)
+    assert common == max((num_common(child.ids, wanted) for child in children), default=0)
+    assert (closest is None) == (common == 0)
+    if closest is not None:
+        assert closest in children
+        assert num_common(closest.ids, wanted) == common
+    found = root.find(wanted)
+    assert (found is None) == (wanted not in [child.ids for child in children])
+    assert found is None or found in children
+
+    for child in children:
+        others = [other for other in children if other is not child]
+        covering = child.covering()
+        assert covering is None or (covering in others and covering.ids[: len(child.ids)] == child.ids)
+        if not any(other.ids[: len(child.ids)] == child.ids for other in others):
+            assert covering is None
+        covered = child.covered()
+        assert covered is None or (covered in others and child.ids[: len(covered.ids)] == covered.ids)
+    # Of those that hold the same or less than another one, some are always told so, until none is left.
+    while (child := next((child for child in children if child.covering()), None)) is not None:
+        child.remove()
+        children.remove(child)
+    assert not any(one is not two and two.ids[: len(one.ids)] == one.ids for one in children for two in children)
+
+
+def test_a_root_has_no_siblings():
+    with pytest.raises(ValueError, match="no siblings"):
+        TextBlock().remove()

@@ -1,0 +1,172 @@
+"""Law: what is decided of a sequence, and proposed for it, does not depend on who else is in the pass."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from draft_service.engine import DraftSequence
+from draft_service.proposal import propose
+from specdec.sampling_state import SamplingState
+from specdec.sequence import Method, SamplingParams, SequenceSpec
+from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
+from target_service.decision import decide
+from target_service.engine import Job
+from tests.automaton import Automaton
+
+VOCAB = 300
+PARAMS = [
+    SamplingParams(0.0),
+    SamplingParams(1.0),
+    SamplingParams(0.6, 20),
+    SamplingParams(0.9, 0, 0.8),
+    SamplingParams(1.2, 0, 1.0, 0.05),
+    SamplingParams(0.0, repetition_penalty=1.5, min_tokens=3, end_token_ids=tuple(range(20))),
+    SamplingParams(1.0, presence_penalty=1.0, frequency_penalty=0.5, logit_bias=((7, 3.0), (9, -100.0))),
+]
+
+
+@dataclass
+class Memory:
+    sampling: SamplingState
+
+
+@dataclass
+class Case:
+    """A sequence, what is to be verified of it, and the logits."""
+
+    spec: SequenceSpec
+    ids: list[int]
+    tree: TokenTree
+    logits: torch.Tensor  # [1 + nodes, vocab]
+
+    def job(self) -> Job:
+        return Job(Memory(SamplingState(self.spec)), self.ids, self.tree)
+
+    def drafting(self) -> DraftSequence:
+        return DraftSequence(self.spec, self.ids, self.tree, Memory(SamplingState(self.spec)))
+
+
+def draft_probs(rng: random.Random, token: int) -> SparseDistribution | None:
+    if rng.random() < 0.2:
+        return None
+    ids = [token, *rng.sample([v for v in range(VOCAB) if v != token], 7)]
+    return SparseDistribution(tuple(ids), (1.0, *(2.0 ** -rng.randrange(8) for _ in ids[1:])))
+
+
+def case(rng: random.Random, dtype: torch.dtype) -> Case:
+    method = rng.choice(list(Method))
+    sampling = rng.choice(PARAMS)
+    num_nodes = rng.choice([0, 0, 1, 2, 5, 9])
+    generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
+    logits = (rng.choice([1.0, 3.0]) * torch.randn(1 + num_nodes, VOCAB, generator=generator)).to(dtype)
+    likely = logits.argsort(-1, descending=True)
+    parents: list[int] = []
+    tokens: list[int] = []
+    spec = SequenceSpec(tuple(rng.randrange(VOCAB) for _ in range(4)), 2, sampling, rng.getrandbits(64), method)
+    for node in range(num_nodes):
+        parent = rng.randrange(-1, node) if spec.keyed_by_token else node - 1
+        taken = {token for token, other in zip(tokens, parents, strict=True) if other == parent}
+        tokens.append(next(int(v) for v in likely[parent + 1][rng.randrange(2) :] if int(v) not in taken))
+        parents.append(parent)
+    probs = () if spec.keyed_by_token else tuple(draft_probs(rng, token) for token in tokens)
+    return Case(spec, list(spec.token_ids), TokenTree(tuple(tokens), tuple(parents), probs), logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
+def test_decisions_and_proposals_do_not_depend_on_the_company(dtype: torch.dtype) -> None:
+    rng = random.Random(1)
+    cases = [case(rng, dtype) for _ in range(64)]
+    alone = [decide([c.job()], [c.logits])[0] for c in cases]
+    proposed = [propose([c.drafting()], [c.logits[-1:]])[0] for c in cases]
+    for num_jobs in (1, 2, 3, 7, 16, 64):
+        order = rng.sample(range(64), num_jobs)
+        assert decide([cases[i].job() for i in order], [cases[i].logits for i in order]) == [alone[i] for i in order]
+        nodes = propose([cases[i].drafting() for i in order], [cases[i].logits[-1:] for i in order])
+        assert nodes == [proposed[i] for i in order]
+    kinds = {(c.spec.method, c.spec.sampling.greedy) for c in cases}
+    assert len(kinds) == 6
+    assert sum(len(decision.accepted) for decision in alone) > 20
+    assert any(len(c.tree) and not c.tree.is_chain for c in cases)
+
+
+def test_no_jobs_are_legal() -> None:
+    assert decide([], []) == []
+    assert propose([], []) == []
+
+
+@pytest.mark.parametrize("params", PARAMS[1:])
+def test_siblings_and_later_rounds_share_the_noise_of_a_position(params: SamplingParams) -> None:
+    """What the target draws at a node is what it draws there as a root, in a later round, on another replica."""
+    generator = torch.Generator().manual_seed(5)
+    tree = TokenTree((3, 4, 5, 6), (-1, -1, 0, 1))
+    logits = 3.0 * torch.randn(5, VOCAB, generator=generator)
+    spec = SequenceSpec((1, 2), 1, params, 77)
+    state: Any = Memory(SamplingState(spec))
+    [decision] = decide([Job(state, [1, 2], tree)], [logits])
+    for node, path in enumerate([[], [3], [4], [3, 5], [4, 6]]):
+        for memory in (Memory(SamplingState(spec)), state if node == 4 else Memory(SamplingState(spec))):
+            [alone] = decide([Job(memory, [1, 2, *path], EMPTY_TREE)], [logits[node : node + 1]])
+            assert alone.next_token == decision.predictions[node]
+
+
+# "a b* c" over and over, with the tokens 10, 20 and 30; 40 stands for either a or c.
+GRAMMAR = [{10: 1, 40: 1}, {20: 1, 30: 0, 40: 0}]
+
+
+def written(spec: SequenceSpec, num_tokens: int, num_draft_tokens: int, rng: random.Random) -> list[int]:
+    """Rounds with random trees (chains for token and block), whose tokens the grammar often forbids."""
+    memory = Memory(SamplingState(spec, Automaton(GRAMMAR)))
+    ids = list(spec.token_ids)
+    num_accepted = 0
+    while len(ids) < len(spec.token_ids) + num_tokens:
+        parents, tokens = [], []
+        for node in range(num_draft_tokens):
+            parent = rng.randrange(-1, node) if spec.keyed_by_token else node - 1
+            taken = {token for token, other in zip(tokens, parents, strict=True) if other == parent}
+            tokens.append(rng.choice([token for token in (10, 20, 30, 40, 50, 60) if token not in taken]))
+            parents.append(parent)
+        tree = TokenTree(tuple(tokens), tuple(parents))
+        texts = [list(ids)]
+        for token, parent in zip(tokens, parents, strict=True):
+            texts.append([*texts[parent + 1], token])
+        logits = torch.stack([logits_after(text) for text in texts])
+        [decision] = decide([Job(memory, ids, tree)], [logits])
+        num_accepted += len(decision.accepted)
+        ids += [*(tokens[node] for node in decision.accepted), decision.next_token]
+    assert num_accepted > 0 or not num_draft_tokens
+    return ids[len(spec.token_ids) :][:num_tokens]
+
+
+def logits_after(text: list[int]) -> torch.Tensor:  # [vocab]
+    return 2.0 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(sum(text) + 1000 * len(text)))
+
+
+@pytest.mark.parametrize("method", list(Method))
+@pytest.mark.parametrize("params", [PARAMS[0], PARAMS[1], PARAMS[6]])
+def test_a_grammar_is_followed_whatever_is_proposed(method: Method, params: SamplingParams) -> None:
+    rng = random.Random(3)
+    spec = SequenceSpec((5, 6), 2, params, 11, method)
+    texts = [written(spec, 60, num_draft_tokens, rng) for num_draft_tokens in (0, 3, 6)]
+    assert all(Automaton(GRAMMAR).accepts(text) for text in texts)
+    if spec.keyed_by_token:
+        assert texts[0] == texts[1] == texts[2]
+    # A replay takes the grammar up where the text is.
+    half = SequenceSpec((5, 6, *texts[0][:30]), 2, params, 11, method)
+    rest = written(half, 30, 4, rng)
+    assert Automaton(GRAMMAR).accepts([*texts[0][:30], *rest])
+    if spec.keyed_by_token:
+        assert rest == texts[0][30:]
+
+
+def test_a_draft_follows_the_grammar_too() -> None:
+    spec = SequenceSpec((5, 6), 2, SamplingParams(), 11)
+    drafting = DraftSequence(spec, [5, 6], EMPTY_TREE, Memory(SamplingState(spec, Automaton(GRAMMAR))))
+    for _ in range(12):
+        [node] = propose([drafting], [logits_after([*drafting.ids, *drafting.tree.token_ids])[None]])
+        drafting.tree = TokenTree.chain([*drafting.tree.token_ids, node.token_id])
+    assert Automaton(GRAMMAR).accepts(drafting.tree.token_ids)

@@ -1,0 +1,133 @@
+"""Who is let in while memory lasts, and who gives way when it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.table_model import Table, TableVerifier
+from specdec.batching import Key
+from specdec.errors import Overloaded, Preempted
+from specdec.rounds import Round, Verdict
+from specdec.sequence import SequenceSpec
+from specdec.tree import TokenTree
+from target_service.engine import TargetEngine, TargetOpen
+
+TABLE = Table()
+
+
+def engine_of(num_slots: int) -> TargetEngine:
+    return TargetEngine(TableVerifier(TABLE, num_slots))
+
+
+def open_(engine: TargetEngine, number: int, *, prompt: int = 10, output: int = 0, **options: float) -> Key:
+    """A sequence with so many ids; the smaller the number the older its request, by far."""
+    key = Key(1, number)
+    ids = tuple(range(prompt + output))
+    engine.open(key, TargetOpen(SequenceSpec(ids, prompt), age_s=1e6 - 1e3 * number, **options))  # type: ignore[arg-type]
+    return key
+
+
+def step(engine: TargetEngine) -> dict[Key, object]:
+    return dict(engine.step())
+
+
+def test_there_must_be_room_for_everyone_to_grow_by_32_tokens():
+    engine = engine_of(3 * (10 + 32))
+    for number in range(3):
+        open_(engine, number)
+    with pytest.raises(Overloaded):
+        open_(engine, 3)
+
+
+def test_who_has_said_much_must_have_room_for_half_as_much_again():
+    engine = engine_of(10 + 200 + 100 + 10 + 32)
+    open_(engine, 0, output=200)
+    with pytest.raises(Overloaded):
+        open_(engine, 1, prompt=11)
+    open_(engine, 1, prompt=10)
+    engine = engine_of(10 + 32 + 10 + 200 + 100)
+    open_(engine, 0)
+    with pytest.raises(Overloaded):
+        open_(engine, 1, output=202)
+    open_(engine, 1, output=200)
+
+
+def test_a_sequence_that_is_alone_is_always_let_in():
+    open_(engine_of(100), 0, output=80)
+
+
+def crowd(preemptions: list[int], num_slots: int = 200) -> tuple[TargetEngine, list[Key]]:
+    """Sequences that answered their opens, with no room for a tree of 200 nodes."""
+    engine = engine_of(num_slots)
+    keys = [open_(engine, number, num_preemptions=count) for number, count in enumerate(preemptions)]
+    step(engine)
+    return engine, keys
+
+
+WIDE = TokenTree.chain(range(200))
+
+
+@pytest.mark.parametrize(
+    ("preemptions", "victim"),
+    [
+        ([0, 0, 0], 2),  # the youngest
+        ([0, 0, 1], 1),  # it gave way before; the next
+        ([0, 2, 1], 2),
+        ([0, 1, 1], 2),
+        ([0, 5, 6], 1),  # never the oldest
+        ([0], 0),  # but for itself
+    ],
+)
+def test_who_gave_way_least_often_gives_way_then_the_youngest_and_never_the_oldest(preemptions, victim):
+    engine, keys = crowd(preemptions)
+    engine.submit(keys[0], Round(1, 11, WIDE))
+    [(key, error)] = step(engine).items()
+    assert key == keys[victim]
+    assert isinstance(error, Preempted)
+
+
+def test_one_gives_way_at_a_time_however_many_starve():
+    engine, keys = crowd([0, 0, 0])
+    for key in keys:
+        engine.submit(key, Round(1, 11, WIDE))
+    results = step(engine)
+    assert [type(result) for result in results.values()] == [Preempted]
+    assert engine.load.live_sequences == 2
+
+
+def test_a_crowd_that_needs_twice_the_memory_ends_with_few_replays():
+    """32 requests of 256 + 200 ids in 4,096 slots; whoever is out comes again at every tenth pass, the oldest first."""
+    engine = engine_of(4096)
+    output = dict.fromkeys(range(32), 0)
+    preempted = dict.fromkeys(range(32), 0)
+    live: dict[Key, int] = {}
+    stream = 0
+    for num_passes in range(3000):
+        waiting = sorted(set(output) - set(live.values())) if num_passes % 10 == 0 else []
+        for number in waiting:
+            key = Key(stream := stream + 1, number)
+            spec = SequenceSpec(tuple(range(256 + output[number])), 256)
+            try:
+                engine.open(key, TargetOpen(spec, age_s=1e6 - number, num_preemptions=preempted[number]))
+            except Overloaded:
+                continue
+            live[key] = number
+        for key, result in engine.step():
+            number = live[key]
+            if isinstance(result, Verdict):
+                output[number] += 1 + len(result.accepted)
+                if output[number] < 200:
+                    tree = TokenTree.chain(range(4))
+                    engine.submit(key, Round(result.round + 1, 256 + output[number], tree))
+                    continue
+                engine.close(key)
+                del output[number]
+            else:
+                assert isinstance(result, Preempted)
+                preempted[number] += 1
+            del live[key]
+        if not output:
+            break
+    assert not output, f"{len(output)} requests never ended"
+    assert max(preempted.values()) <= 2
+    assert sum(preempted.values()) <= 16
