@@ -100,6 +100,13 @@ def pair() -> tuple[LmVerifier, LanguageModelDrafter]:
     return LmVerifier(TableRunner(seed=1)), LanguageModelDrafter(TableRunner(seed=1, blend=(2, 0.3)))
 
 
+async def tasks_at_rest(running: Cluster, gauges: Gauges) -> int:
+    """How many tasks there are once every stream of the orchestrator is open and has served."""
+    await running.client.generate(**request(random.Random(1)))
+    await until(gauges, idle())
+    return len(asyncio.all_tasks())
+
+
 async def tasks_back_to(baseline: int) -> None:
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -157,9 +164,7 @@ async def test_finished_and_cancelled_requests_leave_nothing(gauges: Gauges) -> 
     verifier, drafter = pair()
     random_ = random.Random(5)
     async with cluster([verifier], [drafter]) as running:
-        await running.client.generate(**request(random_))
-        await until(gauges, idle())
-        baseline = len(asyncio.all_tasks())
+        baseline = await tasks_at_rest(running, gauges)
         outcomes: list[bool] = []
         for _ in range(10):
             outcomes += await asyncio.gather(*(cancelled_at_random(running, random_) for _ in range(20)))
@@ -174,9 +179,7 @@ async def test_requests_cancelled_at_any_moment_leave_nothing(gauges: Gauges) ->
     verifier, drafter = pair()
     random_ = random.Random(6)
     async with cluster([verifier], [drafter]) as running:
-        await running.client.generate(**request(random_))
-        await until(gauges, idle())
-        baseline = len(asyncio.all_tasks())
+        baseline = await tasks_at_rest(running, gauges)
         for _ in range(5):
             tasks = [asyncio.create_task(running.client.generate(**request(random_))) for _ in range(20)]
             for task in tasks:
@@ -192,8 +195,7 @@ async def test_deadlines_leave_nothing(gauges: Gauges) -> None:
     verifier, drafter = pair()
     random_ = random.Random(8)
     async with cluster([verifier], [drafter]) as running:
-        await running.client.generate(**request(random_))
-        baseline = len(asyncio.all_tasks())
+        baseline = await tasks_at_rest(running, gauges)
         calls = [running.client.generate(random_.uniform(0.001, 0.3), **request(random_, n=4)) for _ in range(30)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(outcome, list | SpecdecError) for outcome in outcomes)
@@ -206,7 +208,7 @@ async def test_a_client_that_goes_away_with_its_connection_leaves_nothing(gauges
     verifier, drafter = pair()
     random_ = random.Random(9)
     async with cluster([verifier], [drafter]) as running:
-        baseline = len(asyncio.all_tasks())
+        baseline = await tasks_at_rest(running, gauges)
         for _ in range(5):
             channel = rpc.channel(f"127.0.0.1:{running.orchestrator.port}")
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
@@ -261,9 +263,9 @@ async def test_raw_streams_that_end_at_any_moment_leave_nothing(gauges: Gauges, 
                     each.cancel()
                     await each.close()
         if end == "close":
+            await until(gauges, {(STREAMS, TARGET): 25, (STREAMS, DRAFT): 25})
             for name, service in ((LIVE, TARGET), (LIVE, DRAFT), (SLOTS, TARGET), (SLOTS, DRAFT)):
                 await until(gauges, {(name, service): 0})
-            assert gauges()[STREAMS, TARGET] == gauges()[STREAMS, DRAFT] == 25
             await targets.close()
             await drafts.close()
         if end == "half-close":
