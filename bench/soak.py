@@ -98,6 +98,7 @@ async def _soak(
             f"--target={services['target'].address}",
             f"--draft={services['draft'].address}",
             f"--max-live-sequences={concurrency}",
+            "--num-draft-tokens=4",
             f"--max-waiting-requests={concurrency}",
         )
         for each in services.values():

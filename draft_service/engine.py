@@ -128,7 +128,8 @@ class DraftEngine:
         sequence.tree = sequence.tree.descend(advance.token_ids) if sequence.spec.keyed_by_token else EMPTY_TREE
         sequence.ids.extend(advance.token_ids)
         work.advance, work.budget = advance.number, advance.budget
-        work.num_grown, work.answered, work.learnt = 0, False, True
+        # Growing takes in what was committed; where nothing is to be grown, that is done when nobody waits.
+        work.num_grown, work.answered, work.learnt = 0, False, advance.budget.max_nodes > 0
         self._fresh[key] = work
 
     def close(self, key: Key) -> None:

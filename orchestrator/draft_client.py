@@ -8,32 +8,39 @@ from __future__ import annotations
 
 import time
 
+from orchestrator.costs import Costs
 from orchestrator.frames import chunked
 from orchestrator.link import Lane
 from orchestrator.pool import Pool
 from orchestrator.replica import Replica
 from orchestrator.sequence import Sequence
 from specdec.errors import SpecdecError
-from specdec.rounds import Advance, Budget, Growth
+from specdec.rounds import Advance, Budget, Growth, GrowthEnd
 from specdec.v1 import draft_pb2
 from specdec.wire import write_advance, write_budget
 
 _PATIENCE_S = 1.0
 _FIRST_PAUSE_S = 5.0
-"""A draft whose heart beats may still owe an answer. Who waited in vain does without it for a while, twice as long each
-time."""
+"""A draft whose heart beats may still owe an answer. One round does not wait for it longer than that pays; when it has
+answered nothing for so long, it is done without for a while, twice as long each time."""
+
+_CATCH_UP = 16
+"""Tokens that a draft of which nothing is asked may be behind: they are fed in one pass, at its leisure."""
 
 
 class DraftClient:
     """``async with`` closes the sequence on its replica."""
 
-    def __init__(self, pool: Pool, traceparent: str = "") -> None:
+    def __init__(self, pool: Pool, costs: Costs, traceparent: str = "") -> None:
         self._pool = pool
+        self._costs = costs
         self._traceparent = traceparent
         self._replica: Replica | None = None
         self._lane: Lane | None = None
         self._advance = 0
+        self._asked_nodes = 0  # in the last advance, and when
         self._asked = 0.0
+        self._owed_since: float | None = None  # nothing came since then though something was asked for
         self._pause_s = _FIRST_PAUSE_S
         self._paused_until = 0.0
         self._base = 0  # as far as the replica knows the text
@@ -52,41 +59,65 @@ class DraftClient:
 
     def advance(self, sequence: Sequence, budget: Budget) -> bool:
         """Tell what was committed and ask for nodes. False: there is no draft."""
+        self._asked, self._asked_nodes = time.monotonic(), budget.max_nodes
         if self._lane is None:
-            if time.monotonic() < self._paused_until:
+            if self._asked < self._paused_until:
                 return False
+            self._owed_since = None
             self._open(sequence, budget)
             # A chain that is verified against its distribution is never drawn before the first token is known.
             if self._lane is None or sequence.keyed_by_token or not sequence.num_committed:
                 return self._lane is not None
-        self._advance += 1
-        self._asked = time.monotonic()
-        new = tuple(sequence.ids[self._base :])
-        self._base = sequence.base
-        self._lane.send(write_advance(self._lane.sequence, Advance(self._advance, self._base, new, budget=budget)))
+        self._tell(self._lane, sequence, budget)
         return True
 
+    def catch_up(self, sequence: Sequence) -> None:
+        """Nothing is asked for; the draft hears from time to time what was committed, so that it can be asked again."""
+        if self._lane is not None and sequence.base - self._base >= _CATCH_UP:
+            self._tell(self._lane, sequence, Budget())
+
+    def _tell(self, lane: Lane, sequence: Sequence, budget: Budget) -> None:
+        self._advance += 1
+        new = tuple(sequence.ids[self._base :])
+        self._base = sequence.base
+        lane.send(write_advance(lane.sequence, Advance(self._advance, self._base, new, budget=budget)))
+
     async def growth(self, sequence: Sequence) -> Growth | None:
-        """The next growth. None: the draft was lost, or owes its answer for too long.
+        """The next growth. None: the draft was lost, or owes its answer for longer than it is worth.
 
         A chain that is verified against its distribution is awaited as long as the draft lives: to drop it for its
         lateness would bias the output.
         """
         if self._lane is None:
             return None
+        patience_s = min(_PATIENCE_S, self._costs.patience_s(self._asked_nodes)) if sequence.keyed_by_token else None
         try:
-            growth: Growth = await self._lane.receive(_PATIENCE_S if sequence.keyed_by_token else None)
+            growth: Growth = await self._lane.receive(patience_s)
         except TimeoutError:
-            self.park()
-            self._paused_until = time.monotonic() + self._pause_s
-            self._pause_s *= 2
+            self._late()
             return None
         except SpecdecError:
             self._lane = None
             return None
-        if growth.end and growth.advance == self._advance and growth.advance and self._replica is not None:
-            self._replica.observe(time.monotonic() - self._asked)
+        answered = growth.end is not None and growth.advance == self._advance
+        self._owed_since = None if answered else time.monotonic()
+        if answered and growth.advance and self._replica is not None:
+            took_s = max(0.0, self._lane.heard - self._asked)
+            self._replica.observe(took_s)
+            if growth.end is GrowthEnd.BUDGET:
+                self._costs.drafted(self._asked_nodes, took_s)
         return growth
+
+    def _late(self) -> None:
+        """This round does without; the answer may still count in the next."""
+        now = time.monotonic()
+        if self._advance:  # the answer to an open has a prefill in it
+            self._costs.late(self._asked_nodes, now - self._asked)
+        self._owed_since = self._owed_since or self._asked
+        if now - self._owed_since >= _PATIENCE_S:
+            self.park()
+            self._paused_until = now + self._pause_s
+            self._pause_s *= 2
 
     @property
     def num_advances(self) -> int:

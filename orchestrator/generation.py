@@ -13,7 +13,8 @@ from contextlib import aclosing
 from opentelemetry import trace
 from tokenizers import Tokenizer
 
-from orchestrator.controller import Fixed
+from orchestrator.controller import Adaptive, Controller, Fixed
+from orchestrator.costs import Costs
 from orchestrator.decoder import Step, decode
 from orchestrator.draft_client import DraftClient
 from orchestrator.metrics import Metrics
@@ -29,6 +30,9 @@ from orchestrator.text import Piece
 from specdec import telemetry
 from specdec.noise import derive_seed
 from specdec.v1 import generation_pb2
+
+_MOST_DRAFT_TOKENS = 8
+"""Where nobody named a number."""
 
 
 class Generator:
@@ -47,6 +51,7 @@ class Generator:
         self._tokenizer = tokenizer
         self._settings = settings
         self._metrics = metrics
+        self._costs = Costs(_MOST_DRAFT_TOKENS)
 
     async def chunks(self, request: Request, model_digest: str) -> AsyncGenerator[generation_pb2.Chunk, None]:
         """All chunks of all samples. Raises the first SpecdecError that ends one of them; closed, it ends them all."""
@@ -80,15 +85,17 @@ class Generator:
             self._tokenizer,
             received,
         )
+        fixed = request.num_draft_tokens
+        controller: Controller = Adaptive(self._costs) if fixed is None else Fixed(fixed)
         span = trace.get_current_span()
         traceparent = telemetry.traceparent()
         wait_s = self._settings.target_wait_s
         position = len(received)
         try:
             async with (
-                TargetClient(self._targets, model_digest, traceparent, wait_s, time.monotonic()) as target,
-                DraftClient(self._drafts, traceparent) as draft,
-                aclosing(decode(sequence, target, Speculation(draft), Fixed(request.num_draft_tokens))) as steps,
+                TargetClient(self._targets, self._costs, model_digest, traceparent, wait_s, time.monotonic()) as target,
+                DraftClient(self._drafts, self._costs, traceparent) as draft,
+                aclosing(decode(sequence, target, Speculation(draft), controller)) as steps,
             ):
 
                 def park() -> None:

@@ -38,6 +38,7 @@ class Lane:
         self._inbox: deque[Any] = deque()
         self._arrival: asyncio.Future[None] | None = None  # of the next result, while somebody waits for it
         self._closed = False
+        self.heard = 0.0  # when the newest result came; monotonic clock
 
     @property
     def waiting(self) -> bool:
@@ -78,6 +79,7 @@ class Lane:
 
     def put(self, result: Any) -> None:
         self._inbox.append(result)
+        self.heard = time.monotonic()
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 

@@ -94,6 +94,11 @@ class Replica:
         """The process that is, or was last, at this address."""
         return self.info.instance if self.info else ""
 
+    @property
+    def num_passes(self) -> int:
+        """That the model behind it has made, as far as was heard; 0: it is not connected."""
+        return self.link.load.passes if self.link is not None else 0
+
     def observe_pass(self, pass_s: float) -> None:
         """A pass of the model took so long."""
         if self.link is not None:

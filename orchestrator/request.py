@@ -44,7 +44,7 @@ class Request:
     stop: tuple[str, ...]
     stop_token_ids: frozenset[int]
     method: Method
-    num_draft_tokens: int
+    num_draft_tokens: int | None  # None: as many as pay
     resume: Mapping[int, tuple[int, ...]]  # ids that the client has, by index
 
 
@@ -52,9 +52,12 @@ def read_request(
     message: generation_pb2.GenerateRequest,
     target: ModelInfo,
     tokenizer: Tokenizer | None,
-    num_draft_tokens: int,
+    num_draft_tokens: int | None,
 ) -> Request:
-    """Raises InvalidArgument with all violations, or ContextExceeded."""
+    """``num_draft_tokens`` is for requests that name none.
+
+    Raises InvalidArgument with all violations, or ContextExceeded.
+    """
     problems = [(name, "not supported") for name in _UNSUPPORTED if _present(message, name)]
     problems += [(name, f"unknown field {number}") for name, number in _unknown_fields(message)]
     if not _present(message, "chat"):
@@ -76,7 +79,7 @@ def read_request(
         method = known or method
     if message.HasField("num_draft_tokens"):
         num_draft_tokens = message.num_draft_tokens
-        if num_draft_tokens > MAX_DRAFT_TOKENS:
+        if message.num_draft_tokens > MAX_DRAFT_TOKENS:
             problems.append(("num_draft_tokens", f"must be at most {MAX_DRAFT_TOKENS}, not {num_draft_tokens}"))
     for index, received in message.resume.items():
         if index >= num_samples:

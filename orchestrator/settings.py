@@ -18,7 +18,9 @@ class OrchestratorSettings(ServiceSettings):
         default=[], description="host:port of every draft, comma-separated; none: the target alone"
     )
     tokenizer: str = Field("", description="tokenizer.json, or a directory with one; none: token ids only")
-    num_draft_tokens: int = Field(5, ge=0, le=64, description="draft tokens per round where a request names none")
+    num_draft_tokens: Annotated[int, Field(ge=0, le=64)] | None = Field(
+        None, description="draft tokens per round where a request names none; unset: as many as pay, measured"
+    )
     request_timeout_s: float = Field(600.0, gt=0, description="no request runs longer")
     target_wait_s: float = Field(30.0, gt=0, description="how long a request waits for a target to be there")
     watchdog_s: float = Field(1.0, gt=0, description="silence after which a replica counts as lost")

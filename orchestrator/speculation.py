@@ -20,6 +20,7 @@ class Speculation:
         self._trie = EMPTY_TREE
         self._base = 0  # where the trie hangs
         self._budget = Budget()
+        self._granted = 0  # no draft was ever asked for a token at this position, or behind it
         self._growing = False
 
     def advance(self, sequence: Sequence, budget: Budget) -> None:
@@ -28,7 +29,12 @@ class Speculation:
         self._trie = self._trie.descend(committed) if sequence.keyed_by_token else EMPTY_TREE
         self._base = sequence.base
         self._budget = budget
-        self._growing = budget.max_nodes > 0 and self._draft.advance(sequence, budget)
+        self._granted = max(self._granted, self._base + budget.max_depth)
+        if budget.max_nodes:
+            self._growing = self._draft.advance(sequence, budget)
+        else:
+            self._growing = False
+            self._draft.catch_up(sequence)
 
     async def next(self, sequence: Sequence) -> TokenTree:
         """The tree to verify: up to max_nodes draft tokens below the last committed token."""
@@ -50,10 +56,9 @@ class Speculation:
             self._growing = False
         if growth.base > sequence.base or growth.base < sequence.num_prompt_tokens:
             return self._refuse(f"a growth from base {growth.base} at base {sequence.base}")
-        if growth.advance == self._draft.num_advances:
-            depth = len(growth.path) + max(growth.tree.depths, default=-1) + 1
-            if depth > self._budget.max_depth:
-                return self._refuse(f"a growth of depth {depth} where {self._budget.max_depth} was asked for")
+        end = growth.base + len(growth.path) + max(growth.tree.depths, default=-1) + 1
+        if end > self._granted:
+            return self._refuse(f"a growth to position {end} where {self._granted} was asked for")
         if not sequence.keyed_by_token and growth.base != sequence.base:
             return None  # the answer to an older advance
         grown = growth.tree.under(growth.path)

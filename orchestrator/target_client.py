@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
+from orchestrator.costs import Costs
 from orchestrator.frames import chunked
 from orchestrator.link import HostileReplica, Lane
 from orchestrator.pool import Pool
@@ -51,8 +52,11 @@ class TargetClient:
     ``arrived`` (monotonic clock) is the request's, so that a replay keeps its age.
     """
 
-    def __init__(self, pool: Pool, model_digest: str, traceparent: str, wait_s: float, arrived: float) -> None:
+    def __init__(
+        self, pool: Pool, costs: Costs, model_digest: str, traceparent: str, wait_s: float, arrived: float
+    ) -> None:
         self._pool = pool
+        self._costs = costs
         self._model_digest = model_digest
         self._traceparent = traceparent
         self._wait_s = wait_s
@@ -61,6 +65,7 @@ class TargetClient:
         self._lane: Lane | None = None
         self._instance = ""
         self._round = 0
+        self._num_passes = 0  # of the replica, at the last verdict
         self._opened_before = False
         self._refused = False  # the last attempt found no room, and so was none
         self._num_preemptions = 0
@@ -120,8 +125,11 @@ class TargetClient:
             raise
         assert self._replica is not None, "an open lane is some replica's"
         self._num_harmless = len(self._losses)
+        num_passes, self._num_passes = self._replica.num_passes - self._num_passes, self._replica.num_passes
         if verdict.round:  # an open's answer has a prefill in it
-            self._replica.observe(time.monotonic() - sent)
+            latency_s = time.monotonic() - sent
+            self._replica.observe(latency_s)
+            self._costs.verified(len(round_.tree), latency_s, verdict.timings, num_passes)
         self._replica.observe_pass(verdict.timings.pass_us / 1e6)
         return verdict
 

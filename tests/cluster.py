@@ -41,7 +41,11 @@ class Cluster:
 async def cluster(
     verifiers: Sequence[Verifier], drafters: Sequence[Drafter] = (), **settings: Any
 ) -> AsyncIterator[Cluster]:
-    """``settings`` are the orchestrator's. Returns when every replica is connected."""
+    """``settings`` are the orchestrator's. Returns when every replica is connected.
+
+    Requests that name no number draft 5 tokens a round: where passes take no time, drafting would never pay.
+    """
+    settings.setdefault("num_draft_tokens", 5)
     async with AsyncExitStack() as stack:
         targets = [create_target_server(verifier, ServiceSettings()) for verifier in verifiers]
         drafts = [create_draft_server(drafter, ServiceSettings()) for drafter in drafters]

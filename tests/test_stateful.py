@@ -140,7 +140,7 @@ class World:
             "temperature": draw.choice([0.0, 0.8]),
             "seed": draw.getrandbits(64),
             "n": draw.choice([1, 1, 2, 3]),
-            "num_draft_tokens": draw.randint(0, 6),
+            "num_draft_tokens": draw.choice([None, *range(7)]),
             "stop_token_ids": draw.sample(range(TABLE.vocab_size), draw.choice([0, 0, 1])),
         }
         up = [each for each in self.of("orchestrator") if each.up]

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.damped_pair import Pair
 from bench.peers.calibration import calibrate
-from bench.peers.contender import THREADS, Contender, Kind, Settings
+from bench.peers.contender import ADAPTIVE, THREADS, Contender, Kind, Settings
 from bench.peers.continuous import ContinuousBatching
 from bench.peers.in_process import InProcess
 from bench.peers.latency import Latency, measure_latency
@@ -25,7 +25,6 @@ from bench.peers.services import Services
 from bench.peers.transformers_peers import TransformersPair
 
 _OUR_DRAFT_TOKENS = (4, 6, 8)
-_BATCH_DRAFT_TOKENS = (0, 2, 4)
 _PROMPT = 64  # tokens
 
 
@@ -145,13 +144,17 @@ async def compare(
         )
 
     if Section.single in plan.sections:
-        contenders = [*theirs.contenders(1), *ours.contenders(), *services.contenders(1, _OUR_DRAFT_TOKENS)]
+        contenders = [
+            *theirs.contenders(1),
+            *ours.contenders(),
+            *services.contenders(1, (*_OUR_DRAFT_TOKENS, ADAPTIVE)),
+        ]
         await turns(contenders, plan.repeats, plan.single_tokens)
     if Section.batch in plan.sections:
         continuous = ContinuousBatching(theirs)
         for streams in plan.streams:
             contenders = [*theirs.contenders(streams), continuous.contender(streams)]
-            contenders += services.contenders(streams, _BATCH_DRAFT_TOKENS)
+            contenders += services.contenders(streams, (ADAPTIVE,))
             await turns(contenders, plan.batch_repeats, plan.batch_tokens)
     if Section.packed in plan.sections:
         report("packed and padded passes")

@@ -14,6 +14,9 @@ Prompts = Sequence[list[int]]
 THREADS = (1, 2)
 """What every process with a model may have."""
 
+ADAPTIVE = -1
+"""In place of a number of draft tokens: the contender chooses as it goes."""
+
 
 class Kind(StrEnum):
     """``our loop`` is one process without gRPC, ``padded`` is generate on a batch."""
@@ -36,7 +39,7 @@ class Kind(StrEnum):
 class Settings:
     """``threads`` of each process with a model: of the target's and the draft's, or of the one there is.
 
-    ``num_draft_tokens`` is None where nothing is drafted.
+    ``num_draft_tokens`` is None where nothing is drafted, or ADAPTIVE.
     """
 
     threads: tuple[int, ...]
@@ -44,7 +47,14 @@ class Settings:
 
     def __str__(self) -> str:
         threads = "+".join(str(count) for count in self.threads)
-        return f"threads {threads}" + ("" if self.num_draft_tokens is None else f", K = {self.num_draft_tokens}")
+        return f"threads {threads}" + (f", K = {self.draft_tokens}" if self.draft_tokens else "")
+
+    @property
+    def draft_tokens(self) -> str:
+        """In words; nothing where nothing is drafted."""
+        if self.num_draft_tokens is None:
+            return ""
+        return "adaptive" if self.num_draft_tokens == ADAPTIVE else str(self.num_draft_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,9 @@ class _Draft:
         self._base = sequence.base
         return True
 
+    def catch_up(self, sequence: Sample) -> None:
+        """The next advance tells it all."""
+
     async def growth(self, sequence: Sample) -> Growth | None:
         growth: Growth = _answer(self._engine, self._key)
         return growth

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.damped_pair import Pair
-from bench.peers.contender import THREADS, Contender, Kind, Prompts, Run, Settings
+from bench.peers.contender import ADAPTIVE, THREADS, Contender, Kind, Prompts, Run, Settings
 from bench.peers.logged_service import reuse_flag
 from bench.peers.pass_log import Pass, busy_s, read_passes
 from specdec.client import Client, Sample
@@ -101,7 +101,8 @@ class Services:
 
     async def _answer(self, settings: Settings, prompt: list[int], max_tokens: int) -> _Answer:
         request: dict[str, Any] = {"token_ids": {"token_ids": prompt}, "max_tokens": max_tokens, "temperature": 0.0}
-        request["num_draft_tokens"] = settings.num_draft_tokens or 0
+        if settings.num_draft_tokens != ADAPTIVE:
+            request["num_draft_tokens"] = settings.num_draft_tokens or 0
         sample = Sample()
         first = last = 0.0
         async with aclosing(self._clients[settings.threads].stream(**request)) as responses:

@@ -50,10 +50,8 @@ def best_peer(block: Sequence[Row]) -> float | None:
 
 
 def _draft_tokens(row: Row) -> str:
-    if row.settings.num_draft_tokens is None:
-        return ""
     mean = row.figure("mean_draft_tokens")
-    return str(row.settings.num_draft_tokens) + ("" if mean is None else f" ({mean:.1f})")
+    return row.settings.draft_tokens + ("" if mean is None or not row.settings.draft_tokens else f" ({mean:.1f})")
 
 
 def packed_in_words(result: PackedResult) -> str:

@@ -151,7 +151,7 @@ async def orchestrator(
         OrchestratorSettings(
             target=[f"127.0.0.1:{port}" for port in targets],
             draft=[f"127.0.0.1:{port}" for port in drafts],
-            **settings,
+            **{"num_draft_tokens": 5, **settings},
         )
     )
     await server.start()

@@ -105,6 +105,18 @@ def test_an_open_without_budget_is_answered_and_its_prompt_taken_in():
     assert drafter.grown == []
 
 
+def test_an_advance_without_budget_is_answered_at_once_and_taken_in_when_nobody_grows():
+    engine, drafter = opened()
+    opened(key=B, engine=engine)
+    run(engine)
+    drafter.learnt.clear()
+    engine.submit(A, Advance(1, 4, (7, 8), budget=budget(0)))
+    engine.submit(B, Advance(1, 3, (9,), budget=budget(2)))
+    assert [key for key, _ in run(engine)] == [A, B]
+    assert [text for grown in drafter.grown for text, _ in grown] == [[1, 2, 9]] * 2
+    assert drafter.learnt == [[[1, 2, 7, 8]]]
+
+
 def test_an_open_with_budget_grows_before_the_first_token_is_known():
     engine, _ = opened(nodes=3)
     assert growths(engine) == [Growth(0, 2, (), chain(said([1, 2], 3)), GrowthEnd.BUDGET)]

@@ -94,6 +94,7 @@ async def generate(running: Cluster, lie: Callable[[Any], None], at_once: bool) 
         OrchestratorSettings(
             target=[address, f"127.0.0.1:{running.targets[0].port}"],
             draft=[f"127.0.0.1:{running.drafts[0].port}"],
+            num_draft_tokens=5,
         )
     )
     await orchestrator.start()

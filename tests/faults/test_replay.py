@@ -378,7 +378,10 @@ async def hostile_deployment(
     try:
         async with cluster([LmVerifier(table())]) as running:
             settings = OrchestratorSettings(
-                target=[f"127.0.0.1:{running.targets[0].port}"], draft=[f"127.0.0.1:{port}"], watchdog_s=0.6
+                target=[f"127.0.0.1:{running.targets[0].port}"],
+                draft=[f"127.0.0.1:{port}"],
+                watchdog_s=0.6,
+                num_draft_tokens=5,
             )
             orchestrator = OrchestratorServer(settings)
             await orchestrator.start()

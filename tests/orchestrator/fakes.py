@@ -28,6 +28,7 @@ class FakeDraft:
         self.budgets: list[Budget] = []
         self.set_aside_for: list[str] = []
         self.there = True
+        self.num_caught_up = 0
         self.num_advances = 0
 
     def advance(self, sequence: Sequence, budget: Budget) -> bool:
@@ -38,6 +39,9 @@ class FakeDraft:
         if self.answer is not None:
             self.script.extend(self.answer(self, sequence, budget))
         return True
+
+    def catch_up(self, sequence: Sequence) -> None:
+        self.num_caught_up += 1
 
     async def growth(self, sequence: Sequence) -> Growth | None:
         assert self.script, "the speculation waits for a growth that nobody is to send"

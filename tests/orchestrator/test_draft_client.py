@@ -1,16 +1,18 @@
 """How long a draft is waited for."""
 
 import asyncio
+import time
 
 import pytest
 
 from orchestrator import draft_client
+from orchestrator.costs import Costs
 from orchestrator.draft_client import DraftClient
 from orchestrator.link import Lane
 from orchestrator.sequence import Sequence
-from specdec.rounds import Budget, Growth, GrowthEnd
+from specdec.rounds import Budget, Growth, GrowthEnd, Verdict
 from specdec.sequence import Method, SamplingParams
-from specdec.tree import TokenTree
+from specdec.tree import EMPTY_TREE, TokenTree
 
 
 class FakeLink:
@@ -43,12 +45,105 @@ class FakePool:
         return self.replica
 
 
-def asked(temperature: float, method: Method) -> tuple[DraftClient, Sequence, FakeReplica]:
+class Measured(Costs):
+    """Remembers what it is told, and has a patience of its own."""
+
+    def __init__(self, patience_s: float = 5.0) -> None:
+        super().__init__(8)
+        self.told: list[tuple[str, int]] = []
+        self.seconds: list[float] = []
+        self._patience_s = patience_s
+
+    def patience_s(self, num_nodes: int) -> float:
+        return self._patience_s
+
+    def drafted(self, num_nodes: int, seconds: float) -> None:
+        self.told.append(("drafted", num_nodes))
+        self.seconds.append(seconds)
+
+    def late(self, num_nodes: int, seconds: float) -> None:
+        self.told.append(("late", num_nodes))
+        self.seconds.append(seconds)
+
+
+def asked(
+    temperature: float = 0.0, method: Method = Method.COUPLED, costs: Costs | None = None
+) -> tuple[DraftClient, Sequence, FakeReplica]:
     pool = FakePool()
-    sequence = Sequence([1, 2], 9, SamplingParams(temperature), 0, method)
-    client = DraftClient(pool)
+    sequence = Sequence([1, 2], 99, SamplingParams(temperature), 0, method)
+    client = DraftClient(pool, costs or Costs(8))
     assert client.advance(sequence, Budget(4, 4))
     return client, sequence, pool.replica
+
+
+def commit(sequence: Sequence, *token_ids: int) -> None:
+    for token_id in token_ids:
+        sequence.extend(EMPTY_TREE, Verdict(1, sequence.base, (), token_id))
+
+
+def answer(client: DraftClient, replica: FakeReplica, sequence: Sequence, advance: int | None = None) -> Growth:
+    number = client.num_advances if advance is None else advance
+    growth = Growth(number, sequence.base, (), TokenTree.chain([5]), GrowthEnd.BUDGET)
+    replica.lanes[-1].put(growth)
+    return growth
+
+
+async def test_what_a_growth_took_is_told_but_not_of_one_with_a_prefill_in_it():
+    costs = Measured()
+    client, sequence, replica = asked(costs=costs)
+    answer(client, replica, sequence)
+    assert await client.growth(sequence)
+    commit(sequence, 5, 6)
+    assert costs.told == []
+    before = time.monotonic()
+    client.advance(sequence, Budget(3, 3))
+    answer(client, replica, sequence)
+    took_s = time.monotonic() - before
+    await asyncio.sleep(0.02)  # a slow client: not the draft's fault
+    assert await client.growth(sequence)
+    assert costs.told == [("drafted", 3)]
+    assert costs.seconds[0] <= took_s
+
+
+async def test_a_round_waits_no_longer_than_it_pays_and_the_late_answer_still_comes():
+    costs = Measured(patience_s=0.001)
+    client, sequence, replica = asked(costs=costs)
+    first = answer(client, replica, sequence)
+    assert await client.growth(sequence) is first
+    commit(sequence, 5)
+    client.advance(sequence, Budget(3, 3))
+    assert await client.growth(sequence) is None
+    assert costs.told == [("late", 3)]
+    commit(sequence, 6)
+    assert client.advance(sequence, Budget(2, 2)), "it is still asked"
+    late, newest = answer(client, replica, sequence, advance=1), answer(client, replica, sequence)
+    assert await client.growth(sequence) is late
+    assert await client.growth(sequence) is newest
+    assert costs.told[1:] == [("drafted", 2)]
+    assert len(replica.lanes) == 1
+
+
+async def test_a_draft_of_which_nothing_is_asked_is_told_of_many_tokens_at_a_time():
+    client, sequence, replica = asked()
+    answer(client, replica, sequence)
+    await client.growth(sequence)
+    sent = replica.link.sent
+    sent.clear()
+    for number in range(40):
+        commit(sequence, number)
+        client.catch_up(sequence)
+    assert [list(each.token_ids) for each in sent] == [list(range(16)), list(range(16, 32))]
+    assert all(each.budget.max_nodes == 0 for each in sent)
+    client.advance(sequence, Budget(4, 4))
+    assert list(sent[-1].token_ids) == list(range(32, 40))
+
+
+async def test_a_draft_that_was_never_needed_is_never_told():
+    pool = FakePool()
+    client, sequence = DraftClient(pool, Costs(8)), Sequence([1], 99, SamplingParams(0.0), 0, Method.COUPLED)
+    commit(sequence, *range(20))
+    client.catch_up(sequence)
+    assert not pool.replica.lanes
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

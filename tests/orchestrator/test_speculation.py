@@ -171,6 +171,16 @@ async def test_a_budget_of_nothing_asks_nobody(options):
     assert await speculation.next(sequence) == EMPTY_TREE
 
 
+async def test_what_was_asked_for_before_may_be_deeper_than_what_is_asked_for_now():
+    draft = FakeDraft()
+    sequence, speculation = begun(draft)
+    commit(sequence, 1)
+    speculation.advance(sequence, Budget(1, 1))
+    draft.grow(4, chain([2, 3, 4]))
+    assert await speculation.next(sequence) == chain([2])
+    assert not draft.set_aside_for
+
+
 async def test_a_draft_that_goes_deeper_than_was_asked_for_is_set_aside():
     draft = FakeDraft()
     sequence, speculation = begun(draft)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bench.table_model import Table, TableVerifier
+from orchestrator.costs import Costs
 from orchestrator.target_client import TargetClient
 from specdec.tree import EMPTY_TREE
 from tests.cluster import Cluster, cluster
@@ -35,7 +36,7 @@ class Held(TableVerifier):
 
 
 def client_of(running: Cluster) -> TargetClient:
-    return TargetClient(running.orchestrator.targets, "", "", PATIENCE_S, time.monotonic())
+    return TargetClient(running.orchestrator.targets, Costs(8), "", "", PATIENCE_S, time.monotonic())
 
 
 def used_by(client: TargetClient, running: Cluster) -> int:
