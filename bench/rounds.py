@@ -60,7 +60,7 @@ def main(
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
-            str(row.sequences),
+            f"{row.sequences:.0f}",
             f"{row.rounds_per_s:.0f}",
             f"{row.tokens_per_s:.0f}",
             f"{row.overhead_ms_p50:.2f}",

@@ -23,6 +23,9 @@ _LATE = 1.25
 _GAIN = 0.1
 _ACCEPTANCE, _ACCEPTANCE_TRIALS, _ACCEPTANCE_MEMORY = 0.7, 4, 500
 _MOST_APART = 3.0
+_REVIEW_EVERY, _YOUNG = 4, 64
+"""Passes after which the rounds are worked out anew, once there were many: it takes longer than all else here."""
+
 _REACH = 1.5
 """The draft is known once so different numbers of nodes were measured."""
 
@@ -39,12 +42,13 @@ class Costs:
         self._drafts = Curve()
         self._passes = Curve()
         self._beyond_s = 0.0  # of a round with the target: all that is neither queue nor pass
-        self._alone_seen = False
+        self._alone_seen = self._known = False
         self._everybody = 1.0  # sequences that share the target, in this pass or another
         # Without and with speculation. 0: all are in the same pass; 1: some are in a pass while others are not.
         self._apart = [0.0, 0.0]
         self._last_pass = (0, 0, 0, 0)
         self._rounds: list[float] = []
+        self._num_passes = 0
         self._longest_wait_s = math.inf  # for a draft: see patience_s
         self._right = _ACCEPTANCE * _ACCEPTANCE_TRIALS
         self._tried: float = _ACCEPTANCE_TRIALS
@@ -52,7 +56,10 @@ class Costs:
 
     @property
     def known(self) -> bool:
-        return self._alone_seen and self._passes.is_known and self._drafts.reach >= min(_REACH, self.most)
+        if not self._known:
+            reached = self._drafts.reach >= min(_REACH, self.most)
+            self._known = self._alone_seen and self._passes.is_known and reached
+        return self._known
 
     @property
     def rounds(self) -> list[float]:
@@ -131,7 +138,9 @@ class Costs:
         if mine == self._last_pass:
             return  # the verdicts of one pass come one after the other
         self._last_pass = mine
-        self._rounds = []
+        self._num_passes += 1
+        if self._num_passes < _YOUNG or self._num_passes % _REVIEW_EVERY == 0:
+            self._rounds = []
         # Rows of prompts tell nothing of rounds.
         if 0 < timings.rows <= timings.sequences * (self.most + 1):
             self._passes.observe(timings.rows, pass_s)

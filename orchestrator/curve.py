@@ -19,6 +19,9 @@ _LEAST_GAIN, _MOST_GAIN = 0.05, 0.4
 _SHAPE_GAIN = 0.02
 _LARGEST_STEP = math.log(2)
 _LARGEST_NEWS = 1.5
+_FIT_EVERY = 8
+"""Measurements after which the lines are drawn anew, once there are many: it takes longer than all else here."""
+
 _TRUST = 4
 """Measurements after which a count is believed for itself as much as the line through all of them."""
 
@@ -40,6 +43,7 @@ class Curve:
         self._cells: dict[int, _Cell] = {}
         self._recent: deque[float] = deque(maxlen=3)
         self._points: tuple[list[float], list[float]] | None = None
+        self._num_observed = 0
 
     @property
     def is_known(self) -> bool:
@@ -74,7 +78,9 @@ class Curve:
             cell.shape *= math.exp(gain * max(-_LARGEST_STEP, min(_LARGEST_STEP, surprise)))
             cell.count += gain * (count - cell.count)
         cell.weight += 1
-        self._points = None
+        self._num_observed += 1
+        if cell.weight <= _FIT_EVERY or self._num_observed % _FIT_EVERY == 0:
+            self._points = None
 
     def _first(self, count: int, seconds: float) -> float:
         """A count's first measurement. It may be an accident, after which nobody would measure there again."""
