@@ -47,6 +47,8 @@ def choose(rows: Tensor, places: Sequence[tuple[SamplingState, int]]) -> Tensor:
     """Greedy and coupled: the token that is drawn at each place, by rows [rows, vocab] of logits."""
     # A few rows at a time: in float64 a large batch would go back and forth between processor and memory.
     num_rows = max(1, _CACHED_NUMBERS // rows.shape[-1])
+    if len(rows) <= num_rows:
+        return _choose(rows, places)
     return torch.cat(
         [
             _choose(rows[start : start + num_rows], places[start : start + num_rows])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
 from torch import Tensor
 
@@ -23,6 +24,35 @@ class _Memory:
     cache: SequenceCache
     sampling: SamplingState
     fed: list[int] = field(default_factory=list)  # the token at each cached position
+    num_agreed: int = 0  # of them, so many are known to be the committed ones
+
+
+class _Text(Sequence[int]):
+    """The first ``length`` ids of what was committed and then drafted. No copy: a step must not cost by the context."""
+
+    def __init__(self, committed: list[int], drafted: tuple[int, ...], length: int) -> None:
+        self._committed = committed
+        self._drafted = drafted
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, int):
+            return self[index : index + 1 or None][0]
+        start, stop, _ = index.indices(self._length)
+        num_committed = len(self._committed)
+        found = self._committed[start:stop]
+        return (
+            found
+            if stop <= num_committed
+            else [*found, *self._drafted[max(0, start - num_committed) : stop - num_committed]]
+        )
 
 
 class LanguageModelDrafter:
@@ -48,29 +78,30 @@ class LanguageModelDrafter:
     def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
         # All but the root: the first step of growing feeds it and reads its logits.
         limit = self.info.context_length
-        texts = [sequence.ids[:limit][:-1] or sequence.ids for sequence in sequences]
+        texts = [_Text(sequence.ids, (), max(1, min(sequence.base, limit) - 1)) for sequence in sequences]
         return [fed if isinstance(fed, SpecdecError) else fed is not None for fed in self._feed(sequences, texts)]
 
     def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
-        texts = [[*sequence.ids, *sequence.tree.token_ids] for sequence in sequences]
+        texts = [
+            _Text(sequence.ids, sequence.tree.token_ids, sequence.base + len(sequence.tree)) for sequence in sequences
+        ]
         fed = self._feed(sequences, texts)
         logits = {index: outcome for index, outcome in enumerate(fed) if isinstance(outcome, Tensor)}
         nodes = propose([sequences[index] for index in logits], list(logits.values()))
         grown = dict(zip(logits, nodes, strict=True))
         return [[grown[index]] if isinstance(outcome, Tensor) else outcome for index, outcome in enumerate(fed)]
 
-    def _feed(
-        self, sequences: Sequence[DraftSequence], texts: Sequence[list[int]]
-    ) -> list[Tensor | SpecdecError | None]:
+    def _feed(self, sequences: Sequence[DraftSequence], texts: Sequence[_Text]) -> list[Tensor | SpecdecError | None]:
         """Bring each cache towards the end of its text.
 
         The logits [1, vocab] after it; None: that takes another pass; or why it was impossible.
         """
         for sequence, text in zip(sequences, texts, strict=True):
             memory: _Memory = sequence.memory
-            memory.cache.truncate(_common_length(memory.fed, text, len(text) - 1))
+            _roll_back(memory, sequence, text)
             if not len(memory.cache):
                 self._runner.move(memory.cache.attach(text))
+                memory.fed = text[: len(memory.cache)]
         caches: list[SequenceCache] = [sequence.memory.cache for sequence in sequences]
         outcome: list[Tensor | SpecdecError | None] = [None] * len(texts)
         segments: dict[int, Segment] = {}
@@ -91,16 +122,21 @@ class LanguageModelDrafter:
         outputs = self._runner.forward(list(segments.values())) if segments else []
         for (index, segment), output in zip(segments.items(), outputs, strict=True):
             caches[index].keep(range(len(segment.token_ids)))
-            caches[index].remember(sequences[index].ids[: len(texts[index])])  # what is committed, not what is drafted
-            sequences[index].memory.fed = texts[index][: len(caches[index])]
+            caches[index].remember(sequences[index].ids)  # what is committed, not what is drafted
+            sequences[index].memory.fed.extend(segment.token_ids)
             if segment.logit_rows:
                 outcome[index] = output.logits
         return outcome
 
 
-def _common_length(fed: Sequence[int], text: Sequence[int], at_most: int) -> int:
-    """How far ``fed`` and ``text`` agree. At most so far, so that something is left to feed."""
-    limit = max(0, min(len(fed), at_most))
-    if list(fed[:limit]) == list(text[:limit]):
-        return limit
-    return next(i for i in range(limit) if fed[i] != text[i])
+def _roll_back(memory: _Memory, sequence: DraftSequence, text: _Text) -> None:
+    """Keep the cache as far as it agrees with the text, but leave something to feed."""
+    limit = max(0, min(len(memory.fed), len(text) - 1))
+    start = min(memory.num_agreed, limit)
+    fed, wanted = memory.fed[start:limit], text[start:limit]
+    common = limit
+    if fed != wanted:
+        common = start + next(i for i, (one, other) in enumerate(zip(fed, wanted, strict=True)) if one != other)
+    memory.cache.truncate(common)
+    del memory.fed[len(memory.cache) :]
+    memory.num_agreed = min(len(memory.fed), sequence.base)

@@ -1,0 +1,54 @@
+"""The language model's view of a text that grows: no copies of the context, and the same as if there were."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draft_service.drafters.language_model import LanguageModelDrafter, _Text
+from draft_service.engine import DraftSequence
+from specdec.sequence import Method, SamplingParams, SequenceSpec
+from specdec.tree import TokenTree
+from tests.table_model import TableRunner
+
+ids = st.lists(st.integers(0, 99), max_size=8)
+bound = st.none() | st.integers(-12, 20)
+
+
+@given(ids, ids, st.integers(0, 16), bound, bound)
+def test_a_text_is_what_was_committed_and_then_drafted(committed, drafted, length, start, stop):
+    whole = [*committed, *drafted][:length]
+    text = _Text(committed, tuple(drafted), len(whole))
+    assert list(text) == whole
+    assert text[start:stop] == whole[start:stop]
+    assert [text[i] for i in range(-len(whole), len(whole))] == whole * 2
+    with pytest.raises(IndexError):
+        text[len(whole)]
+
+
+def test_whatever_was_rolled_back_the_next_token_is_that_of_the_text():
+    """Random verdicts: chains kept in part, corrected, and texts that go on without having been fed."""
+    runner, random_ = TableRunner(seed=3), random.Random(4)
+    drafter = LanguageModelDrafter(runner)
+    fresh = LanguageModelDrafter(TableRunner(seed=3))
+    spec = SequenceSpec(tuple(random_.randrange(8) for _ in range(39)), 39, SamplingParams(0.0), 0, Method.COUPLED)
+    sequence = DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec))
+    for _ in range(60):
+        for _ in range(random_.randrange(5)):
+            [[node]] = drafter.grow([sequence])
+            whole = SequenceSpec((*sequence.ids, *sequence.tree.token_ids), 39, spec.sampling, 0, spec.method)
+            alone = DraftSequence(whole, list(whole.token_ids), memory=fresh.open(whole))
+            [[expected]] = fresh.grow([alone])
+            fresh.close(alone.memory)
+            assert node.token_id == expected.token_id
+            sequence.tree = TokenTree.chain([*sequence.tree.token_ids, node.token_id])
+        accepted = sequence.tree.token_ids[: random_.randrange(len(sequence.tree) + 1)]
+        sequence.ids += [*accepted, *(random_.randrange(8) for _ in range(random_.choice([1, 1, 1, 20])))]
+        sequence.tree = TokenTree()
+        if random_.random() < 0.3:
+            drafter.learn([sequence])
+            assert sequence.memory.fed == sequence.ids[:-1]
+        assert len(sequence.memory.fed) == len(sequence.memory.cache)
