@@ -7,8 +7,8 @@ from typing import Any
 
 from draft_service.engine import DraftOpen
 from specdec import wire
-from specdec.errors import ModelMismatch, SpecdecError, to_status
-from specdec.rounds import Advance, Growth, Load, ModelInfo
+from specdec.errors import InvalidArgument, ModelMismatch, SpecdecError, to_status
+from specdec.rounds import CACHE_SALT, Advance, Growth, Load, ModelInfo
 from specdec.v1 import common_pb2, draft_pb2
 
 
@@ -25,7 +25,10 @@ class DraftCodec:
         wanted = message.spec.model_digest
         if wanted and wanted != self._info.model_digest:
             raise ModelMismatch(f"this draft serves {self._info.model_digest}, not {wanted}")
-        return DraftOpen(wire.read_spec(message.spec, self._info.vocab_size), wire.read_budget(message.budget))
+        spec = wire.read_spec(message.spec, self._info.vocab_size)
+        if spec.cache_salt and CACHE_SALT not in self._info.capabilities:
+            raise InvalidArgument([("spec.cache_salt", "not possible with this draft")])
+        return DraftOpen(spec, wire.read_budget(message.budget))
 
     def read_entry(self, message: draft_pb2.Advance) -> Advance:
         return wire.read_advance(message, self._info.vocab_size)

@@ -131,7 +131,7 @@ class DraftClient:
             self._replica.set_aside(reason)
 
     def _open(self, sequence: Sequence, budget: Budget) -> None:
-        self._replica = self._pool.pick()
+        self._replica = self._pool.pick(needs=sequence.draft_needs)
         if self._replica is None:
             return
         try:

@@ -84,6 +84,7 @@ class Generator:
             request.stop,
             self._tokenizer,
             received,
+            request.cache_salt,
         )
         fixed = request.num_draft_tokens
         controller: Controller = Adaptive(self._costs) if fixed is None else Fixed(fixed)

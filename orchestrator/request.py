@@ -12,11 +12,11 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from tokenizers import Tokenizer
 
 from specdec.errors import ContextExceeded, InvalidArgument
-from specdec.rounds import TRANSFORMS, ModelInfo
+from specdec.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
 from specdec.sampling_wire import sampling_problems
 from specdec.sequence import Method, SamplingParams
 from specdec.v1 import common_pb2, generation_pb2
-from specdec.wire import read_method
+from specdec.wire import MAX_SALT_BYTES, read_method
 
 MAX_SAMPLES = 64
 MAX_STOPS = 16
@@ -46,6 +46,7 @@ class Request:
     method: Method
     num_draft_tokens: int | None  # None: as many as pay
     resume: Mapping[int, tuple[int, ...]]  # ids that the client has, by index
+    cache_salt: bytes
 
 
 def read_request(
@@ -70,6 +71,7 @@ def read_request(
         problems.append(("n", f"must be 1 to {MAX_SAMPLES}, not {num_samples}"))
     if message.HasField("max_tokens") and message.max_tokens == 0:
         problems.append(("max_tokens", "must be at least 1"))
+    problems += _salt_problems(message.cache_salt.encode(), target)
     problems += _stop_problems(message, target, tokenizer)
     method = Method.COUPLED
     if message.verification != common_pb2.VERIFICATION_METHOD_UNSPECIFIED:
@@ -117,6 +119,7 @@ def read_request(
         method,
         num_draft_tokens,
         {index: tuple(received.token_ids) for index, received in message.resume.items()},
+        message.cache_salt.encode(),
     )
 
 
@@ -170,6 +173,14 @@ def _prompt_problems(
         return [("token_ids", "must not be empty")]
     if max(ids) >= target.vocab_size:
         return [("token_ids", f"{max(ids)} is outside the vocabulary of {target.vocab_size}")]
+    return []
+
+
+def _salt_problems(salt: bytes, target: ModelInfo) -> list[tuple[str, str]]:
+    if len(salt) > MAX_SALT_BYTES:
+        return [("cache_salt", f"at most {MAX_SALT_BYTES} bytes, not {len(salt)}")]
+    if salt and CACHE_SALT not in target.capabilities:
+        return [("cache_salt", "not supported by this target")]
     return []
 
 

@@ -13,7 +13,7 @@ from enum import Enum
 from tokenizers import Tokenizer
 
 from orchestrator.text import Origin, Output, Piece
-from specdec.rounds import TRANSFORMS, Verdict
+from specdec.rounds import CACHE_SALT, TRANSFORMS, Verdict
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import EMPTY_TREE, ROOT, TokenTree
 
@@ -61,6 +61,7 @@ class Sequence:
         stop: Seq[str] = (),
         tokenizer: Tokenizer | None = None,
         received: Seq[int] = (),
+        cache_salt: bytes = b"",
     ) -> None:
         """``received`` is output that the client has from before, on another orchestrator."""
         self.ids = list(prompt_ids)
@@ -73,6 +74,7 @@ class Sequence:
         self._sampling = sampling
         self._seed = seed
         self._method = method
+        self._cache_salt = cache_salt
         self._output = Output(tokenizer, prompt_ids, stop, sampling.min_tokens)
         for token_id in received:
             if not self.finished:
@@ -99,12 +101,19 @@ class Sequence:
     @property
     def spec(self) -> SequenceSpec:
         """This sequence as a replica opens it now."""
-        return SequenceSpec(tuple(self.ids), self.num_prompt_tokens, self._sampling, self._seed, self._method)
+        return SequenceSpec(
+            tuple(self.ids), self.num_prompt_tokens, self._sampling, self._seed, self._method, self._cache_salt
+        )
 
     @property
     def needs(self) -> frozenset[str]:
         """Capabilities that its target must have."""
-        return frozenset({TRANSFORMS}) if self._sampling.changes_logits else frozenset()
+        return self.draft_needs | ({TRANSFORMS} if self._sampling.changes_logits else set())
+
+    @property
+    def draft_needs(self) -> frozenset[str]:
+        """Capabilities that its draft must have: one that does not know the transforms only guesses worse."""
+        return frozenset({CACHE_SALT} if self._cache_salt else ())
 
     @property
     def keyed_by_token(self) -> bool:

@@ -106,6 +106,10 @@ FEATURES = "features"
 """The capability of a target that returns hidden states."""
 
 
+CACHE_SALT = "cache_salt"
+"""The capability of a model service that shares cached keys and values only between sequences with the same salt."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a replica says of the model behind it."""

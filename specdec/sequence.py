@@ -57,7 +57,8 @@ class SequenceSpec:
     """A sequence as it is opened on a replica, the first time or in a replay.
 
     ``token_ids`` are prompt + committed; the first ``num_prompt_tokens`` of them are the prompt, so that
-    whatever depends on the output alone is the same after a replay. ``seed`` is this sample's own seed.
+    whatever depends on the output alone is the same after a replay. ``seed`` is this sample's own seed. Cached keys and
+    values are shared only between sequences with the same ``cache_salt``.
     """
 
     token_ids: tuple[int, ...]
@@ -65,6 +66,7 @@ class SequenceSpec:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
     method: Method = Method.COUPLED
+    cache_salt: bytes = b""
 
     @property
     def keyed_by_token(self) -> bool:

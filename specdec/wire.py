@@ -20,6 +20,8 @@ from specdec.v1 import common_pb2, draft_pb2, target_pb2
 IDS_PER_OPEN = 8192
 """Token ids per open entry: at three bytes each some 24 KiB, so that a long open does not delay its neighbours."""
 
+MAX_SALT_BYTES = 256
+
 FEATURE_BYTES = 1 << 16
 """Hidden states in a frame: more would delay its neighbours."""
 
@@ -58,6 +60,7 @@ def write_spec(spec: SequenceSpec, model_digest: str = "", traceparent: str = ""
         method=_METHODS[spec.method],
         model_digest=model_digest,
         traceparent=traceparent,
+        cache_salt=spec.cache_salt,
     )
 
 
@@ -79,9 +82,13 @@ def read_spec(message: common_pb2.SequenceSpec, vocab_size: int) -> SequenceSpec
         problems.append(
             ("spec.num_prompt_tokens", f"{message.num_prompt_tokens} of {len(message.token_ids)} token_ids")
         )
+    if len(message.cache_salt) > MAX_SALT_BYTES:
+        problems.append(("spec.cache_salt", f"at most {MAX_SALT_BYTES} bytes, not {len(message.cache_salt)}"))
     if problems or method is None:
         raise InvalidArgument(problems)
-    return SequenceSpec(tuple(message.token_ids), message.num_prompt_tokens, sampling, message.seed, method)
+    return SequenceSpec(
+        tuple(message.token_ids), message.num_prompt_tokens, sampling, message.seed, method, message.cache_salt
+    )
 
 
 # --- trees --------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 from specdec import wire
 from specdec.errors import InvalidArgument, ModelMismatch, SpecdecError, to_status
-from specdec.rounds import FEATURES, TRANSFORMS, Load, ModelInfo, Round, Verdict
+from specdec.rounds import CACHE_SALT, FEATURES, TRANSFORMS, Load, ModelInfo, Round, Verdict
 from specdec.v1 import common_pb2, target_pb2
 from target_service.engine import TargetOpen
 
@@ -28,6 +28,8 @@ class TargetCodec:
         spec = wire.read_spec(message.spec, self._info.vocab_size)
         if spec.sampling.changes_logits and TRANSFORMS not in self._info.capabilities:
             raise InvalidArgument([("spec.sampling", "this target knows no penalties, logit_bias and min_tokens")])
+        if spec.cache_salt and CACHE_SALT not in self._info.capabilities:
+            raise InvalidArgument([("spec.cache_salt", "not possible with this target")])
         if message.return_predictions and not spec.keyed_by_token:
             raise InvalidArgument([("return_predictions", f"not possible with {spec.method.value} verification")])
         if message.stop_token_ids and (largest := max(message.stop_token_ids)) >= self._info.vocab_size:

@@ -18,7 +18,7 @@ from specdec.kv_cache import Move, PoolFullError, SequenceCache
 from specdec.model_runner import ModelRunner, RowOutputs
 from specdec.packed_attention import Segment
 from specdec.prefill import rows_to_feed
-from specdec.rounds import FEATURES, TRANSFORMS, Features, Timings
+from specdec.rounds import CACHE_SALT, FEATURES, TRANSFORMS, Features, Timings
 from specdec.sampling_state import SamplingState
 from specdec.sequence import SequenceSpec
 from specdec.tree import EMPTY_TREE
@@ -37,10 +37,11 @@ class LmVerifier:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self.info = dataclasses.replace(runner.info, capabilities=(*runner.info.capabilities, TRANSFORMS, FEATURES))
+        capabilities = (*runner.info.capabilities, TRANSFORMS, FEATURES, CACHE_SALT)
+        self.info = dataclasses.replace(runner.info, capabilities=capabilities)
 
     def open(self, spec: SequenceSpec) -> _Memory:
-        return _Memory(SamplingState(spec), self._runner.new_cache())
+        return _Memory(SamplingState(spec), self._runner.new_cache(spec.cache_salt))
 
     def close(self, memory: _Memory) -> None:
         memory.cache.release()

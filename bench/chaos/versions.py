@@ -25,7 +25,8 @@ _NEWEST = {
     "VerifyResponse": {"features"},
     "TargetOpen": {"request_age_ms", "return_predictions", "num_preemptions"},
     "Chunk": {"text_ends", "origins"},
-    "GenerateRequest": {"resume"},
+    "GenerateRequest": {"resume", "cache_salt"},
+    "SequenceSpec": {"cache_salt"},
     "SamplingParams": {
         *("repetition_penalty", "presence_penalty", "frequency_penalty"),
         *("logit_bias", "min_tokens", "end_token_ids"),

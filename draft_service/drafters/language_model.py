@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import overload
@@ -15,6 +16,7 @@ from specdec.kv_cache import PoolFullError, SequenceCache
 from specdec.model_runner import ModelRunner
 from specdec.packed_attention import Segment
 from specdec.prefill import rows_to_feed
+from specdec.rounds import CACHE_SALT
 from specdec.sampling_state import SamplingState
 from specdec.sequence import SequenceSpec
 
@@ -64,10 +66,10 @@ class LanguageModelDrafter:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self.info = runner.info
+        self.info = dataclasses.replace(runner.info, capabilities=(*runner.info.capabilities, CACHE_SALT))
 
     def open(self, spec: SequenceSpec) -> _Memory:
-        return _Memory(self._runner.new_cache(), SamplingState(spec))
+        return _Memory(self._runner.new_cache(spec.cache_salt), SamplingState(spec))
 
     def close(self, memory: _Memory) -> None:
         memory.cache.release()

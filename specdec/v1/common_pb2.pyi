@@ -69,7 +69,7 @@ class TokenTree(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[SparseDistribution, _Mapping]]] = ...) -> None: ...
 
 class SequenceSpec(_message.Message):
-    __slots__ = ("token_ids", "num_prompt_tokens", "sampling", "seed", "method", "model_digest", "traceparent")
+    __slots__ = ("token_ids", "num_prompt_tokens", "sampling", "seed", "method", "model_digest", "traceparent", "cache_salt")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class SequenceSpec(_message.Message):
     METHOD_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
     sampling: SamplingParams
@@ -84,7 +85,8 @@ class SequenceSpec(_message.Message):
     method: VerificationMethod
     model_digest: str
     traceparent: str
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., method: _Optional[_Union[VerificationMethod, str]] = ..., model_digest: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    cache_salt: bytes
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., method: _Optional[_Union[VerificationMethod, str]] = ..., model_digest: _Optional[str] = ..., traceparent: _Optional[str] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
 
 class SequenceError(_message.Message):
     __slots__ = ("sequence", "status")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from specdec.v1 import common_pb2 as specdec_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bspecdec/v1/generation.proto\x12\nspecdec.v1\x1a\x17specdec/v1/common.proto\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"9\n\x0c\x43hatMessages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.specdec.v1.ChatMessage\"\xee\x07\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.specdec.v1.TokenIdsH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.specdec.v1.ChatMessagesH\x00\x12\x17\n\nmax_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x06 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x06H\x06\x88\x01\x01\x12\x0e\n\x01n\x18\n \x01(\rH\x07\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x34\n\x0cverification\x18\r \x01(\x0e\x32\x1e.specdec.v1.VerificationMethod\x12\x1d\n\x10num_draft_tokens\x18\x0e \x01(\rH\x08\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0f \x01(\x01H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x10 \x01(\x01H\n\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x11 \x01(\x01H\x0b\x88\x01\x01\x12>\n\nlogit_bias\x18\x12 \x03(\x0b\x32*.specdec.v1.GenerateRequest.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\x13 \x01(\rH\x0c\x88\x01\x01\x12\x15\n\x08logprobs\x18\x14 \x01(\rH\r\x88\x01\x01\x12\x14\n\x07grammar\x18\x15 \x01(\tH\x0e\x88\x01\x01\x12\x37\n\x06resume\x18\x16 \x03(\x0b\x32\'.specdec.v1.GenerateRequest.ResumeEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x1a\x43\n\x0bResumeEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.specdec.v1.TokenIds:\x02\x38\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x04\n\x02_nB\x13\n\x11_num_draft_tokensB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_min_tokensB\x0b\n\t_logprobsB\n\n\x08_grammar\"k\n\x10GenerateResponse\x12*\n\tadmission\x18\x01 \x01(\x0b\x32\x15.specdec.v1.AdmissionH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.specdec.v1.ChunkH\x00\x42\x07\n\x05\x65vent\"^\n\tAdmission\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x06\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\"\xb0\x01\n\x05\x43hunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x16\n\x0e\x66irst_position\x18\x04 \x01(\r\x12(\n\x07origins\x18\x05 \x03(\x0e\x32\x17.specdec.v1.TokenOrigin\x12\"\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x12.specdec.v1.Finish\x12\x11\n\ttext_ends\x18\x07 \x03(\r\"\xbb\x01\n\x06\x46inish\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.specdec.v1.FinishReason\x12\x0e\n\x04stop\x18\x02 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.specdec.v1.Usage\x12\x31\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1c.specdec.v1.SpeculationStatsB\t\n\x07matched\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xab\x01\n\x10SpeculationStats\x12\x12\n\nnum_rounds\x18\x01 \x01(\r\x12\x12\n\nnum_drafts\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\r\x12#\n\x1bnum_accepted_tokens_per_pos\x18\x05 \x03(\r\x12\x13\n\x0bnum_replays\x18\x06 \x01(\r\"\x16\n\x14GetServerInfoRequest\"\xe7\x01\n\x15GetServerInfoResponse\x12%\n\x06target\x18\x01 \x01(\x0b\x32\x15.specdec.v1.ModelInfo\x12$\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x15.specdec.v1.ModelInfo\x12%\n\x08replicas\x18\x03 \x03(\x0b\x32\x13.specdec.v1.Replica\x12\x16\n\x0elive_sequences\x18\x04 \x01(\r\x12\x18\n\x10waiting_requests\x18\x05 \x01(\r\x12(\n\tkeepalive\x18\x06 \x01(\x0b\x32\x15.specdec.v1.Keepalive\"H\n\x07Replica\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07problem\x18\x04 \x01(\t*x\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x16\n\x12TOKEN_ORIGIN_DRAFT\x10\x01\x12\x1b\n\x17TOKEN_ORIGIN_CORRECTION\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xb2\x01\n\x11GenerationService\x12G\n\x08Generate\x12\x1b.specdec.v1.GenerateRequest\x1a\x1c.specdec.v1.GenerateResponse0\x01\x12T\n\rGetServerInfo\x12 .specdec.v1.GetServerInfoRequest\x1a!.specdec.v1.GetServerInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bspecdec/v1/generation.proto\x12\nspecdec.v1\x1a\x17specdec/v1/common.proto\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"9\n\x0c\x43hatMessages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.specdec.v1.ChatMessage\"\x82\x08\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.specdec.v1.TokenIdsH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.specdec.v1.ChatMessagesH\x00\x12\x17\n\nmax_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x06 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x06H\x06\x88\x01\x01\x12\x0e\n\x01n\x18\n \x01(\rH\x07\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x34\n\x0cverification\x18\r \x01(\x0e\x32\x1e.specdec.v1.VerificationMethod\x12\x1d\n\x10num_draft_tokens\x18\x0e \x01(\rH\x08\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0f \x01(\x01H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x10 \x01(\x01H\n\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x11 \x01(\x01H\x0b\x88\x01\x01\x12>\n\nlogit_bias\x18\x12 \x03(\x0b\x32*.specdec.v1.GenerateRequest.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\x13 \x01(\rH\x0c\x88\x01\x01\x12\x15\n\x08logprobs\x18\x14 \x01(\rH\r\x88\x01\x01\x12\x14\n\x07grammar\x18\x15 \x01(\tH\x0e\x88\x01\x01\x12\x37\n\x06resume\x18\x16 \x03(\x0b\x32\'.specdec.v1.GenerateRequest.ResumeEntry\x12\x12\n\ncache_salt\x18\x17 \x01(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x1a\x43\n\x0bResumeEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.specdec.v1.TokenIds:\x02\x38\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x04\n\x02_nB\x13\n\x11_num_draft_tokensB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_min_tokensB\x0b\n\t_logprobsB\n\n\x08_grammar\"k\n\x10GenerateResponse\x12*\n\tadmission\x18\x01 \x01(\x0b\x32\x15.specdec.v1.AdmissionH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.specdec.v1.ChunkH\x00\x42\x07\n\x05\x65vent\"^\n\tAdmission\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x06\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\"\xb0\x01\n\x05\x43hunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x16\n\x0e\x66irst_position\x18\x04 \x01(\r\x12(\n\x07origins\x18\x05 \x03(\x0e\x32\x17.specdec.v1.TokenOrigin\x12\"\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x12.specdec.v1.Finish\x12\x11\n\ttext_ends\x18\x07 \x03(\r\"\xbb\x01\n\x06\x46inish\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.specdec.v1.FinishReason\x12\x0e\n\x04stop\x18\x02 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.specdec.v1.Usage\x12\x31\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1c.specdec.v1.SpeculationStatsB\t\n\x07matched\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xab\x01\n\x10SpeculationStats\x12\x12\n\nnum_rounds\x18\x01 \x01(\r\x12\x12\n\nnum_drafts\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\r\x12#\n\x1bnum_accepted_tokens_per_pos\x18\x05 \x03(\r\x12\x13\n\x0bnum_replays\x18\x06 \x01(\r\"\x16\n\x14GetServerInfoRequest\"\xe7\x01\n\x15GetServerInfoResponse\x12%\n\x06target\x18\x01 \x01(\x0b\x32\x15.specdec.v1.ModelInfo\x12$\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x15.specdec.v1.ModelInfo\x12%\n\x08replicas\x18\x03 \x03(\x0b\x32\x13.specdec.v1.Replica\x12\x16\n\x0elive_sequences\x18\x04 \x01(\r\x12\x18\n\x10waiting_requests\x18\x05 \x01(\r\x12(\n\tkeepalive\x18\x06 \x01(\x0b\x32\x15.specdec.v1.Keepalive\"H\n\x07Replica\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07problem\x18\x04 \x01(\t*x\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x16\n\x12TOKEN_ORIGIN_DRAFT\x10\x01\x12\x1b\n\x17TOKEN_ORIGIN_CORRECTION\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xb2\x01\n\x11GenerationService\x12G\n\x08Generate\x12\x1b.specdec.v1.GenerateRequest\x1a\x1c.specdec.v1.GenerateResponse0\x01\x12T\n\rGetServerInfo\x12 .specdec.v1.GetServerInfoRequest\x1a!.specdec.v1.GetServerInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,10 +36,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_GENERATEREQUEST_RESUMEENTRY']._loaded_options = None
   _globals['_GENERATEREQUEST_RESUMEENTRY']._serialized_options = b'8\001'
-  _globals['_TOKENORIGIN']._serialized_start=2352
-  _globals['_TOKENORIGIN']._serialized_end=2472
-  _globals['_FINISHREASON']._serialized_start=2474
-  _globals['_FINISHREASON']._serialized_end=2569
+  _globals['_TOKENORIGIN']._serialized_start=2372
+  _globals['_TOKENORIGIN']._serialized_end=2492
+  _globals['_FINISHREASON']._serialized_start=2494
+  _globals['_FINISHREASON']._serialized_end=2589
   _globals['_TOKENIDS']._serialized_start=68
   _globals['_TOKENIDS']._serialized_end=97
   _globals['_CHATMESSAGE']._serialized_start=99
@@ -47,29 +47,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGES']._serialized_start=145
   _globals['_CHATMESSAGES']._serialized_end=202
   _globals['_GENERATEREQUEST']._serialized_start=205
-  _globals['_GENERATEREQUEST']._serialized_end=1211
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=881
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=929
-  _globals['_GENERATEREQUEST_RESUMEENTRY']._serialized_start=931
-  _globals['_GENERATEREQUEST_RESUMEENTRY']._serialized_end=998
-  _globals['_GENERATERESPONSE']._serialized_start=1213
-  _globals['_GENERATERESPONSE']._serialized_end=1320
-  _globals['_ADMISSION']._serialized_start=1322
-  _globals['_ADMISSION']._serialized_end=1416
-  _globals['_CHUNK']._serialized_start=1419
-  _globals['_CHUNK']._serialized_end=1595
-  _globals['_FINISH']._serialized_start=1598
-  _globals['_FINISH']._serialized_end=1785
-  _globals['_USAGE']._serialized_start=1787
-  _globals['_USAGE']._serialized_end=1844
-  _globals['_SPECULATIONSTATS']._serialized_start=1847
-  _globals['_SPECULATIONSTATS']._serialized_end=2018
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=2020
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=2042
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=2045
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=2276
-  _globals['_REPLICA']._serialized_start=2278
-  _globals['_REPLICA']._serialized_end=2350
-  _globals['_GENERATIONSERVICE']._serialized_start=2572
-  _globals['_GENERATIONSERVICE']._serialized_end=2750
+  _globals['_GENERATEREQUEST']._serialized_end=1231
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=901
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=949
+  _globals['_GENERATEREQUEST_RESUMEENTRY']._serialized_start=951
+  _globals['_GENERATEREQUEST_RESUMEENTRY']._serialized_end=1018
+  _globals['_GENERATERESPONSE']._serialized_start=1233
+  _globals['_GENERATERESPONSE']._serialized_end=1340
+  _globals['_ADMISSION']._serialized_start=1342
+  _globals['_ADMISSION']._serialized_end=1436
+  _globals['_CHUNK']._serialized_start=1439
+  _globals['_CHUNK']._serialized_end=1615
+  _globals['_FINISH']._serialized_start=1618
+  _globals['_FINISH']._serialized_end=1805
+  _globals['_USAGE']._serialized_start=1807
+  _globals['_USAGE']._serialized_end=1864
+  _globals['_SPECULATIONSTATS']._serialized_start=1867
+  _globals['_SPECULATIONSTATS']._serialized_end=2038
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=2040
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=2062
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=2065
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=2296
+  _globals['_REPLICA']._serialized_start=2298
+  _globals['_REPLICA']._serialized_end=2370
+  _globals['_GENERATIONSERVICE']._serialized_start=2592
+  _globals['_GENERATIONSERVICE']._serialized_end=2770
 # @@protoc_insertion_point(module_scope)

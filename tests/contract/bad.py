@@ -102,6 +102,9 @@ def _value(random_: random.Random, field: FieldDescriptor) -> Any:
     if field.cpp_type in (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT):
         value = random_.choice(REALS if random_.random() < 0.2 else [1.0, 0.5])
         return value if abs(value) < 1e38 or not math.isfinite(value) else 2.0
+    if field.name == "cache_salt":
+        salt = random_.choice([*[""] * 9, "a", "é" * 200])
+        return salt.encode() if field.type == FieldDescriptor.TYPE_BYTES else salt
     if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
         return random_.choice(["", "w1 w2", "\x00", "é" * 40])
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:

@@ -41,7 +41,7 @@ class FakePool:
     def __init__(self) -> None:
         self.replica = FakeReplica()
 
-    def pick(self) -> FakeReplica:
+    def pick(self, needs: frozenset[str]) -> FakeReplica:
         return self.replica
 
 

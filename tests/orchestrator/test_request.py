@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.request import Request, read_request
 from specdec.errors import ContextExceeded, InvalidArgument
-from specdec.rounds import TRANSFORMS, ModelInfo
+from specdec.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
 from specdec.sequence import Method, SamplingParams
 from specdec.v1 import common_pb2, generation_pb2
 
@@ -126,6 +126,7 @@ def test_a_seed_is_drawn_of_64_bits():
         (dict(stop_token_ids=[1] * 257), "stop_token_ids", "at most 256"),
         (dict(verification=9), "verification", "9"),
         (dict(num_draft_tokens=65), "num_draft_tokens", "at most 64"),
+        (dict(cache_salt="é" * 129), "cache_salt", "at most 256 bytes"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(fields, field, words):
@@ -179,6 +180,12 @@ def test_transforms_that_change_nothing_need_no_capability():
     assert read(target=OLDER, **neutral).sampling == SamplingParams()
 
 
+def test_a_salt_needs_a_target_that_keeps_to_it():
+    assert read(cache_salt="é" * 128, target=dataclasses.replace(TARGET, capabilities=(CACHE_SALT,))).cache_salt
+    assert refused(cache_salt="a") == {"cache_salt": "not supported by this target"}
+    assert read().cache_salt == b""
+
+
 def test_too_many_biases_are_refused():
     large = dataclasses.replace(TARGET, vocab_size=1000)
     assert read(target=large, logit_bias=dict.fromkeys(range(300), 1.0))
@@ -189,7 +196,7 @@ def test_every_field_of_the_contract_is_either_read_or_refused():
     """A field added to the contract must be thought of here."""
     read_here = {
         *("text", "token_ids", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n"),
-        *("stop", "stop_token_ids", "verification", "num_draft_tokens", "resume"),
+        *("stop", "stop_token_ids", "verification", "num_draft_tokens", "resume", "cache_salt"),
     }
     fields = {field.name for field in generation_pb2.GenerateRequest.DESCRIPTOR.fields}
     assert fields == read_here | set(UNSUPPORTED) | set(TRANSFORMING)

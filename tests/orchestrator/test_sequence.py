@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.sequence import FinishReason, Sequence
 from orchestrator.text import Origin
-from specdec.rounds import TRANSFORMS, Verdict
+from specdec.rounds import CACHE_SALT, TRANSFORMS, Verdict
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import EMPTY_TREE, TokenTree
 from tests.orchestrator.test_text import mixed
@@ -166,6 +166,13 @@ def test_only_what_changes_logits_needs_a_target_that_knows_how():
     assert new(sampling=SamplingParams(0.5, 3, 0.9, 0.1)).needs == frozenset()
     for field, value in dict(presence_penalty=1.0, logit_bias=((1, 2.0),), min_tokens=1).items():
         assert new(sampling=SamplingParams(**{field: value})).needs == {TRANSFORMS}
+
+
+def test_a_salt_needs_a_target_and_a_draft_that_keep_to_it():
+    salted = new(cache_salt=b"tenant", sampling=SamplingParams(min_tokens=1))
+    assert salted.spec.cache_salt == b"tenant"
+    assert (salted.needs, salted.draft_needs) == ({TRANSFORMS, CACHE_SALT}, {CACHE_SALT})
+    assert not new().draft_needs
 
 
 def test_a_stop_token_lets_out_what_was_held_back():

@@ -70,9 +70,8 @@ sampling = st.builds(
 @st.composite
 def specs(draw) -> SequenceSpec:
     ids = draw(st.lists(token, min_size=1, max_size=8).map(tuple))
-    return SequenceSpec(
-        ids, draw(st.integers(0, len(ids))), draw(sampling), draw(uint64), draw(st.sampled_from(list(Method)))
-    )
+    num_prompt_tokens, method = draw(st.integers(0, len(ids))), draw(st.sampled_from(list(Method)))
+    return SequenceSpec(ids, num_prompt_tokens, draw(sampling), draw(uint64), method, draw(st.binary(max_size=256)))
 
 
 def sent(message):
@@ -230,6 +229,7 @@ def valid_spec(**changes) -> common_pb2.SequenceSpec:
         (dict(token_ids=[], num_prompt_tokens=0), "spec.token_ids"),
         (dict(token_ids=[1, VOCAB, 3]), "spec.token_ids"),
         (dict(num_prompt_tokens=4), "spec.num_prompt_tokens"),
+        (dict(cache_salt=b"x" * 257), "spec.cache_salt"),
         (dict(method=0), "spec.method"),
         (dict(method=9), "spec.method"),
         (dict(sampling=dict(temperature=-1.0)), "spec.sampling.temperature"),

@@ -1,0 +1,31 @@
+"""Tenants whose requests have different salts never find each other's prompts in a cache, in no service."""
+
+from __future__ import annotations
+
+import pytest
+
+from draft_service.drafters.language_model import LanguageModelDrafter
+from target_service.lm_verifier import LmVerifier
+from tests.cluster import cluster
+from tests.table_model import TableRunner
+
+PROMPT = [1, 2, 3, 4, 5, 6, 7] * 6
+
+
+@pytest.mark.parametrize("salts", [("", "a"), ("a", ""), ("a", "b")])
+async def test_prompts_are_found_again_by_the_same_salt_alone(salts: tuple[str, str]) -> None:
+    mine, others = salts
+    target, draft = TableRunner(seed=1), TableRunner(seed=1, blend=(2, 0.3))
+    async with cluster([LmVerifier(target)], [LanguageModelDrafter(draft)]) as running:
+
+        async def reused(salt: str) -> list[bool]:
+            """By one more request: something that the target had, or the draft."""
+            before = [runner.pool.num_reused for runner in (target, draft)]
+            await running.client.generate(token_ids={"token_ids": PROMPT}, max_tokens=20, seed=1, cache_salt=salt)
+            await running.settled()
+            return [runner.pool.num_reused > was for runner, was in zip((target, draft), before, strict=True)]
+
+        assert await reused(mine) == [False, False]
+        assert await reused(others) == [False, False]
+        assert await reused(mine) == [True, True]
+        assert await reused(others) == [True, True]
