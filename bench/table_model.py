@@ -6,14 +6,16 @@ serves real models. Greedy and coupled sampling only: the text depends on prefix
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draft_service.engine import DraftSequence, Node
+from draft_service.engine import DraftSequence, Node, Spot
 from specdec.errors import InvalidArgument, Preempted, SpecdecError
-from specdec.rounds import ModelInfo, Timings
+from specdec.rounds import AHEAD, ModelInfo, Timings
 from specdec.sequence import SequenceSpec
 from specdec.tree import ROOT
 from target_service.engine import Decision, Job
@@ -38,6 +40,14 @@ class Table:
         token = self.next_token(spec, tail, position)
         right = self._hash(spec, tail, position, 2) % 10_000 < self.acceptance * 10_000
         return token if right else (token + 1) % self.vocab_size
+
+    def guesses(self, spec: SequenceSpec, tail: Sequence[int], position: int, count: int) -> list[int]:
+        """The same and what it holds likeliest otherwise: every other correction is its second guess."""
+        token, first = self.next_token(spec, tail, position), self.guess(spec, tail, position)
+        second = (token + 1 if first == token or self._hash(spec, tail, position, 3) % 2 else token) % self.vocab_size
+        others = [second if second != first else (token + 2) % self.vocab_size]
+        others += [(token + 3 + index) % self.vocab_size for index in range(count)]
+        return [first, *others][:count]
 
     def _hash(self, spec: SequenceSpec, tail: Sequence[int], position: int, salt: int) -> int:
         # The hash of a tuple of ints is the same in every process.
@@ -137,7 +147,7 @@ class TableDrafter:
     """See draft_service.engine.Drafter. One node per sequence and step, each step takes ``step_s``."""
 
     def __init__(self, table: Table, step_s: float = 0.0) -> None:
-        self.info = table.info("table-draft")
+        self.info = dataclasses.replace(table.info("table-draft"), capabilities=(AHEAD,))
         self._table = table
         self._step_s = step_s
 
@@ -157,11 +167,18 @@ class TableDrafter:
             time.sleep(self._step_s)
         grown: list[Sequence[Node] | SpecdecError | None] = []
         for sequence in sequences:
-            tree = sequence.tree
-            text = [*sequence.ids[-_ORDER:], *tree.token_ids]
-            guess = self._table.guess(sequence.spec, text[-_ORDER:], sequence.base + len(tree))
-            grown.append([Node(len(tree) - 1, guess)])
+            spots = sequence.spots or (Spot(len(sequence.tree) - 1, 1),)
+            grown.append([node for spot in spots for node in self._children(sequence, spot)])
         return grown
+
+    def _children(self, sequence: DraftSequence, spot: Spot) -> list[Node]:
+        tree, path, node = sequence.tree, deque[int](), spot.parent
+        while node != ROOT:
+            path.appendleft(tree.token_ids[node])
+            node = tree.parents[node]
+        tail = [*sequence.ids[-_ORDER:], *path][-_ORDER:]
+        guesses = self._table.guesses(sequence.spec, tail, sequence.base + len(path), spot.num_children)
+        return [Node(spot.parent, token) for token in guesses if tree.child(spot.parent, token) is None]
 
 
 @dataclass(slots=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from specdec.batching import Key, Results
 from specdec.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
-from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo
+from specdec.rounds import AHEAD, Advance, Budget, Growth, GrowthEnd, Load, ModelInfo
 from specdec.sequence import SequenceSpec
-from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
+from specdec.tree import EMPTY_TREE, ROOT, SparseDistribution, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,26 @@ class Node:
     draft_probs: SparseDistribution | None = None
 
 
+class Spot(NamedTuple):
+    """A node, or ROOT, that is to have its likeliest children; some of them may be there already."""
+
+    parent: int
+    num_children: int
+
+
 @dataclass(slots=True)
 class DraftSequence:
-    """What a drafter sees of a sequence: the committed ids and the tree grown below the last of them."""
+    """What a drafter sees of a sequence: the committed ids and the tree grown below the last of them.
+
+    ``spots`` is where a drafter with the capability "ahead" grows it in this pass, if not just at its last node: then
+    the tree may branch.
+    """
 
     spec: SequenceSpec
     ids: list[int]
     tree: TokenTree = EMPTY_TREE
     memory: Any = None  # the drafter's own
+    spots: tuple[Spot, ...] = ()
 
     @property
     def base(self) -> int:
@@ -67,7 +79,8 @@ class Drafter(Protocol):
     def grow(self, sequences: Sequence[DraftSequence]) -> Sequence[Sequence[Node] | SpecdecError | None]:
         """The next nodes of each tree, in one pass; none: there is nothing likely to propose.
 
-        Takes in what was committed first where that was not done. None: that takes another pass.
+        Takes in what was committed first where that was not done. None: that takes another pass. Without spots, one
+        node below the last; with spots (all of them have some, or none has), the children that they lack.
         """
 
     def cache_use(self) -> tuple[int, int]:
@@ -82,6 +95,10 @@ class _Work:
     advance: int
     budget: Budget
     num_grown: int = 0
+    num_ahead: int = 0
+    num_flying: int = 0  # so many of the tree's first nodes are being verified, or soon will be
+    ahead: bool = False  # what was asked for is there; now it grows below what is in flight
+    branched: bool = False  # what is in flight has its runners-up
     answered: bool = False
     learnt: bool = False
     superseded: list[Growth] = field(default_factory=list)
@@ -104,7 +121,7 @@ class DraftEngine:
             raise Draining("this draft is draining; open the sequence on another one")
         if len(self._works) >= self._max_sequences:
             raise Overloaded(f"{len(self._works)} sequences are open")
-        _check_budget(open_.spec, open_.budget)
+        self._check_budget(open_.spec, open_.budget)
         if open_.budget.max_nodes and not open_.spec.keyed_by_token:
             method = open_.spec.method.value
             raise InvalidArgument([("budget.max_nodes", f"must be 0 in an open with {method} verification")])
@@ -121,15 +138,22 @@ class DraftEngine:
             raise OutOfStep(f"advance {work.advance + 1} was expected, not {advance.number}")
         if advance.base != sequence.base + len(advance.token_ids):
             raise OutOfStep(f"base {sequence.base + len(advance.token_ids)} was expected, not {advance.base}")
-        _check_budget(sequence.spec, advance.budget)
+        self._check_budget(sequence.spec, advance.budget)
         if not work.answered:
             work.superseded.append(Growth(work.advance, sequence.base, (), EMPTY_TREE, GrowthEnd.SUPERSEDED))
         # A chain that is verified against its distribution is drawn afresh for every base.
         sequence.tree = sequence.tree.descend(advance.token_ids) if sequence.spec.keyed_by_token else EMPTY_TREE
         sequence.ids.extend(advance.token_ids)
         work.advance, work.budget = advance.number, advance.budget
+        work.num_flying = work.num_ahead = 0
+        work.ahead = work.branched = False
+        if advance.budget.max_ahead and advance.in_flight:
+            sequence.tree = advance.in_flight.merge(sequence.tree)
+            work.num_flying = len(advance.in_flight)
+        if advance.budget.max_nodes:
+            sequence.tree = sequence.tree.trunk()
         # Growing takes in what was committed; where nothing is to be grown, that is done when nobody waits.
-        work.num_grown, work.answered, work.learnt = 0, False, advance.budget.max_nodes > 0
+        work.num_grown, work.answered, work.learnt = 0, False, bool(advance.budget.max_nodes or work.num_flying)
         self._fresh[key] = work
 
     def close(self, key: Key) -> None:
@@ -156,34 +180,46 @@ class DraftEngine:
         return Load(len(works), sum(_waits(work) for work in works), used, total, self._passes)
 
     def step(self) -> Results:
-        """One more level of every tree that has budget; a pass of their own for prompts that wait for none."""
+        """One more level of every tree that somebody waits for. Else a pass for prompts that wait for none; and only
+        when there are none of those, below what is in flight."""
         results: list[tuple[Key, Growth | SpecdecError]] = []
         for key, work in self._fresh.items():
             results.extend((key, growth) for growth in work.superseded)
             work.superseded.clear()
-            if (end := self._end(work)) is not None:
-                results.append((key, _answer(work, end)))
+            results.extend((key, growth) for growth in self._ended(work))
         self._fresh.clear()
         if results:
             return results  # before a pass that may fail; what is left waits for the next step
-        growing = {key: work for key, work in self._works.items() if not work.answered}
+        unanswered = {key: work for key, work in self._works.items() if not work.answered}
+        growing = {key: work for key, work in unanswered.items() if not work.ahead}
         learning = {} if growing else {key: work for key, work in self._works.items() if not work.learnt}
-        self._batch = [*growing, *learning]
+        ahead = {} if growing or learning else unanswered
+        self._batch = [*growing, *learning, *ahead]
         if growing:
             results.extend(self._grow(growing))
         if learning:
             results.extend(self._learn(learning))
+        if ahead:
+            results.extend(self._grow_ahead(ahead))
         if self._draining:
             for key in [key for key, work in self._works.items() if work.answered]:
                 self.close(key)
                 results.append((key, Draining("this draft is draining; open the sequence on another one")))
         return results
 
+    def _check_budget(self, spec: SequenceSpec, budget: Budget) -> None:
+        if budget.max_ahead and AHEAD not in self._drafter.info.capabilities:
+            raise InvalidArgument([("budget.max_ahead", "growing ahead is not supported by this drafter; must be 0")])
+        if budget.max_ahead and not spec.keyed_by_token:
+            raise InvalidArgument([("budget.max_ahead", f"must be 0 with {spec.method.value} verification")])
+
     def _end(self, work: _Work) -> GrowthEnd | None:
         """Why nothing more may be drafted for this advance, if so."""
         deepest = max(work.sequence.tree.depths, default=-1)
         if work.num_grown >= work.budget.max_nodes or deepest + 1 >= work.budget.max_depth:
             return GrowthEnd.BUDGET
+        if work.budget.max_ahead and len(work.sequence.tree) >= work.budget.max_nodes:
+            return GrowthEnd.BUDGET  # some of it was grown ahead, and what is still to come need not be waited for
         # The next node is predicted by feeding the position before it.
         if work.sequence.base + deepest + 1 > self._drafter.info.context_length:
             return GrowthEnd.CONTEXT
@@ -204,10 +240,63 @@ class DraftEngine:
             nodes = nodes[: work.budget.max_nodes - work.num_grown]
             work.sequence.tree = _extended(work.sequence.tree, nodes)
             work.num_grown += len(nodes)
-            end = self._end(work) if nodes else GrowthEnd.UNLIKELY
-            if end is not None:
-                results.append((key, _answer(work, end)))
+            ended = self._ended(work) if nodes else [_answer(work, GrowthEnd.UNLIKELY)]
+            results.extend((key, growth) for growth in ended)
         return results
+
+    def _ended(self, work: _Work) -> list[Growth]:
+        """What is said once what was asked for is there. Then it may go on below that."""
+        end = self._end(work)
+        if end is None:
+            return []
+        if end is not GrowthEnd.BUDGET or not work.budget.max_ahead:
+            return [_answer(work, end)]
+        sequence = work.sequence
+        work.ahead = True
+        work.num_flying = work.num_flying or len(sequence.tree)
+        return [Growth(work.advance, sequence.base, (), sequence.tree, None)] if work.budget.max_nodes else []
+
+    def _grow_ahead(self, ahead: dict[Key, _Work]) -> list[tuple[Key, Growth | SpecdecError]]:
+        results: list[tuple[Key, Growth | SpecdecError]] = []
+        growing: dict[Key, _Work] = {}
+        for key, work in ahead.items():
+            work.sequence.spots = self._spots(work)
+            if work.sequence.spots:
+                growing[key] = work
+            else:
+                results.append((key, _answer(work, GrowthEnd.BUDGET)))
+        grown = self._drafter.grow([work.sequence for work in growing.values()]) if growing else []
+        self._passes += bool(growing)
+        for (key, work), nodes in zip(growing.items(), grown, strict=True):
+            sequence = work.sequence
+            sequence.spots = ()
+            if nodes is None:
+                continue
+            if isinstance(nodes, SpecdecError) and not isinstance(nodes, Overloaded):
+                self.close(key)
+                results.append((key, nodes))
+            elif isinstance(nodes, SpecdecError) or not nodes:
+                results.append((key, _answer(work, GrowthEnd.UNLIKELY)))  # no memory for more than is asked for
+            else:
+                nodes = nodes[: work.budget.max_ahead - work.num_ahead]
+                sequence.tree = _extended(sequence.tree, nodes)
+                work.num_ahead += len(nodes)
+                work.branched = True
+                results.append((key, Growth(work.advance, sequence.base, (), sequence.tree, None)))
+        return results
+
+    def _spots(self, work: _Work) -> tuple[Spot, ...]:
+        """Where to grow ahead in the next pass: first the token after all that is in flight, and at every node of it
+        the likeliest correction; then the ends of these branches, all alike."""
+        tree, depths, flying = work.sequence.tree, work.sequence.tree.depths, work.num_flying
+        with_children = set(tree.parents)
+        spots = [Spot(node, 1) for node in range(flying, len(tree)) if node not in with_children]
+        if not work.branched:
+            in_flight = [ROOT, *range(flying)]
+            spots += [Spot(node, 1 + (node in with_children)) for node in reversed(in_flight)]
+        room = work.budget.max_ahead - work.num_ahead
+        deepest = min(work.budget.max_depth, self._drafter.info.context_length - work.sequence.base + 1)
+        return tuple(spot for spot in spots if spot.parent == ROOT or depths[spot.parent] + 1 < deepest)[: max(0, room)]
 
     def _learn(self, learning: dict[Key, _Work]) -> list[tuple[Key, Growth | SpecdecError]]:
         learnt = self._drafter.learn([work.sequence for work in learning.values()])
@@ -224,11 +313,6 @@ class DraftEngine:
 
 def _waits(work: _Work) -> bool:
     return not (work.answered and work.learnt)
-
-
-def _check_budget(spec: SequenceSpec, budget: Budget) -> None:
-    if budget.max_ahead:
-        raise InvalidArgument([("budget.max_ahead", "growing ahead is not supported by this drafter; must be 0")])
 
 
 def _answer(work: _Work, end: GrowthEnd) -> Growth:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from draft_service.engine import DraftSequence, Node
 from specdec.noise import Domain, Key, exponentials_at
 from specdec.sampling import probabilities, race, sparse_support
-from specdec.sampling_state import SamplingState, choose, rows_of
+from specdec.sampling_state import SamplingState, choose, rank, rows_of
 from specdec.tree import SparseDistribution
 
 
@@ -30,6 +31,38 @@ def propose(sequences: Sequence[DraftSequence], logits: Sequence[Tensor]) -> lis
             nodes = propose_all(those, rows_of([logits[i] for i in some], places))
             proposed.update(zip(some, nodes, strict=True))
     return [proposed[index] for index in range(len(sequences))]
+
+
+def propose_children(sequences: Sequence[DraftSequence], logits: Sequence[Tensor]) -> list[list[Node]]:
+    """The children that each sequence's spots lack, by logits [n, vocab] of the spots; greedy and coupled only.
+
+    Of a sequence with penalties or the like, they are of the root and all nodes instead.
+    """
+    rows: list[Tensor] = []
+    places: list[tuple[SamplingState, int]] = []
+    for sequence, of_sequence in zip(sequences, logits, strict=True):
+        state, tree = _state(sequence), sequence.tree
+        state.noise.forget_before(sequence.base)
+        of_all = rows_of([of_sequence], [(state, sequence.ids, tree)])
+        rows.append(of_all[[spot.parent + 1 for spot in sequence.spots]] if state.transforms.active else of_all)
+        depths = (-1, *tree.depths)
+        places += [(state, sequence.base + depths[spot.parent + 1] + 1) for spot in sequence.spots]
+    together = torch.cat(rows)  # [spots of all, vocab]
+    best: list[int] = choose(together, places).tolist()
+    most = max(spot.num_children for sequence in sequences for spot in sequence.spots)
+    ranked: list[list[int]] = rank(together, places, most).tolist() if most > 1 else [[] for _ in best]
+    candidates = iter(zip(best, ranked, strict=True))
+    return [_missing(sequence, [next(candidates) for _ in sequence.spots]) for sequence in sequences]
+
+
+def _missing(sequence: DraftSequence, candidates: Sequence[tuple[int, list[int]]]) -> list[Node]:
+    """Of each spot's likeliest children those that the tree lacks. First comes what this model would draw itself."""
+    there = set(zip(sequence.tree.parents, sequence.tree.token_ids, strict=True))
+    nodes = []
+    for spot, (best, ranked) in zip(sequence.spots, candidates, strict=True):
+        wanted = list(dict.fromkeys((best, *ranked)))[: spot.num_children]
+        nodes += [Node(spot.parent, token) for token in wanted if (spot.parent, token) not in there]
+    return nodes
 
 
 def _keyed(sequences: Sequence[DraftSequence], rows: Tensor) -> list[Node]:

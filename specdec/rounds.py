@@ -106,6 +106,9 @@ FEATURES = "features"
 """The capability of a target that returns hidden states."""
 
 
+AHEAD = "ahead"
+"""The capability of a draft that grows below what is in flight."""
+
 CACHE_SALT = "cache_salt"
 """The capability of a model service that shares cached keys and values only between sequences with the same salt."""
 

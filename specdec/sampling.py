@@ -92,6 +92,20 @@ def sample_coupled(logits: Tensor, params: Sequence[SamplingParams], noise: Nois
     return greedy(logits).index_copy(0, _index(drawn, logits), tokens)
 
 
+def runners_up(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, count: int) -> Tensor:
+    """The ``count`` tokens that `sample_coupled` is likeliest to pick by other logits near these: [rows, count] int64.
+
+    Ranked by log q + noise before any filter: where draft and target disagree, it is mostly about what is let through
+    and about the order of the first few (bench/LOG.md). Greedy rows are ranked by their logits.
+    """
+    scores = logits.to(torch.float64, copy=True)  # [rows, vocab]
+    drawn = [row for row, p in enumerate(params) if not p.greedy]
+    if drawn:
+        temperatures = _column([params[row].temperature for row in drawn], logits)
+        scores[drawn] = scores[drawn] / temperatures - noise.rows(drawn).log()
+    return scores.topk(min(count, scores.shape[-1]), dim=-1).indices
+
+
 def _race_of_possible(scores: Tensor, rows: Sequence[int], noise: Noise) -> Tensor:  # [rows] int64
     """`race` over scores [rows, vocab] and the noise of ``rows``, of which no more is drawn than can matter.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.noise_cache import CoupledNoise, PassNoise
-from specdec.sampling import sample_coupled
+from specdec.sampling import runners_up, sample_coupled
 from specdec.sequence import SequenceSpec
 from specdec.transforms import Mask, Transforms, transformed
 from specdec.tree import TokenTree
@@ -55,6 +55,12 @@ def choose(rows: Tensor, places: Sequence[tuple[SamplingState, int]]) -> Tensor:
             for start in range(0, len(rows), num_rows)
         ]
     )
+
+
+def rank(rows: Tensor, places: Sequence[tuple[SamplingState, int]], count: int) -> Tensor:  # [rows, count] int64
+    """Greedy and coupled: the tokens likeliest to be drawn at each place by a model near this one, likeliest first."""
+    noise = PassNoise([(state.noise, position) for state, position in places], rows.shape[-1], rows.device)
+    return runners_up(rows, [state.spec.sampling for state, _ in places], noise, count)
 
 
 def _choose(rows: Tensor, places: Sequence[tuple[SamplingState, int]]) -> Tensor:

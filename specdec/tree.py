@@ -78,6 +78,11 @@ class TokenTree:
             return self
         return TokenTree(self.token_ids[:num_nodes], self.parents[:num_nodes], self.draft_probs[:num_nodes])
 
+    def trunk(self) -> TokenTree:
+        """The chain that the node list begins with."""
+        parents = enumerate(self.parents)
+        return self.prefix(next((node for node, parent in parents if parent != node - 1), len(self)))
+
     def child(self, node: int, token_id: int) -> int | None:
         """The child of ``node`` (or ROOT) that carries ``token_id``."""
         for index, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):

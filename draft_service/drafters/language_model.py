@@ -1,4 +1,8 @@
-"""Draft-Target-Model: a small language model proposes a chain, one token per sequence and pass."""
+"""Draft-Target-Model: a small language model proposes a chain, one token per sequence and pass.
+
+Ahead of the verdict it proposes a tree. Its nodes are fed again in every pass, since a small model's rows cost next to
+nothing, and their KV is dropped; what is committed is kept.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,16 @@ from typing import overload
 from torch import Tensor
 
 from draft_service.engine import DraftSequence, Node
-from draft_service.proposal import propose
+from draft_service.proposal import propose, propose_children
 from specdec.errors import Overloaded, SpecdecError
 from specdec.kv_cache import PoolFullError, SequenceCache
 from specdec.model_runner import ModelRunner
 from specdec.packed_attention import Segment
 from specdec.prefill import rows_to_feed
-from specdec.rounds import CACHE_SALT
+from specdec.rounds import AHEAD, CACHE_SALT
 from specdec.sampling_state import SamplingState
 from specdec.sequence import SequenceSpec
+from specdec.tree import EMPTY_TREE, ROOT
 
 
 @dataclass(slots=True)
@@ -66,7 +71,7 @@ class LanguageModelDrafter:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self.info = dataclasses.replace(runner.info, capabilities=(*runner.info.capabilities, CACHE_SALT))
+        self.info = dataclasses.replace(runner.info, capabilities=(*runner.info.capabilities, AHEAD, CACHE_SALT))
 
     def open(self, spec: SequenceSpec) -> _Memory:
         return _Memory(self._runner.new_cache(spec.cache_salt), SamplingState(spec))
@@ -84,19 +89,27 @@ class LanguageModelDrafter:
         return [fed if isinstance(fed, SpecdecError) else fed is not None for fed in self._feed(sequences, texts)]
 
     def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
-        texts = [
-            _Text(sequence.ids, sequence.tree.token_ids, sequence.base + len(sequence.tree)) for sequence in sequences
-        ]
+        texts = []
+        for sequence in sequences:
+            chain = () if sequence.spots else sequence.tree.token_ids
+            texts.append(_Text(sequence.ids, chain, sequence.base + len(chain)))
         fed = self._feed(sequences, texts)
         logits = {index: outcome for index, outcome in enumerate(fed) if isinstance(outcome, Tensor)}
-        nodes = propose([sequences[index] for index in logits], list(logits.values()))
+        those = [sequences[index] for index in logits]
+        ahead = bool(those and those[0].spots)
+        nodes = (
+            propose_children(those, list(logits.values()))
+            if ahead
+            else [[node] for node in propose(those, list(logits.values()))]
+        )
         grown = dict(zip(logits, nodes, strict=True))
-        return [[grown[index]] if isinstance(outcome, Tensor) else outcome for index, outcome in enumerate(fed)]
+        return [grown[index] if isinstance(outcome, Tensor) else outcome for index, outcome in enumerate(fed)]
 
     def _feed(self, sequences: Sequence[DraftSequence], texts: Sequence[_Text]) -> list[Tensor | SpecdecError | None]:
-        """Bring each cache towards the end of its text.
+        """Bring each cache towards the end of its text; where that is reached, feed the tree of a sequence with spots.
 
-        The logits [1, vocab] after it; None: that takes another pass; or why it was impossible.
+        The logits [1, vocab] after the text, or those of the spots (see propose_children); None: that takes another
+        pass; or why it was impossible.
         """
         for sequence, text in zip(sequences, texts, strict=True):
             memory: _Memory = sequence.memory
@@ -111,24 +124,40 @@ class LanguageModelDrafter:
             cache, text = caches[index], texts[index]
             num_context = len(cache)
             end = num_context + num_rows
+            complete = end == len(text)
+            tree = sequences[index].tree if sequences[index].spots and complete else EMPTY_TREE
             try:
-                cache.take(num_rows)
+                cache.take(num_rows + len(tree))
             except PoolFullError as error:
                 outcome[index] = Overloaded(str(error))
                 continue
             if num_rows:
-                wanted = [num_rows - 1] if end == len(text) else []
+                root = num_rows - 1
                 segments[index] = Segment(
-                    text[num_context:end], range(-1, num_rows - 1), num_context, cache.block_table, wanted
+                    [*text[num_context:end], *tree.token_ids],
+                    [*range(-1, root), *(num_rows + parent for parent in tree.parents)],
+                    num_context,
+                    cache.block_table,
+                    [num_rows + node for node in _read_at(sequences[index])] if complete else [],
                 )
         outputs = self._runner.forward(list(segments.values())) if segments else []
         for (index, segment), output in zip(segments.items(), outputs, strict=True):
-            caches[index].keep(range(len(segment.token_ids)))
+            num_kept = min(len(segment.token_ids), len(texts[index]) - segment.num_context)
+            caches[index].keep(range(num_kept))
             caches[index].remember(sequences[index].ids)  # what is committed, not what is drafted
-            sequences[index].memory.fed.extend(segment.token_ids)
+            sequences[index].memory.fed.extend(segment.token_ids[:num_kept])
             if segment.logit_rows:
                 outcome[index] = output.logits
         return outcome
+
+
+def _read_at(sequence: DraftSequence) -> list[int]:
+    """The nodes after which logits are wanted, ROOT for the end of the text."""
+    if not sequence.spots:
+        return [ROOT]
+    if sequence.memory.sampling.transforms.active:
+        return [ROOT, *range(len(sequence.tree))]
+    return [spot.parent for spot in sequence.spots]
 
 
 def _roll_back(memory: _Memory, sequence: DraftSequence, text: _Text) -> None:

@@ -1,0 +1,194 @@
+"""Growing below what is in flight: where, how far, and that every node is what the draft would have said anyway."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from draft_service.drafters.language_model import LanguageModelDrafter
+from draft_service.engine import DraftEngine, DraftOpen, DraftSequence, Spot
+from specdec.batching import Key
+from specdec.errors import InvalidArgument
+from specdec.rounds import Advance, Budget, Growth, GrowthEnd
+from specdec.sequence import Method, SamplingParams, SequenceSpec
+from specdec.tree import EMPTY_TREE, ROOT, TokenTree
+from tests.table_model import TableRunner
+
+A, B = Key(1, 1), Key(1, 2)
+SAMPLINGS = [
+    SamplingParams(0.0),
+    SamplingParams(0.8),
+    SamplingParams(1.0, top_k=3),
+    SamplingParams(0.7, presence_penalty=1.5, repetition_penalty=1.3),
+]
+
+
+def runner(num_slots: int = 4096) -> TableRunner:
+    return TableRunner(seed=3, num_slots=num_slots)
+
+
+def opened(sampling: SamplingParams, ids: tuple[int, ...] = (1, 2, 3), **options: int) -> DraftEngine:
+    engine = DraftEngine(LanguageModelDrafter(runner(**options)))
+    engine.open(A, DraftOpen(SequenceSpec(ids, len(ids), sampling, 7), Budget()))
+    rest(engine)
+    return engine
+
+
+def rest(engine: DraftEngine) -> list[Growth]:
+    """What is answered until nothing is left to do."""
+    growths, limit = [], 100
+    while not engine.idle:
+        growths += [growth for _, growth in engine.step()]
+        limit -= 1
+        assert limit, "the engine never comes to rest"
+    return growths
+
+
+def said(sampling: SamplingParams, ids: list[int]) -> int:
+    """What the draft proposes after a text, asked for nothing else."""
+    drafter = LanguageModelDrafter(runner())
+    spec = SequenceSpec(tuple(ids), 3, sampling, 7)
+    [[node]] = drafter.grow([DraftSequence(spec, list(ids), memory=drafter.open(spec))])  # type: ignore[misc]
+    return node.token_id
+
+
+def paths(tree: TokenTree) -> list[list[int]]:
+    """The tokens from the root to each node."""
+    found: list[list[int]] = []
+    for token, parent in zip(tree.token_ids, tree.parents, strict=True):
+        found.append([*(found[parent] if parent != ROOT else []), token])
+    return found
+
+
+def check_said(sampling: SamplingParams, ids: list[int], tree: TokenTree) -> None:
+    """The first child of every node is what the draft says there; others are runners-up."""
+    seen: set[int] = set()
+    for path, parent in zip(paths(tree), tree.parents, strict=True):
+        if parent not in seen:
+            seen.add(parent)
+            assert path[-1] == said(sampling, [*ids, *path[:-1]])
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_what_was_asked_for_comes_first_and_then_what_hangs_below_it(sampling):
+    engine = opened(sampling)
+    engine.submit(A, Advance(1, 3, budget=Budget(3, 9, 12)))
+    first, *ahead, end = rest(engine)
+    chain = first.tree
+    assert (first.end, first.advance, len(chain), chain.is_chain) == (None, 1, 3, True)
+    assert end.end is GrowthEnd.BUDGET
+    sizes = [len(growth.tree) for growth in ahead]
+    assert sizes[0] == 3 + 4, "a bonus and three corrections"
+    assert sizes == sorted(sizes)
+    whole = end.tree
+    assert len(whole) == 3 + 12
+    assert whole.prefix(3) == chain
+    assert whole.problem(64) is None
+    assert [whole.parents.count(node) for node in (ROOT, 0, 1, 2)] == [2, 2, 2, 1]
+    check_said(sampling, [1, 2, 3], whole)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_after_a_verdict_it_goes_on_from_the_branch_that_came_true(sampling):
+    """Again and again, with the orchestrator's part played by chance."""
+    engine, random_ = opened(sampling), random.Random(5)
+    ids, tree, number = [1, 2, 3], EMPTY_TREE, 0
+    hits = 0
+    for _ in range(30):
+        number += 1
+        new = ids[engine._works[A].sequence.base :]
+        flying = tree.prefix(3)
+        budget = Budget(0 if flying else 3, 9, 10)
+        engine.submit(A, Advance(number, len(ids), tuple(new), flying, budget))
+        for _ in range(random_.randrange(1, 9)):
+            if engine.idle:
+                break
+            for _, growth in engine.step():
+                if growth.base == len(ids):
+                    tree = tree.merge(growth.tree)
+        assert tree.problem(64) is None
+        check_said(sampling, ids, tree)
+        flying = flying or tree.prefix(3).trunk()
+        # A verdict: some of what flies, and one token more, which may have been foreseen.
+        count = random_.randrange(len(flying) + 1)
+        committed = list(flying.token_ids[:count])
+        node = count - 1
+        children = [t for t, p in zip(tree.token_ids, tree.parents, strict=True) if p == node]
+        expected = set(flying.token_ids[count : count + 1])
+        foreseen = [token for token in children if token not in expected]
+        guess = random_.choice(foreseen) if foreseen and random_.random() < 0.7 else random_.randrange(8)
+        if guess in expected:
+            continue
+        committed.append(guess)
+        tree = tree.descend(committed)
+        hits += bool(tree)
+        ids += committed
+    assert hits > 5
+
+
+def test_several_sequences_grow_ahead_in_one_pass_and_only_when_nobody_waits_for_a_token():
+    engine = opened(SamplingParams(0.0))
+    engine.open(B, DraftOpen(SequenceSpec((4, 5), 2, SamplingParams(0.0)), Budget()))
+    rest(engine)
+    for key, base in ((A, 3), (B, 2)):
+        engine.submit(key, Advance(1, base, budget=Budget(2, 9, 6)))
+    passes = engine.load.passes
+    rest(engine)
+    # Two for what was asked for, two of three branches each ahead.
+    assert engine.load.passes - passes == 4
+    engine.submit(A, Advance(2, 4, (6,), TokenTree.chain([1, 2]), Budget(0, 9, 6)))
+    engine.submit(B, Advance(2, 3, (6,), budget=Budget(2, 9, 6)))
+    while not engine._works[B].ahead:
+        assert engine._works[A].num_ahead == 0
+        engine.step()
+    rest(engine)
+    assert engine._works[A].num_ahead == engine._works[B].num_ahead == 6
+
+
+def test_it_never_grows_deeper_than_it_may_nor_beyond_the_context():
+    engine = opened(SamplingParams(0.0))
+    engine.submit(A, Advance(1, 3, budget=Budget(2, 4, 50)))
+    tree = rest(engine)[-1].tree
+    assert max(tree.depths) == 3
+    limit = engine._drafter.info.context_length
+    ids = tuple(i % 8 for i in range(limit - 4))
+    short = opened(SamplingParams(0.0), ids)
+    short.submit(A, Advance(1, limit - 4, budget=Budget(2, 50, 50)))
+    tree = rest(short)[-1].tree
+    assert limit - 4 + max(tree.depths) <= limit
+
+
+def test_without_memory_for_branches_what_was_asked_for_still_comes():
+    engine = opened(SamplingParams(0.0), tuple(range(8)) * 3, num_slots=32)
+    engine.submit(A, Advance(1, 24, budget=Budget(3, 12, 60)))
+    growths = rest(engine)
+    assert len(growths[0].tree) == 3
+    assert growths[-1].end is GrowthEnd.UNLIKELY
+    engine.submit(A, Advance(2, 25, (5,), budget=Budget(3, 3)))
+    assert [len(growth.tree) for growth in rest(engine)] == [3]
+
+
+def test_a_newer_advance_ends_it_between_two_passes():
+    engine = opened(SamplingParams(0.0))
+    engine.submit(A, Advance(1, 3, budget=Budget(2, 9, 30)))
+    for _ in range(4):
+        engine.step()
+    engine.submit(A, Advance(2, 4, (6,), budget=Budget(2, 2)))
+    ends = [(growth.advance, growth.end) for growth in rest(engine)]
+    assert ends == [(1, GrowthEnd.SUPERSEDED), (2, GrowthEnd.BUDGET)]
+
+
+@pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])
+def test_a_chain_that_is_verified_against_its_distribution_is_never_grown_ahead(method):
+    engine = DraftEngine(LanguageModelDrafter(runner()))
+    engine.open(A, DraftOpen(SequenceSpec((1, 2), 2, SamplingParams(1.0), 7, method), Budget()))
+    with pytest.raises(InvalidArgument) as caught:
+        engine.submit(A, Advance(1, 2, budget=Budget(2, 9, 1)))
+    assert caught.value.violations[0][0] == "budget.max_ahead"
+
+
+def test_spots_name_what_is_to_be_grown():
+    engine = opened(SamplingParams(0.0))
+    engine.submit(A, Advance(1, 3, (), TokenTree.chain([1, 2]), Budget(0, 9, 9)))
+    assert engine._spots(engine._works[A]) == (Spot(1, 1), Spot(0, 2), Spot(ROOT, 2))
