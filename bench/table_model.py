@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draft_service.engine import DraftSequence, Node, Spot
+from draft_service.ahead import Spot
+from draft_service.engine import DraftSequence, Node
 from specdec.errors import InvalidArgument, Preempted, SpecdecError
 from specdec.rounds import AHEAD, ModelInfo, Timings
 from specdec.sequence import SequenceSpec

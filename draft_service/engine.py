@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from draft_service.ahead import Spot, spots
 from specdec.batching import Key, Results
 from specdec.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
 from specdec.rounds import AHEAD, Advance, Budget, Growth, GrowthEnd, Load, ModelInfo
 from specdec.sequence import SequenceSpec
-from specdec.tree import EMPTY_TREE, ROOT, SparseDistribution, TokenTree
+from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
+
+_MOST_NODES = 256
+"""In flight, and ahead of it: a drafter may feed them all in every pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +36,6 @@ class Node:
     parent: int
     token_id: int
     draft_probs: SparseDistribution | None = None
-
-
-class Spot(NamedTuple):
-    """A node, or ROOT, that is to have its likeliest children; some of them may be there already."""
-
-    parent: int
-    num_children: int
 
 
 @dataclass(slots=True)
@@ -139,6 +136,7 @@ class DraftEngine:
         if advance.base != sequence.base + len(advance.token_ids):
             raise OutOfStep(f"base {sequence.base + len(advance.token_ids)} was expected, not {advance.base}")
         self._check_budget(sequence.spec, advance.budget)
+        self._check_in_flight(advance)
         if not work.answered:
             work.superseded.append(Growth(work.advance, sequence.base, (), EMPTY_TREE, GrowthEnd.SUPERSEDED))
         # A chain that is verified against its distribution is drawn afresh for every base.
@@ -213,6 +211,13 @@ class DraftEngine:
         if budget.max_ahead and not spec.keyed_by_token:
             raise InvalidArgument([("budget.max_ahead", f"must be 0 with {spec.method.value} verification")])
 
+    def _check_in_flight(self, advance: Advance) -> None:
+        tree = advance.in_flight
+        if len(tree) > _MOST_NODES:
+            raise InvalidArgument([("in_flight", f"at most {_MOST_NODES} nodes, not {len(tree)}")])
+        if tree and advance.base + max(tree.depths) >= self._drafter.info.context_length:
+            raise InvalidArgument([("in_flight", f"beyond the context of {self._drafter.info.context_length}")])
+
     def _end(self, work: _Work) -> GrowthEnd | None:
         """Why nothing more may be drafted for this advance, if so."""
         deepest = max(work.sequence.tree.depths, default=-1)
@@ -286,17 +291,10 @@ class DraftEngine:
         return results
 
     def _spots(self, work: _Work) -> tuple[Spot, ...]:
-        """Where to grow ahead in the next pass: first the token after all that is in flight, and at every node of it
-        the likeliest correction; then the ends of these branches, all alike."""
-        tree, depths, flying = work.sequence.tree, work.sequence.tree.depths, work.num_flying
-        with_children = set(tree.parents)
-        spots = [Spot(node, 1) for node in range(flying, len(tree)) if node not in with_children]
-        if not work.branched:
-            in_flight = [ROOT, *range(flying)]
-            spots += [Spot(node, 1 + (node in with_children)) for node in reversed(in_flight)]
-        room = work.budget.max_ahead - work.num_ahead
-        deepest = min(work.budget.max_depth, self._drafter.info.context_length - work.sequence.base + 1)
-        return tuple(spot for spot in spots if spot.parent == ROOT or depths[spot.parent] + 1 < deepest)[: max(0, room)]
+        """Where the next pass grows ahead, so far as it may."""
+        base, room = work.sequence.base, min(work.budget.max_ahead, _MOST_NODES) - work.num_ahead
+        deepest = min(work.budget.max_depth, self._drafter.info.context_length - base + 1)
+        return spots(work.sequence.tree, work.num_flying, work.branched, room, deepest)
 
     def _learn(self, learning: dict[Key, _Work]) -> list[tuple[Key, Growth | SpecdecError]]:
         learnt = self._drafter.learn([work.sequence for work in learning.values()])

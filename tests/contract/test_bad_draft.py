@@ -24,7 +24,8 @@ async def test_a_malformed_advance_is_refused_by_field_and_disturbs_nobody() -> 
         ("token_ids", dict(base=4, token_ids=[8])),
         ("in_flight", dict(base=3, in_flight=tree([1, 1], [-1, -1]))),
         ("in_flight", dict(base=3, in_flight=tree([9]))),
-        ("budget.max_ahead", dict(base=3, max_ahead=1)),
+        ("in_flight", dict(base=3, in_flight=tree([1] * 600), max_ahead=1)),
+        ("in_flight", dict(base=3, in_flight=tree([1] * 257), max_ahead=1)),
     ]
     async with draft(LanguageModelDrafter(runner())) as service:
         stream = service.stream()
@@ -38,8 +39,9 @@ async def test_a_malformed_advance_is_refused_by_field_and_disturbs_nobody() -> 
         for sequence, method in ((20, TOKEN), (21, BLOCK)):
             await stream.send(opens=[draft_open(sequence, 3, method=method)])
             await assert_violation(stream, sequence, "budget.max_nodes")
-        await stream.send(opens=[draft_open(22, 3, max_ahead=1)])
-        await assert_violation(stream, 22, "budget.max_ahead")
+        for sequence, method in ((22, TOKEN), (23, BLOCK)):
+            await stream.send(opens=[draft_open(sequence, max_ahead=1, method=method)])
+            await assert_violation(stream, sequence, "budget.max_ahead")
         await stream.send(advances=[advance(1, 1, 4, [5], max_nodes=3)])
         assert len((await stream.answer(1)).tree.token_ids) == 3
         await stream.send(closes=[1])

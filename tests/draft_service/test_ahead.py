@@ -6,8 +6,9 @@ import random
 
 import pytest
 
+from draft_service.ahead import Spot
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.engine import DraftEngine, DraftOpen, DraftSequence, Spot
+from draft_service.engine import DraftEngine, DraftOpen, DraftSequence
 from specdec.batching import Key
 from specdec.errors import InvalidArgument
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd

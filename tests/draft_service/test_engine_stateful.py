@@ -22,10 +22,11 @@ TABLE = Table(VOCAB, acceptance=1.0, context_length=CONTEXT)
 
 
 class CountingDrafter(TableDrafter):
-    """A table whose memories are counted."""
+    """A table whose memories are counted, and that grows nothing ahead."""
 
     def __init__(self) -> None:
         super().__init__(TABLE)
+        self.info = TABLE.info("table-draft")
         self.num_open = 0
 
     def open(self, spec: SequenceSpec) -> None:
