@@ -21,6 +21,7 @@ _LATE = 1.25
 """A growth that nobody waited for any longer would have taken at least so many times what was waited."""
 
 _GAIN = 0.1
+_RARELY = 0.02
 _ACCEPTANCE, _ACCEPTANCE_TRIALS, _ACCEPTANCE_MEMORY = 0.7, 4, 500
 _MOST_APART = 3.0
 _REVIEW_EVERY, _YOUNG = 4, 64
@@ -49,6 +50,7 @@ class Costs:
         self._last_pass = (0, 0, 0, 0)
         self._rounds: list[float] = []
         self._num_passes = 0
+        self._waits = 1.0  # share of the rounds with speculation that wait for the draft: not those that were foreseen
         self._longest_wait_s = math.inf  # for a draft: see patience_s
         self._right = _ACCEPTANCE * _ACCEPTANCE_TRIALS
         self._tried: float = _ACCEPTANCE_TRIALS
@@ -109,6 +111,10 @@ class Costs:
         """From the advance to the end of its growth."""
         self._drafts.observe(num_nodes, seconds)
 
+    def foreseen(self, foreseen: bool) -> None:
+        """A draft was asked: for what follows a tree that is there already, or for a tree that is waited for."""
+        self._waits += _RARELY * ((not foreseen) - self._waits)
+
     def late(self, num_nodes: int, seconds: float) -> None:
         """Nobody waits any longer for a growth of ``num_nodes``."""
         self._drafts.observe(num_nodes, _LATE * seconds)
@@ -148,4 +154,4 @@ class Costs:
     def _away_s(self, num_nodes: int) -> float:
         """From a verdict to the next time that the rows are at the target, if nobody else is there."""
         draft_s = self._drafts.seconds(num_nodes) if num_nodes else 0.0
-        return self._beyond_s + min(draft_s, self._longest_wait_s)
+        return self._beyond_s + self._waits * min(draft_s, self._longest_wait_s)

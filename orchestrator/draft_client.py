@@ -6,7 +6,9 @@ next advance tries again.
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Iterator
 
 from orchestrator.costs import Costs
 from orchestrator.frames import chunked
@@ -15,7 +17,8 @@ from orchestrator.pool import Pool
 from orchestrator.replica import Replica
 from orchestrator.sequence import Sequence
 from specdec.errors import SpecdecError
-from specdec.rounds import Advance, Budget, Growth, GrowthEnd
+from specdec.rounds import AHEAD, Advance, Budget, Growth, GrowthEnd
+from specdec.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import draft_pb2
 from specdec.wire import write_advance, write_budget
 
@@ -57,8 +60,8 @@ class DraftClient:
             self._lane.close()
             self._lane = None
 
-    def advance(self, sequence: Sequence, budget: Budget) -> bool:
-        """Tell what was committed and ask for nodes. False: there is no draft."""
+    def advance(self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> bool:
+        """Tell what was committed and what is about to be verified, and ask for nodes. False: there is no draft."""
         self._asked, self._asked_nodes = time.monotonic(), budget.max_nodes
         if self._lane is None:
             if self._asked < self._paused_until:
@@ -68,7 +71,8 @@ class DraftClient:
             # A chain that is verified against its distribution is never drawn before the first token is known.
             if self._lane is None or sequence.keyed_by_token or not sequence.num_committed:
                 return self._lane is not None
-        self._tell(self._lane, sequence, budget)
+        self._costs.foreseen(bool(in_flight))
+        self._tell(self._lane, sequence, budget, in_flight)
         return True
 
     def catch_up(self, sequence: Sequence) -> None:
@@ -76,11 +80,17 @@ class DraftClient:
         if self._lane is not None and sequence.base - self._base >= _CATCH_UP:
             self._tell(self._lane, sequence, Budget())
 
-    def _tell(self, lane: Lane, sequence: Sequence, budget: Budget) -> None:
+    def _tell(self, lane: Lane, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> None:
         self._advance += 1
         new = tuple(sequence.ids[self._base :])
         self._base = sequence.base
-        lane.send(write_advance(lane.sequence, Advance(self._advance, self._base, new, budget=budget)))
+        advance = Advance(self._advance, self._base, new, in_flight, self._possible(budget))
+        lane.send(write_advance(lane.sequence, advance))
+
+    def _possible(self, budget: Budget) -> Budget:
+        """Not every draft grows ahead."""
+        able = self._replica is not None and self._replica.can(frozenset({AHEAD}))
+        return budget if able else dataclasses.replace(budget, max_ahead=0)
 
     async def growth(self, sequence: Sequence) -> Growth | None:
         """The next growth. None: the draft was lost, or owes its answer for longer than it is worth.
@@ -99,14 +109,23 @@ class DraftClient:
         except SpecdecError:
             self._lane = None
             return None
-        answered = growth.end is not None and growth.advance == self._advance
+        answered = growth.advance == self._advance and (growth.end or len(growth.tree) >= self._asked_nodes)
         self._owed_since = None if answered else time.monotonic()
         if answered and growth.advance and self._replica is not None:
             took_s = max(0.0, self._lane.heard - self._asked)
             self._replica.observe(took_s)
-            if growth.end is GrowthEnd.BUDGET:
+            if growth.end in (None, GrowthEnd.BUDGET):
                 self._costs.drafted(self._asked_nodes, took_s)
         return growth
+
+    def arrived(self) -> Iterator[Growth]:
+        """Growths that came without being waited for."""
+        while self._lane is not None and self._lane.arrived:
+            try:
+                yield self._lane.take()
+            except SpecdecError:
+                self._lane = None
+            self._owed_since = None
 
     def _late(self) -> None:
         """This round does without; the answer may still count in the next."""
@@ -147,7 +166,7 @@ class DraftClient:
                 "",
                 self._traceparent,
                 lambda spec, more: draft_pb2.DraftOpen(
-                    sequence=lane.sequence, spec=spec, more=more, budget=write_budget(budget)
+                    sequence=lane.sequence, spec=spec, more=more, budget=write_budget(self._possible(budget))
                 ),
             )
         )

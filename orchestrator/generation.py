@@ -88,6 +88,7 @@ class Generator:
         )
         fixed = request.num_draft_tokens
         controller: Controller = Adaptive(self._costs) if fixed is None else Fixed(fixed)
+        ahead = self._settings.num_ahead_tokens
         span = trace.get_current_span()
         traceparent = telemetry.traceparent()
         wait_s = self._settings.target_wait_s
@@ -96,7 +97,7 @@ class Generator:
             async with (
                 TargetClient(self._targets, self._costs, model_digest, traceparent, wait_s, time.monotonic()) as target,
                 DraftClient(self._drafts, self._costs, traceparent) as draft,
-                aclosing(decode(sequence, target, Speculation(draft), controller)) as steps,
+                aclosing(decode(sequence, target, Speculation(draft, ahead), controller)) as steps,
             ):
 
                 def park() -> None:

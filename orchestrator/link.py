@@ -55,10 +55,19 @@ class Lane:
     def send(self, message: Any) -> None:
         self._link.send(entries=[message])
 
+    @property
+    def arrived(self) -> bool:
+        """The next result is here."""
+        return bool(self._inbox)
+
     async def receive(self, patience_s: float | None = None) -> Any:
         """The next result. Raises the SpecdecError that ended the sequence on this replica, or TimeoutError."""
         if not self._inbox:
             await self._arrive(patience_s)
+        return self.take()
+
+    def take(self) -> Any:
+        """The next result, which has arrived. Raises as ``receive`` does."""
         result = self._inbox.popleft()
         if isinstance(result, SpecdecError):
             self.close()

@@ -13,10 +13,15 @@ from specdec.tree import EMPTY_TREE, TokenTree
 
 
 class Speculation:
-    """No draft, a late one or a hostile one is an empty tree."""
+    """No draft, a late one or a hostile one is an empty tree.
 
-    def __init__(self, draft: DraftClient) -> None:
+    While the target verifies, the draft may grow ``max_ahead`` nodes more: below what is in flight, and at its
+    likeliest corrections. After a verdict that was foreseen the next tree is there, and nobody waits for the draft.
+    """
+
+    def __init__(self, draft: DraftClient, max_ahead: int = 0) -> None:
         self._draft = draft
+        self._max_ahead = max_ahead
         self._trie = EMPTY_TREE
         self._base = 0  # where the trie hangs
         self._budget = Budget()
@@ -29,12 +34,20 @@ class Speculation:
         self._trie = self._trie.descend(committed) if sequence.keyed_by_token else EMPTY_TREE
         self._base = sequence.base
         self._budget = budget
-        self._granted = max(self._granted, self._base + budget.max_depth)
-        if budget.max_nodes:
-            self._growing = self._draft.advance(sequence, budget)
-        else:
-            self._growing = False
+        self._growing = False
+        for growth in self._draft.arrived():
+            self._take(sequence, growth)
+        if not budget.max_nodes:
             self._draft.catch_up(sequence)
+            return
+        in_flight = EMPTY_TREE
+        if self._max_ahead and sequence.keyed_by_token:
+            # Below the last node in flight, as many again; the last token of all comes from the target.
+            depth = min(2 * budget.max_depth + 1, sequence.remaining - 1)
+            in_flight = self._trie.prefix(budget.max_nodes)
+            budget = Budget(0 if in_flight else budget.max_nodes, depth, self._max_ahead)
+        self._granted = max(self._granted, self._base + budget.max_depth)
+        self._growing = self._draft.advance(sequence, budget, in_flight) and not in_flight
 
     async def next(self, sequence: Sequence) -> TokenTree:
         """The tree to verify: up to max_nodes draft tokens below the last committed token."""
@@ -52,7 +65,7 @@ class Speculation:
         return self._trie.prefix(self._budget.max_nodes)
 
     def _take(self, sequence: Sequence, growth: Growth) -> None:
-        if growth.end is not None and growth.advance == self._draft.num_advances:
+        if growth.advance == self._draft.num_advances and (growth.end or len(growth.tree) >= self._budget.max_nodes):
             self._growing = False
         if growth.base > sequence.base or growth.base < sequence.num_prompt_tokens:
             return self._refuse(f"a growth from base {growth.base} at base {sequence.base}")

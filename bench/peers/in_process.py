@@ -104,7 +104,7 @@ class _Draft:
         self._base = 0
         self.num_advances = -1
 
-    def advance(self, sequence: Sample, budget: Budget) -> bool:
+    def advance(self, sequence: Sample, budget: Budget, in_flight: TokenTree) -> bool:
         self.num_advances += 1
         if self.num_advances == 0:
             self._engine.open(self._key, DraftOpen(sequence.spec, budget))
@@ -113,6 +113,9 @@ class _Draft:
             self._engine.submit(self._key, Advance(self.num_advances, sequence.base, new, budget=budget))
         self._base = sequence.base
         return True
+
+    def arrived(self) -> list[Growth]:
+        return []
 
     def catch_up(self, sequence: Sample) -> None:
         """The next advance tells it all."""

@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.sequence import Sequence
 from specdec.rounds import Budget, Growth, GrowthEnd, Verdict
 from specdec.sequence import Method, SamplingParams
-from specdec.tree import ROOT, TokenTree
+from specdec.tree import EMPTY_TREE, ROOT, TokenTree
 
 
 def new_sequence(prompt=(1, 2), max_tokens=20, method=Method.COUPLED, temperature=1.0, **options: Any) -> Sequence:
@@ -29,10 +29,13 @@ class FakeDraft:
         self.set_aside_for: list[str] = []
         self.there = True
         self.num_caught_up = 0
+        self.in_flight: list[TokenTree] = []
+        self.pushed: list[Growth] = []  # without being waited for
         self.num_advances = 0
 
-    def advance(self, sequence: Sequence, budget: Budget) -> bool:
+    def advance(self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> bool:
         self.budgets.append(budget)
+        self.in_flight.append(in_flight)
         if not self.there:
             return False
         self.num_advances += 1
@@ -42,6 +45,10 @@ class FakeDraft:
 
     def catch_up(self, sequence: Sequence) -> None:
         self.num_caught_up += 1
+
+    def arrived(self) -> Iterable[Growth]:
+        pushed, self.pushed = self.pushed, []
+        return pushed
 
     async def growth(self, sequence: Sequence) -> Growth | None:
         assert self.script, "the speculation waits for a growth that nobody is to send"

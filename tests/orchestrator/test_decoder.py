@@ -18,10 +18,12 @@ from specdec.tree import EMPTY_TREE, TokenTree
 from tests.orchestrator.fakes import FakeDraft, FakeTarget, alone, new_sequence, next_token
 
 
-async def run(draft: FakeDraft, max_tokens: int = 20, num_draft_tokens: int = 4, target=None, **options):
+async def run(
+    draft: FakeDraft, max_tokens: int = 20, num_draft_tokens: int = 4, target=None, max_ahead: int = 0, **options
+):
     sequence = new_sequence(max_tokens=max_tokens, **options)
     target = target or FakeTarget()
-    loop = decode(sequence, target, Speculation(draft), Fixed(num_draft_tokens))
+    loop = decode(sequence, target, Speculation(draft, max_ahead), Fixed(num_draft_tokens))
     return sequence, [step async for step in loop], target
 
 
@@ -178,12 +180,17 @@ async def test_no_behaviour_of_a_draft_changes_the_text(data):
         )
 
     class Forgetful(FakeDraft):
-        def advance(self, sequence, budget):
+        def advance(self, sequence, budget, in_flight):
+            self.pushed = self.script[: data.draw(st.integers(0, 2))]
             self.script.clear()
-            return super().advance(sequence, budget)
+            return super().advance(sequence, budget, in_flight)
+
+        def arrived(self):
+            return [growth for growth in super().arrived() if growth is not None]
 
     max_tokens, num_draft_tokens = data.draw(st.integers(1, 12)), data.draw(st.integers(0, 4))
-    sequence, steps, target = await run(Forgetful(anything), max_tokens, num_draft_tokens)
+    max_ahead = data.draw(st.sampled_from([0, 8]))
+    sequence, steps, target = await run(Forgetful(anything), max_tokens, num_draft_tokens, max_ahead=max_ahead)
     assert sequence.ids == alone([1, 2], len(sequence.ids) - 2)
     assert [i for step in steps for i in step.piece.token_ids] == sequence.ids[2:]
     assert sequence.remaining == 0

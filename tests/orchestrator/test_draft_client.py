@@ -34,6 +34,9 @@ class FakeReplica:
         self.lanes.append(Lane(self.link, len(self.lanes)))
         return self.lanes[-1]
 
+    def can(self, needs: frozenset[str]) -> bool:
+        return False
+
     def observe(self, latency_s: float) -> None: ...
 
 

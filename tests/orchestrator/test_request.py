@@ -39,7 +39,7 @@ def refused(request=None, tokenizer=None, target=TARGET, **fields) -> dict[str, 
 
 def test_defaults_are_written_down():
     request = read(seed=5)
-    assert request == Request((1, 2, 3), 17, SamplingParams(), 5, 1, (), frozenset({7}), Method.COUPLED, 4, {})
+    assert request == Request((1, 2, 3), 17, SamplingParams(), 5, 1, (), frozenset({7}), Method.COUPLED, 4, {}, b"")
 
 
 def test_what_was_asked_for_is_what_is_done():
@@ -74,6 +74,7 @@ def test_what_was_asked_for_is_what_is_done():
         Method.BLOCK,
         0,
         {},
+        b"",
     )
 
 
