@@ -33,7 +33,8 @@ class Controller(Protocol):
     """Says how much may be drafted, and is told what came of it."""
 
     def budget(self, sequence: Sequence) -> Budget:
-        """For the round to come."""
+        """For the round to come: nodes that are worth waiting for, and the depth that is worth verifying if more are
+        there already."""
 
     def observe(self, tree: TokenTree, verdict: Verdict) -> None:
         """The outcome of a round."""
@@ -46,7 +47,7 @@ class Fixed:
         self._num_draft_tokens = num_draft_tokens
 
     def budget(self, sequence: Sequence) -> Budget:
-        return _chain(self._num_draft_tokens, sequence)
+        return _chain(self._num_draft_tokens, self._num_draft_tokens, sequence)
 
     def observe(self, tree: TokenTree, verdict: Verdict) -> None:
         pass
@@ -63,6 +64,7 @@ class Adaptive:
         self._costs = costs
         self._right = self._tried = 0.0  # draft tokens accepted, and looked at, of late
         self._num_draft_tokens = 0
+        self._depth = 0  # of a tree that is there already
         self._asked = 0  # of these, in this round
         self._num_rounds = 0
         self._num_on = 0  # rounds since it drafts, a probe left out
@@ -80,7 +82,8 @@ class Adaptive:
         else:
             # Long, short and none must be seen to tell what a token more costs.
             self._num_draft_tokens = min((0, _FIRST, 1)[self._num_rounds % 3], self._costs.most)
-        budget = _chain(0 if self._checking else self._num_draft_tokens, sequence)
+        num_draft_tokens = 0 if self._checking else self._num_draft_tokens
+        budget = _chain(num_draft_tokens, max(num_draft_tokens, self._depth), sequence)
         self._asked = budget.max_nodes
         return budget
 
@@ -103,7 +106,10 @@ class Adaptive:
 
     def _choose(self) -> int:
         right = self._right + _PRIOR_TRIALS * self._costs.acceptance
-        promises = _promises(right / (self._tried + _PRIOR_TRIALS), self._costs.rounds)
+        acceptance = right / (self._tried + _PRIOR_TRIALS)
+        promises = _promises(acceptance, self._costs.rounds)
+        unwaited = self._costs.unwaited
+        self._depth = max(range(len(unwaited)), key=_promises(acceptance, unwaited).__getitem__) if unwaited else 0
         promise = max(promises[1:])
         best = promises.index(promise, 1)
         if self._num_draft_tokens and not self._probing:
@@ -159,7 +165,7 @@ def _promises(acceptance: float, rounds: list[float]) -> list[float]:
     return promises
 
 
-def _chain(num_draft_tokens: int, sequence: Sequence) -> Budget:
+def _chain(num_draft_tokens: int, depth: int, sequence: Sequence) -> Budget:
     # The last token of all comes from the target anyway.
-    depth = min(num_draft_tokens, sequence.remaining - 1)
-    return Budget(max_nodes=depth, max_depth=depth)
+    most = sequence.remaining - 1
+    return Budget(max_nodes=min(num_draft_tokens, most), max_depth=min(depth, most))

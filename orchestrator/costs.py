@@ -49,6 +49,7 @@ class Costs:
         self._apart = [0.0, 0.0]
         self._last_pass = (0, 0, 0, 0)
         self._rounds: list[float] = []
+        self._unwaited: list[float] = []
         self._num_passes = 0
         self._waits = 1.0  # share of the rounds with speculation that wait for the draft: not those that were foreseen
         self._longest_wait_s = math.inf  # for a draft: see patience_s
@@ -67,13 +68,19 @@ class Costs:
     def rounds(self) -> list[float]:
         """Seconds of a round with 0, 1, ... ``most`` draft tokens, as the load is now. Needs ``known``."""
         if not self._rounds:
-            self._longest_wait_s = _LATE * self.most * self._round_s(0)
-            self._rounds = [self._round_s(k) for k in range(self.most + 1)]
+            self._longest_wait_s = _LATE * self.most * self._round_s(0, self._away_s(0))
+            self._rounds = [self._round_s(k, self._away_s(k)) for k in range(self.most + 1)]
+            self._unwaited = [self._round_s(k, self._beyond_s) for k in range(self.most + 1)] if self._waits < 1 else []
         return self._rounds
 
-    def _round_s(self, num_draft_tokens: int) -> float:
-        """If every sequence drafts so many."""
-        away_s, rows = self._away_s(num_draft_tokens), num_draft_tokens + 1
+    @property
+    def unwaited(self) -> list[float]:
+        """The same where the draft tokens are there already; empty while that never happened. As new as ``rounds``."""
+        return self._unwaited
+
+    def _round_s(self, num_draft_tokens: int, away_s: float) -> float:
+        """If every sequence verifies so many, and its rows are away from the target so long."""
+        rows = num_draft_tokens + 1
         apart = self._apart[num_draft_tokens > 0]
         together = self._everybody
         for _ in range(3):

@@ -24,7 +24,7 @@ class Speculation:
         self._max_ahead = max_ahead
         self._trie = EMPTY_TREE
         self._base = 0  # where the trie hangs
-        self._budget = Budget()
+        self._num_nodes = 0  # to be verified next, at most
         self._granted = 0  # no draft was ever asked for a token at this position, or behind it
         self._growing = False
 
@@ -33,7 +33,7 @@ class Speculation:
         committed = sequence.ids[self._base :]
         self._trie = self._trie.descend(committed) if sequence.keyed_by_token else EMPTY_TREE
         self._base = sequence.base
-        self._budget = budget
+        self._num_nodes = budget.max_nodes
         self._growing = False
         for growth in self._draft.arrived():
             self._take(sequence, growth)
@@ -44,8 +44,9 @@ class Speculation:
         if self._max_ahead and sequence.keyed_by_token:
             # Below the last node in flight, as many again; the last token of all comes from the target.
             depth = min(2 * budget.max_depth + 1, sequence.remaining - 1)
-            in_flight = self._trie.prefix(budget.max_nodes)
+            in_flight = self._trie.prefix(budget.max_depth)
             budget = Budget(0 if in_flight else budget.max_nodes, depth, self._max_ahead)
+            self._num_nodes = len(in_flight) or budget.max_nodes
         self._granted = max(self._granted, self._base + budget.max_depth)
         self._growing = self._draft.advance(sequence, budget, in_flight) and not in_flight
 
@@ -62,10 +63,10 @@ class Speculation:
                     self._trie = EMPTY_TREE
             else:
                 self._take(sequence, growth)
-        return self._trie.prefix(self._budget.max_nodes)
+        return self._trie.prefix(self._num_nodes)
 
     def _take(self, sequence: Sequence, growth: Growth) -> None:
-        if growth.advance == self._draft.num_advances and (growth.end or len(growth.tree) >= self._budget.max_nodes):
+        if growth.advance == self._draft.num_advances and (growth.end or len(growth.tree) >= self._num_nodes):
             self._growing = False
         if growth.base > sequence.base or growth.base < sequence.num_prompt_tokens:
             return self._refuse(f"a growth from base {growth.base} at base {sequence.base}")
@@ -79,7 +80,7 @@ class Speculation:
             # Nobody asked for distributions, and the target refuses them in a tree that branches.
             grown = TokenTree(grown.token_ids, grown.parents)
         trie = self._trie.merge(grown.descend(sequence.ids[growth.base :]))
-        if not sequence.keyed_by_token and not (trie.is_chain and len(trie) <= self._budget.max_nodes):
+        if not sequence.keyed_by_token and not (trie.is_chain and len(trie) <= self._num_nodes):
             return self._refuse("growths that are not the chain that was asked for")
         self._trie = trie
         return None
