@@ -121,6 +121,9 @@ class Adaptive:
         if promise >= _ON and self._costs.savings > 0:
             self._num_on = self._doubts = 0
             return min(best, _FIRST)
+        if self._num_rounds == 1:
+            self._rest()  # a probe makes the draft take in the whole prompt: not for a text that may be short
+            return 0
         return self._probe()
 
     def _go_on(self, promises: list[float], best: int) -> int:
