@@ -41,7 +41,7 @@ class DraftClient:
         self._replica: Replica | None = None
         self._lane: Lane | None = None
         self._advance = 0
-        self._asked_nodes = 0  # in the last advance, and when
+        self._asked_nodes = 0  # in the last advance, and when; 0: that is answered
         self._asked = 0.0
         self._owed_since: float | None = None  # nothing came since then though something was asked for
         self._pause_s = _FIRST_PAUSE_S
@@ -109,23 +109,31 @@ class DraftClient:
         except SpecdecError:
             self._lane = None
             return None
-        answered = growth.advance == self._advance and (growth.end or len(growth.tree) >= self._asked_nodes)
-        self._owed_since = None if answered else time.monotonic()
-        if answered and growth.advance and self._replica is not None:
-            took_s = max(0.0, self._lane.heard - self._asked)
-            self._replica.observe(took_s)
-            if growth.end in (None, GrowthEnd.BUDGET):
-                self._costs.drafted(self._asked_nodes, took_s)
+        self._observe(self._lane, growth)
         return growth
 
     def arrived(self) -> Iterator[Growth]:
         """Growths that came without being waited for."""
         while self._lane is not None and self._lane.arrived:
             try:
-                yield self._lane.take()
+                growth: Growth = self._lane.take()
             except SpecdecError:
                 self._lane = None
-            self._owed_since = None
+                return
+            self._observe(self._lane, growth)
+            yield growth
+
+    def _observe(self, lane: Lane, growth: Growth) -> None:
+        num_nodes = self._asked_nodes
+        answered = growth.advance == self._advance and bool(growth.end or len(growth.tree) >= num_nodes)
+        self._owed_since = None if answered else time.monotonic()
+        # The answer to an open has a prefill in it.
+        if answered and num_nodes and growth.advance and self._replica is not None:
+            self._asked_nodes = 0
+            took_s = max(0.0, lane.heard - self._asked)
+            self._replica.observe(took_s)
+            if growth.end in (None, GrowthEnd.BUDGET):
+                self._costs.drafted(num_nodes, took_s)
 
     def _late(self) -> None:
         """This round does without; the answer may still count in the next."""

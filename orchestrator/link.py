@@ -35,10 +35,10 @@ class Lane:
     def __init__(self, link: Link, sequence: int) -> None:
         self.sequence = sequence
         self._link = link
-        self._inbox: deque[Any] = deque()
+        self._inbox: deque[tuple[float, Any]] = deque()  # with the time of arrival
         self._arrival: asyncio.Future[None] | None = None  # of the next result, while somebody waits for it
         self._closed = False
-        self.heard = 0.0  # when the newest result came; monotonic clock
+        self.heard = 0.0  # when the result that was taken last came; monotonic clock
 
     @property
     def waiting(self) -> bool:
@@ -68,7 +68,7 @@ class Lane:
 
     def take(self) -> Any:
         """The next result, which has arrived. Raises as ``receive`` does."""
-        result = self._inbox.popleft()
+        self.heard, result = self._inbox.popleft()
         if isinstance(result, SpecdecError):
             self.close()
             raise result
@@ -87,8 +87,7 @@ class Lane:
                 timer.cancel()
 
     def put(self, result: Any) -> None:
-        self._inbox.append(result)
-        self.heard = time.monotonic()
+        self._inbox.append((time.monotonic(), result))
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 

@@ -152,7 +152,9 @@ class Output:
 
 
 def _primed(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> DecodeStream:
-    tail = list(prompt_ids[-_PRIMING_TOKENS:])
+    # Not from the middle of a character on, which may have up to four tokens: what follows it would lose its space.
+    tails = (list(prompt_ids[-_PRIMING_TOKENS - more :]) for more in range(4))
+    tail = next((each for each in tails if not tokenizer.decode(each).startswith("\ufffd")), [])
     # After half a character the decoder would hand out part of the prompt.
     if tokenizer.decode(tail).endswith("\ufffd"):
         tail = []

@@ -180,6 +180,12 @@ def test_the_output_continues_the_prompt_as_one_text(name, data):
     assert tokenizer.decode(prompt + ids).startswith(before + text)
 
 
+def test_a_long_prompt_that_ends_in_characters_of_many_tokens_keeps_the_space_after_it():
+    tokenizer, woman, joiner = TOKENIZERS["sentencepiece"], [250, 169, 155], [236, 138, 151]
+    prompt = [*woman, 179, *joiner, *woman, 179, *joiner, *woman, 177]
+    assert stream(tokenizer, [42, 42, 2], prompt=prompt)[0] == "   the"
+
+
 @given(ids=st.lists(st.integers(0, SIZES["sentencepiece"] - 1), max_size=12), prompt=st.binary(max_size=3))
 def test_bytes_that_are_no_text_change_nothing_that_was_shown_and_lose_no_id(ids, prompt):
     tokenizer = TOKENIZERS["sentencepiece"]
