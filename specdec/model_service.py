@@ -25,6 +25,10 @@ from specdec.v1 import common_pb2
 log = logging.getLogger(__name__)
 
 
+_LAST_WORDS_S = 0.25
+"""Between the last answer and the end of the server, so that the news of it gets out."""
+
+
 class ModelServicer:
     """What both servicers consist of: the model's description, and streams."""
 
@@ -75,8 +79,8 @@ class ModelServer:
         await self._server.set_serving(False)
         if grace_s:
             await self.servicer.streams.drain(grace_s)
-        # The orchestrators' streams never end by themselves.
-        await self._server.stop(0)
+        # The orchestrators' streams never end by themselves; but whoever watches its health is to hear of the end.
+        await self._server.stop(_LAST_WORDS_S if grace_s else 0)
         await self.servicer.streams.stop()
 
 

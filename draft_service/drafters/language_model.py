@@ -85,8 +85,18 @@ class LanguageModelDrafter:
     def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
         # All but the root: the first step of growing feeds it and reads its logits.
         limit = self.info.context_length
-        texts = [_Text(sequence.ids, (), max(1, min(sequence.base, limit) - 1)) for sequence in sequences]
-        return [fed if isinstance(fed, SpecdecError) else fed is not None for fed in self._feed(sequences, texts)]
+        texts = {
+            index: _Text(sequence.ids, (), max(1, min(sequence.base, limit) - 1))
+            for index, sequence in enumerate(sequences)
+        }
+        # Where all of it is cached already, what was drafted below it stays cached, too.
+        missing = {index: text for index, text in texts.items() if not _is_cached(sequences[index].memory, text)}
+        fed = self._feed([sequences[index] for index in missing], list(missing.values())) if missing else []
+        outcome = dict(zip(missing, fed, strict=True))
+        return [
+            each if isinstance(each, SpecdecError) else each is not None
+            for each in (outcome.get(index, True) for index in texts)
+        ]
 
     def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
         texts = []
@@ -158,6 +168,11 @@ def _read_at(sequence: DraftSequence) -> list[int]:
     if sequence.memory.sampling.transforms.active:
         return [ROOT, *range(len(sequence.tree))]
     return [spot.parent for spot in sequence.spots]
+
+
+def _is_cached(memory: _Memory, text: _Text) -> bool:
+    known = memory.num_agreed
+    return len(memory.fed) >= len(text) and memory.fed[known : len(text)] == text[known:]
 
 
 def _roll_back(memory: _Memory, sequence: DraftSequence, text: _Text) -> None:
