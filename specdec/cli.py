@@ -54,8 +54,8 @@ def serve(context: typer.Context, role: Role) -> None:
 
 
 @app.command(context_settings=PASS_ON)
-def bench(context: typer.Context, name: Annotated[str, typer.Argument(help="rounds, soak or peers")]) -> None:
-    """Measure: rounds (the message path), soak (what grows), peers (us and transformers).
+def bench(context: typer.Context, name: Annotated[str, typer.Argument(help="rounds, soak, peers or distance")]) -> None:
+    """Measure: rounds (message path), soak (what grows), peers (us and transformers), distance (a draft far away).
 
     Own flags follow; needs a checkout of the repository.
     """

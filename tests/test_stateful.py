@@ -74,6 +74,7 @@ class Service:
                 target=[f"127.0.0.1:{each.port}" for each in self.world.of("target")],
                 draft=[f"127.0.0.1:{each.port}" for each in self.world.of("draft")],
                 park_after_s=0.02,
+                num_ahead_tokens=6,
                 watchdog_s=PATIENCE_S,
                 target_wait_s=2 * PATIENCE_S,
             )
