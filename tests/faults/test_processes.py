@@ -166,6 +166,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         "orchestrator",
         *("--target", f"{first.address},{second.address}", "--draft", draft.address),
         *("--tokenizer", str(directory / "demo" / "target"), "--watchdog-s", "1", "--shutdown-grace-s", "60"),
+        *("--num-draft-tokens", "5"),  # else a pair this small would soon not be drafting
     )
     running = Deployment([first, second], draft, orchestrator)
     try:
