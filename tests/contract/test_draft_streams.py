@@ -1,0 +1,92 @@
+"""Advances and growths, frame by frame, against the draft service alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from draft_service.drafters.language_model import LanguageModelDrafter
+from specdec.v1 import draft_pb2
+from tests.contract.models import GREEDY, greedy_text
+from tests.contract.raw import (
+    BLOCK,
+    PATIENCE_S,
+    TOKEN,
+    advance,
+    draft,
+    draft_open,
+)
+from tests.table_model import TableRunner
+
+
+async def test_a_newer_advance_supersedes_an_older_one_and_their_news_is_merged() -> None:
+    class Gated(LanguageModelDrafter):
+        gate = threading.Event()
+        entered = threading.Event()
+
+        def grow(self, sequences: Any) -> Any:
+            self.entered.set()
+            assert self.gate.wait(PATIENCE_S)
+            return super().grow(sequences)
+
+    runner = TableRunner()
+    drafter = Gated(runner)
+    text = greedy_text(runner, [1, 2, 3], 20)
+    async with draft(drafter) as service:
+        stream = service.stream()
+        await stream.send(opens=[draft_open(1, max_nodes=8, **GREEDY)])
+        assert await asyncio.to_thread(drafter.entered.wait, PATIENCE_S)
+        await stream.send(advances=[advance(1, 1, 5, text[:2], max_nodes=8)])
+        await stream.send(advances=[advance(1, 2, 6, text[2:3], max_nodes=4)])
+        # The frames reach the model thread while it is in the pass: ask the loop, not the clock.
+        async with asyncio.timeout(PATIENCE_S):
+            while service.server.servicer.streams._loop._inbox.qsize() < 2:
+                await asyncio.sleep(0.01)
+        drafter.gate.set()
+        answers = [await stream.answer(1) for _ in range(3)]
+        assert [(a.advance, a.end) for a in answers] == [
+            (0, draft_pb2.GROWTH_END_SUPERSEDED),
+            (1, draft_pb2.GROWTH_END_SUPERSEDED),
+            (2, draft_pb2.GROWTH_END_BUDGET),
+        ]
+        assert answers[2].base == 6
+        assert list(answers[2].tree.token_ids) == text[3:7]
+
+
+@pytest.mark.parametrize("method", [TOKEN, BLOCK])
+async def test_a_chain_with_distributions_is_drawn_afresh_at_every_advance(method: int) -> None:
+    async with draft(LanguageModelDrafter(TableRunner())) as service:
+        stream = service.stream()
+        await stream.send(opens=[draft_open(1, method=method)])
+        await stream.answer(1)
+        await stream.send(advances=[advance(1, 1, 4, [5], max_nodes=4)])
+        chain = await stream.answer(1)
+        assert (len(chain.tree.token_ids), len(chain.tree.draft_probs)) == (4, 4)
+        await stream.send(advances=[advance(1, 2, 5, chain.tree.token_ids[:1], max_nodes=4)])
+        again = await stream.answer(1)
+        assert (again.base, len(again.tree.token_ids)) == (5, 4)
+
+
+async def test_a_coupled_tree_keeps_what_is_below_the_committed_tokens() -> None:
+    runner = TableRunner()
+    async with draft(LanguageModelDrafter(runner)) as service:
+        stream = service.stream()
+        await stream.send(opens=[draft_open(1, max_nodes=6, seed=3)])
+        grown = list((await stream.answer(1)).tree.token_ids)
+        passes = runner.num_passes
+        await stream.send(advances=[advance(1, 1, 5, grown[:2], max_nodes=0)])
+        assert list((await stream.answer(1)).tree.token_ids) == grown[2:]
+        assert runner.num_passes == passes
+
+
+async def test_a_draft_stops_at_its_own_context() -> None:
+    async with draft(LanguageModelDrafter(TableRunner(context_length=8))) as service:
+        stream = service.stream()
+        await stream.send(opens=[draft_open(1, max_nodes=30)])
+        growth = await stream.answer(1)
+        assert (len(growth.tree.token_ids), growth.end) == (6, draft_pb2.GROWTH_END_CONTEXT)  # 8 fed, 1 more known
+        await stream.send(opens=[draft_open(2, token_ids=[1] * 20, max_nodes=3)])
+        assert (await stream.answer(2)).end == draft_pb2.GROWTH_END_CONTEXT

@@ -1,0 +1,66 @@
+"""A service that goes away: what it still answers, what it refuses, and who hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from draft_service.drafters.language_model import LanguageModelDrafter
+from specdec.errors import Draining
+from target_service.lm_verifier import LmVerifier
+from tests.contract.models import GatedVerifier
+from tests.contract.raw import (
+    PATIENCE_S,
+    draft,
+    draft_open,
+    round_,
+    target,
+    target_open,
+)
+from tests.table_model import TableRunner
+
+
+async def test_draining_ends_sequences_at_their_rounds_end_and_refuses_opens() -> None:
+    verifier = GatedVerifier(TableRunner())
+    async with target(verifier) as service:
+        stream = service.stream()
+        await stream.send(opens=[target_open(1), target_open(2)])
+        await asyncio.gather(stream.answer(1), stream.answer(2))
+        verifier.gate.clear()
+        verifier.entered.clear()
+        await stream.send(rounds=[round_(1, 1, 4)])
+        await verifier.in_a_pass()
+        stopping = asyncio.create_task(service.server.stop(PATIENCE_S))
+        await stream.send(opens=[target_open(3)])
+        async with asyncio.timeout(PATIENCE_S):
+            while service.server.servicer.streams._loop._inbox.qsize() < 2:
+                await asyncio.sleep(0.01)
+        verifier.gate.set()
+        assert (await stream.answer(1)).round == 1  # what was asked is answered
+        for s in (1, 2, 3):
+            assert type(await stream.error(s)) is Draining
+        await stopping
+        await stream.status()
+
+
+async def test_a_draining_draft_answers_and_then_ends_its_sequences() -> None:
+    async with draft(LanguageModelDrafter(TableRunner())) as service:
+        stream = service.stream()
+        await stream.send(opens=[draft_open(1, max_nodes=3), draft_open(2)])
+        await asyncio.gather(stream.answer(1), stream.answer(2))
+        await service.server.stop(PATIENCE_S)
+        for s in (1, 2):
+            assert type(await stream.error(s)) is Draining
+
+
+async def test_health_can_be_watched_until_the_service_drains() -> None:
+    async with target(LmVerifier(TableRunner())) as service:
+        watch = health_pb2_grpc.HealthStub(service.channel).Watch(
+            health_pb2.HealthCheckRequest(service="specdec.v1.TargetService")
+        )
+        status = health_pb2.HealthCheckResponse
+        assert (await asyncio.wait_for(watch.read(), PATIENCE_S)).status == status.SERVING
+        stopping = asyncio.create_task(service.server.stop(PATIENCE_S))
+        assert (await asyncio.wait_for(watch.read(), PATIENCE_S)).status == status.NOT_SERVING
+        await stopping
