@@ -13,7 +13,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -55,6 +55,15 @@ _MODES = [_ALONE, *_SYNC, Mode("sync, adaptive", "near", None), _AHEAD]
 
 
 @dataclass(frozen=True, slots=True)
+class TablePair:
+    """``step_ms`` is of a draft pass, whatever it grows."""
+
+    pass_ms: float
+    step_ms: float
+    acceptance: float
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One mode in one situation: medians."""
 
@@ -81,7 +90,9 @@ def main(
     if quick:
         tokens, repeats = min(tokens, 80), 1
     try:
-        rows = asyncio.run(_measure(console, pair, (pass_ms, step_ms, acceptance), num_ahead_tokens, tokens, repeats))
+        rows = asyncio.run(
+            _measure(console, pair, TablePair(pass_ms, step_ms, acceptance), num_ahead_tokens, tokens, repeats)
+        )
     except StartError as error:
         console.print(str(error), markup=False)
         raise typer.Exit(1) from error
@@ -186,7 +197,7 @@ def _median(situation: str, runs: Sequence[Row]) -> Row:
 async def _measure(
     console: Console,
     pair: PairName,
-    table: tuple[float, float, float],
+    table: TablePair,
     num_ahead_tokens: int,
     tokens: int,
     repeats: int,
@@ -213,9 +224,9 @@ async def _measure(
 
 
 @asynccontextmanager
-async def _lab(pair: PairName, table: tuple[float, float, float], num_ahead_tokens: int):  # type: ignore[no-untyped-def]
+async def _lab(pair: PairName, table: TablePair, num_ahead_tokens: int) -> AsyncIterator[_Lab]:
     with tempfile.TemporaryDirectory(prefix="specdec-distance-") as directory:
-        roles = _table_pair(*table) if pair is PairName.table else _damped_pair(Path(directory))
+        roles = _table_pair(table) if pair is PairName.table else _damped_pair(Path(directory))
         async with AsyncExitStack() as stack:
             ports: Iterator[int] = iter(free_ports(6))
 
@@ -251,16 +262,19 @@ _Roles = list[tuple[str, list[str]]]
 """Of target, draft and a draft that guesses at random: the module and its flags."""
 
 
-def _table_pair(pass_ms: float, step_ms: float, acceptance: float) -> _Roles:
-    draft = ("bench.table_service draft", [f"--pass-ms={step_ms}", f"--acceptance={acceptance}"])
-    stranger = ("bench.table_service draft", [f"--pass-ms={step_ms}", "--acceptance=0"])
-    return [("bench.table_service target", [f"--pass-ms={pass_ms}", f"--acceptance={acceptance}"]), draft, stranger]
+def _table_pair(table: TablePair) -> _Roles:
+    step, guesses = f"--pass-ms={table.step_ms}", f"--acceptance={table.acceptance}"
+    return [
+        ("bench.table_service target", [f"--pass-ms={table.pass_ms}", guesses]),
+        ("bench.table_service draft", [step, guesses]),
+        ("bench.table_service draft", [step, "--acceptance=0"]),
+    ]
 
 
 def _damped_pair(directory: Path) -> _Roles:
     made = damped_pair(directory)
     flags = ["--threads=1", "--kv-slots=16384"]
-    # The target as it is, but for its seed: same shape, nothing in common.
+    # The same shape from another seed: nothing in common.
     stranger = damped_pair(directory, Shape(seed=1))
     models = (("target_service", made.target), ("draft_service", made.draft), ("draft_service", stranger.draft))
     return [(module, [f"--model={path}", *flags]) for module, path in models]

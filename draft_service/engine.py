@@ -86,7 +86,7 @@ class Drafter(Protocol):
 
 @dataclass(slots=True)
 class _Work:
-    """A sequence and the advance it works on (the open is advance 0)."""
+    """A sequence and the advance it works on (the open is advance 0). A newer advance is new work."""
 
     sequence: DraftSequence
     advance: int
@@ -137,22 +137,25 @@ class DraftEngine:
             raise OutOfStep(f"base {sequence.base + len(advance.token_ids)} was expected, not {advance.base}")
         self._check_budget(sequence.spec, advance.budget)
         self._check_in_flight(advance)
+        superseded = list(work.superseded)
         if not work.answered:
-            work.superseded.append(Growth(work.advance, sequence.base, (), EMPTY_TREE, GrowthEnd.SUPERSEDED))
+            superseded.append(Growth(work.advance, sequence.base, (), EMPTY_TREE, GrowthEnd.SUPERSEDED))
         # A chain that is verified against its distribution is drawn afresh for every base.
         sequence.tree = sequence.tree.descend(advance.token_ids) if sequence.spec.keyed_by_token else EMPTY_TREE
         sequence.ids.extend(advance.token_ids)
-        work.advance, work.budget = advance.number, advance.budget
-        work.num_flying = work.num_ahead = 0
-        work.ahead = work.branched = False
-        if advance.budget.max_ahead and advance.in_flight:
-            sequence.tree = advance.in_flight.merge(sequence.tree)
-            work.num_flying = len(advance.in_flight)
+        in_flight = advance.in_flight if advance.budget.max_ahead else EMPTY_TREE
+        sequence.tree = in_flight.merge(sequence.tree)
         if advance.budget.max_nodes:
             sequence.tree = sequence.tree.trunk()
-        # Growing takes in what was committed; where nothing is to be grown, that is done when nobody waits.
-        work.num_grown, work.answered, work.learnt = 0, False, bool(advance.budget.max_nodes or work.num_flying)
-        self._fresh[key] = work
+        self._works[key] = self._fresh[key] = _Work(
+            sequence,
+            advance.number,
+            advance.budget,
+            num_flying=len(in_flight),
+            # Growing takes in what was committed; where nothing is to be grown, that is done when nobody waits.
+            learnt=bool(advance.budget.max_nodes or in_flight),
+            superseded=superseded,
+        )
 
     def close(self, key: Key) -> None:
         self._fresh.pop(key, None)

@@ -91,9 +91,8 @@ class Adaptive:
         if not verdict.round:
             return
         right, depth = len(verdict.accepted), max(tree.depths, default=-1) + 1
-        gained = (
-            self._costs.known and self._costs.account(self._asked, right + 1) > 0
-        )  # also of a draft that never came
+        # Booked also for a draft that never came.
+        gained = self._costs.known and self._costs.account(self._asked, right + 1) > 0
         if not tree:
             return
         tried = min(right + 1, depth)  # what follows the first rejection was not tried

@@ -15,6 +15,9 @@ from tokenizers.decoders import DecodeStream
 _PRIMING_TOKENS = 16
 """Prompt tokens the decoder sees first: some tokenizers write a word's leading space only after another word."""
 
+_MOST_TOKENS_OF_A_CHARACTER = 4
+"""The bytes of one in UTF-8, where each is a token."""
+
 
 class Origin(Enum):
     """Where a committed token came from."""
@@ -55,7 +58,7 @@ class Output:
         self._num_exempt_tokens = min_tokens
         self._num_exempt = 0  # characters
         self._decoder = _primed(tokenizer, prompt_ids) if tokenizer else None
-        self._ids = list(prompt_ids[-_PRIMING_TOKENS:])
+        self._ids = list(prompt_ids[-_PRIMING_TOKENS - _MOST_TOKENS_OF_A_CHARACTER :])
         self._stop = tuple(stop)
         self._text = ""
         self._num_sent = 0  # characters
@@ -82,7 +85,7 @@ class Output:
         num_pending = sum(held.end is None for held in self._held)
         if self._tokenizer is None or not num_pending:
             return None
-        context = self._ids[-num_pending - _PRIMING_TOKENS : -num_pending]
+        context = _tail(self._tokenizer, self._ids[:-num_pending])
         shown = self._tokenizer.decode(context)
         text = self._tokenizer.decode([*context, *self._ids[-num_pending:]])
         before = len(self._text)
@@ -151,10 +154,14 @@ class Output:
         return longest
 
 
+def _tail(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """The last ids, but not from the middle of a character on: what follows such a tail would lose its space."""
+    tails = (list(ids[-_PRIMING_TOKENS - more :]) for more in range(_MOST_TOKENS_OF_A_CHARACTER))
+    return next((each for each in tails if not tokenizer.decode(each).startswith("\ufffd")), [])
+
+
 def _primed(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> DecodeStream:
-    # Not from the middle of a character on, which may have up to four tokens: what follows it would lose its space.
-    tails = (list(prompt_ids[-_PRIMING_TOKENS - more :]) for more in range(4))
-    tail = next((each for each in tails if not tokenizer.decode(each).startswith("\ufffd")), [])
+    tail = _tail(tokenizer, prompt_ids)
     # After half a character the decoder would hand out part of the prompt.
     if tokenizer.decode(tail).endswith("\ufffd"):
         tail = []

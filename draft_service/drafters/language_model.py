@@ -90,7 +90,9 @@ class LanguageModelDrafter:
             for index, sequence in enumerate(sequences)
         }
         # Where all of it is cached already, what was drafted below it stays cached, too.
-        missing = {index: text for index, text in texts.items() if not _is_cached(sequences[index].memory, text)}
+        missing = {
+            index: text for index, text in texts.items() if _num_cached(sequences[index].memory, text) < len(text)
+        }
         fed = self._feed([sequences[index] for index in missing], list(missing.values())) if missing else []
         outcome = dict(zip(missing, fed, strict=True))
         return [
@@ -105,13 +107,9 @@ class LanguageModelDrafter:
             texts.append(_Text(sequence.ids, chain, sequence.base + len(chain)))
         fed = self._feed(sequences, texts)
         logits = {index: outcome for index, outcome in enumerate(fed) if isinstance(outcome, Tensor)}
-        those = [sequences[index] for index in logits]
-        ahead = bool(those and those[0].spots)
-        nodes = (
-            propose_children(those, list(logits.values()))
-            if ahead
-            else [[node] for node in propose(those, list(logits.values()))]
-        )
+        those, rows = [sequences[index] for index in logits], list(logits.values())
+        ahead = any(sequence.spots for sequence in those)
+        nodes = propose_children(those, rows) if ahead else [[node] for node in propose(those, rows)]
         grown = dict(zip(logits, nodes, strict=True))
         return [grown[index] if isinstance(outcome, Tensor) else outcome for index, outcome in enumerate(fed)]
 
@@ -170,19 +168,18 @@ def _read_at(sequence: DraftSequence) -> list[int]:
     return [spot.parent for spot in sequence.spots]
 
 
-def _is_cached(memory: _Memory, text: _Text) -> bool:
-    known = memory.num_agreed
-    return len(memory.fed) >= len(text) and memory.fed[known : len(text)] == text[known:]
+def _num_cached(memory: _Memory, text: _Text) -> int:
+    """How far the cache agrees with the text."""
+    limit = min(len(memory.fed), len(text))
+    start = min(memory.num_agreed, limit)
+    fed, wanted = memory.fed[start:limit], text[start:limit]
+    if fed == wanted:
+        return limit
+    return start + next(i for i, (one, other) in enumerate(zip(fed, wanted, strict=True)) if one != other)
 
 
 def _roll_back(memory: _Memory, sequence: DraftSequence, text: _Text) -> None:
     """Keep the cache as far as it agrees with the text, but leave something to feed."""
-    limit = max(0, min(len(memory.fed), len(text) - 1))
-    start = min(memory.num_agreed, limit)
-    fed, wanted = memory.fed[start:limit], text[start:limit]
-    common = limit
-    if fed != wanted:
-        common = start + next(i for i, (one, other) in enumerate(zip(fed, wanted, strict=True)) if one != other)
-    memory.cache.truncate(common)
+    memory.cache.truncate(min(_num_cached(memory, text), len(text) - 1))
     del memory.fed[len(memory.cache) :]
     memory.num_agreed = min(len(memory.fed), sequence.base)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.distance import _AHEAD, _ALONE, _MODES, _SYNC, PairName, Row, _lab, _ratios, _table
+from bench.distance import _AHEAD, _ALONE, _MODES, _SYNC, PairName, Row, TablePair, _lab, _ratios, _table
 
 SITUATIONS = ("0 ms", "1 ms", "5 ms", "20 ms", "50 ms", "32 streams", "random", "gone")
 
@@ -24,7 +24,7 @@ def test_ratios_compare_with_the_best_synchronous_draft_and_find_the_worst_case(
 
 
 async def test_every_mode_says_the_same_whatever_happens_to_the_draft():
-    async with _lab(PairName.table, (2.0, 0.2, 0.8), 20) as lab:
+    async with _lab(PairName.table, TablePair(2.0, 0.2, 0.8), 20) as lab:
         request = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 60, "temperature": 0.0}
         [alone] = await lab.clients["near"].generate(**request, num_draft_tokens=0)
         for name, client in lab.clients.items():

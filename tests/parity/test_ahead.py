@@ -13,7 +13,7 @@ import pytest
 from bench.table_model import Table, TableDrafter, TableVerifier
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import Drafter
-from specdec.client import Client
+from specdec.client import Client, Sample
 from specdec.errors import SpecdecError
 from specdec.rounds import Timings
 from target_service.engine import Decision, Job, Verifier
@@ -60,9 +60,13 @@ def requests(random_: random.Random, count: int, samplings: Sequence[dict[str, A
     ]
 
 
-async def texts(client: Client, asked: Sequence[dict[str, Any]], **fields: Any) -> list[list[int]]:
+async def samples_of(client: Client, asked: Sequence[dict[str, Any]], **fields: Any) -> list[Sample]:
     samples = await asyncio.gather(*(client.generate(**{**each, **fields}) for each in asked))
-    return [list(sample.token_ids) for [sample] in samples]
+    return [sample for [sample] in samples]
+
+
+async def texts(client: Client, asked: Sequence[dict[str, Any]], **fields: Any) -> list[list[int]]:
+    return [list(sample.token_ids) for sample in await samples_of(client, asked, **fields)]
 
 
 def waits(running: Cluster) -> float:
@@ -107,7 +111,9 @@ async def test_token_and_block_run_as_plain_chains_beside_it(verification: int) 
     verifier, drafter = language_models()
     asked = requests(random.Random(6), 6, [dict(temperature=0.8, verification=verification)])
     async with cluster([verifier], [drafter], num_ahead_tokens=20) as running:
-        assert all(await texts(running.client, asked, num_draft_tokens=3))
+        samples = await samples_of(running.client, asked, num_draft_tokens=3)
+        assert all(sample.token_ids for sample in samples)
+        assert sum(sample.finish.speculation.num_accepted_tokens for sample in samples) > 0
         assert waits(running) == 1.0
 
 
