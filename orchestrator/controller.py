@@ -28,9 +28,18 @@ _PRIOR_TRIALS = 6
 _MEMORY_TRIALS = 100
 _FIRST_PAUSE, _LONGEST_PAUSE = 8, 64
 
+_MOST_RUN_ON = 32
+"""Unasked tokens: what a slow client has not read of them stays here."""
+
 
 class Controller(Protocol):
-    """Says how much may be drafted, and is told what came of it."""
+    """Says how much may be drafted, and is told what came of it.
+
+    ``run_on``: after the round to come, so many will have nothing drafted for them either, and the target may make
+    their tokens unasked.
+    """
+
+    run_on: int
 
     def budget(self, sequence: Sequence) -> Budget:
         """For the round to come: nodes that are worth waiting for, and the depth that is worth verifying if more are
@@ -45,8 +54,10 @@ class Fixed:
 
     def __init__(self, num_draft_tokens: int) -> None:
         self._num_draft_tokens = num_draft_tokens
+        self.run_on = 0
 
     def budget(self, sequence: Sequence) -> Budget:
+        self.run_on = 0 if self._num_draft_tokens else _run_on(_MOST_RUN_ON, sequence)
         return _chain(self._num_draft_tokens, self._num_draft_tokens, sequence)
 
     def observe(self, tree: TokenTree, verdict: Verdict) -> None:
@@ -72,7 +83,9 @@ class Adaptive:
         self._pause = _FIRST_PAUSE
         self._paused = 0  # rounds that it still does without
         self._probing = False
+        self._borrowed = 0.0  # for a probe: see Costs
         self._checking = False  # for one round, what the target takes alone
+        self.run_on = 0
 
     def budget(self, sequence: Sequence) -> Budget:
         self._num_rounds += 1
@@ -85,9 +98,12 @@ class Adaptive:
         num_draft_tokens = 0 if self._checking else self._num_draft_tokens
         budget = _chain(num_draft_tokens, max(num_draft_tokens, self._depth), sequence)
         self._asked = budget.max_nodes
+        self.run_on = 0 if num_draft_tokens else _run_on(self._paused, sequence)
         return budget
 
     def observe(self, tree: TokenTree, verdict: Verdict) -> None:
+        self._costs.savings += self._borrowed
+        self._borrowed = 0.0
         if not verdict.round:
             return
         right, depth = len(verdict.accepted), max(tree.depths, default=-1) + 1
@@ -147,7 +163,9 @@ class Adaptive:
         rounds = self._costs.rounds
         dearest = rounds[0] + 1.5 * (rounds[1] - rounds[0])
         length = max(k for k in range(1, len(rounds)) if k == 1 or rounds[k] <= dearest)
-        if not self._costs.affords(length):
+        self._borrowed = self._costs.borrow(length)
+        if not self._borrowed:
+            self._paused = _LONGEST_PAUSE
             return 0
         self._probing = True
         self._rest()
@@ -171,3 +189,8 @@ def _chain(num_draft_tokens: int, depth: int, sequence: Sequence) -> Budget:
     # The last token of all comes from the target anyway.
     most = sequence.remaining - 1
     return Budget(max_nodes=min(num_draft_tokens, most), max_depth=min(depth, most))
+
+
+def _run_on(num_rounds: int, sequence: Sequence) -> int:
+    """For ``num_rounds`` after the one to come, which gives a token at least."""
+    return max(0, min(num_rounds, _MOST_RUN_ON, sequence.remaining - 1))

@@ -44,9 +44,8 @@ class Costs:
         self._passes = Curve()
         self._beyond_s = 0.0  # of a round with the target: all that is neither queue nor pass
         self._alone_seen = self._known = False
-        self._everybody = 1.0  # sequences that share the target, in this pass or another
-        # Without and with speculation. 0: all are in the same pass; 1: some are in a pass while others are not.
-        self._apart = [0.0, 0.0]
+        self._everybody = 1  # sequences that share the target, in this pass or another
+        self._apart = 0.0  # with speculation. 0: all are in the same pass; 1: some are while others are not
         self._last_pass = (0, 0, 0, 0)
         self._rounds: list[float] = []
         self._unwaited: list[float] = []
@@ -68,8 +67,10 @@ class Costs:
     def rounds(self) -> list[float]:
         """Seconds of a round with 0, 1, ... ``most`` draft tokens, as the load is now. Needs ``known``."""
         if not self._rounds:
-            self._longest_wait_s = _LATE * self.most * self._round_s(0, self._away_s(0))
-            self._rounds = [self._round_s(k, self._away_s(k)) for k in range(self.most + 1)]
+            # Unasked, all are in every pass. An older target, which is asked for each token, is a little slower.
+            alone_s = self._passes.seconds(self._everybody)
+            self._longest_wait_s = _LATE * self.most * alone_s
+            self._rounds = [alone_s, *(self._round_s(k, self._away_s(k)) for k in range(1, self.most + 1))]
             self._unwaited = [self._round_s(k, self._beyond_s) for k in range(self.most + 1)] if self._waits < 1 else []
         return self._rounds
 
@@ -81,13 +82,12 @@ class Costs:
     def _round_s(self, num_draft_tokens: int, away_s: float) -> float:
         """If every sequence verifies so many, and its rows are away from the target so long."""
         rows = num_draft_tokens + 1
-        apart = self._apart[num_draft_tokens > 0]
-        together = self._everybody
+        together: float = self._everybody
         for _ in range(3):
             pass_s = self._passes.seconds(together * rows)
-            together = max(1.0, self._everybody / (1 + apart * max(1.0, away_s / pass_s)))
+            together = max(1.0, self._everybody / (1 + self._apart * max(1.0, away_s / pass_s)))
         # The longer of both; where they are alike, who is late by little waits for a whole pass.
-        return pass_s + math.pow(away_s**3 + (apart * pass_s) ** 3, 1 / 3)
+        return pass_s + math.pow(away_s**3 + (self._apart * pass_s) ** 3, 1 / 3)
 
     @property
     def acceptance(self) -> float:
@@ -100,9 +100,16 @@ class Costs:
         self._right = forget * self._right + right
         self._tried = forget * self._tried + tried
 
-    def affords(self, num_draft_tokens: int) -> bool:
-        """Whether a round with so many may be tried though it promises nothing."""
-        return self.savings >= min(_SAVINGS, self._loss(num_draft_tokens, 1))
+    def borrow(self, num_draft_tokens: int) -> float:
+        """For a round with so many that promises nothing: what it may lose, to be given back when it is booked.
+
+        0: there is not enough left. Taken at once, because many may wish to try at the same time.
+        """
+        loss = max(1e-9, self._loss(num_draft_tokens, 1))
+        if self.savings < min(_SAVINGS, loss):
+            return 0.0
+        self.savings -= loss
+        return loss
 
     def account(self, num_draft_tokens: int, num_tokens: int) -> float:
         """A round with so many draft tokens committed so many: what was gained against the target alone."""
@@ -134,19 +141,26 @@ class Costs:
         usual_s = _PATIENCE * self._drafts.seconds(num_nodes)
         return max(_LEAST_PATIENCE_S, min(usual_s, self.most * self.rounds[0]))
 
-    def verified(self, num_nodes: int, seconds: float, timings: Timings, num_passes: int) -> None:
-        """From a round with ``num_nodes`` to its verdict; the replica made ``num_passes`` since the verdict before."""
+    def verified(self, num_nodes: int, seconds: float, timings: Timings, num_passes: int, everybody: int) -> None:
+        """From a round with ``num_nodes`` to its verdict; the replica made ``num_passes`` since the verdict before,
+        and has ``everybody`` as its sequences."""
         self._alone_seen = self._alone_seen or not num_nodes
         pass_s = max(1e-6, (timings.pass_us + timings.sample_us) / 1e6)
         beyond_s = max(0.0, seconds - pass_s - timings.queue_us / 1e6)
         self._beyond_s += _GAIN * (min(beyond_s, 2 * self._beyond_s + 1e-3) - self._beyond_s)
-        if self._drafts.is_known or not num_nodes:
+        if self._drafts.is_known and num_nodes:
             # Of the passes meanwhile that were not its own, how many more than it was away for?
             passes_away = max(1.0, self._away_s(num_nodes) / pass_s)
             apart = min(_MOST_APART, max(0, num_passes - 1) / passes_away)
-            self._apart[num_nodes > 0] += _GAIN * (apart - self._apart[num_nodes > 0])
-            everybody = max(1, timings.sequences) * (1 + apart * passes_away)
-            self._everybody += _GAIN * (everybody - self._everybody)
+            self._apart += _GAIN * (apart - self._apart)
+        self._passed(timings, pass_s, everybody)
+
+    def went_on(self, timings: Timings, everybody: int) -> None:
+        """To a verdict that nobody asked for: such a sequence is in every pass of its target."""
+        self._passed(timings, max(1e-6, (timings.pass_us + timings.sample_us) / 1e6), everybody)
+
+    def _passed(self, timings: Timings, pass_s: float, everybody: int) -> None:
+        self._everybody = max(1, timings.sequences, everybody)
         mine = (timings.pass_us, timings.sample_us, timings.rows, timings.sequences)
         if mine == self._last_pass:
             return  # the verdicts of one pass come one after the other

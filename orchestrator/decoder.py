@@ -24,10 +24,11 @@ from specdec.tree import TokenTree
 class Target(Protocol):
     """Whoever verifies."""
 
-    async def verify(self, sequence: Sequence, tree: TokenTree) -> Verdict:
-        """One pass of the target: the accepted nodes of ``tree`` and the token after them.
+    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int) -> Verdict:
+        """The next pass of the target: the accepted nodes of ``tree`` and the token after them.
 
-        The tree may go unused (a first token, a replay): then nothing of it is accepted.
+        The tree may go unused (a first token, a replay): then nothing of it is accepted. So many verdicts as
+        ``run_on`` may be made unasked afterwards; they are the answers to the next calls, whose trees are empty.
         """
 
 
@@ -47,7 +48,7 @@ async def decode(
     speculation.advance(sequence, controller.budget(sequence))
     while not sequence.finished:
         tree = await speculation.next(sequence)  # up to K draft tokens; empty when there is no draft
-        verdict = await target.verify(sequence, tree)  # one pass, up to K + 1 tokens back
+        verdict = await target.verify(sequence, tree, controller.run_on)  # one pass, up to K + 1 tokens back
         piece = sequence.extend(tree, verdict)  # stop ids, stop strings, length: token by token
         controller.observe(tree, verdict)
         if not sequence.finished:

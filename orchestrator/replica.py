@@ -99,6 +99,11 @@ class Replica:
         """That the model behind it has made, as far as was heard; 0: it is not connected."""
         return self.link.load.passes if self.link is not None else 0
 
+    @property
+    def num_sequences(self) -> int:
+        """Of all orchestrators that are open there, as far as was heard."""
+        return self.link.load.live_sequences if self.link is not None else 0
+
     def observe_pass(self, pass_s: float) -> None:
         """A pass of the model took so long."""
         if self.link is not None:

@@ -21,8 +21,8 @@ from orchestrator.pool import Pool
 from orchestrator.replica import Replica
 from orchestrator.sequence import Sequence
 from specdec.errors import Draining, NoReplica, OutOfStep, Overloaded, PassFailed, Preempted, ReplicaLost
-from specdec.rounds import Round, Verdict
-from specdec.tree import TokenTree
+from specdec.rounds import RUN_ON, Round, Verdict
+from specdec.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import target_pb2
 from specdec.wire import write_round
 
@@ -65,6 +65,7 @@ class TargetClient:
         self._lane: Lane | None = None
         self._instance = ""
         self._round = 0
+        self._rounds: list[Round] = []  # that more verdicts may come of: the last one, and one that it supersedes
         self._num_passes = 0  # of the replica, at the last verdict
         self._opened_before = False
         self._refused = False  # the last attempt found no room, and so was none
@@ -84,22 +85,35 @@ class TargetClient:
             self._lane.close()
             self._lane = None
 
-    async def verify(self, sequence: Sequence, tree: TokenTree) -> Verdict:
+    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int = 0) -> Verdict:
         """The next verdict, from whichever replica gives it; bounded by the request's deadline alone.
 
         Raises NoReplica if none can be reached, or if too many failed under this request.
         """
-        if self._lane is not None and self._lane.lost:
+        if self._lane is not None and self._lane.lost and not self._rounds:
             self.park()  # nothing of it was unanswered, so it cannot be what ended the replica: no suspect
         if self._lane is not None:
-            self._round += 1
-            round_ = Round(self._round, sequence.base, tree)
-            self._lane.send(write_round(self._lane.sequence, round_))
             with suppress(*_REPLAY):
-                return await self._answer(self._lane, round_)
+                return await self._next(self._lane, sequence, tree, run_on)
         retrying = AsyncRetrying(retry=retry_if_exception_type(_REPLAY), wait=_wait, reraise=True)
         verdict: Verdict = await retrying(self._begin, sequence)
         return verdict
+
+    async def _next(self, lane: Lane, sequence: Sequence, tree: TokenTree, run_on: int) -> Verdict:
+        if not self._rounds:
+            able = self._replica is not None and self._replica.can(frozenset({RUN_ON}))
+            self._ask(lane, Round(self._round + 1, sequence.base, tree, run_on if able else 0))
+            return await self._answer(lane, sequence, asked=time.monotonic())
+        to_come = self._rounds[-1].run_on + 1
+        if len(self._rounds) == 1 and 2 * to_come <= run_on:
+            # Before the target rests: to be asked again would cost it a pass where others are in every one.
+            self._ask(lane, Round(self._round + 1, sequence.base, EMPTY_TREE, run_on - to_come))
+        return await self._answer(lane, sequence)
+
+    def _ask(self, lane: Lane, round_: Round) -> None:
+        self._round = round_.number
+        self._rounds.append(round_)
+        lane.send(write_round(lane.sequence, round_))
 
     async def _begin(self, sequence: Sequence) -> Verdict:
         """The first verdict of the sequence on a replica; the first of all, or that of a replay."""
@@ -112,24 +126,32 @@ class TargetClient:
             return await self._first_answer(sequence)
 
     async def _first_answer(self, sequence: Sequence) -> Verdict:
-        return await self._answer(await self._open(sequence), Round(0, sequence.base))
+        lane = await self._open(sequence)
+        self._rounds = [Round(0, sequence.base)]
+        return await self._answer(lane, sequence)
 
-    async def _answer(self, lane: Lane, round_: Round) -> Verdict:
-        sent = time.monotonic()
+    async def _answer(self, lane: Lane, sequence: Sequence, asked: float | None = None) -> Verdict:
+        """``asked``: when, unless the target went on by itself."""
+        heard = lane.heard
         try:
             verdict: Verdict = await lane.receive()
-            self._refuse_nonsense(verdict, round_)
+            round_ = self._round_of(verdict, sequence)
         except _REPLAY as error:
             self._lane = None
+            self._rounds = []
             self._remember(error)
             raise
         assert self._replica is not None, "an open lane is some replica's"
         self._num_harmless = len(self._losses)
         num_passes, self._num_passes = self._replica.num_passes - self._num_passes, self._replica.num_passes
         if verdict.round:  # an open's answer has a prefill in it
-            latency_s = time.monotonic() - sent
+            latency_s = lane.heard - (asked or heard)
             self._replica.observe(latency_s)
-            self._costs.verified(len(round_.tree), latency_s, verdict.timings, num_passes)
+            if asked is None:
+                self._costs.went_on(verdict.timings, self._replica.num_sequences)
+            else:
+                everybody = self._replica.num_sequences
+                self._costs.verified(len(round_.tree), latency_s, verdict.timings, num_passes, everybody)
         self._replica.observe_pass(verdict.timings.pass_us / 1e6)
         return verdict
 
@@ -161,14 +183,24 @@ class TargetClient:
         )
         return lane
 
-    def _refuse_nonsense(self, verdict: Verdict, round_: Round) -> None:
-        """A target that answers what cannot be is left by everyone; this sequence is replayed elsewhere."""
-        if (verdict.round, verdict.base) != (round_.number, round_.base):
-            nonsense = f"round {verdict.round} at base {verdict.base} for {round_.number} at {round_.base}"
+    def _round_of(self, verdict: Verdict, sequence: Sequence) -> Round:
+        """The round that a verdict answers, or goes on from.
+
+        A target that answers what cannot be is left by everyone; this sequence is replayed elsewhere.
+        """
+        round_ = next((round_ for round_ in self._rounds if round_.number == verdict.round), None)
+        if round_ is None or verdict.base != sequence.base:
+            expected = " or ".join(str(round_.number) for round_ in self._rounds)
+            nonsense = f"round {verdict.round} at base {verdict.base} for {expected} at {sequence.base}"
         elif not round_.tree.is_path(verdict.accepted):
             nonsense = f"accepted nodes {verdict.accepted}, which are no path of the tree it was sent"
+        elif verdict.run_on > round_.run_on:
+            nonsense = f"{verdict.run_on} tokens to come unasked where {round_.run_on} were allowed"
         else:
-            return
+            later = [each for each in self._rounds if each.number > round_.number]
+            goes_on = [Round(round_.number, verdict.base, run_on=verdict.run_on - 1)] if verdict.run_on else []
+            self._rounds = [*goes_on, *later]
+            return round_
         error = HostileReplica(f"the target answered nonsense: {nonsense}")
         if self._replica is not None:
             self._replica.set_aside(str(error))

@@ -57,6 +57,7 @@ class Verdict:
     predictions: tuple[int, ...] = ()
     timings: Timings = field(default_factory=Timings)
     features: Features | None = None
+    run_on: int = 0  # verdicts that follow unasked
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,8 @@ TRANSFORMS = "transforms"
 FEATURES = "features"
 """The capability of a target that returns hidden states."""
 
+RUN_ON = "run_on"
+"""The capability of a target that says how many verdicts follow unasked."""
 
 AHEAD = "ahead"
 """The capability of a draft that grows below what is in flight."""

@@ -182,6 +182,7 @@ def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
             sequences=timings.sequences,
         ),
         num_feature_rows=verdict.features.num_rows if verdict.features else 0,
+        run_on=verdict.run_on,
     )
 
 
@@ -213,6 +214,7 @@ def read_verdict(message: target_pb2.Verdict, vocab_size: int) -> Verdict:
         message.next_token,
         tuple(message.predictions),
         Timings(timings.queue_us, timings.pass_us, timings.sample_us, timings.rows, timings.sequences),
+        run_on=message.run_on,
     )
 
 

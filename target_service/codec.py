@@ -55,7 +55,7 @@ class TargetCodec:
         return message.round
 
     def answers(self, result: Verdict) -> int | None:
-        return result.round
+        return None if result.run_on else result.round
 
     def attributes(self, result: Verdict) -> dict[str, int]:
         timings = result.timings

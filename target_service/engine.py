@@ -263,6 +263,10 @@ class TargetEngine:
         else:
             sequence.run_on -= 1
         queue_us = int((started - sequence.since) * 1e6)
+        committed = [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
+        full = sequence.base + len(committed) >= self._verifier.info.context_length
+        if full or not sequence.open.stop_token_ids.isdisjoint(committed):
+            sequence.run_on = 0
         verdict = Verdict(
             sequence.last,
             sequence.base,
@@ -271,13 +275,10 @@ class TargetEngine:
             decision.predictions if sequence.open.return_predictions else (),
             Timings(queue_us, timings.pass_us, timings.sample_us, timings.rows, timings.sequences),
             decision.features,
+            sequence.run_on,
         )
-        committed = [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
         sequence.ids.extend(committed)
         sequence.since = time.perf_counter()
-        full = sequence.base >= self._verifier.info.context_length
-        if full or not sequence.open.stop_token_ids.isdisjoint(committed):
-            sequence.run_on = 0
         return verdict
 
 

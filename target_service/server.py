@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
 from specdec.model_service import ModelServer, ModelServicer
+from specdec.rounds import RUN_ON
 from specdec.settings import ServiceSettings
 from specdec.v1 import target_pb2, target_pb2_grpc
 from target_service.codec import TargetCodec
@@ -24,5 +26,6 @@ class TargetServicer(ModelServicer, target_pb2_grpc.TargetServiceServicer):
 def create_server(verifier: Verifier, settings: ServiceSettings) -> ModelServer:
     """Not yet started. Call it on the event loop that will serve."""
     engine = TargetEngine(verifier, settings.max_sequences)
-    servicer = TargetServicer(engine, TargetCodec(verifier.info), verifier.info, "target-model")
+    info = dataclasses.replace(verifier.info, capabilities=(*verifier.info.capabilities, RUN_ON))
+    servicer = TargetServicer(engine, TargetCodec(info), info, "target-model")
     return ModelServer(servicer, target_pb2_grpc.add_TargetServiceServicer_to_server, SERVICE, settings)

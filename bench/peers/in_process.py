@@ -85,7 +85,7 @@ class _Target:
         self._key = key
         self._round = -1
 
-    async def verify(self, sequence: Sample, tree: TokenTree) -> Verdict:
+    async def verify(self, sequence: Sample, tree: TokenTree, run_on: int) -> Verdict:
         self._round += 1
         if self._round == 0:
             self._engine.open(self._key, TargetOpen(sequence.spec, sequence.stop_token_ids))

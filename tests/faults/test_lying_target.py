@@ -43,6 +43,10 @@ def a_path_upwards(verdict: target_pb2.Verdict) -> None:
     verdict.accepted[:] = list(reversed(verdict.accepted))
 
 
+def more_to_come_than_was_allowed(verdict: target_pb2.Verdict) -> None:
+    verdict.run_on = 3
+
+
 def a_token_outside_the_vocabulary(verdict: target_pb2.Verdict) -> None:
     verdict.next_token = 40
 
@@ -54,6 +58,7 @@ LIES = [
     a_path_that_begins_in_the_middle,
     a_node_twice,
     a_path_upwards,
+    more_to_come_than_was_allowed,
     a_token_outside_the_vocabulary,
 ]
 

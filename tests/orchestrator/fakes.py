@@ -84,9 +84,12 @@ class FakeTarget:
     def __init__(self) -> None:
         self.trees: list[TokenTree] = []
         self.replay_next = True
+        self.run_ons: list[int] = []
 
-    async def verify(self, sequence: Sequence, tree: TokenTree) -> Verdict:
+    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int) -> Verdict:
         assert tree.problem(10) is None
+        assert not (tree and run_on), "what is drafted is to be asked for"
+        self.run_ons.append(run_on)
         self.trees.append(tree)
         await asyncio.sleep(0)
         if self.replay_next:

@@ -97,13 +97,19 @@ class Run:
         accident = 5.0 if noise and self._random.random() < 0.005 else 1.0
         return seconds * accident * self._random.lognormvariate(0.0, noise)
 
-    def _begin(self, stream: _Stream) -> None:
+    def _begin(self, stream: _Stream, unasked: bool = False) -> None:
         budget = stream.controller.budget(UNENDING)
         assert 0 <= budget.max_nodes == budget.max_depth
+        assert not (budget.max_nodes and (unasked or stream.controller.run_on))
         stream.depth = stream.left = budget.max_nodes
         stream.since = self.now
         stream.round += 1
         self.depths[stream.index].append(stream.depth)
+        if unasked:
+            if 2 * stream.unasked <= stream.controller.run_on:  # as orchestrator.target_client does
+                stream.unasked = stream.controller.run_on
+            return None
+        stream.unasked = stream.controller.run_on
         if not stream.depth:
             return self._submit(stream)
         away_s = (self.place.overhead_ms + self.place.distance_ms) / 2e3
@@ -177,31 +183,48 @@ class Run:
         self._num_passes += 1
         for stream in batch:
             timings = Timings(int((started - stream.queued) * 1e6), int(pass_s * 1e6), 0, rows, len(batch))
-            self._at(self.place.overhead_ms / 2e3, lambda stream=stream, timings=timings: self._commit(stream, timings))
+            goes_on, asked = stream.unasked > 0, stream.asked
+            stream.asked = not goes_on
+            if goes_on:
+                stream.unasked -= 1
+                stream.queued = self.now
+                self._verifying.append(stream)
+            self._at(
+                self.place.overhead_ms / 2e3,
+                lambda stream=stream, timings=timings, asked=asked, goes_on=goes_on: self._commit(
+                    stream, timings, asked, goes_on
+                ),
+            )
         self._pass()
 
-    def _commit(self, stream: _Stream, timings: Timings) -> None:
+    def _commit(self, stream: _Stream, timings: Timings, asked: bool, goes_on: bool) -> None:
         right = 0
         while right < stream.depth and self._random.random() < self.place.acceptance:
             right += 1
         # What is to be expected, not what came: the same with less noise.
         self.tokens += sum(self.place.acceptance**depth for depth in range(stream.depth + 1))
-        if self._costs:
-            self._costs.verified(stream.depth, self.now - stream.since, timings, self._num_passes - stream.passes)
+        if self._costs and asked:
+            num_passes = self._num_passes - stream.passes
+            self._costs.verified(stream.depth, self.now - stream.since, timings, num_passes, len(self.streams))
+        elif self._costs:
+            self._costs.went_on(timings, len(self.streams))
         stream.passes = self._num_passes
         stream.controller.observe(CHAINS[stream.depth], Verdict(stream.round, 0, tuple(range(right)), 0, (), timings))
         stream.submitted = False
-        if not stream.ended:
-            self._begin(stream)
+        if stream.ended:
+            stream.unasked = 0
+        else:
+            self._begin(stream, goes_on)
 
 
 class _Stream:
     def __init__(self, index: int, controller: Controller) -> None:
         self.index = index
         self.controller = controller
-        self.round = self.depth = self.left = self.passes = 0
+        self.round = self.depth = self.left = self.passes = self.unasked = 0
         self.since = self.queued = 0.0
         self.submitted = self.ended = False
+        self.asked = True
 
 
 UNENDING: Any = SimpleNamespace(remaining=1 << 30)

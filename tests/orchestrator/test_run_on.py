@@ -1,0 +1,176 @@
+"""Where nothing is drafted the target goes on unasked: the same text, and a round trip for many tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from bench.table_model import Table, TableVerifier
+from orchestrator.controller import Fixed
+from orchestrator.costs import Costs
+from orchestrator.sequence import Sequence
+from orchestrator.target_client import TargetClient
+from specdec.rounds import Round
+from specdec.tree import EMPTY_TREE
+from target_service.engine import TargetEngine
+from tests.cluster import Cluster, cluster
+from tests.orchestrator.fakes import new_sequence
+
+TABLE = Table(vocab_size=40)
+PATIENCE_S = 20.0
+
+
+class Counted(TableVerifier):
+    """Counts its passes; from ``held_from`` on they wait for the gate."""
+
+    def __init__(self, held_from: int = 1 << 30) -> None:
+        super().__init__(TABLE)
+        self.num_passes = 0
+        self.gate = threading.Event()
+        self.held = threading.Event()
+        self._held_from = held_from
+
+    def verify(self, jobs: Any) -> Any:
+        self.num_passes += 1
+        if self.num_passes >= self._held_from:
+            self.held.set()
+            assert self.gate.wait(PATIENCE_S)
+        return super().verify(jobs)
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
+    """Every round that a target is asked for in this process."""
+    asked: list[Round] = []
+    submit = TargetEngine.submit
+
+    def counting(engine: TargetEngine, key: Any, round_: Round) -> None:
+        asked.append(round_)
+        submit(engine, key, round_)
+
+    monkeypatch.setattr(TargetEngine, "submit", counting)
+    return asked
+
+
+async def text_of(running: Cluster, **fields: Any) -> list[int]:
+    [sample] = await running.client.generate(token_ids={"token_ids": [1, 2, 3]}, seed=5, **fields)
+    return list(sample.token_ids)
+
+
+def client_of(running: Cluster) -> TargetClient:
+    return TargetClient(running.orchestrator.targets, Costs(8), "", "", PATIENCE_S, time.monotonic())
+
+
+async def decoded(client: TargetClient, sequence: Sequence, num_tokens: int) -> list[int]:
+    """So many tokens more, one a round."""
+    controller = Fixed(0)
+    for _ in range(num_tokens):
+        controller.budget(sequence)
+        sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE, controller.run_on))
+    return sequence.ids
+
+
+async def test_a_target_that_goes_on_unasked_gives_the_same_text_for_few_rounds_and_no_pass_more(
+    rounds: list[Round],
+) -> None:
+    verifier = Counted()
+    async with cluster([verifier]) as running:
+        going_on = await text_of(running, max_tokens=200, num_draft_tokens=0)
+        await running.settled()
+    assert len(going_on) == 200
+    assert verifier.num_passes == 200
+    assert 1 + len(rounds) <= 20
+    rounds.clear()
+    old = Counted()
+    async with cluster([old]) as running:
+        replica = running.orchestrator.targets.replicas[0]
+        assert replica.info is not None
+        replica.info = dataclasses.replace(replica.info, capabilities=())
+        assert await text_of(running, max_tokens=200, num_draft_tokens=0) == going_on
+    assert len(rounds) == 199, "an older target is asked for each token"
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 33, 34, 35, 66])
+async def test_it_stops_where_the_request_ends(rounds: list[Round], max_tokens: int) -> None:
+    verifier = Counted()
+    async with cluster([verifier]) as running:
+        assert len(await text_of(running, max_tokens=max_tokens, num_draft_tokens=0)) == max_tokens
+        await running.settled()
+    assert verifier.num_passes == max_tokens
+
+
+async def test_a_stop_token_ends_it() -> None:
+    async with cluster([Counted()]) as running:
+        text = await text_of(running, max_tokens=60, num_draft_tokens=0)
+        stop = next(token for token in text[10:] if token not in text[:10])
+        until = text.index(stop)
+        assert await text_of(running, max_tokens=60, num_draft_tokens=0, stop_token_ids=[stop]) == text[:until]
+        await running.settled()
+
+
+async def test_it_is_asked_again_before_it_rests(rounds: list[Round]) -> None:
+    """A round that comes when the target rests costs it a pass where others are in every one."""
+    sequence = new_sequence(max_tokens=400)
+    async with asyncio.timeout(PATIENCE_S), cluster([TableVerifier(TABLE)]) as running, client_of(running) as client:
+        await decoded(client, sequence, 120)
+    assert all(not round_.tree for round_ in rounds)
+    # The round that is sent in time names an older base, or is there before the last token that was allowed.
+    reached, allowed = rounds[0].base, rounds[0].run_on
+    for round_ in rounds[1:]:
+        assert round_.base <= reached + allowed
+        reached, allowed = round_.base, round_.run_on + 16
+
+
+async def test_a_replica_that_is_lost_while_it_goes_on_is_replaced_and_the_request_is_suspected() -> None:
+    verifiers = [Counted(held_from=20), Counted(held_from=20)]
+    sequence = new_sequence(max_tokens=60)
+    async with asyncio.timeout(PATIENCE_S), cluster(verifiers) as running, client_of(running) as client:
+        decoding = asyncio.create_task(decoded(client, sequence, 60))
+        used = None
+        while used is None:
+            used = next((index for index, each in enumerate(verifiers) if each.held.is_set()), None)
+            await asyncio.sleep(0.01)
+        verifiers[1 - used].gate.set()
+        stopping = asyncio.create_task(running.targets[used].stop())
+        await asyncio.sleep(0.05)
+        verifiers[used].gate.set()
+        await decoding
+        await stopping
+        assert sequence.statistics.num_replays == 1
+        assert len(client._losses) == 1
+    undisturbed = new_sequence(max_tokens=60)
+    async with cluster([TableVerifier(TABLE)]) as running, client_of(running) as client:
+        assert await decoded(client, undisturbed, 60) == sequence.ids
+
+
+async def test_a_parked_sequence_goes_on_elsewhere() -> None:
+    sequence, undisturbed = new_sequence(max_tokens=60), new_sequence(max_tokens=60)
+    async with asyncio.timeout(PATIENCE_S), cluster([TableVerifier(TABLE)]) as running, client_of(running) as client:
+        await decoded(client, sequence, 25)
+        client.park()
+        await running.settled()
+        await decoded(client, sequence, 35)
+        async with client_of(running) as another:
+            assert await decoded(another, undisturbed, 60) == sequence.ids
+
+
+async def test_the_service_is_heard_while_it_goes_on() -> None:
+    """Longer passes than the silence after which a replica counts as lost."""
+    verifier = Counted(held_from=10)
+    sequence = new_sequence(max_tokens=20)
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        cluster([verifier], watchdog_s=0.6) as running,
+        client_of(running) as client,
+    ):
+        decoding = asyncio.create_task(decoded(client, sequence, 20))
+        await asyncio.to_thread(verifier.held.wait, PATIENCE_S)
+        await asyncio.sleep(1.5)
+        verifier.gate.set()
+        await decoding
+    assert sequence.statistics.num_replays == 0
