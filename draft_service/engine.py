@@ -166,6 +166,10 @@ class DraftEngine:
         self._draining = True
 
     @property
+    def rest_s(self) -> float:
+        return 0.0  # a step is short, and whoever comes back joins the next one
+
+    @property
     def idle(self) -> bool:
         if self._draining and self._works:
             return False

@@ -30,7 +30,7 @@ _REVIEW_EVERY, _YOUNG = 4, 64
 _REACH = 1.5
 """The draft is known once so different numbers of nodes were measured."""
 
-_PROBING, _SAVINGS = 0.02, 5.0
+_PROBING, _SAVINGS = 0.015, 4.0
 """What speculation may lose against the target alone: this share of the rounds without it, and what it gained
 before, saved (or owed) up to so many rounds."""
 

@@ -7,6 +7,7 @@ Whatever arrives while the model is busy joins the next pass: continuous batchin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -49,6 +50,10 @@ class Engine(Protocol):
 
     @property
     def idle(self) -> bool: ...
+
+    @property
+    def rest_s(self) -> float:
+        """How long the next pass had better wait for more orders, where it need not: 0 is not at all."""
 
     def step(self) -> Results:
         """One pass for everything that waits."""
@@ -133,7 +138,12 @@ class StepLoop:
                 self._carry_out(self._inbox.get())
             while not self._inbox.empty():
                 self._carry_out(self._inbox.get())
-            self._hand_over(self._step())
+            rest_s = self.engine.rest_s
+            if rest_s and not self.engine.idle:
+                with contextlib.suppress(queue.Empty):
+                    self._carry_out(self._inbox.get(timeout=rest_s))
+            else:
+                self._hand_over(self._step())
 
     def _carry_out(self, orders: list[_Order]) -> None:
         for verb, arguments in orders:

@@ -24,6 +24,7 @@ from specdec.errors import (
 from specdec.rounds import Features, Load, ModelInfo, Round, Timings, Verdict
 from specdec.sequence import Method, SequenceSpec
 from specdec.tree import EMPTY_TREE, TokenTree
+from target_service.gathering import Gathering
 
 _HEADROOM = 32
 """Tokens that every sequence must have room to grow by, and at least by half of its output, before another is let in:
@@ -119,6 +120,7 @@ class TargetEngine:
         self._verifier = verifier
         self._max_sequences = max_sequences
         self._sequences: dict[Key, _Sequence] = {}
+        self._gathering = Gathering()
         self._batch: list[Key] = []
         self._passes = 0
         self._draining = False
@@ -178,8 +180,10 @@ class TargetEngine:
         sequence.pending = round_
         sequence.run_on = 0
         sequence.since = time.perf_counter()
+        self._gathering.back(key, sequence.since)
 
     def close(self, key: Key) -> None:
+        self._gathering.gone(key)
         if (sequence := self._sequences.pop(key, None)) is not None:
             self._verifier.close(sequence.memory)
 
@@ -191,6 +195,12 @@ class TargetEngine:
         if self._draining and self._sequences:
             return False
         return not any(sequence.waits for sequence in self._sequences.values())
+
+    @property
+    def rest_s(self) -> float:
+        if self._draining:
+            return 0.0
+        return self._gathering.rest_s(sum(each.waits for each in self._sequences.values()), time.perf_counter())
 
     def working_on(self) -> Sequence[Key]:
         return self._batch
@@ -222,6 +232,7 @@ class TargetEngine:
         ]
         decisions, timings = self._verifier.verify(jobs)
         self._passes += 1
+        self._gathering.passed(timings.rows, time.perf_counter() - started)
         results: list[tuple[Key, Verdict | SpecdecError]] = []
         starved = False
         for key, (tree, nodes), decision in zip(self._batch, current, decisions, strict=True):
@@ -231,7 +242,10 @@ class TargetEngine:
                 self.close(key)
                 results.append((key, decision))
             elif decision is not None:
-                results.append((key, self._commit(self._sequences[key], tree, nodes, decision, started, timings)))
+                sequence = self._sequences[key]
+                results.append((key, self._commit(sequence, tree, nodes, decision, started, timings)))
+                if not sequence.waits:
+                    self._gathering.told(key, sequence.since)
         if starved:
             results.append(self._preempt())
         return results

@@ -18,6 +18,7 @@ from orchestrator.controller import Adaptive, Controller, Fixed
 from orchestrator.costs import Costs
 from specdec.rounds import Timings, Verdict
 from specdec.tree import TokenTree
+from target_service.gathering import Gathering
 
 CHAINS = [TokenTree.chain([1] * depth) for depth in range(65)]
 MOST = 8
@@ -62,7 +63,9 @@ class Run:
         self._verifying: list[_Stream] = []  # waiting at the target
         self._drafting: list[_Stream] = []
         self._target_busy = self._draft_busy = False
+        self._rest = 0  # number of the last time that a pass was put off
         self._num_passes = 0
+        self._gathering = Gathering()
         self._new_controller = new_controller
         self.streams: list[_Stream] = []
         self.join(place.sequences)
@@ -124,7 +127,9 @@ class Run:
         if stream.round == this and stream.left:
             self._drafting.append(stream)
             if not self._draft_busy:
-                self._step()
+                # What one frame brings takes effect together.
+                self._draft_busy = True
+                self._at(0.0, self._step)
 
     def _step(self) -> None:
         growing, self._drafting = self._drafting, []
@@ -166,21 +171,35 @@ class Run:
     def _queue(self, stream: _Stream) -> None:
         stream.queued = self.now
         self._verifying.append(stream)
+        self._gathering.back(stream, self.now)
         if not self._target_busy:
             # What one frame brings takes effect together.
             self._target_busy = True
             self._at(0.0, self._pass)
 
     def _pass(self) -> None:
+        rest_s = self._gathering.rest_s(len(self._verifying), self.now)
+        if self._verifying and rest_s:
+            self._target_busy, self._rest = False, self._rest + 1
+            this = self._rest
+            self._at(rest_s, lambda: self._rested(this))
+            return
         batch, self._verifying = self._verifying, []
         self._target_busy = bool(batch)
         if batch:
+            self._rest += 1
             rows = sum(stream.depth + 1 for stream in batch)
             pass_s, started = self._noisy(self.place.pass_s(rows)), self.now
             self._at(pass_s, lambda: self._verified(batch, rows, pass_s, started))
 
+    def _rested(self, this: int) -> None:
+        if self._rest == this and not self._target_busy:
+            self._target_busy = True
+            self._pass()
+
     def _verified(self, batch: list[_Stream], rows: int, pass_s: float, started: float) -> None:
         self._num_passes += 1
+        self._gathering.passed(rows, pass_s)
         for stream in batch:
             timings = Timings(int((started - stream.queued) * 1e6), int(pass_s * 1e6), 0, rows, len(batch))
             goes_on, asked = stream.unasked > 0, stream.asked
@@ -189,6 +208,8 @@ class Run:
                 stream.unasked -= 1
                 stream.queued = self.now
                 self._verifying.append(stream)
+            else:
+                self._gathering.told(stream, self.now)
             self._at(
                 self.place.overhead_ms / 2e3,
                 lambda stream=stream, timings=timings, asked=asked, goes_on=goes_on: self._commit(
@@ -213,6 +234,7 @@ class Run:
         stream.submitted = False
         if stream.ended:
             stream.unasked = 0
+            self._gathering.gone(stream)
         else:
             self._begin(stream, goes_on)
 

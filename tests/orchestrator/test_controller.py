@@ -105,7 +105,8 @@ def test_it_stops_while_the_target_is_saturated():
     latest = [depths[-20:] for depths in run.depths]
     assert sum(map(sum, latest)) < sum(map(len, latest))
     run.leave(120)
-    assert tokens_per_s(run, 200, 100) > 0.85 * quiet
+    # Whoever tries alone among those that go on unasked waits for a whole pass of theirs, so they come back one by one.
+    assert tokens_per_s(run, 600, 100) > 0.85 * quiet
 
 
 @pytest.mark.parametrize("point", [(0.8, 0.1, 0.0, 1), (0.6, 0.1, 0.25, 16), (0.0, 0.1, 1.0, 16), (0.7, 0.3, 1.0, 1)])

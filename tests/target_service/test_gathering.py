@@ -1,0 +1,124 @@
+"""When a pass begins: who is about to be back is waited for where that saves more than it costs, and nobody else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.controller import Fixed
+from target_service.gathering import Gathering
+from tests.orchestrator.simulation import Place, Run, fixed, tokens_per_s
+
+
+def known(pass_s: float = 0.020, per_row_s: float = 0.0, away_s: float = 0.004, sequences: int = 8) -> Gathering:
+    """Passes of so long and so much more for every row; all sequences are as long away, and here now, at 10 s."""
+    gathering = Gathering()
+    for number in range(40):
+        rows = 4 + number % 5
+        gathering.passed(rows, pass_s + per_row_s * rows)
+    for key in range(sequences):
+        for number in range(4):
+            gathering.told(key, number)
+            gathering.back(key, number + away_s)
+    return gathering
+
+
+def told(gathering: Gathering, keys: range, now: float = 10.0) -> None:
+    for key in keys:
+        gathering.told(key, now)
+
+
+def test_a_half_that_is_soon_back_is_waited_for():
+    gathering = known()
+    told(gathering, range(4))
+    assert gathering.rest_s(4, 10.0) == pytest.approx(0.004)
+    for key in range(4):
+        gathering.back(key, 10.004)
+    assert gathering.rest_s(8, 10.004) == 0
+
+
+def test_many_do_not_wait_for_one():
+    gathering = known()
+    told(gathering, range(1))
+    assert gathering.rest_s(7, 10.0) == 0
+    assert gathering.rest_s(1, 10.0) > 0
+
+
+def test_nobody_waits_for_those_who_are_away_for_longer_than_a_pass():
+    gathering = known(away_s=0.021)
+    told(gathering, range(7))
+    assert gathering.rest_s(1, 10.0) == 0
+
+
+def test_nobody_waits_for_a_stranger_and_for_who_is_gone():
+    gathering = known()
+    gathering.told("new", 10.0)
+    assert gathering.rest_s(1, 10.0) == 0
+    told(gathering, range(4))
+    for key in range(4):
+        gathering.gone(key)
+    assert gathering.rest_s(1, 10.0) == 0
+
+
+def test_who_is_late_is_given_up():
+    gathering = known()
+    told(gathering, range(4))
+    now = 10.0
+    while rest_s := gathering.rest_s(4, now):
+        now += rest_s
+    assert 10.004 <= now <= 10.007
+
+
+def test_where_every_row_costs_its_share_nothing_is_saved():
+    gathering = known(pass_s=0.0005, per_row_s=0.005)
+    told(gathering, range(4))
+    assert gathering.fixed_s == pytest.approx(0.0005, abs=1e-6)
+    assert gathering.rest_s(4, 10.0) == 0
+
+
+def test_the_cost_of_a_pass_without_rows_is_found_among_prompts_and_trees():
+    gathering = Gathering()
+    for number in range(200):
+        rows = (1, 5, 20, 512)[number % 4]
+        gathering.passed(rows, 0.020 + 0.0001 * rows)
+    assert gathering.fixed_s == pytest.approx(0.020, rel=0.02)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 600), st.floats(0, 10))),
+    st.lists(st.tuples(st.integers(0, 5), st.floats(0, 10), st.booleans())),
+    st.integers(1, 50),
+)
+def test_the_rest_is_never_negative_nor_longer_than_a_pass(passes, events, num_here):
+    gathering, now = Gathering(), 0.0
+    for rows, seconds in passes:
+        gathering.passed(rows, seconds)
+    for key, seconds, out in events:
+        now += seconds
+        (gathering.told if out else gathering.back)(key, now)
+        assert 0 <= gathering.rest_s(num_here, now) <= max([seconds for _, seconds in passes], default=0)
+
+
+class Hasty(Run):
+    """Passes begin at once."""
+
+    def _pass(self) -> None:
+        self._gathering = Gathering()
+        super()._pass()
+
+
+@pytest.mark.parametrize("sequences", [2, 4, 16, 32])
+def test_it_makes_halves_that_take_turns_one(sequences):
+    where = Place(0.7, step_ms=1, sequences=sequences)
+    hasty = tokens_per_s(Hasty(where, lambda: Fixed(4)))
+    assert tokens_per_s(fixed(where, 4)) > 1.3 * hasty
+
+
+@pytest.mark.parametrize("distance_ms", [0, 5, 20, 100])
+@pytest.mark.parametrize("step_ms", [1, 4, 20])
+@pytest.mark.parametrize("sequences", [1, 4, 16])
+def test_it_costs_next_to_nothing_where_it_gains_nothing(sequences, step_ms, distance_ms):
+    where = Place(0.7, step_ms=step_ms, distance_ms=distance_ms, sequences=sequences)
+    hasty = tokens_per_s(Hasty(where, lambda: Fixed(4)), 40, 60)
+    assert tokens_per_s(fixed(where, 4), 40, 60) > 0.96 * hasty
