@@ -22,6 +22,9 @@ _LATE = 1.25
 
 _GAIN = 0.1
 _RARELY = 0.02
+_HOPE, _HOPE_TRIALS = 0.5, 4
+"""Share of the rounds that are taken to wait for a draft which grows ahead, until so many were seen: where it is far away
+rounds that wait never pay, and what was not tried would never be known."""
 _ACCEPTANCE, _ACCEPTANCE_TRIALS, _ACCEPTANCE_MEMORY = 0.7, 4, 500
 _MOST_APART = 3.0
 _REVIEW_EVERY, _YOUNG = 4, 64
@@ -36,9 +39,9 @@ before, saved (or owed) up to so many rounds."""
 
 
 class Costs:
-    """Of rounds with up to ``most`` draft tokens. Durations in seconds."""
+    """Of rounds with up to ``most`` draft tokens. Durations in seconds. ``ahead``: drafts are asked to grow ahead."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, ahead: bool = False) -> None:
         self.most = most
         self._drafts = Curve()
         self._passes = Curve()
@@ -50,7 +53,9 @@ class Costs:
         self._rounds: list[float] = []
         self._unwaited: list[float] = []
         self._num_passes = 0
-        self._waits = 1.0  # share of the rounds with speculation that wait for the draft: not those that were foreseen
+        # Share of the rounds with speculation that wait for the draft: not those that were foreseen.
+        self._waits = _HOPE if ahead else 1.0
+        self._num_waits = _HOPE_TRIALS
         self._longest_wait_s = math.inf  # for a draft: see patience_s
         self._right = _ACCEPTANCE * _ACCEPTANCE_TRIALS
         self._tried: float = _ACCEPTANCE_TRIALS
@@ -127,7 +132,8 @@ class Costs:
 
     def foreseen(self, foreseen: bool) -> None:
         """A draft was asked: for what follows a tree that is there already, or for a tree that is waited for."""
-        self._waits += _RARELY * ((not foreseen) - self._waits)
+        self._num_waits += 1
+        self._waits += max(_RARELY, 1 / self._num_waits) * ((not foreseen) - self._waits)
 
     def late(self, num_nodes: int, seconds: float) -> None:
         """Nobody waits any longer for a growth of ``num_nodes``."""

@@ -51,7 +51,7 @@ class Generator:
         self._tokenizer = tokenizer
         self._settings = settings
         self._metrics = metrics
-        self._costs = Costs(_MOST_DRAFT_TOKENS)
+        self._costs = Costs(_MOST_DRAFT_TOKENS, ahead=settings.num_ahead_tokens > 0)
 
     async def chunks(self, request: Request, model_digest: str) -> AsyncGenerator[generation_pb2.Chunk, None]:
         """All chunks of all samples. Raises the first SpecdecError that ends one of them; closed, it ends them all."""

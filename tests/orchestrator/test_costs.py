@@ -158,3 +158,26 @@ def test_what_is_fast_again_is_believed_at_once():
     curve = measured({1: 2.0, 5: 2.0}, times=20)
     curve.observe(5, 0.02)
     assert curve.seconds(1) == pytest.approx(0.02, rel=0.1)
+
+
+def far_away(costs: Costs, waits: bool) -> list[float]:
+    """The draft takes 5 passes, which nobody ever gains from waiting for."""
+    for number in range(40):
+        depth = number % 3
+        if depth:
+            costs.drafted(depth, 0.1)
+            costs.foreseen(not waits)
+        costs.verified(depth, 0.0205, Timings(0, 20_000 + number, 0, depth + 1, 1), 1, 1)
+    return costs.rounds
+
+
+def test_growing_ahead_is_hoped_to_spare_the_wait_until_it_is_known():
+    hopeful = Costs(8, ahead=True)
+    hopeful.drafted(4, 0.1)
+    hopeful.drafted(1, 0.1)
+    for depth in (0, 1, 4):
+        hopeful.verified(depth, 0.0205, Timings(0, 20_000, 0, depth + 1, 1), 1, 1)
+    assert hopeful.rounds[4] < 0.08
+    assert far_away(Costs(8), waits=True)[4] == pytest.approx(0.12, rel=0.05)
+    assert far_away(Costs(8, ahead=True), waits=True)[4] > 0.1
+    assert far_away(Costs(8, ahead=True), waits=False)[4] < 0.05
