@@ -23,8 +23,8 @@ _LATE = 1.25
 _GAIN = 0.1
 _RARELY = 0.02
 _HOPE, _HOPE_TRIALS = 0.5, 4
-"""Share of the rounds that are taken to wait for a draft which grows ahead, until so many were seen: where it is far away
-rounds that wait never pay, and what was not tried would never be known."""
+"""Share of the rounds that are taken to wait for a draft which grows ahead, until so many were seen: where it is far
+away rounds that wait never pay, and what was not tried would never be known."""
 _ACCEPTANCE, _ACCEPTANCE_TRIALS, _ACCEPTANCE_MEMORY = 0.7, 4, 500
 _MOST_APART = 3.0
 _REVIEW_EVERY, _YOUNG = 4, 64
