@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from draft_service.ahead import Spot
 from draft_service.engine import DraftSequence, Node
 from specdec.errors import InvalidArgument, Preempted, SpecdecError
-from specdec.rounds import AHEAD, ModelInfo, Timings
+from specdec.rounds import AHEAD, SIBLINGS, ModelInfo, Timings
 from specdec.sequence import SequenceSpec
 from specdec.tree import ROOT
 from target_service.engine import Decision, Job
@@ -148,7 +148,7 @@ class TableDrafter:
     """See draft_service.engine.Drafter. One node per sequence and step, each step takes ``step_s``."""
 
     def __init__(self, table: Table, step_s: float = 0.0) -> None:
-        self.info = dataclasses.replace(table.info("table-draft"), capabilities=(AHEAD,))
+        self.info = dataclasses.replace(table.info("table-draft"), capabilities=(AHEAD, SIBLINGS))
         self._table = table
         self._step_s = step_s
 
@@ -168,7 +168,7 @@ class TableDrafter:
             time.sleep(self._step_s)
         grown: list[Sequence[Node] | SpecdecError | None] = []
         for sequence in sequences:
-            spots = sequence.spots or (Spot(len(sequence.tree) - 1, 1),)
+            spots = sequence.spots or (Spot(len(sequence.tree) - 1, 1 + sequence.num_siblings),)
             grown.append([node for spot in spots for node in self._children(sequence, spot)])
         return grown
 

@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from draft_service.ahead import Spot, spots
+from draft_service.budgets import MOST_NODES, check_budget, check_in_flight
 from specdec.batching import Key, Results
 from specdec.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
-from specdec.rounds import AHEAD, Advance, Budget, Growth, GrowthEnd, Load, ModelInfo
+from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo
 from specdec.sequence import SequenceSpec
 from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
-
-_MOST_NODES = 256
-"""In flight, and ahead of it: a drafter may feed them all in every pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class DraftSequence:
     """What a drafter sees of a sequence: the committed ids and the tree grown below the last of them.
 
     ``spots`` is where a drafter with the capability "ahead" grows it in this pass, if not just at its last node: then
-    the tree may branch.
+    the tree may branch. ``num_siblings`` runners-up are wanted beside the node below the last one.
     """
 
     spec: SequenceSpec
@@ -51,6 +49,7 @@ class DraftSequence:
     tree: TokenTree = EMPTY_TREE
     memory: Any = None  # the drafter's own
     spots: tuple[Spot, ...] = ()
+    num_siblings: int = 0
 
     @property
     def base(self) -> int:
@@ -77,7 +76,8 @@ class Drafter(Protocol):
         """The next nodes of each tree, in one pass; none: there is nothing likely to propose.
 
         Takes in what was committed first where that was not done. None: that takes another pass. Without spots, one
-        node below the last; with spots (all of them have some, or none has), the children that they lack.
+        node below the last, and after it its siblings if they are wanted; with spots (all of them have some, or none
+        has), the children that they lack.
         """
 
     def cache_use(self) -> tuple[int, int]:
@@ -96,6 +96,7 @@ class _Work:
     num_flying: int = 0  # so many of the tree's first nodes are being verified, or soon will be
     ahead: bool = False  # what was asked for is there; now it grows below what is in flight
     branched: bool = False  # what is in flight has its runners-up
+    siblings: list[Node] = field(default_factory=list)  # of what was grown; leaves, which the chain does without
     answered: bool = False
     learnt: bool = False
     superseded: list[Growth] = field(default_factory=list)
@@ -118,12 +119,13 @@ class DraftEngine:
             raise Draining("this draft is draining; open the sequence on another one")
         if len(self._works) >= self._max_sequences:
             raise Overloaded(f"{len(self._works)} sequences are open")
-        self._check_budget(open_.spec, open_.budget)
+        check_budget(open_.spec, open_.budget, self._drafter.info)
         if open_.budget.max_nodes and not open_.spec.keyed_by_token:
             method = open_.spec.method.value
             raise InvalidArgument([("budget.max_nodes", f"must be 0 in an open with {method} verification")])
         memory = self._drafter.open(open_.spec)
-        sequence = DraftSequence(open_.spec, list(open_.spec.token_ids), memory=memory)
+        ids, num_siblings = list(open_.spec.token_ids), open_.budget.max_siblings
+        sequence = DraftSequence(open_.spec, ids, memory=memory, num_siblings=num_siblings)
         self._works[key] = self._fresh[key] = _Work(sequence, 0, open_.budget)
 
     def submit(self, key: Key, advance: Advance) -> None:
@@ -135,8 +137,8 @@ class DraftEngine:
             raise OutOfStep(f"advance {work.advance + 1} was expected, not {advance.number}")
         if advance.base != sequence.base + len(advance.token_ids):
             raise OutOfStep(f"base {sequence.base + len(advance.token_ids)} was expected, not {advance.base}")
-        self._check_budget(sequence.spec, advance.budget)
-        self._check_in_flight(advance)
+        check_budget(sequence.spec, advance.budget, self._drafter.info)
+        check_in_flight(advance.in_flight, advance.base, self._drafter.info)
         superseded = list(work.superseded)
         if not work.answered:
             superseded.append(Growth(work.advance, sequence.base, (), EMPTY_TREE, GrowthEnd.SUPERSEDED))
@@ -147,6 +149,7 @@ class DraftEngine:
         sequence.tree = in_flight.merge(sequence.tree)
         if advance.budget.max_nodes:
             sequence.tree = sequence.tree.trunk()
+        sequence.num_siblings = advance.budget.max_siblings
         self._works[key] = self._fresh[key] = _Work(
             sequence,
             advance.number,
@@ -212,19 +215,6 @@ class DraftEngine:
                 results.append((key, Draining("this draft is draining; open the sequence on another one")))
         return results
 
-    def _check_budget(self, spec: SequenceSpec, budget: Budget) -> None:
-        if budget.max_ahead and AHEAD not in self._drafter.info.capabilities:
-            raise InvalidArgument([("budget.max_ahead", "growing ahead is not supported by this drafter; must be 0")])
-        if budget.max_ahead and not spec.keyed_by_token:
-            raise InvalidArgument([("budget.max_ahead", f"must be 0 with {spec.method.value} verification")])
-
-    def _check_in_flight(self, advance: Advance) -> None:
-        tree = advance.in_flight
-        if len(tree) > _MOST_NODES:
-            raise InvalidArgument([("in_flight", f"at most {_MOST_NODES} nodes, not {len(tree)}")])
-        if tree and advance.base + max(tree.depths) >= self._drafter.info.context_length:
-            raise InvalidArgument([("in_flight", f"beyond the context of {self._drafter.info.context_length}")])
-
     def _end(self, work: _Work) -> GrowthEnd | None:
         """Why nothing more may be drafted for this advance, if so."""
         deepest = max(work.sequence.tree.depths, default=-1)
@@ -249,6 +239,9 @@ class DraftEngine:
             if nodes is None:
                 continue
             work.learnt = True
+            if work.budget.max_siblings:
+                nodes, siblings = nodes[:1], nodes[1:]
+                work.siblings.extend(siblings)
             nodes = nodes[: work.budget.max_nodes - work.num_grown]
             work.sequence.tree = _extended(work.sequence.tree, nodes)
             work.num_grown += len(nodes)
@@ -266,7 +259,7 @@ class DraftEngine:
         sequence = work.sequence
         work.ahead = True
         work.num_flying = work.num_flying or len(sequence.tree)
-        return [Growth(work.advance, sequence.base, (), sequence.tree, None)] if work.budget.max_nodes else []
+        return [Growth(work.advance, sequence.base, (), _told(work), None)] if work.budget.max_nodes else []
 
     def _grow_ahead(self, ahead: dict[Key, _Work]) -> list[tuple[Key, Growth | SpecdecError]]:
         results: list[tuple[Key, Growth | SpecdecError]] = []
@@ -299,7 +292,7 @@ class DraftEngine:
 
     def _spots(self, work: _Work) -> tuple[Spot, ...]:
         """Where the next pass grows ahead, so far as it may."""
-        base, room = work.sequence.base, min(work.budget.max_ahead, _MOST_NODES) - work.num_ahead
+        base, room = work.sequence.base, min(work.budget.max_ahead, MOST_NODES) - work.num_ahead
         deepest = min(work.budget.max_depth, self._drafter.info.context_length - base + 1)
         return spots(work.sequence.tree, work.num_flying, work.branched, room, deepest)
 
@@ -322,7 +315,15 @@ def _waits(work: _Work) -> bool:
 
 def _answer(work: _Work, end: GrowthEnd) -> Growth:
     work.answered = True
-    return Growth(work.advance, work.sequence.base, (), work.sequence.tree, end)
+    return Growth(work.advance, work.sequence.base, (), _told(work), end)
+
+
+def _told(work: _Work) -> TokenTree:
+    tree = work.sequence.tree
+    if not work.siblings:
+        return tree
+    there = set(zip(tree.parents, tree.token_ids, strict=True))  # what grew ahead has some of them, too
+    return _extended(tree, [node for node in work.siblings if (node.parent, node.token_id) not in there])
 
 
 def _extended(tree: TokenTree, nodes: Sequence[Node]) -> TokenTree:

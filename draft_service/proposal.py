@@ -17,12 +17,12 @@ from specdec.sampling_state import SamplingState, choose, rank, rows_of
 from specdec.tree import SparseDistribution
 
 
-def propose(sequences: Sequence[DraftSequence], logits: Sequence[Tensor]) -> list[Node]:
-    """The node below the last one of each sequence's tree, by its logits [1, vocab].
+def propose(sequences: Sequence[DraftSequence], logits: Sequence[Tensor]) -> list[list[Node]]:
+    """The node below the last one of each sequence's tree, by its logits [1, vocab], and the siblings it is to have.
 
     ``sequence.memory.sampling`` is its SamplingState. A node does not depend on the other sequences.
     """
-    proposed: dict[int, Node] = {}
+    proposed: dict[int, list[Node]] = {}
     for keyed, propose_all in ((True, _keyed), (False, _with_distributions)):
         some = [i for i, sequence in enumerate(sequences) if sequence.spec.keyed_by_token is keyed]
         if some:
@@ -65,16 +65,22 @@ def _missing(sequence: DraftSequence, candidates: Sequence[tuple[int, list[int]]
     return nodes
 
 
-def _keyed(sequences: Sequence[DraftSequence], rows: Tensor) -> list[Node]:
-    """Greedy and coupled: what the target would draw if it were this model."""
+def _keyed(sequences: Sequence[DraftSequence], rows: Tensor) -> list[list[Node]]:
+    """Greedy and coupled: what the target would draw if it were this model, and what it would draw next."""
     for sequence in sequences:
         _state(sequence).noise.forget_before(sequence.base)
     places = [(_state(sequence), sequence.base + len(sequence.tree)) for sequence in sequences]
-    tokens = choose(rows, places).tolist()
-    return [Node(len(sequence.tree) - 1, token) for sequence, token in zip(sequences, tokens, strict=True)]
+    tokens: list[int] = choose(rows, places).tolist()
+    most = max(sequence.num_siblings for sequence in sequences)
+    ranked: list[list[int]] = rank(rows, places, 1 + most).tolist() if most else [[] for _ in tokens]
+    nodes = []
+    for sequence, token, runners_up in zip(sequences, tokens, ranked, strict=True):
+        wanted = list(dict.fromkeys((token, *runners_up)))[: 1 + sequence.num_siblings]
+        nodes.append([Node(len(sequence.tree) - 1, each) for each in wanted])
+    return nodes
 
 
-def _with_distributions(sequences: Sequence[DraftSequence], rows: Tensor) -> list[Node]:
+def _with_distributions(sequences: Sequence[DraftSequence], rows: Tensor) -> list[list[Node]]:
     """Token and block: a draw of the draft's own, and what it was drawn from."""
     ids, weights = sparse_support(probabilities(rows, [s.spec.sampling for s in sequences]))  # [sequences, m] each
     keys = [Key(s.spec.seed, s.base + len(s.tree), s.base) for s in sequences]
@@ -85,7 +91,7 @@ def _with_distributions(sequences: Sequence[DraftSequence], rows: Tensor) -> lis
     for sequence, winner, row_ids, row_weights in zip(sequences, winners, ids.tolist(), weights.tolist(), strict=True):
         size = sum(weight > 0 for weight in row_weights)
         distribution = SparseDistribution(tuple(row_ids[:size]), tuple(row_weights[:size]))
-        nodes.append(Node(len(sequence.tree) - 1, row_ids[winner], distribution))
+        nodes.append([Node(len(sequence.tree) - 1, row_ids[winner], distribution)])
     return nodes
 
 

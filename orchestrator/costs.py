@@ -39,10 +39,14 @@ before, saved (or owed) up to so many rounds."""
 
 
 class Costs:
-    """Of rounds with up to ``most`` draft tokens. Durations in seconds. ``ahead``: drafts are asked to grow ahead."""
+    """Of rounds with up to ``most`` draft tokens. Durations in seconds.
 
-    def __init__(self, most: int, ahead: bool = False) -> None:
+    ``ahead``: drafts are asked to grow ahead. ``rows_per_token``: of the target, with the siblings of a draft token.
+    """
+
+    def __init__(self, most: int, ahead: bool = False, rows_per_token: int = 1) -> None:
         self.most = most
+        self._rows_per_token = rows_per_token
         self._drafts = Curve()
         self._passes = Curve()
         self._beyond_s = 0.0  # of a round with the target: all that is neither queue nor pass
@@ -86,7 +90,7 @@ class Costs:
 
     def _round_s(self, num_draft_tokens: int, away_s: float) -> float:
         """If every sequence verifies so many, and its rows are away from the target so long."""
-        rows = num_draft_tokens + 1
+        rows = num_draft_tokens * self._rows_per_token + 1
         together: float = self._everybody
         for _ in range(3):
             pass_s = self._passes.seconds(together * rows)
@@ -156,7 +160,7 @@ class Costs:
         self._beyond_s += _GAIN * (min(beyond_s, 2 * self._beyond_s + 1e-3) - self._beyond_s)
         if self._drafts.is_known and num_nodes:
             # Of the passes meanwhile that were not its own, how many more than it was away for?
-            passes_away = max(1.0, self._away_s(num_nodes) / pass_s)
+            passes_away = max(1.0, self._away_s(-(-num_nodes // self._rows_per_token)) / pass_s)
             apart = min(_MOST_APART, max(0, num_passes - 1) / passes_away)
             self._apart += _GAIN * (apart - self._apart)
         self._passed(timings, pass_s, everybody)
@@ -175,7 +179,7 @@ class Costs:
         if self._num_passes < _YOUNG or self._num_passes % _REVIEW_EVERY == 0:
             self._rounds = []
         # Rows of prompts tell nothing of rounds.
-        if 0 < timings.rows <= timings.sequences * (self.most + 1):
+        if 0 < timings.rows <= timings.sequences * (self.most * self._rows_per_token + 1):
             self._passes.observe(timings.rows, pass_s)
 
     def _away_s(self, num_nodes: int) -> float:

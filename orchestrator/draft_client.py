@@ -17,7 +17,7 @@ from orchestrator.pool import Pool
 from orchestrator.replica import Replica
 from orchestrator.sequence import Sequence
 from specdec.errors import SpecdecError
-from specdec.rounds import AHEAD, Advance, Budget, Growth, GrowthEnd
+from specdec.rounds import AHEAD, SIBLINGS, Advance, Budget, Growth, GrowthEnd
 from specdec.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import draft_pb2
 from specdec.wire import write_advance, write_budget
@@ -88,9 +88,11 @@ class DraftClient:
         lane.send(write_advance(lane.sequence, advance))
 
     def _possible(self, budget: Budget) -> Budget:
-        """Not every draft grows ahead."""
+        """Not every draft grows ahead, or proposes siblings."""
         able = self._replica is not None and self._replica.can(frozenset({AHEAD}))
-        return budget if able else dataclasses.replace(budget, max_ahead=0)
+        wide = self._replica is not None and self._replica.can(frozenset({SIBLINGS}))
+        ahead, siblings = budget.max_ahead if able else 0, budget.max_siblings if wide else 0
+        return dataclasses.replace(budget, max_ahead=ahead, max_siblings=siblings)
 
     async def growth(self, sequence: Sequence) -> Growth | None:
         """The next growth. None: the draft was lost, or owes its answer for longer than it is worth.

@@ -51,7 +51,8 @@ class Generator:
         self._tokenizer = tokenizer
         self._settings = settings
         self._metrics = metrics
-        self._costs = Costs(_MOST_DRAFT_TOKENS, ahead=settings.num_ahead_tokens > 0)
+        ahead, siblings = settings.num_ahead_tokens > 0, settings.num_siblings
+        self._costs = Costs(_MOST_DRAFT_TOKENS, ahead, rows_per_token=1 + siblings)
 
     async def chunks(self, request: Request, model_digest: str) -> AsyncGenerator[generation_pb2.Chunk, None]:
         """All chunks of all samples. Raises the first SpecdecError that ends one of them; closed, it ends them all."""
@@ -88,7 +89,7 @@ class Generator:
         )
         fixed = request.num_draft_tokens
         controller: Controller = Adaptive(self._costs) if fixed is None else Fixed(fixed)
-        ahead = self._settings.num_ahead_tokens
+        ahead, siblings = self._settings.num_ahead_tokens, self._settings.num_siblings
         span = trace.get_current_span()
         traceparent = telemetry.traceparent()
         wait_s = self._settings.target_wait_s
@@ -97,7 +98,7 @@ class Generator:
             async with (
                 TargetClient(self._targets, self._costs, model_digest, traceparent, wait_s, time.monotonic()) as target,
                 DraftClient(self._drafts, self._costs, traceparent) as draft,
-                aclosing(decode(sequence, target, Speculation(draft, ahead), controller)) as steps,
+                aclosing(decode(sequence, target, Speculation(draft, ahead, siblings), controller)) as steps,
             ):
 
                 def park() -> None:

@@ -24,6 +24,9 @@ class OrchestratorSettings(ServiceSettings):
     num_ahead_tokens: int = Field(
         0, ge=0, le=256, description="tokens drafted for a sequence while its target verifies; pays if drafts have time"
     )
+    num_siblings: int = Field(
+        0, ge=0, le=8, description="runners-up verified beside each draft token; pays where a target's rows are free"
+    )
     request_timeout_s: float = Field(600.0, gt=0, description="no request runs longer")
     target_wait_s: float = Field(30.0, gt=0, description="how long a request waits for a target to be there")
     watchdog_s: float = Field(1.0, gt=0, description="silence after which a replica counts as lost")

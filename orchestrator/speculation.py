@@ -6,6 +6,8 @@ hangs from the last committed token. Nodes count while their path from there mat
 
 from __future__ import annotations
 
+import dataclasses
+
 from orchestrator.draft_client import DraftClient
 from orchestrator.sequence import Sequence
 from specdec.rounds import Budget, Growth
@@ -17,11 +19,13 @@ class Speculation:
 
     While the target verifies, the draft may grow ``max_ahead`` nodes more: below what is in flight, and at its
     likeliest corrections. After a verdict that was foreseen the next tree is there, and nobody waits for the draft.
+    ``max_siblings`` runners-up are verified beside each node of a chain that is waited for.
     """
 
-    def __init__(self, draft: DraftClient, max_ahead: int = 0) -> None:
+    def __init__(self, draft: DraftClient, max_ahead: int = 0, max_siblings: int = 0) -> None:
         self._draft = draft
         self._max_ahead = max_ahead
+        self._max_siblings = max_siblings
         self._trie = EMPTY_TREE
         self._base = 0  # where the trie hangs
         self._num_nodes = 0  # to be verified next, at most
@@ -41,12 +45,16 @@ class Speculation:
             self._draft.catch_up(sequence)
             return
         in_flight = EMPTY_TREE
+        if self._max_siblings and sequence.keyed_by_token:
+            budget = dataclasses.replace(budget, max_siblings=self._max_siblings)
+            self._num_nodes = budget.max_nodes * (1 + self._max_siblings)
         if self._max_ahead and sequence.keyed_by_token:
             # Below the last node in flight, as many again; the last token of all comes from the target.
             depth = min(2 * budget.max_depth + 1, sequence.remaining - 1)
             in_flight = self._trie.prefix(budget.max_depth)
-            budget = Budget(0 if in_flight else budget.max_nodes, depth, self._max_ahead)
-            self._num_nodes = len(in_flight) or budget.max_nodes
+            max_nodes = 0 if in_flight else budget.max_nodes
+            budget = dataclasses.replace(budget, max_nodes=max_nodes, max_depth=depth, max_ahead=self._max_ahead)
+            self._num_nodes = len(in_flight) or self._num_nodes
         self._granted = max(self._granted, self._base + budget.max_depth)
         self._growing = self._draft.advance(sequence, budget, in_flight) and not in_flight
 

@@ -62,11 +62,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much may be drafted until the next advance: new nodes, depth below base, nodes below in_flight."""
+    """How much may be drafted until the next advance: new nodes, depth below base, nodes below in_flight, runners-up
+    beside each new node."""
 
     max_nodes: int = 0
     max_depth: int = 0
     max_ahead: int = 0
+    max_siblings: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,9 @@ RUN_ON = "run_on"
 
 AHEAD = "ahead"
 """The capability of a draft that grows below what is in flight."""
+
+SIBLINGS = "siblings"
+"""The capability of a draft that proposes runners-up beside its chain."""
 
 CACHE_SALT = "cache_salt"
 """The capability of a model service that shares cached keys and values only between sequences with the same salt."""

@@ -222,11 +222,16 @@ def read_verdict(message: target_pb2.Verdict, vocab_size: int) -> Verdict:
 
 
 def write_budget(budget: Budget) -> draft_pb2.DraftBudget:
-    return draft_pb2.DraftBudget(max_nodes=budget.max_nodes, max_depth=budget.max_depth, max_ahead=budget.max_ahead)
+    return draft_pb2.DraftBudget(
+        max_nodes=budget.max_nodes,
+        max_depth=budget.max_depth,
+        max_ahead=budget.max_ahead,
+        max_siblings=budget.max_siblings,
+    )
 
 
 def read_budget(message: draft_pb2.DraftBudget) -> Budget:
-    return Budget(message.max_nodes, message.max_depth, message.max_ahead)
+    return Budget(message.max_nodes, message.max_depth, message.max_ahead, message.max_siblings)
 
 
 def write_advance(sequence: int, advance: Advance) -> draft_pb2.Advance:

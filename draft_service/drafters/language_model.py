@@ -20,7 +20,7 @@ from specdec.kv_cache import PoolFullError, SequenceCache
 from specdec.model_runner import ModelRunner
 from specdec.packed_attention import Segment
 from specdec.prefill import rows_to_feed
-from specdec.rounds import AHEAD, CACHE_SALT
+from specdec.rounds import AHEAD, CACHE_SALT, SIBLINGS
 from specdec.sampling_state import SamplingState
 from specdec.sequence import SequenceSpec
 from specdec.tree import EMPTY_TREE, ROOT
@@ -71,7 +71,9 @@ class LanguageModelDrafter:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self.info = dataclasses.replace(runner.info, capabilities=(*runner.info.capabilities, AHEAD, CACHE_SALT))
+        self.info = dataclasses.replace(
+            runner.info, capabilities=(*runner.info.capabilities, AHEAD, SIBLINGS, CACHE_SALT)
+        )
 
     def open(self, spec: SequenceSpec) -> _Memory:
         return _Memory(self._runner.new_cache(spec.cache_salt), SamplingState(spec))
@@ -109,7 +111,7 @@ class LanguageModelDrafter:
         logits = {index: outcome for index, outcome in enumerate(fed) if isinstance(outcome, Tensor)}
         those, rows = [sequences[index] for index in logits], list(logits.values())
         ahead = any(sequence.spots for sequence in those)
-        nodes = propose_children(those, rows) if ahead else [[node] for node in propose(those, rows)]
+        nodes = propose_children(those, rows) if ahead else propose(those, rows)
         grown = dict(zip(logits, nodes, strict=True))
         return [grown[index] if isinstance(outcome, Tensor) else outcome for index, outcome in enumerate(fed)]
 

@@ -44,14 +44,16 @@ class DraftOpen(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., more: _Optional[bool] = ..., budget: _Optional[_Union[DraftBudget, _Mapping]] = ...) -> None: ...
 
 class DraftBudget(_message.Message):
-    __slots__ = ("max_nodes", "max_depth", "max_ahead")
+    __slots__ = ("max_nodes", "max_depth", "max_ahead", "max_siblings")
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MAX_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    MAX_SIBLINGS_FIELD_NUMBER: _ClassVar[int]
     max_nodes: int
     max_depth: int
     max_ahead: int
-    def __init__(self, max_nodes: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_ahead: _Optional[int] = ...) -> None: ...
+    max_siblings: int
+    def __init__(self, max_nodes: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_ahead: _Optional[int] = ..., max_siblings: _Optional[int] = ...) -> None: ...
 
 class Advance(_message.Message):
     __slots__ = ("sequence", "advance", "token_ids", "base", "in_flight", "budget")

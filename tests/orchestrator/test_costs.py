@@ -181,3 +181,15 @@ def test_growing_ahead_is_hoped_to_spare_the_wait_until_it_is_known():
     assert far_away(Costs(8), waits=True)[4] == pytest.approx(0.12, rel=0.05)
     assert far_away(Costs(8, ahead=True), waits=True)[4] > 0.1
     assert far_away(Costs(8, ahead=True), waits=False)[4] < 0.05
+
+
+def test_a_time_is_never_nothing():
+    """Where a line through what was measured reaches zero: nothing may be divided by it."""
+    curve = measured({10: 0.001, 20: 0.01, 40: 0.03}, times=20)
+    assert curve.seconds(1) > 0
+    costs = known()
+    for number in range(200):
+        costs.verified(4, 0.1, Timings(0, 1_000 * number, 0, 5, 1), 1, 1)
+        costs.verified(0, 0.1, Timings(0, number % 2, 0, 1, 1), 1, 1)
+        assert costs.rounds[0] > 0
+        costs.account(4, 1)

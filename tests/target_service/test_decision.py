@@ -167,6 +167,6 @@ def test_a_draft_follows_the_grammar_too() -> None:
     spec = SequenceSpec((5, 6), 2, SamplingParams(), 11)
     drafting = DraftSequence(spec, [5, 6], EMPTY_TREE, Memory(SamplingState(spec, Automaton(GRAMMAR))))
     for _ in range(12):
-        [node] = propose([drafting], [logits_after([*drafting.ids, *drafting.tree.token_ids])[None]])
+        [[node]] = propose([drafting], [logits_after([*drafting.ids, *drafting.tree.token_ids])[None]])
         drafting.tree = TokenTree.chain([*drafting.tree.token_ids, node.token_id])
     assert Automaton(GRAMMAR).accepts(drafting.tree.token_ids)

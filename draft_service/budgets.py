@@ -1,0 +1,42 @@
+"""What an advance may ask for. Knows the limits of the contract and of a drafter; refuses to know what grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specdec.errors import InvalidArgument
+from specdec.rounds import AHEAD, SIBLINGS, Budget, ModelInfo
+from specdec.sequence import SequenceSpec
+from specdec.tree import TokenTree
+
+MOST_NODES = 256
+"""In flight, and ahead of it: a drafter may feed them all in every pass."""
+
+_MOST_SIBLINGS = 8
+
+
+def check_budget(spec: SequenceSpec, budget: Budget, drafter: ModelInfo) -> None:
+    """Raises InvalidArgument, naming everything that this drafter cannot do for this sequence."""
+    if problems := list(_problems(spec, budget, drafter)):
+        raise InvalidArgument(problems)
+
+
+def _problems(spec: SequenceSpec, budget: Budget, drafter: ModelInfo) -> Iterator[tuple[str, str]]:
+    for capability, field, wanted in (
+        (AHEAD, "max_ahead", budget.max_ahead),
+        (SIBLINGS, "max_siblings", budget.max_siblings),
+    ):
+        if wanted and capability not in drafter.capabilities:
+            yield f"budget.{field}", "not supported by this drafter; must be 0"
+        elif wanted and not spec.keyed_by_token:
+            yield f"budget.{field}", f"must be 0 with {spec.method.value} verification"
+    if budget.max_siblings > _MOST_SIBLINGS:
+        yield "budget.max_siblings", f"at most {_MOST_SIBLINGS}, not {budget.max_siblings}"
+
+
+def check_in_flight(tree: TokenTree, base: int, drafter: ModelInfo) -> None:
+    """Raises InvalidArgument."""
+    if len(tree) > MOST_NODES:
+        raise InvalidArgument([("in_flight", f"at most {MOST_NODES} nodes, not {len(tree)}")])
+    if tree and base + max(tree.depths) >= drafter.context_length:
+        raise InvalidArgument([("in_flight", f"beyond the context of {drafter.context_length}")])
