@@ -16,6 +16,7 @@ from dataclasses import dataclass
 _LEAST_GAIN, _MOST_GAIN = 0.05, 0.4
 """Of what is common: small differences are noise, large ones are news."""
 
+_LEAST_S = 1e-6
 _SHAPE_GAIN = 0.02
 _LARGEST_STEP = math.log(2)
 _LARGEST_NEWS = 1.5
@@ -57,7 +58,7 @@ class Curve:
 
     def observe(self, count: int, seconds: float) -> None:
         """``count`` > 0 took ``seconds``."""
-        seconds = max(seconds, 1e-6)
+        seconds = max(seconds, _LEAST_S)
         if not self._cells:
             self._level_s = seconds
         bucket = count if count < 16 else int(16 + 8 * math.log2(count / 16))
@@ -90,12 +91,13 @@ class Curve:
         return min(max(seconds, expected_s / _LARGEST_NEWS), expected_s * _LARGEST_NEWS)
 
     def seconds(self, count: float) -> float:
-        """What ``count`` > 0 takes now. Needs a measurement."""
+        """What ``count`` > 0 takes now; never nothing. Needs a measurement."""
         counts, shapes = self._points = self._points or self._fit()
         above = min(max(bisect(counts, count), 1), len(counts) - 1)
         left, right = counts[above - 1], counts[above]
         share = (count - left) / (right - left)
-        return self._level_s * max(0.0, shapes[above - 1] + share * (shapes[above] - shapes[above - 1]))
+        shape = shapes[above - 1] + share * (shapes[above] - shapes[above - 1])
+        return max(_LEAST_S, self._level_s * shape)
 
     def _fit(self) -> tuple[list[float], list[float]]:
         """The curve as points to draw lines between and beyond."""
