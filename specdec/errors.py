@@ -4,6 +4,8 @@ SpecdecError
 ├── InvalidArgument      INVALID_ARGUMENT     fix the named fields
 ├── ContextExceeded      OUT_OF_RANGE         shorten
 ├── Overloaded           RESOURCE_EXHAUSTED   come back after retry_after_s
+├── Unauthenticated      UNAUTHENTICATED      send a token that is known
+├── PermissionDenied     PERMISSION_DENIED    call with the certificate of somebody who may
 ├── OutOfStep            ABORTED              replay: the sequence does not stand where the caller thinks
 ├── Preempted            ABORTED              replay: its memory was needed
 ├── ReplicaLost          UNAVAILABLE          another replica
@@ -62,6 +64,14 @@ class Overloaded(SpecdecError):
         self.retry_after_s = retry_after_s
 
 
+class Unauthenticated(SpecdecError):
+    code = code_pb2.UNAUTHENTICATED
+
+
+class PermissionDenied(SpecdecError):
+    code = code_pb2.PERMISSION_DENIED
+
+
 class OutOfStep(SpecdecError):
     code = code_pb2.ABORTED
 
@@ -98,6 +108,8 @@ _BY_REASON: dict[str, type[SpecdecError]] = {
     cls.__new__(cls).reason: cls
     for cls in (
         ContextExceeded,
+        Unauthenticated,
+        PermissionDenied,
         OutOfStep,
         Preempted,
         ReplicaLost,
@@ -110,6 +122,8 @@ _BY_REASON: dict[str, type[SpecdecError]] = {
 }
 _BY_CODE: dict[int, type[SpecdecError]] = {
     code_pb2.OUT_OF_RANGE: ContextExceeded,
+    code_pb2.UNAUTHENTICATED: Unauthenticated,
+    code_pb2.PERMISSION_DENIED: PermissionDenied,
     code_pb2.ABORTED: OutOfStep,
     code_pb2.UNAVAILABLE: ReplicaLost,
     code_pb2.FAILED_PRECONDITION: ModelMismatch,

@@ -25,4 +25,6 @@ def create_server(verifier: Verifier, settings: ServiceSettings) -> ModelServer:
     """Not yet started. Call it on the event loop that will serve."""
     engine = TargetEngine(verifier, settings.max_sequences)
     servicer = TargetServicer(engine, TargetCodec(verifier.info), verifier.info, "target-model")
-    return ModelServer(servicer, target_pb2_grpc.add_TargetServiceServicer_to_server, SERVICE, settings)
+    return ModelServer(
+        servicer, target_pb2_grpc.add_TargetServiceServicer_to_server, SERVICE, settings, role="target", stream="Verify"
+    )
