@@ -29,6 +29,8 @@ from google.protobuf import duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 DOMAIN = "specdec"
+_MOST_VIOLATIONS = 32
+"""That are named: a status travels in metadata, of which gRPC takes 8 KiB."""
 
 
 class SpecdecError(Exception):
@@ -48,7 +50,9 @@ class InvalidArgument(SpecdecError):
     code = code_pb2.INVALID_ARGUMENT
 
     def __init__(self, violations: Sequence[tuple[str, str]]) -> None:
-        self.violations = tuple(violations)
+        self.violations = tuple(violations[:_MOST_VIOLATIONS])
+        if len(violations) > _MOST_VIOLATIONS:
+            self.violations += (("request", f"and {len(violations) - _MOST_VIOLATIONS} more"),)
         super().__init__("; ".join(f"{name}: {what}" for name, what in self.violations))
 
 
