@@ -175,7 +175,7 @@ class Replica:
                     # A connection that breaks says nothing of the process behind it; nobody listening does.
                     if await _nobody_listens(self.address):
                         self._tell_fate(alive=None)
-                    elif trouble := await tls_trouble(self.address, tls, self.role.name):
+                    elif (tls or not self.info) and (trouble := await tls_trouble(self.address, tls, self.role.name)):
                         raise ReplicaLost(f"{_NO_CONNECTION}{trouble}") from error
                     raise
                 self._tell_fate(alive=info.instance)

@@ -10,7 +10,7 @@ import ssl
 
 from specdec.tls import Tls
 
-_TIMEOUT_S = 2.0
+_TIMEOUT_S = 1.0
 _HOSTNAME_MISMATCH = 62
 _STRANGER = "its certificate is not from a CA that tls_ca names"
 _OF_THEIR_CERTIFICATE = {

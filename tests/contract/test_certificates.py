@@ -202,6 +202,19 @@ WRONG = {
 }
 
 
+async def test_an_orchestrator_in_the_clear_is_told_that_its_target_speaks_tls(ours: Path) -> None:
+    async with target(ours) as server:
+        orchestrator = OrchestratorServer(OrchestratorSettings(target=[f"127.0.0.1:{server.port}"]))
+        await orchestrator.start()
+        try:
+            [replica] = orchestrator.targets.replicas
+            async with asyncio.timeout(PATIENCE_S):
+                while "it speaks TLS, and this side has no certificates" not in replica.problem:
+                    await asyncio.sleep(0.01)
+        finally:
+            await orchestrator.stop()
+
+
 @pytest.mark.parametrize("kind", WRONG)
 async def test_the_orchestrator_says_why_it_does_not_use_a_target(kind: str, ours: Path, theirs: Path) -> None:
     """And falls back to nothing: no request goes out in the clear or to somebody else."""
