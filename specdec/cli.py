@@ -217,9 +217,9 @@ def doctor(
 
     An API key is read from the environment, SPECDEC_API_KEY.
     """
-    further = [[part.strip() for part in value.split(",") if part.strip()] for value in (target, draft)]
+    targets, drafts = ([part.strip() for part in value.split(",") if part.strip()] for value in (target, draft))
     tls = tls_of(tls_ca, tls_cert, tls_key)
-    visits, found = _run(doctor_.examine(address, *further, tls, api_key()))
+    visits, found = _run(doctor_.examine(address, targets, drafts, tls, api_key()))
     if as_json:
         print(json.dumps(doctor_.as_dict(visits, found)))
     else:
