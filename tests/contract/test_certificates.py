@@ -17,9 +17,9 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.server import create_server as create_draft_server
 from orchestrator.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
-from specdec import certificates, rpc
+from specdec import certificates, rpc, tls
 from specdec.client import Client
-from specdec.errors import PermissionDenied, ReplicaLost, SpecdecError
+from specdec.errors import NoReplica, PermissionDenied, ReplicaLost, SpecdecError
 from specdec.model_service import ModelServer
 from specdec.settings import ServiceSettings
 from specdec.tls import Tls
@@ -241,6 +241,24 @@ async def test_the_orchestrator_says_why_it_does_not_use_a_target(kind: str, our
     finally:
         await orchestrator.stop()
         await server.stop()
+
+
+async def test_a_target_that_refuses_the_orchestrator_is_set_aside(ours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not tried again and again; what clients hear is that there is no target."""
+    async with target(ours) as server:
+        monkeypatch.setattr(tls, "of", lambda *_: caller(ours, "draft"))
+        orchestrator = OrchestratorServer(OrchestratorSettings(target=[f"127.0.0.1:{server.port}"], target_wait_s=1.0))
+        await orchestrator.start()
+        try:
+            [replica] = orchestrator.targets.replicas
+            async with asyncio.timeout(PATIENCE_S):
+                while "set aside: it refuses this orchestrator: this call is for orchestrator" not in replica.problem:
+                    await asyncio.sleep(0.01)
+            async with Client(f"127.0.0.1:{orchestrator.port}", tls=stranger(ours), tls_name="draft") as client:
+                with pytest.raises(NoReplica, match="made out to draft"):
+                    await client.generate(**REQUEST)
+        finally:
+            await orchestrator.stop()
 
 
 # --- health -------------------------------------------------------------------------------------------------
