@@ -68,7 +68,7 @@ class OrchestratorServer:
             self.targets, self.drafts, tokenizer, settings, Metrics(lambda: self.live_sequences)
         )
         # Clients show a token, not a certificate.
-        self._server = rpc.Server(settings, [SERVICE], certificates)
+        self._server = rpc.Server(settings, [SERVICE], tls=certificates)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, self._server.grpc)
         self._stack = AsyncExitStack()
 

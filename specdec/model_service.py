@@ -65,7 +65,7 @@ class ModelServer:
         self.servicer = servicer
         self._settings = settings
         callers = {f"/{service}/{stream}": "orchestrator"}
-        self._server = rpc.Server(settings, [service], tls.of(settings, role), callers)
+        self._server = rpc.Server(settings, [service], tls=tls.of(settings, role), callers=callers)
         register(servicer, self._server.grpc)
         _observe(lambda: servicer.streams.load, service)
 

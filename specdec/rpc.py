@@ -213,6 +213,7 @@ class Server:
         self,
         settings: ServiceSettings,
         services: Iterable[str],
+        *,
         tls: Tls | None = None,
         callers: Mapping[str, str] | None = None,
     ) -> None:
@@ -262,9 +263,11 @@ class Server:
 
     async def stop(self, grace_s: float = 0.0) -> None:
         await self.set_serving(False)
-        await self.grpc.stop(grace_s)
-        if self._health_alone is not None:
-            await self._health_alone.stop(0)
+        try:
+            await self.grpc.stop(grace_s)
+        finally:
+            if self._health_alone is not None:
+                await self._health_alone.stop(0)
 
 
 async def signalled() -> None:
