@@ -25,4 +25,6 @@ def create_server(drafter: Drafter, settings: ServiceSettings) -> ModelServer:
     """Not yet started. Call it on the event loop that will serve."""
     engine = DraftEngine(drafter, settings.max_sequences)
     servicer = DraftServicer(engine, DraftCodec(drafter.info), drafter.info, "draft-model")
-    return ModelServer(servicer, draft_pb2_grpc.add_DraftServiceServicer_to_server, SERVICE, settings)
+    return ModelServer(
+        servicer, draft_pb2_grpc.add_DraftServiceServicer_to_server, SERVICE, settings, role="draft", stream="Draft"
+    )

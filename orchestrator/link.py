@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from specdec.errors import Draining, InvalidArgument, ReplicaLost, SpecdecError
+from specdec.errors import Draining, InvalidArgument, PermissionDenied, ReplicaLost, SpecdecError
 from specdec.rounds import Load
 from specdec.rpc import error_of
 from specdec.wire import read_load
@@ -242,5 +242,8 @@ def _why(tasks: Iterable[asyncio.Task[None]]) -> SpecdecError:
         if isinstance(error, SpecdecError):
             return error
         if isinstance(error, grpc.aio.AioRpcError):
-            return error_of(error)
+            reason = error_of(error)
+            # Not a client's affair: its sequences go elsewhere, and we stay away for a while.
+            refused = isinstance(reason, PermissionDenied)
+            return HostileReplica(f"it refuses this orchestrator: {reason}") if refused else reason
     return ReplicaLost("the replica ended the stream")

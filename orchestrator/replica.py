@@ -21,6 +21,8 @@ from orchestrator.link import HostileReplica, Lane, Link
 from specdec import rpc, wire
 from specdec.errors import ModelMismatch, ReplicaLost, SpecdecError
 from specdec.rounds import ModelInfo
+from specdec.tls import Tls
+from specdec.tls_trouble import tls_trouble
 from specdec.v1 import common_pb2
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ _FIRST_ASIDE_S = 10.0
 _PROOF_ANSWERS = 64
 _LONGEST_ASIDE_S = 300.0
 _SMOOTHING = 0.1
+_NO_CONNECTION = "no connection: "
+"""Before what TLS says."""
 _UNKNOWN_LATENCY_S = 0.001
 """Of a replica that has answered nothing yet: small, so that it is tried, but among such the less busy goes first."""
 
@@ -43,6 +47,7 @@ class Role:
     get_info: Callable[[grpc.aio.Channel], grpc.aio.UnaryUnaryMultiCallable[Any, Any]]
     admit: Callable[[str, ModelInfo], None]
     """Raises SpecdecError if the model at this address cannot be used here."""
+    tls: Tls | None = None
 
 
 class Replica:
@@ -136,8 +141,12 @@ class Replica:
     async def keep_connected(self, changed: Callable[[], None]) -> None:
         """Until cancelled. ``changed`` is called whenever it became usable or ceased to be."""
         while True:
-            async with rpc.channel(self.address) as channel:
-                info = await self._reach(channel)
+            tls_version = tls.version if (tls := self.role.tls) else 0
+            async with rpc.channel(self.address, tls, self.role.name) as channel:
+                try:
+                    info = await self._reach(channel, tls_version)
+                except SpecdecError:
+                    continue  # there are new certificates, and a channel keeps those that it was made with
                 link = self.role.connect(channel, info)
                 self.info, self.link, self.problem, self._serving = info, link, "", True
                 self._log(logging.INFO, "replica connected", instance=info.instance)
@@ -153,9 +162,13 @@ class Replica:
                 self._aside_s = min(2 * self._aside_s, _LONGEST_ASIDE_S)
                 self._aside.clear()
 
-    async def _reach(self, channel: grpc.aio.Channel) -> ModelInfo:
+    async def _reach(self, channel: grpc.aio.Channel, tls_version: int) -> ModelInfo:
+        """Tries until it succeeds. Raises SpecdecError only if the certificates are no longer those of the channel."""
+        tls = self.role.tls
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(SpecdecError),
+            stop=lambda _: tls is not None and tls.changed_since(tls_version),
+            reraise=True,
             wait=wait_random_exponential(multiplier=0.05, max=1.0),
             before_sleep=self._note,
         )
@@ -163,10 +176,12 @@ class Replica:
             with attempt:
                 try:
                     info = await _model_info(self.role.get_info(channel))
-                except ReplicaLost:
+                except ReplicaLost as error:
                     # A connection that breaks says nothing of the process behind it; nobody listening does.
                     if await _nobody_listens(self.address):
                         self._tell_fate(alive=None)
+                    elif (tls or not self.info) and (trouble := await tls_trouble(self.address, tls, self.role.name)):
+                        raise ReplicaLost(f"{_NO_CONNECTION}{trouble}") from error
                     raise
                 self._tell_fate(alive=info.instance)
                 self.role.admit(self.address, info)
@@ -212,7 +227,8 @@ class Replica:
 
     def _note(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, ModelMismatch) and self.problem != str(error):
+        refused = isinstance(error, ModelMismatch) or str(error).startswith(_NO_CONNECTION)
+        if refused and self.problem != str(error):
             self._log(logging.ERROR, "replica refused", reason=str(error))
         self.problem = str(error)
 

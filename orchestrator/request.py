@@ -11,17 +11,14 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from tokenizers import Tokenizer
 
+from orchestrator.bounds import MAX_SAMPLES, MAX_STOP_CHARACTERS, size_problems
 from specdec.errors import ContextExceeded, InvalidArgument
 from specdec.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
 from specdec.sampling_wire import sampling_problems
 from specdec.sequence import Method, SamplingParams
 from specdec.v1 import common_pb2, generation_pb2
-from specdec.wire import MAX_SALT_BYTES, read_method
+from specdec.wire import read_method
 
-MAX_SAMPLES = 64
-MAX_STOPS = 16
-MAX_STOP_CHARACTERS = 256
-MAX_STOP_TOKENS = 256
 MAX_DRAFT_TOKENS = 64
 
 _UNSUPPORTED = (
@@ -57,8 +54,12 @@ def read_request(
 ) -> Request:
     """``num_draft_tokens`` is for requests that name none.
 
-    Raises InvalidArgument with all violations, or ContextExceeded.
+    Raises InvalidArgument with all violations, or ContextExceeded. What is too long is refused before the rest is read.
     """
+    if too_long := list(size_problems(message, target.context_length)):
+        raise InvalidArgument(too_long)
+    if (length := len(message.token_ids.token_ids)) > target.context_length:
+        raise ContextExceeded(f"{length} prompt tokens do not fit the context of {target.context_length}")
     problems = [(name, "not supported") for name in _UNSUPPORTED if _present(message, name)]
     problems += [(name, f"unknown field {number}") for name, number in _unknown_fields(message)]
     if not _present(message, "chat"):
@@ -177,8 +178,6 @@ def _prompt_problems(
 
 
 def _salt_problems(salt: bytes, target: ModelInfo) -> list[tuple[str, str]]:
-    if len(salt) > MAX_SALT_BYTES:
-        return [("cache_salt", f"at most {MAX_SALT_BYTES} bytes, not {len(salt)}")]
     if salt and CACHE_SALT not in target.capabilities:
         return [("cache_salt", "not supported by this target")]
     return []
@@ -190,13 +189,9 @@ def _stop_problems(
     problems = []
     if message.stop and tokenizer is None:
         problems.append(("stop", "this server has no tokenizer; use stop_token_ids"))
-    if len(message.stop) > MAX_STOPS:
-        problems.append(("stop", f"at most {MAX_STOPS} strings, not {len(message.stop)}"))
     for index, stop in enumerate(message.stop):
         if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
             problems.append((f"stop[{index}]", f"must have 1 to {MAX_STOP_CHARACTERS} characters"))
-    if len(message.stop_token_ids) > MAX_STOP_TOKENS:
-        problems.append(("stop_token_ids", f"at most {MAX_STOP_TOKENS}, not {len(message.stop_token_ids)}"))
     for token_id in message.stop_token_ids:
         if token_id >= target.vocab_size:
             problems.append(("stop_token_ids", f"{token_id} is outside the vocabulary of {target.vocab_size}"))

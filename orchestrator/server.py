@@ -16,7 +16,7 @@ from orchestrator.pool import Pool
 from orchestrator.replica import Role
 from orchestrator.service import GenerationServicer
 from orchestrator.settings import OrchestratorSettings
-from specdec import rpc
+from specdec import rpc, tls
 from specdec.errors import ModelMismatch, ReplicaLost
 from specdec.rounds import ModelInfo
 from specdec.v1 import draft_pb2_grpc, generation_pb2, generation_pb2_grpc, target_pb2_grpc
@@ -37,7 +37,10 @@ def load_tokenizer(path: str) -> Tokenizer | None:
 
 
 class OrchestratorServer:
-    """Listens once started; requests wait for their first target. Create it on the event loop that serves."""
+    """Listens once started; requests wait for their first target. Create it on the event loop that serves.
+
+    Raises ValueError, in words, if a file that the settings name is no good.
+    """
 
     def __init__(self, settings: OrchestratorSettings) -> None:
         self._settings = settings
@@ -58,18 +61,24 @@ class OrchestratorServer:
         def draft_info(channel: grpc.aio.Channel) -> Any:
             return draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo
 
-        self.targets = Pool(Role("target", target_link, target_info, self._admit_target), settings.target)
-        self.drafts = Pool(Role("draft", draft_link, draft_info, self._admit_draft), settings.draft)
+        certificates = tls.of(settings, "orchestrator")
+        self.targets = Pool(Role("target", target_link, target_info, self._admit_target, certificates), settings.target)
+        self.drafts = Pool(Role("draft", draft_link, draft_info, self._admit_draft, certificates), settings.draft)
         self._servicer = GenerationServicer(
             self.targets, self.drafts, tokenizer, settings, Metrics(lambda: self.live_sequences)
         )
-        self._server = rpc.Server(settings, [SERVICE])
+        # Clients show a token, not a certificate.
+        self._server = rpc.Server(settings, [SERVICE], tls=certificates)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, self._server.grpc)
         self._stack = AsyncExitStack()
 
     @property
     def port(self) -> int:
         return self._server.port
+
+    @property
+    def health_port(self) -> int:
+        return self._server.health_port
 
     @property
     def live_sequences(self) -> int:

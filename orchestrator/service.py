@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -18,6 +19,8 @@ from opentelemetry import trace
 from tokenizers import Tokenizer
 
 from orchestrator.admission import Admission
+from orchestrator.api_keys import Account, ApiKeys
+from orchestrator.bounds import MAX_REQUEST_ID
 from orchestrator.generation import Generator
 from orchestrator.metrics import Metrics
 from orchestrator.pool import Pool
@@ -31,6 +34,9 @@ from specdec.rpc import request_metadata
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
 log = logging.getLogger(__name__)
+
+_LONG_TEXT = 1 << 14
+"""Characters."""
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
@@ -50,6 +56,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._settings = settings
         self._generator = Generator(targets, drafts, tokenizer, settings, metrics)
         self._admission = Admission(settings.max_live_sequences, settings.max_waiting_requests)
+        self._api_keys = ApiKeys(settings.api_keys_file)
         self._draining = False
 
     @property
@@ -69,6 +76,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def GetServerInfo(
         self, request: generation_pb2.GetServerInfoRequest, context: Any
     ) -> generation_pb2.GetServerInfoResponse:
+        self._account()
         return write_server_info(self._targets, self._drafts, self.live_sequences, self._admission.waiting)
 
     # Writes by itself, so that the deadline also ends a write to a client that does not read.
@@ -77,15 +85,16 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         started = time.monotonic()
         metadata = request_metadata.get({})
-        request_id = metadata.get("x-request-id") or uuid.uuid4().hex
+        request_id = metadata.get("x-request-id", "")[:MAX_REQUEST_ID] or uuid.uuid4().hex
         remaining = context.time_remaining()
         deadline_s = min(remaining or self._settings.request_timeout_s, self._settings.request_timeout_s)
-        outcome = "cancelled"
+        outcome, account = "cancelled", None
         with self._tracer.start_as_current_span(
             "generate", telemetry.context_of(metadata.get("traceparent")), attributes={"request_id": request_id}
         ) as span:
             try:
-                async with _within(deadline_s), aclosing(self._responses(request, request_id)) as responses:
+                account = self._account()
+                async with _within(deadline_s), aclosing(self._responses(request, request_id, account)) as responses:
                     async for response in responses:
                         await context.write(response)
                 outcome = "ok"
@@ -98,20 +107,29 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 self._metrics.request_ended(outcome, duration_s)
                 log.info(
                     "request ended",
-                    extra={"request_id": request_id, "outcome": outcome, "duration_s": round(duration_s, 3)},
+                    extra={
+                        "request_id": request_id,
+                        "api_key": account.name if account else "",
+                        "outcome": outcome,
+                        "duration_s": round(duration_s, 3),
+                    },
                 )
 
     async def _responses(
-        self, message: generation_pb2.GenerateRequest, request_id: str
+        self, message: generation_pb2.GenerateRequest, request_id: str, account: Account
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
         if self._draining:
             raise Draining("this orchestrator is going away; use another")
         target = await self._target_info()
-        request = read_request(message, target, self._tokenizer, self._settings.num_draft_tokens)
+        read = partial(read_request, message, target, self._tokenizer, self._settings.num_draft_tokens)
+        # A long text takes seconds to tokenize, in which nobody else must stand still.
+        request = await asyncio.to_thread(read) if len(message.text) > _LONG_TEXT else read()
         async with (
+            account.used_by(request.num_samples),
             self._admission.admitted(request.num_samples),
             aclosing(self._generator.chunks(request, target.model_digest)) as chunks,
         ):
+            account.spend(len(request.prompt_ids))
             yield generation_pb2.GenerateResponse(
                 admission=generation_pb2.Admission(
                     request_id=request_id,
@@ -121,7 +139,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 )
             )
             async for chunk in chunks:
+                account.spend(len(chunk.token_ids))
                 yield generation_pb2.GenerateResponse(chunk=chunk)
+
+    def _account(self) -> Account:
+        """Of the caller. Raises Unauthenticated."""
+        return self._api_keys.account(request_metadata.get({}).get("authorization"))
 
     async def _target_info(self) -> ModelInfo:
         if (info := self._targets.info) is not None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,11 +18,13 @@ from rich.console import Console
 
 from specdec import demo as demo_
 from specdec import doctor as doctor_
+from specdec.cli_secrets import TlsCa, TlsCert, TlsKey, TlsName, api_key, certificates, key, tls_of
 from specdec.client import Client, Sample
 from specdec.display import MarkedText
 from specdec.errors import SpecdecError
 from specdec.processes import StartError, deployment, is_serving
 from specdec.rpc import signalled
+from specdec.tls_trouble import tls_trouble
 from specdec.v1 import common_pb2, generation_pb2
 
 app = typer.Typer(
@@ -76,6 +79,9 @@ def up(
     threads: Annotated[int, typer.Option(help="CPU threads of each model; 0: as torch sees fit")] = max(
         1, (os.cpu_count() or 2) // 2
     ),
+    certificates_dir: Annotated[
+        Path | None, typer.Option("--certificates", help="directory of `specdec certificates`: speak TLS")
+    ] = None,
 ) -> None:
     """Run all three services on this machine until Ctrl-C."""
     console = Console()
@@ -83,10 +89,14 @@ def up(
     async def run() -> None:
         async with AsyncExitStack() as stack:
             with console.status("Starting target, draft and orchestrator ..."):
-                services = await stack.enter_async_context(deployment(target, draft, port, [f"--threads={threads}"]))
+                services = await stack.enter_async_context(
+                    deployment(target, draft, port, [f"--threads={threads}"], certificates_dir)
+                )
             for service in services:
                 console.print(f"  {service.name:<15} {service.address}", highlight=False)
-            console.print(f'Ready: specdec generate "def main(" --address {services[2].address}', highlight=False)
+            ca = f" --tls-ca {certificates_dir / 'operator' / 'ca.crt'}" if certificates_dir else ""
+            ready = f'Ready: specdec generate "def main(" --address {services[2].address}{ca}'
+            console.print(ready, highlight=False, soft_wrap=True)
             await signalled()
             console.print("Stopping ...")
 
@@ -124,10 +134,15 @@ def generate(
     num_draft_tokens: Annotated[int | None, typer.Option(help="default: the server's")] = None,
     no_speculation: Annotated[bool, typer.Option("--no-speculation", help="the target alone")] = False,
     address: Annotated[str, typer.Option(help="of the orchestrator")] = "127.0.0.1:50050",
+    tls_ca: TlsCa = "",
+    tls_name: TlsName = "orchestrator",
     timeout_s: Annotated[float | None, typer.Option(help="give up after so many seconds")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object at the end")] = False,
 ) -> None:
-    """Generate from a prompt and stream the text; the draft's tokens are marked on a terminal."""
+    """Generate from a prompt and stream the text; the draft's tokens are marked on a terminal.
+
+    An API key is read from the environment, SPECDEC_API_KEY.
+    """
     fields: dict[str, Any] = {
         "text": prompt,
         "max_tokens": max_tokens,
@@ -146,13 +161,14 @@ def generate(
         "num_draft_tokens": 0 if no_speculation else num_draft_tokens,
     }
     console = Console()
+    tls = tls_of(tls_ca)
 
     async def run() -> None:
         sample = Sample()
         # In a pipe the text comes as it is; on a terminal one sees who proposed what.
         shown = MarkedText(console, marks=console.is_terminal)
         seed_used = 0
-        async with Client(address) as client:
+        async with Client(address, tls=tls, tls_name=tls_name, api_key=api_key()) as client:
             async for response in client.stream(timeout_s, **fields):
                 if response.HasField("admission"):
                     seed_used = response.admission.seed
@@ -169,9 +185,18 @@ def generate(
 
 
 @app.command()
-def health(address: Annotated[str, typer.Argument(help="host:port of any of the services")]) -> None:
+def health(
+    address: Annotated[str, typer.Argument(help="host:port of any of the services")],
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
+    tls_name: TlsName = "",
+) -> None:
     """Ask a service whether it serves: exit status 0 if so, 1 if not. For container health checks."""
-    serving = _run(is_serving(address))
+    tls = tls_of(tls_ca, tls_cert, tls_key)
+    serving = _run(is_serving(address, tls=tls, tls_name=tls_name))
+    if not serving and (trouble := _run(tls_trouble(address, tls, tls_name))):
+        print(f"specdec: {address}: {trouble}", file=sys.stderr)
     print("SERVING" if serving else "NOT_SERVING")
     raise typer.Exit(0 if serving else 1)
 
@@ -183,11 +208,18 @@ def doctor(
     ),
     target: Annotated[str, typer.Option(help="host:port of further targets, comma-separated")] = "",
     draft: Annotated[str, typer.Option(help="host:port of further drafts, comma-separated")] = "",
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Examine a deployment and say in words what is wrong: exit status 0 if nothing is, 1 otherwise."""
-    further = [[part.strip() for part in value.split(",") if part.strip()] for value in (target, draft)]
-    visits, found = _run(doctor_.examine(address, *further))
+    """Examine a deployment and say in words what is wrong: exit status 0 if nothing is, 1 otherwise.
+
+    An API key is read from the environment, SPECDEC_API_KEY.
+    """
+    targets, drafts = ([part.strip() for part in value.split(",") if part.strip()] for value in (target, draft))
+    tls = tls_of(tls_ca, tls_cert, tls_key)
+    visits, found = _run(doctor_.examine(address, targets, drafts, tls, api_key()))
     if as_json:
         print(json.dumps(doctor_.as_dict(visits, found)))
     else:
@@ -199,6 +231,10 @@ def doctor(
         if not found:
             console.print("All is well.")
     raise typer.Exit(int(any(finding.wrong for finding in found)))
+
+
+app.command()(certificates)
+app.command()(key)
 
 
 def _bias(text: str) -> tuple[int, float]:

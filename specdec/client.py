@@ -17,6 +17,7 @@ import grpc
 
 from specdec import rpc
 from specdec.errors import ReplicaLost
+from specdec.tls import Tls
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
 _ROUNDS, _PAUSE_S = 3, 0.5
@@ -50,12 +51,19 @@ class Sample:
 
 
 class Client:
-    """``async with Client("host:port") as client``; further addresses are for when that one is lost."""
+    """``async with Client("host:port") as client``; further addresses are for when that one is lost.
 
-    def __init__(self, *addresses: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+    With ``tls``, which needs only a CA here, their certificates must have the name ``tls_name``, or the host's if that
+    is empty. ``api_key`` is the token of a deployment that asks for one.
+    """
+
+    def __init__(
+        self, *addresses: str, tls: Tls | None = None, tls_name: str = "orchestrator", api_key: str = ""
+    ) -> None:
         if not addresses:
             raise ValueError("at least one address is required")
-        self._channels = [rpc.channel(address, credentials) for address in addresses]
+        self._channels = [rpc.channel(address, tls, tls_name) for address in addresses]
+        self._metadata = rpc.bearer(api_key)
         self._stubs = [generation_pb2_grpc.GenerationServiceStub(channel) for channel in self._channels]
         self._at = 0  # the address in use
 
@@ -107,7 +115,7 @@ class Client:
     async def _once(
         self, at: int, request: generation_pb2.GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        call = self._stubs[at].Generate(request, timeout=timeout_s)
+        call = self._stubs[at].Generate(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for response in call:
                 yield response
@@ -129,7 +137,7 @@ class Client:
         """What the orchestrator knows of its replicas. Raises SpecdecError."""
         try:
             info: generation_pb2.GetServerInfoResponse = await self._stubs[self._at].GetServerInfo(
-                generation_pb2.GetServerInfoRequest(), timeout=timeout_s
+                generation_pb2.GetServerInfoRequest(), timeout=timeout_s, metadata=self._metadata
             )
         except grpc.aio.AioRpcError as error:
             raise rpc.error_of(error) from error

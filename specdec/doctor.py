@@ -19,9 +19,12 @@ from rich.table import Table
 
 from specdec import rpc, wire
 from specdec.rounds import Load, ModelInfo
+from specdec.tls import Tls
+from specdec.tls_trouble import tls_trouble
 from specdec.v1 import common_pb2, draft_pb2_grpc, generation_pb2, generation_pb2_grpc, target_pb2_grpc
 
 _NUM_CALLS = 7
+_NO_CONNECTION = "TLS: "
 _PREFIX = 12  # characters of a digest that are shown
 
 
@@ -52,17 +55,18 @@ class Visit:
         return f"{self.role} {self.address}"
 
 
-async def visit(role: str, address: str, timeout_s: float = 2.0) -> Visit:
+async def visit(role: str, address: str, tls: Tls | None = None, api_key: str = "", timeout_s: float = 2.0) -> Visit:
     """Ask a service for everything it tells. Never raises: who does not answer is a finding, too."""
     found = Visit(role, address)
-    async with rpc.channel(address) as channel:
-        ask = _question(role, channel)
+    async with rpc.channel(address, tls, role) as channel:
+        ask = _question(role, channel, api_key)
         try:
             answer = await ask(timeout_s)
             times = [await _timed(ask, timeout_s) for _ in range(_NUM_CALLS)]
             found.serving = await _serving(channel, timeout_s)
         except grpc.aio.AioRpcError as error:
-            found.silence = _silence(role, error)
+            trouble = await tls_trouble(address, tls, role) if error.code() is grpc.StatusCode.UNAVAILABLE else ""
+            found.silence = f"{_NO_CONNECTION}{trouble}" if trouble else _silence(role, error)
             return found
     found.round_trip_ms = statistics.median(times) * 1e3
     found.keepalive = answer.keepalive
@@ -74,10 +78,13 @@ async def visit(role: str, address: str, timeout_s: float = 2.0) -> Visit:
     return found
 
 
-def _question(role: str, channel: grpc.aio.Channel) -> Callable[[float], Awaitable[Any]]:
+def _question(role: str, channel: grpc.aio.Channel, api_key: str) -> Callable[[float], Awaitable[Any]]:
     if role == "orchestrator":
         server = generation_pb2_grpc.GenerationServiceStub(channel)
-        return lambda timeout_s: server.GetServerInfo(generation_pb2.GetServerInfoRequest(), timeout=timeout_s)
+        shown = rpc.bearer(api_key)
+        return lambda timeout_s: server.GetServerInfo(
+            generation_pb2.GetServerInfoRequest(), timeout=timeout_s, metadata=shown
+        )
     make = target_pb2_grpc.TargetServiceStub if role == "target" else draft_pb2_grpc.DraftServiceStub
     model = make(channel)
     return lambda timeout_s: model.GetModelInfo(common_pb2.GetModelInfoRequest(), timeout=timeout_s)
@@ -106,13 +113,17 @@ def _silence(role: str, error: grpc.aio.AioRpcError) -> str:
 
 
 async def examine(
-    orchestrator: str, targets: Sequence[str] = (), drafts: Sequence[str] = ()
+    orchestrator: str,
+    targets: Sequence[str] = (),
+    drafts: Sequence[str] = (),
+    tls: Tls | None = None,
+    api_key: str = "",
 ) -> tuple[list[Visit], list[Finding]]:
     """Visit these services and those that the orchestrator names, and compare them."""
-    first = await visit("orchestrator", orchestrator)
+    first = await visit("orchestrator", orchestrator, tls, api_key)
     places = {("target", address) for address in targets} | {("draft", address) for address in drafts}
     places |= {(replica.role, replica.address) for replica in first.replicas}
-    visits = [first, *await asyncio.gather(*(visit(*place) for place in sorted(places, reverse=True)))]
+    visits = [first, *await asyncio.gather(*(visit(*place, tls) for place in sorted(places, reverse=True)))]
     return visits, list(findings(visits))
 
 
@@ -139,8 +150,14 @@ def findings(visits: Sequence[Visit]) -> Iterator[Finding]:
 
 def _alone(each: Visit) -> Iterator[Finding]:
     if each.silence:
-        what = f"{each}: {each.silence}"
-        yield Finding(True, what, "start it, or correct the address; look at firewalls between here and there")
+        remedy = "start it, or correct the address; look at firewalls between here and there"
+        if each.silence.startswith(_NO_CONNECTION):
+            remedy = (
+                "give both sides certificates of one CA, each with its own name, and the files to this command, too"
+            )
+        elif each.silence.startswith("it answers UNAUTHENTICATED"):
+            remedy = "set SPECDEC_API_KEY"
+        yield Finding(True, f"{each}: {each.silence}", remedy)
     elif not each.serving:
         yield Finding(True, f"{each} says that it is not serving", "wait if it is starting or draining; see its log")
     for replica in each.replicas:

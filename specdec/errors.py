@@ -4,6 +4,8 @@ SpecdecError
 ├── InvalidArgument      INVALID_ARGUMENT     fix the named fields
 ├── ContextExceeded      OUT_OF_RANGE         shorten
 ├── Overloaded           RESOURCE_EXHAUSTED   come back after retry_after_s
+├── Unauthenticated      UNAUTHENTICATED      send a token that is known
+├── PermissionDenied     PERMISSION_DENIED    call with the certificate of somebody who may
 ├── OutOfStep            ABORTED              replay: the sequence does not stand where the caller thinks
 ├── Preempted            ABORTED              replay: its memory was needed
 ├── ReplicaLost          UNAVAILABLE          another replica
@@ -27,6 +29,8 @@ from google.protobuf import duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 DOMAIN = "specdec"
+_MOST_VIOLATIONS = 32
+"""That are named: a status travels in metadata, of which gRPC takes 8 KiB."""
 
 
 class SpecdecError(Exception):
@@ -46,7 +50,9 @@ class InvalidArgument(SpecdecError):
     code = code_pb2.INVALID_ARGUMENT
 
     def __init__(self, violations: Sequence[tuple[str, str]]) -> None:
-        self.violations = tuple(violations)
+        self.violations = tuple(violations[:_MOST_VIOLATIONS])
+        if len(violations) > _MOST_VIOLATIONS:
+            self.violations += (("request", f"and {len(violations) - _MOST_VIOLATIONS} more"),)
         super().__init__("; ".join(f"{name}: {what}" for name, what in self.violations))
 
 
@@ -60,6 +66,14 @@ class Overloaded(SpecdecError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Unauthenticated(SpecdecError):
+    code = code_pb2.UNAUTHENTICATED
+
+
+class PermissionDenied(SpecdecError):
+    code = code_pb2.PERMISSION_DENIED
 
 
 class OutOfStep(SpecdecError):
@@ -98,6 +112,8 @@ _BY_REASON: dict[str, type[SpecdecError]] = {
     cls.__new__(cls).reason: cls
     for cls in (
         ContextExceeded,
+        Unauthenticated,
+        PermissionDenied,
         OutOfStep,
         Preempted,
         ReplicaLost,
@@ -110,6 +126,8 @@ _BY_REASON: dict[str, type[SpecdecError]] = {
 }
 _BY_CODE: dict[int, type[SpecdecError]] = {
     code_pb2.OUT_OF_RANGE: ContextExceeded,
+    code_pb2.UNAUTHENTICATED: Unauthenticated,
+    code_pb2.PERMISSION_DENIED: PermissionDenied,
     code_pb2.ABORTED: OutOfStep,
     code_pb2.UNAVAILABLE: ReplicaLost,
     code_pb2.FAILED_PRECONDITION: ModelMismatch,

@@ -15,7 +15,7 @@ from typing import Any
 import uvloop
 from opentelemetry import metrics
 
-from specdec import collector, rpc, telemetry, wire
+from specdec import collector, rpc, telemetry, tls, wire
 from specdec.batching import Engine
 from specdec.rounds import Load, ModelInfo
 from specdec.settings import ServiceSettings
@@ -47,7 +47,11 @@ class ModelServicer:
 
 
 class ModelServer:
-    """A model service that listens once started. Create it on the event loop that serves."""
+    """A model service that listens once started. Create it on the event loop that serves.
+
+    ``role`` is the name in its certificate, ``stream`` the method that is for orchestrators alone. Raises ValueError if
+    the certificate is no good.
+    """
 
     def __init__(
         self,
@@ -55,16 +59,23 @@ class ModelServer:
         register: Callable[[Any, Any], None],
         service: str,
         settings: ServiceSettings,
+        role: str,
+        stream: str,
     ) -> None:
         self.servicer = servicer
         self._settings = settings
-        self._server = rpc.Server(settings, [service])
+        callers = {f"/{service}/{stream}": "orchestrator"}
+        self._server = rpc.Server(settings, [service], tls=tls.of(settings, role), callers=callers)
         register(servicer, self._server.grpc)
         _observe(lambda: servicer.streams.load, service)
 
     @property
     def port(self) -> int:
         return self._server.port
+
+    @property
+    def health_port(self) -> int:
+        return self._server.health_port
 
     @property
     def load(self) -> Load:
@@ -88,6 +99,7 @@ def run(settings: ServiceSettings, name: str, build: Callable[[], Callable[[], M
     """The whole process. ``build`` loads the model and returns what makes the server on the event loop."""
     try:
         telemetry.set_up(f"specdec-{name}", settings.log_level)
+        tls.of(settings, name)  # before minutes of loading a model
         make_server = build()
     except ValueError as error:
         print(f"specdec {name}: {error}", file=sys.stderr)

@@ -16,8 +16,10 @@ from typing import IO, Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from specdec import certificates as made
 from specdec import rpc
 from specdec.client import Client
+from specdec.tls import Tls
 
 _STOP_TIMEOUT_S = 15.0
 
@@ -34,6 +36,8 @@ class Service:
     address: str
     process: asyncio.subprocess.Process
     log: IO[bytes]
+    tls: Tls | None = None  # with which it is asked
+    tls_name: str = ""
 
     def log_tail(self, num_lines: int = 12) -> str:
         lines = Path(self.log.name).read_text(errors="replace").splitlines()
@@ -72,19 +76,24 @@ async def service(module: str, port: int, arguments: Sequence[str]) -> AsyncIter
 
 @contextlib.asynccontextmanager
 async def deployment(
-    target: str, draft: str, port: int = 0, arguments: Sequence[str] = ()
+    target: str, draft: str, port: int = 0, arguments: Sequence[str] = (), certificates: Path | None = None
 ) -> AsyncIterator[tuple[Service, Service, Service]]:
     """Target, draft and orchestrator, ready to generate. ``arguments`` are for both model services.
 
-    Raises StartError.
+    With the directory of ``certificates`` (specdec.certificates) they speak TLS. Raises StartError.
     """
     target_port, draft_port, free_port = free_ports(3)
+
+    def tls_flags(role: str) -> list[str]:
+        files = (("cert", made.CERT), ("key", made.KEY), ("ca", made.CA)) if certificates else ()
+        return [f"--tls-{what}={certificates}/{role}/{file}" for what, file in files]
+
     async with contextlib.AsyncExitStack() as stack:
         target_service = await stack.enter_async_context(
-            service("target_service", target_port, [f"--model={target}", *arguments])
+            service("target_service", target_port, [f"--model={target}", *tls_flags("target"), *arguments])
         )
         draft_service = await stack.enter_async_context(
-            service("draft_service", draft_port, [f"--model={draft}", *arguments])
+            service("draft_service", draft_port, [f"--model={draft}", *tls_flags("draft"), *arguments])
         )
         orchestrator = await stack.enter_async_context(
             service(
@@ -94,11 +103,16 @@ async def deployment(
                     f"--target={target_service.address}",
                     f"--draft={draft_service.address}",
                     f"--tokenizer={target}",
+                    *tls_flags("orchestrator"),
                 ],
             )
         )
         services = (target_service, draft_service, orchestrator)
-        for each in services:
+        for each, role in zip(services, ("target", "draft", "orchestrator"), strict=True):
+            if certificates:
+                own = certificates / "operator"
+                each.tls = Tls(str(own / made.CA), str(own / made.CERT), str(own / made.KEY))
+                each.tls_name = role
             await healthy(each)
         await paired(orchestrator)
         yield services
@@ -109,15 +123,15 @@ async def healthy(service: Service, timeout_s: float = 600.0) -> None:
     for _ in range(int(timeout_s / 0.1)):
         if service.process.returncode is not None:
             raise StartError(f"{service.name} ended with status {service.process.returncode}:\n{service.log_tail()}")
-        if await is_serving(service.address):
+        if await is_serving(service.address, tls=service.tls, tls_name=service.tls_name):
             return
         await asyncio.sleep(0.1)
     raise StartError(f"{service.name} was not healthy after {timeout_s:g} s:\n{service.log_tail()}")
 
 
-async def is_serving(address: str, timeout_s: float = 1.0) -> bool:
+async def is_serving(address: str, timeout_s: float = 1.0, tls: Tls | None = None, tls_name: str = "") -> bool:
     """What the standard gRPC health service at ``address`` says; False if there is none."""
-    async with rpc.channel(address) as channel:
+    async with rpc.channel(address, tls, tls_name) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             response: Any = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
@@ -129,7 +143,7 @@ async def is_serving(address: str, timeout_s: float = 1.0) -> bool:
 async def paired(orchestrator: Service, timeout_s: float = 30.0) -> None:
     """Returns once the orchestrator uses all its replicas. Raises StartError, saying which it does not, and why."""
     problem = ""
-    async with Client(orchestrator.address) as client:
+    async with Client(orchestrator.address, tls=orchestrator.tls) as client:
         for _ in range(int(timeout_s / 0.1)):
             replicas = (await client.server_info()).replicas
             problem = "\n".join(f"{r.role} {r.address}: {r.problem}" for r in replicas if not r.ready)

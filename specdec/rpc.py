@@ -1,4 +1,4 @@
-"""How our gRPC servers and channels are made: options, health, reflection, errors, trace context, shutdown.
+"""How our gRPC servers and channels are made: options, TLS, health, reflection, errors, trace context, shutdown.
 
 Client and server keepalive live here side by side because they must agree. Knows nothing of models or sequences.
 """
@@ -11,7 +11,7 @@ import contextvars
 import inspect
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -21,8 +21,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
-from specdec.errors import InvalidArgument, SpecdecError, from_status, to_status
+from specdec.errors import InvalidArgument, PermissionDenied, SpecdecError, from_status, to_status
 from specdec.settings import ServiceSettings
+from specdec.tls import Tls
 from specdec.v1 import common_pb2
 
 log = logging.getLogger(__name__)
@@ -62,11 +63,21 @@ request_metadata: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVa
 """The text metadata of the call being served, for trace context and request ids."""
 
 
-def channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
-    """A channel to ``host:port``; in the clear without credentials."""
-    if credentials is None:
+def channel(address: str, tls: Tls | None = None, name: str = "") -> grpc.aio.Channel:
+    """A channel to ``host:port``; in the clear without ``tls``.
+
+    With it, the certificate there must have ``name``: endpoints are known by role, not by host. Without a name it must
+    have the host. The files of ``tls`` are read now.
+    """
+    if tls is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+    named = [("grpc.ssl_target_name_override", name)] if name else []
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=[*CHANNEL_OPTIONS, *named])
+
+
+def bearer(api_key: str) -> tuple[tuple[str, str], ...]:
+    """The metadata that shows an API key; none without one."""
+    return (("authorization", f"Bearer {api_key}"),) if api_key else ()
 
 
 def keepalive() -> common_pb2.Keepalive:
@@ -83,7 +94,10 @@ def error_of(error: grpc.aio.AioRpcError) -> SpecdecError:
 
 
 class _Interceptor(grpc.aio.ServerInterceptor):
-    """Turns SpecdecError into its status, so that no servicer holds a try/except."""
+    """Turns SpecdecError into its status, so that no servicer holds a try/except; and turns away who may not call."""
+
+    def __init__(self, callers: Mapping[str, str]) -> None:
+        self._callers = callers
 
     async def intercept_service(
         self,
@@ -99,7 +113,8 @@ class _Interceptor(grpc.aio.ServerInterceptor):
         if handler.unary_stream:
             return grpc.unary_stream_rpc_method_handler(_guarded_stream(handler.unary_stream), read, write)
         if handler.stream_stream:
-            return grpc.stream_stream_rpc_method_handler(_guarded_stream(handler.stream_stream), read, write)
+            caller = self._callers.get(handler_call_details.method, "")
+            return grpc.stream_stream_rpc_method_handler(_guarded_stream(handler.stream_stream, caller), read, write)
         return handler
 
 
@@ -150,12 +165,13 @@ def _guarded(behavior: Any) -> Any:
     return call
 
 
-def _guarded_stream(behavior: Any) -> Any:
+def _guarded_stream(behavior: Any, caller: str = "") -> Any:
     # Writes by itself: gRPC drops the generator of a cancelled call without closing it, and a dropped generator
     # runs its finally whenever the collector comes.
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         _remember(context)
         try:
+            _check_caller(context, caller)
             request = _Requests(context) if hasattr(request, "__aiter__") else _checked(request)
             responses = behavior(request, context)
             if inspect.isawaitable(responses):  # such as the health service's Watch
@@ -177,32 +193,65 @@ def _remember(context: grpc.aio.ServicerContext[Any, Any]) -> None:
     request_metadata.set({key: value for key, value in pairs if isinstance(value, str)})
 
 
-class Server:
-    """A gRPC server that listens but is not yet serving: health says so until ``set_serving``."""
+def _check_caller(context: grpc.aio.ServicerContext[Any, Any], name: str) -> None:
+    """The certificate of whoever calls must have this DNS name; any will do without."""
+    names = [each.decode() for each in context.auth_context().get("peer_dns") or ()] if name else []
+    if name and name not in names:
+        raise PermissionDenied(
+            f"this call is for {name} alone, and the caller's certificate is made out to {', '.join(names) or 'nobody'}"
+        )
 
-    def __init__(self, settings: ServiceSettings, services: Iterable[str]) -> None:
+
+class Server:
+    """A gRPC server that listens but is not yet serving: health says so until ``set_serving``.
+
+    With ``tls``, nobody connects without a certificate of our CA if ``callers`` are given: methods with streams of
+    requests, and the name that a certificate must have to call them. The other methods are for all of the CA's.
+    """
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        services: Iterable[str],
+        *,
+        tls: Tls | None = None,
+        callers: Mapping[str, str] | None = None,
+    ) -> None:
         self._services = ["", *services]
         self._settings = settings
-        self.grpc = grpc.aio.server(interceptors=[_Interceptor()], options=SERVER_OPTIONS)
+        self._credentials = tls.server_credentials(ask_callers=bool(callers)) if tls else None
+        interceptor = _Interceptor(callers or {} if tls else {})
+        self.grpc = grpc.aio.server(interceptors=[interceptor], options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         if settings.reflection:
             names = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
             reflection.enable_server_reflection(names, self.grpc)
         self.port = 0
+        self.health_port = 0
+        self._health_alone: grpc.aio.Server | None = None
 
-    async def start(self, credentials: grpc.ServerCredentials | None = None) -> None:
-        """Listen. Raises OSError if the address cannot be had."""
-        address = f"{self._settings.host}:{self._settings.port}"
-        try:
-            if credentials is None:
-                self.port = self.grpc.add_insecure_port(address)
-            else:
-                self.port = self.grpc.add_secure_port(address, credentials)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}: {error}") from error
+    async def start(self) -> None:
+        """Listen. Raises OSError if an address cannot be had."""
+        self.port = self._listen(self.grpc, self._settings.port, self._credentials)
+        if self._settings.health_port is not None:
+            # A kubelet's probes cannot speak TLS.
+            self._health_alone = grpc.aio.server(options=SERVER_OPTIONS)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._health_alone)
+            self.health_port = self._listen(self._health_alone, self._settings.health_port)
         await self._set(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self.grpc.start()
+        if self._health_alone is not None:
+            await self._health_alone.start()
+
+    def _listen(self, server: grpc.aio.Server, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
+        address = f"{self._settings.host}:{port}"
+        try:
+            if credentials is None:
+                return server.add_insecure_port(address)
+            return server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}: {error}") from error
 
     async def set_serving(self, serving: bool = True) -> None:
         status = health_pb2.HealthCheckResponse
@@ -214,7 +263,11 @@ class Server:
 
     async def stop(self, grace_s: float = 0.0) -> None:
         await self.set_serving(False)
-        await self.grpc.stop(grace_s)
+        try:
+            await self.grpc.stop(grace_s)
+        finally:
+            if self._health_alone is not None:
+                await self._health_alone.stop(0)
 
 
 async def signalled() -> None:

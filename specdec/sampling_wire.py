@@ -15,6 +15,8 @@ from specdec.sequence import SamplingParams
 from specdec.v1 import common_pb2
 
 MAX_BIASES = 300
+MAX_END_TOKENS = 1024
+"""That end a text: the request's and the model's own."""
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 MIN_REPETITION, MAX_REPETITION = 0.01, 10.0
@@ -45,6 +47,8 @@ def _transform_problems(sampling: SamplingParams, vocab_size: int) -> Iterator[t
             yield name, f"must be between {-MAX_PENALTY} and {MAX_PENALTY}, not {value}"
     if len(sampling.logit_bias) > MAX_BIASES:
         yield "logit_bias", f"at most {MAX_BIASES} tokens, not {len(sampling.logit_bias)}"
+    if len(sampling.end_token_ids) > MAX_END_TOKENS:
+        yield "end_token_ids", f"at most {MAX_END_TOKENS}, not {len(sampling.end_token_ids)}"
     for token_id, bias in sampling.logit_bias:
         if not -MAX_BIAS <= bias <= MAX_BIAS:
             yield f"logit_bias[{token_id}]", f"must be between {-MAX_BIAS} and {MAX_BIAS}, not {bias}"

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict, SettingsError
 
 Settings = TypeVar("Settings", bound=BaseSettings)
@@ -19,15 +21,59 @@ class ServiceSettings(BaseSettings):
     """Of every service."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SPECDEC_", cli_kebab_case=True, extra="ignore", cli_implicit_flags=True
+        env_prefix="SPECDEC_", cli_kebab_case=True, extra="ignore", cli_implicit_flags=True, validate_default=True
     )
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(0, ge=0, le=65535, description="port to listen on; 0: any free one, printed at the start")
-    reflection: bool = Field(True, description="serve gRPC reflection")
+    health_port: int | None = Field(
+        None, ge=0, le=65535, description="port for gRPC health alone, in the clear whatever the other one speaks"
+    )
+    tls_cert: str = Field("", description="certificate chain in PEM; its subjectAltName has the service's name")
+    tls_key: str = Field("", description="private key of tls_cert in PEM")
+    tls_ca: str = Field(
+        "", description="certificates in PEM of whom to trust; with tls_cert and tls_key: mutual TLS, else in the clear"
+    )
+    insecure: bool = Field(False, description="listen on other addresses than loopback without TLS")
+    reflection: bool = Field(False, description="serve gRPC reflection")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level logged")
     max_sequences: int = Field(1024, gt=0, description="sequences open at a time in a model service")
     shutdown_grace_s: float = Field(10.0, ge=0, description="seconds to end in good order after SIGTERM")
+
+    @field_validator("tls_cert", "tls_key", "tls_ca")
+    @classmethod
+    def _is_there(cls, value: str) -> str:
+        if value and not Path(value).is_file():
+            raise ValueError(f"there is no file {value}")
+        return value
+
+    @field_validator("tls_ca")
+    @classmethod
+    def _together(cls, value: str, others: ValidationInfo) -> str:
+        given = {"tls_ca": value, **{name: others.data.get(name, "bad") for name in ("tls_cert", "tls_key")}}
+        missing = [name for name, file in given.items() if not file]
+        if 0 < len(missing) < len(given):
+            raise ValueError(f"tls_cert, tls_key and tls_ca go together; not set: {', '.join(sorted(missing))}")
+        return value
+
+    @field_validator("insecure")
+    @classmethod
+    def _loopback_unless_told(cls, value: bool, others: ValidationInfo) -> bool:
+        host = others.data.get("host", "localhost")
+        tls = others.data.get("tls_ca", "bad")
+        if not (value or tls or _is_loopback(host)):
+            raise ValueError(
+                f"{host} can be reached from other machines, and without tls_cert, tls_key and tls_ca anybody there can"
+                " read and ask everything: set these, or insecure if the network is yours alone"
+            )
+        return value
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class ModelServiceSettings(ServiceSettings):

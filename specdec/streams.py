@@ -16,12 +16,15 @@ from typing import Any, Protocol
 from opentelemetry import trace
 
 from specdec.batching import Engine, Key, Results, StepLoop
-from specdec.errors import InvalidArgument, OutOfStep, SpecdecError
+from specdec.errors import InvalidArgument, OutOfStep, Overloaded, SpecdecError
 from specdec.rounds import Load
 from specdec.telemetry import context_of
 
 HEARTBEAT_S = 0.25
 """A stream with something unanswered is written to at least this often."""
+
+MAX_OPEN_IDS, MAX_UNFINISHED_OPENS = 1 << 21, 1024
+"""Of one open, over all its chunks; and of one stream. No context is that long: nobody is to fill the memory."""
 
 
 class Codec(Protocol):
@@ -162,8 +165,12 @@ class _Stream:
             raise InvalidArgument([("sequence", f"{sequence} is not above those opened before in this stream")])
         else:
             self._opened_up_to = sequence
+            if len(self._partial) >= MAX_UNFINISHED_OPENS:
+                raise Overloaded(f"{len(self._partial)} opens of this stream are unfinished")
             self._partial[sequence] = message
             self.unanswered[sequence] = 0
+        if (length := len(self._partial[sequence].spec.token_ids)) > MAX_OPEN_IDS:
+            raise InvalidArgument([("spec.token_ids", f"at most {MAX_OPEN_IDS}, not {length}")])
         if not message.more:
             whole = self._partial.pop(sequence)
             open_ = self._codec.read_open(whole)

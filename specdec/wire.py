@@ -22,6 +22,8 @@ IDS_PER_OPEN = 8192
 
 MAX_SALT_BYTES = 256
 
+MAX_TREE_NODES = 1024
+
 FEATURE_BYTES = 1 << 16
 """Hidden states in a frame: more would delay its neighbours."""
 
@@ -113,6 +115,8 @@ def read_tree(message: common_pb2.TokenTree, vocab_size: int, field: str = "tree
         if message.parents or message.draft_probs:
             raise InvalidArgument([(field, "has parents or draft_probs but no token_ids")])
         return EMPTY_TREE
+    if len(token_ids) > MAX_TREE_NODES:
+        raise InvalidArgument([(field, f"at most {MAX_TREE_NODES} nodes, not {len(token_ids)}")])
     parents = tuple(message.parents) or tuple(range(-1, len(token_ids) - 1))
     draft_probs = tuple(
         SparseDistribution(tuple(d.token_ids), tuple(d.weights)) if d.token_ids or d.weights else None

@@ -8,6 +8,7 @@ from typing import Any
 from specdec import wire
 from specdec.errors import InvalidArgument, ModelMismatch, SpecdecError, to_status
 from specdec.rounds import CACHE_SALT, FEATURES, TRANSFORMS, Load, ModelInfo, Round, Verdict
+from specdec.sampling_wire import MAX_END_TOKENS
 from specdec.v1 import common_pb2, target_pb2
 from target_service.engine import TargetOpen
 
@@ -32,6 +33,8 @@ class TargetCodec:
             raise InvalidArgument([("spec.cache_salt", "not possible with this target")])
         if message.return_predictions and not spec.keyed_by_token:
             raise InvalidArgument([("return_predictions", f"not possible with {spec.method.value} verification")])
+        if (length := len(message.stop_token_ids)) > MAX_END_TOKENS:
+            raise InvalidArgument([("stop_token_ids", f"at most {MAX_END_TOKENS}, not {length}")])
         if message.stop_token_ids and (largest := max(message.stop_token_ids)) >= self._info.vocab_size:
             raise InvalidArgument(
                 [("stop_token_ids", f"{largest} is outside the vocabulary of {self._info.vocab_size}")]

@@ -28,4 +28,6 @@ def create_server(verifier: Verifier, settings: ServiceSettings) -> ModelServer:
     engine = TargetEngine(verifier, settings.max_sequences)
     info = dataclasses.replace(verifier.info, capabilities=(*verifier.info.capabilities, RUN_ON))
     servicer = TargetServicer(engine, TargetCodec(info), info, "target-model")
-    return ModelServer(servicer, target_pb2_grpc.add_TargetServiceServicer_to_server, SERVICE, settings)
+    return ModelServer(
+        servicer, target_pb2_grpc.add_TargetServiceServicer_to_server, SERVICE, settings, role="target", stream="Verify"
+    )

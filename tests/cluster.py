@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from draft_service.engine import Drafter
@@ -17,6 +18,7 @@ from specdec.model_service import ModelServer
 from specdec.settings import ServiceSettings
 from target_service.engine import Verifier
 from target_service.server import create_server as create_target_server
+from tests.certificates import files, stranger
 
 
 @dataclass
@@ -39,16 +41,22 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(
-    verifiers: Sequence[Verifier], drafters: Sequence[Drafter] = (), **settings: Any
+    verifiers: Sequence[Verifier],
+    drafters: Sequence[Drafter] = (),
+    certificates: Path | None = None,
+    client: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Cluster]:
-    """``settings`` are the orchestrator's. Returns when every replica is connected.
+    """``settings`` are the orchestrator's, ``client`` the client's. Returns when every replica is connected.
 
+    With the directory of ``certificates`` (specdec.certificates) everybody speaks TLS.
     Requests that name no number draft 5 tokens a round: where passes take no time, drafting would never pay.
     """
     settings.setdefault("num_draft_tokens", 5)
     async with AsyncExitStack() as stack:
-        targets = [create_target_server(verifier, ServiceSettings()) for verifier in verifiers]
-        drafts = [create_draft_server(drafter, ServiceSettings()) for drafter in drafters]
+        own = {role: files(certificates, role) if certificates else {} for role in ("target", "draft", "orchestrator")}
+        targets = [create_target_server(verifier, ServiceSettings(**own["target"])) for verifier in verifiers]
+        drafts = [create_draft_server(drafter, ServiceSettings(**own["draft"])) for drafter in drafters]
         for server in (*targets, *drafts):
             await server.start()
             stack.push_async_callback(server.stop)
@@ -56,14 +64,17 @@ async def cluster(
             OrchestratorSettings(
                 target=[f"127.0.0.1:{server.port}" for server in targets],
                 draft=[f"127.0.0.1:{server.port}" for server in drafts],
+                **own["orchestrator"],
                 **settings,
             )
         )
         await orchestrator.start()
         stack.push_async_callback(orchestrator.stop)
-        client = await stack.enter_async_context(Client(f"127.0.0.1:{orchestrator.port}"))
+        tls = {"tls": stranger(certificates)} if certificates else {}
+        made = Client(f"127.0.0.1:{orchestrator.port}", **tls, **(client or {}))
+        await stack.enter_async_context(made)
         await connected(orchestrator)
-        yield Cluster(client, orchestrator, targets, drafts)
+        yield Cluster(made, orchestrator, targets, drafts)
 
 
 async def connected(orchestrator: OrchestratorServer, timeout_s: float = 10.0) -> None:

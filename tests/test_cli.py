@@ -24,13 +24,15 @@ ROOT = Path(__file__).resolve().parent.parent
 TOKENIZER = str(ROOT / "models" / "demo" / "target")
 
 
-async def run(*arguments: str, module: str = "specdec.cli") -> tuple[int, str, str]:
+async def run(
+    *arguments: str, module: str = "specdec.cli", environment: dict[str, str] | None = None
+) -> tuple[int, str, str]:
     """Exit status, standard output, standard error."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "SPECDEC_"))}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module, *arguments),
         cwd=ROOT,
-        env=clean | {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
+        env=clean | {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"} | (environment or {}),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

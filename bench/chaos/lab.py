@@ -41,7 +41,7 @@ class Process:
         self.log = tempfile.NamedTemporaryFile(prefix="chaos-", suffix=".log")  # noqa: SIM115
         self.num_starts = 0
         self._command = [*prefix, sys.executable, "-m", *module.split(), f"--port={self.port}", f"--host={host}"]
-        self._command += arguments
+        self._command += arguments if host == "127.0.0.1" else ["--insecure", *arguments]  # a network of our own
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:

@@ -51,10 +51,12 @@ class GenerationServiceServicer:
 
     def Generate(self, request, context):
         """Generates n samples. The output is the target's own: speculation changes its speed alone. The first message
-        is sent at admission. Repeating a request with the same seed gives the same text. Statuses:
+        is sent at admission. Repeating a request with the same seed gives the same text. Where the deployment has API
+        keys, one is sent as metadata, "authorization: Bearer KEY". Statuses:
         INVALID_ARGUMENT    malformed, unknown or unsupported field (BadRequest names it)
         OUT_OF_RANGE        prompt + max_tokens over the context, with the limit
-        RESOURCE_EXHAUSTED  too many requests (RetryInfo says when to come back)
+        UNAUTHENTICATED     no API key, or one that is not known
+        RESOURCE_EXHAUSTED  too many requests, or the key's quota is used up (RetryInfo says when to come back)
         UNAVAILABLE         no target could be reached in time
         DEADLINE_EXCEEDED   the caller's deadline or request_timeout_s passed
         """
@@ -63,7 +65,7 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetServerInfo(self, request, context):
-        """The models behind this server. Idempotent.
+        """The models behind this server. Idempotent. UNAUTHENTICATED as above.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

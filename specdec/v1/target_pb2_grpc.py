@@ -66,7 +66,8 @@ class TargetServiceServicer:
         ABORTED              out of step (what was expected is named) or preempted: replay it
         UNAVAILABLE          draining, or the pass failed: replay it on another replica
         FAILED_PRECONDITION  another model digest than the open named
-        Half-closing ends the stream once everything unanswered is answered.
+        Half-closing ends the stream once everything unanswered is answered. Over TLS, a caller whose certificate has not
+        the DNS name "orchestrator" gets PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

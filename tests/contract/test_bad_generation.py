@@ -364,3 +364,35 @@ async def test_extremes_that_are_allowed_are_served() -> None:
             fields = {"max_tokens": 12, **extreme}
             samples = await running.client.generate(PATIENCE_S, token_ids=IDS, **fields)
             assert all(len(sample.token_ids) == fields["max_tokens"] for sample in samples), extreme
+
+
+async def test_a_request_with_everything_wrong_is_refused_in_a_status_that_gets_through() -> None:
+    """A status travels in metadata, of which gRPC takes a few KiB: it names so many violations and counts the rest."""
+    async with deployment() as running:
+        wrong = generate_request(
+            logit_bias=dict.fromkeys(range(1000, 1300), 1e9),
+            stop=["x" * 1000] * 16,
+            temperature=-1.0,
+            top_p=7.0,
+            seed=1,
+        )
+        for index in range(64):
+            wrong.resume[2**32 - 1 - index].token_ids[:] = [2**32 - 1]
+        error = await refusal(running, wrong)
+        assert isinstance(error, InvalidArgument), error
+        assert len(error.violations) == 33
+        assert error.violations[-1][1].startswith("and ")
+
+
+async def test_a_message_of_the_greatest_size_disturbs_nobody() -> None:
+    async with deployment() as running:
+        for long in (
+            dict(stop_token_ids=[1] * (rpc.MAX_MESSAGE_BYTES // 2)),
+            dict(token_ids={"token_ids": [1] * (rpc.MAX_MESSAGE_BYTES // 2)}),
+            dict(stop=[""] * (rpc.MAX_MESSAGE_BYTES // 4)),
+        ):
+            request = generate_request(**long)
+            assert request.ByteSize() < rpc.MAX_MESSAGE_BYTES
+            assert isinstance(await refusal(running, request), InvalidArgument | ContextExceeded)
+        too_long = b"\x00" * (rpc.MAX_MESSAGE_BYTES + 1)
+        assert isinstance(await refusal(running, too_long), Overloaded), "gRPC's own status"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import struct
 
+import pytest
+
 from bench.table_model import Table, TableVerifier
+from specdec import streams
 from specdec.errors import (
     ContextExceeded,
     Overloaded,
@@ -219,3 +222,40 @@ async def test_a_target_that_knows_no_transforms_refuses_them() -> None:
         await assert_violation(stream, 1, "spec.sampling")
         await stream.send(opens=[target_open(2)])
         assert (await stream.answer(2)).base == 3
+
+
+async def test_lists_of_an_open_and_a_round_have_bounds() -> None:
+    async with target(LmVerifier(runner())) as service:
+        stream = service.stream()
+        await stream.send(opens=[target_open(1)])
+        await stream.answer(1)
+        sampling = common_pb2.SamplingParams(temperature=1, top_p=1, min_tokens=1, end_token_ids=[1] * 1025)
+        await stream.send(opens=[target_open(2, sampling=sampling)])
+        await assert_violation(stream, 2, "spec.sampling.end_token_ids")
+        await stream.send(opens=[target_open(3, stop_token_ids=[1] * 1025)])
+        await assert_violation(stream, 3, "stop_token_ids")
+        await stream.send(opens=[target_open(4, cache_salt=b"x" * 257)])
+        await assert_violation(stream, 4, "spec.cache_salt")
+        await stream.send(opens=[target_open(5)])
+        await stream.answer(5)
+        await stream.send(rounds=[round_(5, 1, 4, tree([1] * 1025))])
+        await assert_violation(stream, 5, "tree")
+        await stream.send(closes=[1])
+        await service.nothing_left(open_streams=1)
+
+
+async def test_an_open_that_never_ends_is_refused_and_so_are_too_many_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MAX_OPEN_IDS", 100)
+    monkeypatch.setattr(streams, "MAX_UNFINISHED_OPENS", 3)
+    async with target(LmVerifier(runner())) as service:
+        stream = service.stream()
+        await stream.send(opens=[target_open(1, token_ids=[1] * 50, more=True)] * 2)
+        await stream.send(opens=[target_open(1, token_ids=[1], more=True)])
+        await assert_violation(stream, 1, "spec.token_ids")
+        await stream.send(opens=[target_open(number, more=True) for number in (2, 3, 4, 5)])
+        assert isinstance(await stream.error(5), Overloaded)
+        await stream.send(opens=[target_open(2), target_open(5)])  # the rest of the one, and nothing of the other
+        assert (await stream.answer(2)).base == 6
+        await assert_violation(stream, 5, "sequence")
+        await stream.send(closes=[2, 3, 4])
+        await service.nothing_left(open_streams=1)

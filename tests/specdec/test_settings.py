@@ -43,8 +43,40 @@ def test_flags_are_spelt_with_hyphens_and_take_an_equals_sign_or_a_space():
 
 
 def test_a_switch_has_a_no():
-    assert read("--model=m").reflection
+    assert read("--model=m", "--reflection").reflection
     assert not read("--model=m", "--no-reflection").reflection
+
+
+def test_reflection_is_off_unless_asked_for():
+    assert not read("--model=m").reflection
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "[::]", "::", "model-host", "localhost.example"])
+def test_without_tls_a_service_listens_on_loopback_alone_unless_told(host, capsys, tmp_path):
+    said = refused(capsys, "--model=m", f"--host={host}")
+    assert f"--insecure: Value error, {host} can be reached from other machines" in said
+    assert read("--model=m", f"--host={host}", "--insecure").host == host
+    file = tmp_path / "pem"
+    file.write_text("")
+    assert read("--model=m", f"--host={host}", *(f"--tls-{name}={file}" for name in ("cert", "key", "ca"))).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.53", "localhost", "::1", "[::1]"])
+def test_loopback_needs_no_leave(host):
+    assert not read("--model=m", f"--host={host}").insecure
+
+
+def test_tls_needs_all_three_files_and_they_must_be_there(capsys, tmp_path):
+    file = tmp_path / "pem"
+    file.write_text("")
+    assert "not set: tls_ca, tls_key" in refused(capsys, "--model=m", f"--tls-cert={file}")
+    assert "not set: tls_cert" in refused(capsys, "--model=m", f"--tls-ca={file}", f"--tls-key={file}")
+    assert "not set: tls_ca" in refused(capsys, "--model=m", f"--tls-cert={file}", f"--tls-key={file}")
+    said = refused(capsys, "--model=m", "--tls-cert=a", "--tls-key=b", "--host=10.0.0.1")
+    assert "--tls-cert: Value error, there is no file a" in said
+    assert "--tls-key: Value error, there is no file b" in said
+    assert "not set: tls_ca" in said
+    assert "--insecure" not in said, "TLS is meant"
 
 
 def test_the_environment_is_read(monkeypatch):

@@ -1,0 +1,40 @@
+"""How large a request may be, looked at before anything else of it is read. Knows sizes; refuses to know meanings.
+
+A message has at most specdec.rpc.MAX_MESSAGE_BYTES, which leaves room for millions of entries: enough to hold up
+everybody's event loop while they are sorted, and for a refusal that names each to be longer than a status can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specdec.sampling_wire import MAX_BIASES
+from specdec.v1 import generation_pb2
+from specdec.wire import MAX_SALT_BYTES
+
+MAX_PROMPT_BYTES = 1 << 20
+MAX_SAMPLES = 64
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKENS = 256
+MAX_REQUEST_ID = 128
+
+
+def size_problems(message: generation_pb2.GenerateRequest, context_length: int) -> Iterator[tuple[str, str]]:
+    """(field, what is wrong) for everything that is longer than it may be."""
+    if (size := len(message.text.encode())) > MAX_PROMPT_BYTES:
+        yield "text", f"at most {MAX_PROMPT_BYTES} bytes, not {size}: send token_ids"
+    if (size := len(message.cache_salt.encode())) > MAX_SALT_BYTES:
+        yield "cache_salt", f"at most {MAX_SALT_BYTES} bytes, not {size}"
+    for name, most, unit in (
+        ("stop", MAX_STOPS, "strings"),
+        ("stop_token_ids", MAX_STOP_TOKENS, "ids"),
+        ("logit_bias", MAX_BIASES, "tokens"),
+        ("resume", MAX_SAMPLES, "samples"),
+    ):
+        if (length := len(getattr(message, name))) > most:
+            yield name, f"at most {most} {unit}, not {length}"
+        elif name == "resume":
+            for index, received in message.resume.items():
+                if len(received.token_ids) > context_length:
+                    yield f"resume[{index}]", f"has more ids than the context of {context_length}"

@@ -1,0 +1,253 @@
+"""Who may use the public API, and how much: tokens, quotas, and a file that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from draft_service.drafters.language_model import LanguageModelDrafter
+from orchestrator.api_keys import Account, ApiKeys, Key, read_keys
+from specdec import rpc, telemetry
+from specdec.client import Client
+from specdec.errors import InvalidArgument, Overloaded, Unauthenticated
+from specdec.processes import is_serving
+from specdec.v1 import generation_pb2, generation_pb2_grpc
+from target_service.lm_verifier import LmVerifier
+from tests.cluster import Cluster, cluster
+from tests.contract.bad import HeldVerifier, runner
+
+REQUEST: dict[str, Any] = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 5, "seed": 1}
+
+
+def line(name: str, token: str, **quotas: int) -> str:
+    return json.dumps({"name": name, "sha256": hashlib.sha256(token.encode()).hexdigest(), **quotas}) + "\n"
+
+
+def write(file: Path, *lines: str) -> None:
+    fresh = file.with_suffix(".new")
+    fresh.write_text("".join(lines))
+    os.replace(fresh, file)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    file = tmp_path / "keys.jsonl"
+    write(file, "# of the team\n", "\n", line("alice", "a-token", max_sequences=2, tokens_per_minute=60))
+    return file
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# --- the file -----------------------------------------------------------------------------------------------
+
+
+def test_a_token_is_known_by_its_hash(keys: Path) -> None:
+    known = ApiKeys(str(keys))
+    assert known.account("Bearer a-token").name == "alice"
+    assert known.account("bearer  a-token ").name == "alice"
+    for wrong in (None, "", "Bearer", "Bearer ", "Bearer b-token", "Basic a-token", "a-token", "Bearer A-TOKEN"):
+        with pytest.raises(Unauthenticated):
+            known.account(wrong)
+    digest = read_keys(str(keys))[0].sha256
+    with pytest.raises(Unauthenticated):
+        known.account(f"Bearer {digest}")
+
+
+def test_without_a_file_everybody_may_come() -> None:
+    account = ApiKeys().account(None)
+    assert account.name == ""
+    account.spend(10**9)
+
+
+def test_a_change_of_the_file_is_taken_over_and_a_bad_one_is_not(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+    known = ApiKeys(str(keys))
+    known.account("Bearer a-token").spend(1000)
+    write(keys, line("alice", "a2-token", tokens_per_minute=60), line("bob", "b-token"))
+    assert known.account("Bearer b-token").name == "bob"
+    with pytest.raises(Unauthenticated):
+        known.account("Bearer a-token")
+    assert known.account("Bearer a2-token")._spent > 900, "a new token is no new quota"
+    for bad in ("{", line("bob", "b-token") * 2):
+        write(keys, bad)
+        assert known.account("Bearer b-token").name == "bob"
+    keys.unlink()
+    assert known.account("Bearer b-token").name == "bob"
+    reasons = [record.__dict__["reason"] for record in caplog.records]
+    assert len(reasons) == 3
+    write(keys, line("carol", "c-token"))
+    assert known.account("Bearer c-token").name == "carol"
+    with pytest.raises(Unauthenticated):
+        known.account("Bearer b-token")
+
+
+def test_every_bad_line_is_named_and_none_is_quoted(tmp_path: Path) -> None:
+    secret = "sk-specdec-in-the-wrong-place"
+    file = tmp_path / "keys.jsonl"
+    bad = [
+        "{",
+        "[]",
+        json.dumps({"name": "a", "sha256": secret}),
+        json.dumps({"name": "", "sha256": "0" * 64, "max_sequences": 0}),
+        json.dumps({"name": "b", "sha256": "1" * 64, secret: 1}),
+        line("c", "x", tokens_per_minute=-1),
+        line("d", "same"),
+        line("e", "same"),
+        line("e", "other"),
+    ]
+    file.write_text("\n".join(each.strip() for each in bad))
+    with pytest.raises(ValueError, match="api_keys_file") as refused:
+        read_keys(str(file))
+    said = str(refused.value)
+    for number, field in ((1, "is no JSON object"), (2, "a field"), (3, "sha256"), (4, "name"), (4, "max_sequences")):
+        assert f"line {number}: {field}" in said
+    for words in ("line 5: a field: Extra", "line 6: tokens_per_minute", "the same name", "the same sha256"):
+        assert words in said
+    assert secret not in said
+    with pytest.raises(ValueError, match="No such file"):
+        read_keys(str(tmp_path / "nothing"))
+
+
+# --- quotas -------------------------------------------------------------------------------------------------
+
+
+async def test_a_key_has_so_many_samples_at_a_time() -> None:
+    account = Account(Key(name="a", sha256="0" * 64, max_sequences=3))
+    async with account.used_by(2):
+        async with account.used_by(1):
+            with pytest.raises(Overloaded, match="3 of its 3"):
+                async with account.used_by(1):
+                    pass
+        async with account.used_by(1):
+            pass
+    with pytest.raises(InvalidArgument, match="3 samples at a time, not 4"):
+        async with account.used_by(4):
+            pass
+
+
+async def test_tokens_come_back_evenly_over_a_minute() -> None:
+    clock = Clock()
+    account = Account(Key(name="a", sha256="0" * 64, tokens_per_minute=60), clock)
+    async with account.used_by(1):
+        account.spend(59)
+    async with account.used_by(1):  # one is left: it may begin, and overdraw
+        account.spend(31)
+    with pytest.raises(Overloaded, match="60 tokens per minute") as refused:
+        async with account.used_by(1):
+            pass
+    assert refused.value.retry_after_s == pytest.approx(31)
+    clock.now += 31
+    async with account.used_by(1):
+        pass
+    clock.now += 3600
+    account.spend(0)
+    assert account._spent == 0, "what is not used is not saved up"
+
+
+# --- over gRPC ----------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def guarded(keys: Path, verifier: Any = None) -> AsyncIterator[Cluster]:
+    drafters = [LanguageModelDrafter(runner())]
+    client = {"api_key": "a-token"}
+    async with cluster([verifier or LmVerifier(runner())], drafters, client=client, api_keys_file=str(keys)) as running:
+        yield running
+
+
+async def test_without_a_known_token_nothing_is_told_but_health(keys: Path) -> None:
+    async with guarded(keys) as running:
+        address = f"127.0.0.1:{running.orchestrator.port}"
+        for wrong in ("", "b-token", "a-token2"):
+            async with Client(address, api_key=wrong) as client:
+                with pytest.raises(Unauthenticated):
+                    await client.generate(**REQUEST)
+                with pytest.raises(Unauthenticated):
+                    await client.server_info()
+        async with rpc.channel(address) as channel:
+            call = generation_pb2_grpc.GenerationServiceStub(channel).Generate(
+                generation_pb2.GenerateRequest(**REQUEST), metadata=rpc.bearer("wrong")
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call.read()
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert await is_serving(address)
+        [sample] = await running.client.generate(**REQUEST)
+        assert len(sample.token_ids) == 5
+        assert (await running.client.server_info()).HasField("target")
+
+
+async def test_over_its_quota_a_key_is_told_when_to_come_back(keys: Path) -> None:
+    async with guarded(keys) as running:
+        with pytest.raises(InvalidArgument, match="n: this key may have 2 samples"):
+            await running.client.generate(**REQUEST | {"n": 3})
+        samples = await running.client.generate(**REQUEST | {"n": 2, "max_tokens": 40})
+        assert [len(sample.token_ids) for sample in samples] == [40, 40]
+        with pytest.raises(Overloaded, match="60 tokens per minute") as refused:
+            await running.client.generate(**REQUEST)
+        # 83 tokens were used, of 60: 24 seconds, less what came back meanwhile.
+        assert 1 < refused.value.retry_after_s <= 24
+        write(keys, line("alice", "a-token"))
+        await running.client.generate(**REQUEST)
+
+
+async def test_a_key_that_is_busy_does_not_keep_others_out(keys: Path) -> None:
+    with keys.open("a") as stream:
+        stream.write(line("bob", "b-token"))
+    verifier = HeldVerifier(runner())
+    async with guarded(keys, verifier) as running, AsyncExitStack() as stack:
+        verifier.gate.clear()
+        busy = [asyncio.create_task(running.client.generate(**REQUEST)) for _ in range(2)]
+        async with asyncio.timeout(10):
+            while running.orchestrator.live_sequences < 2:
+                await asyncio.sleep(0.01)
+        with pytest.raises(Overloaded, match="alice has 2 of its 2 samples"):
+            await running.client.generate(**REQUEST)
+        bob = await stack.enter_async_context(Client(f"127.0.0.1:{running.orchestrator.port}", api_key="b-token"))
+        other = asyncio.create_task(bob.generate(**REQUEST))
+        async with asyncio.timeout(10):
+            while running.orchestrator.live_sequences < 3:
+                await asyncio.sleep(0.01)
+        verifier.gate.set()
+        await asyncio.gather(*busy, other)
+        await running.client.generate(**REQUEST)
+
+
+async def test_tokens_are_never_logged(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither the right one nor a wrong one, at any level."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    telemetry.set_up("test", "DEBUG")
+    try:
+        async with guarded(keys) as running:
+            await running.client.generate(**REQUEST)
+            async with Client(f"127.0.0.1:{running.orchestrator.port}", api_key="wrong-token") as client:
+                with pytest.raises(Unauthenticated) as refused:
+                    await client.generate(**REQUEST)
+                said = str(refused.value) + repr(client) + repr(vars(running.client.__class__))
+            write(keys, "{", "a-token")
+            await running.client.generate(**REQUEST)
+    finally:
+        root.handlers[:], level = before
+        root.setLevel(level)
+    logged = capsys.readouterr().err
+    assert '"request ended"' in logged
+    assert '"api_key": "alice"' in logged
+    assert "are not used" in logged
+    for secret in ("a-token", "wrong-token", hashlib.sha256(b"a-token").hexdigest()):
+        assert secret not in logged + said

@@ -1,0 +1,124 @@
+"""Certificates in files: checked in words, and read again when they change."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from specdec import certificates
+from specdec.settings import ServiceSettings
+from specdec.tls import Tls, of
+from tests.certificates import caller, files
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("certificates")
+    certificates.make(directory, names=["target.example", "10.1.2.3"])
+    return directory
+
+
+@pytest.fixture
+def own(made: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(made, tmp_path / "own"))
+
+
+def test_certificates_carry_the_services_names(made: Path) -> None:
+    for owner in certificates.OWNERS:
+        cert = x509.load_pem_x509_certificate((made / owner / certificates.CERT).read_bytes())
+        san = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert san.get_values_for_type(x509.DNSName) == [owner, "localhost", "target.example"]
+        assert "10.1.2.3" in map(str, san.get_values_for_type(x509.IPAddress))
+        key = made / owner / certificates.KEY
+        assert key.stat().st_mode & 0o077 == 0, "nobody else reads the key"
+
+
+def test_a_second_call_renews_the_certificates_and_keeps_the_ca(own: Path) -> None:
+    before = {file: file.read_bytes() for file in own.rglob("*.*")}
+    certificates.make(own)
+    changed = {str(file.relative_to(own)) for file, content in before.items() if file.read_bytes() != content}
+    assert changed == {f"{owner}/{file}" for owner in certificates.OWNERS for file in ("tls.crt", "tls.key")}
+
+
+def test_a_service_without_certificates_speaks_in_the_clear(made: Path) -> None:
+    assert of(ServiceSettings(), "target") is None
+    assert of(ServiceSettings(**files(made, "target")), "target") is not None
+
+
+def spoil_key(own: Path) -> None:
+    (own / "target" / "tls.key").write_text("-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n")
+
+
+SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no certificate": (lambda own: (own / "target/tls.crt").write_text("x"), "has no certificate in PEM"),
+    "no CA": (lambda own: (own / "target/ca.crt").write_text(""), "ca.crt has no certificate in PEM"),
+    "no key": (spoil_key, "is no private key in PEM without a password"),
+    "another's key": (lambda own: shutil.copy(own / "draft/tls.key", own / "target/tls.key"), "is not the key of"),
+    "expired": (lambda own: certificates.make(own, days=-1), "expired at 20"),
+    "another service": (
+        lambda own: shutil.copytree(own / "draft", own / "target", dirs_exist_ok=True),
+        "made out to draft, localhost, target.example (DNS names in its subjectAltName), not to target",
+    ),
+    "no file": (lambda own: (own / "target/tls.key").unlink(), "No such file"),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_what_is_no_good_is_refused_in_words(kind: str, own: Path) -> None:
+    spoil, words = SPOILT[kind]
+    settings = ServiceSettings(**files(own, "target"))
+    spoil(own)
+    with pytest.raises(ValueError, match="target") as refused:
+        of(settings, "target")
+    assert words in str(refused.value)
+    assert "BEGIN" not in str(refused.value)
+    assert "c2VjcmV0" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_a_bad_change_is_logged_once_and_the_old_ones_stay(
+    kind: str, own: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    tls = of(ServiceSettings(**files(own, "target")), "target")
+    assert tls is not None
+    good = tls.current()
+    SPOILT[kind][0](own)
+    assert tls.current() is good
+    assert tls.current() is good
+    [record] = caplog.records
+    assert SPOILT[kind][1] in record.__dict__["reason"]
+    certificates.make(own)
+    shutil.copy(own / "ca/tls.crt", own / "target/ca.crt")
+    assert tls.current() not in (good, None)
+    assert tls.version == 1
+
+
+def test_a_change_is_taken_over_once_it_is_whole(own: Path, made: Path) -> None:
+    tls = caller(own, "target")
+    good = tls.current()
+    shutil.copy(own / "target/tls.crt", own / "old.crt")
+    certificates.make(own)
+    shutil.copy(own / "target/tls.crt", own / "new.crt")
+    shutil.copy(own / "old.crt", own / "target/tls.crt")
+    assert tls.current() is good, "the key is new, the certificate is not"
+    shutil.copy(own / "new.crt", own / "target/tls.crt")
+    assert tls.current().cert == (own / "new.crt").read_bytes()
+    assert tls.changed_since(0)
+    assert not tls.changed_since(1)
+
+
+def test_a_certificate_needs_its_key(made: Path) -> None:
+    with pytest.raises(ValueError, match="go together"):
+        Tls(str(made / "ca/tls.crt"), str(made / "target/tls.crt"))
+
+
+def test_what_the_files_hold_is_not_shown(made: Path) -> None:
+    tls = caller(made, "target")
+    assert "BEGIN" not in repr(tls.current()) + repr(tls)
