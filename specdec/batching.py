@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -79,6 +81,8 @@ class StepLoop:
         # A queue in C: a condition variable, which is Python, costs several times as much in every pass.
         self._inbox: queue.SimpleQueue[list[_Order]] = queue.SimpleQueue()
         self._stopping = False
+        self._busy_since: float | None = None  # when the thread last began a pass; None: it waits for orders
+        self.failed_in_a_row = 0  # passes that raised since one was made
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -98,6 +102,14 @@ class StepLoop:
         orders, self._orders = self._orders, []
         if orders:
             self._inbox.put(orders)
+
+    @property
+    def pass_age_s(self) -> float:
+        """For how long the pass at hand has run; 0 while nothing is to be done, infinite if the thread has died."""
+        if not self._stopping and not self._thread.is_alive():
+            return math.inf
+        busy_since = self._busy_since
+        return 0.0 if busy_since is None else time.monotonic() - busy_since
 
     async def stop(self) -> None:
         """Finish the pass at hand and end the thread."""
@@ -129,11 +141,16 @@ class StepLoop:
 
     def _run(self) -> None:
         while not self._stopping:
+            orders = []
             if self.engine.idle:
-                self._carry_out(self._inbox.get())
+                self._busy_since = None
+                orders = self._inbox.get()
+            self._busy_since = time.monotonic()
+            self._carry_out(orders)
             while not self._inbox.empty():
                 self._carry_out(self._inbox.get())
             self._hand_over(self._step())
+        self._busy_since = None
 
     def _carry_out(self, orders: list[_Order]) -> None:
         for verb, arguments in orders:
@@ -141,8 +158,13 @@ class StepLoop:
 
     def _step(self) -> Results:
         try:
-            return self.engine.step()
+            results = self.engine.step()
+            # A step for nobody computes nothing, and so proves nothing.
+            if self.failed_in_a_row and self.engine.working_on():
+                self.failed_in_a_row = 0
+            return results
         except Exception:
+            self.failed_in_a_row += 1
             log.exception("a pass failed; its sequences are given back for replay")
             lost = list(self.engine.working_on())
             for key in lost:

@@ -169,9 +169,12 @@ def generate(
 
 
 @app.command()
-def health(address: Annotated[str, typer.Argument(help="host:port of any of the services")]) -> None:
+def health(
+    address: Annotated[str, typer.Argument(help="host:port of any of the services")],
+    service: Annotated[str, typer.Option(help="health service: empty for ready, liveness for alive")] = "",
+) -> None:
     """Ask a service whether it serves: exit status 0 if so, 1 if not. For container health checks."""
-    serving = _run(is_serving(address))
+    serving = _run(is_serving(address, service=service))
     print("SERVING" if serving else "NOT_SERVING")
     raise typer.Exit(0 if serving else 1)
 

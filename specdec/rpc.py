@@ -58,6 +58,9 @@ CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
+LIVENESS = "liveness"
+"""The health service that says whether to start the process again; the others say whether to send it work."""
+
 request_metadata: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("request_metadata")
 """The text metadata of the call being served, for trace context and request ids."""
 
@@ -202,11 +205,16 @@ class Server:
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from error
         await self._set(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self.set_alive(True)
         await self.grpc.start()
 
     async def set_serving(self, serving: bool = True) -> None:
         status = health_pb2.HealthCheckResponse
         await self._set(status.SERVING if serving else status.NOT_SERVING)
+
+    async def set_alive(self, alive: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        await self._health.set(LIVENESS, status.SERVING if alive else status.NOT_SERVING)
 
     async def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in self._services:
