@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from specdec.errors import ModelMismatch, ReplicaLost
 from specdec.rounds import ModelInfo
 from specdec.v1 import draft_pb2_grpc, generation_pb2, generation_pb2_grpc, target_pb2_grpc
 from specdec.vocabulary import Vocabulary
+
+_LAST_WORDS_S = 0.25
 
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
@@ -63,7 +66,7 @@ class OrchestratorServer:
         self._servicer = GenerationServicer(
             self.targets, self.drafts, tokenizer, settings, Metrics(lambda: self.live_sequences)
         )
-        self._server = rpc.Server(settings, [SERVICE])
+        self._server = rpc.Server(settings, [SERVICE], rpc.aging(settings.max_connection_age_s))
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, self._server.grpc)
         self._stack = AsyncExitStack()
 
@@ -83,10 +86,13 @@ class OrchestratorServer:
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Refuse new requests, let the running ones end within the grace, then close."""
-        await self._server.set_serving(False)
+        # Connections are told to go away first: a client that holds one takes its next request elsewhere by itself.
+        closing = asyncio.create_task(self._server.stop(grace_s))
         await self._servicer.drain(grace_s)
-        # A health watch is a call that never ends, so nothing is gained by a grace here.
+        # The last words of the requests get out; a health watch never ends, so nothing is gained by waiting for more.
+        await asyncio.wait({closing}, timeout=min(_LAST_WORDS_S, grace_s))
         await self._server.stop(0)
+        await closing
         await self._stack.aclose()
 
     def _admit_target(self, address: str, info: ModelInfo) -> None:

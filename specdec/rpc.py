@@ -72,6 +72,14 @@ def channel(address: str, credentials: grpc.ChannelCredentials | None = None) ->
     return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
 
 
+def aging(max_age_s: float) -> list[tuple[str, Any]]:
+    """Server options by which a connection is told to go after about so long, and its calls may end; 0: never.
+
+    The caller's next request comes by a new connection, which a balancer may send to another server.
+    """
+    return [("grpc.max_connection_age_ms", int(max_age_s * 1e3))] if max_age_s else []
+
+
 def keepalive() -> common_pb2.Keepalive:
     """What a server tells of its settings."""
     return common_pb2.Keepalive(keepalive_ms=KEEPALIVE_MS, min_ping_interval_ms=MIN_PING_INTERVAL_MS)
@@ -183,10 +191,12 @@ def _remember(context: grpc.aio.ServicerContext[Any, Any]) -> None:
 class Server:
     """A gRPC server that listens but is not yet serving: health says so until ``set_serving``."""
 
-    def __init__(self, settings: ServiceSettings, services: Iterable[str]) -> None:
+    def __init__(
+        self, settings: ServiceSettings, services: Iterable[str], options: Iterable[tuple[str, Any]] = ()
+    ) -> None:
         self._services = ["", *services]
         self._settings = settings
-        self.grpc = grpc.aio.server(interceptors=[_Interceptor()], options=SERVER_OPTIONS)
+        self.grpc = grpc.aio.server(interceptors=[_Interceptor()], options=[*SERVER_OPTIONS, *options])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         if settings.reflection:
