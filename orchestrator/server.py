@@ -85,14 +85,16 @@ class OrchestratorServer:
         await self._server.set_serving()
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Refuse new requests, let the running ones end within the grace, then close."""
+        """Take no new connections and requests, let the running ones end within the grace, then close."""
         # Connections are told to go away first: a client that holds one takes its next request elsewhere by itself.
         closing = asyncio.create_task(self._server.stop(grace_s))
         await self._servicer.drain(grace_s)
         # The last words of the requests get out; a health watch never ends, so nothing is gained by waiting for more.
         await asyncio.wait({closing}, timeout=min(_LAST_WORDS_S, grace_s))
+        # Never two at a time: grpcio's server may crash where one ends while another begins.
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
         await self._server.stop(0)
-        await closing
         await self._stack.aclose()
 
     def _admit_target(self, address: str, info: ModelInfo) -> None:

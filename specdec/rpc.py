@@ -52,8 +52,9 @@ CHANNEL_OPTIONS = [
     *_COMMON,
     # A replica that comes back is found within a second, not after a minute's backoff.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Not a backoff but how long one attempt may take: round trips, TLS, and a peer that is busy.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     # Two channels to one address must not share a connection: its death would take both.
     ("grpc.use_local_subchannel_pool", 1),
 ]
