@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import queue
 import threading
 import time
@@ -81,7 +80,7 @@ class StepLoop:
         # A queue in C: a condition variable, which is Python, costs several times as much in every pass.
         self._inbox: queue.SimpleQueue[list[_Order]] = queue.SimpleQueue()
         self._stopping = False
-        self._busy_since: float | None = None  # when the thread last began a pass; None: it waits for orders
+        self.busy_since: float | None = None  # when the pass at hand began; None: the thread waits for orders
         self.failed_in_a_row = 0  # passes that raised since one was made
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -104,12 +103,9 @@ class StepLoop:
             self._inbox.put(orders)
 
     @property
-    def pass_age_s(self) -> float:
-        """For how long the pass at hand has run; 0 while nothing is to be done, infinite if the thread has died."""
-        if not self._stopping and not self._thread.is_alive():
-            return math.inf
-        busy_since = self._busy_since
-        return 0.0 if busy_since is None else time.monotonic() - busy_since
+    def died(self) -> bool:
+        """The thread has ended, and nobody told it to."""
+        return not self._stopping and not self._thread.is_alive()
 
     async def stop(self) -> None:
         """Finish the pass at hand and end the thread."""
@@ -143,14 +139,14 @@ class StepLoop:
         while not self._stopping:
             orders = []
             if self.engine.idle:
-                self._busy_since = None
+                self.busy_since = None
                 orders = self._inbox.get()
-            self._busy_since = time.monotonic()
+            self.busy_since = time.monotonic()
             self._carry_out(orders)
             while not self._inbox.empty():
                 self._carry_out(self._inbox.get())
             self._hand_over(self._step())
-        self._busy_since = None
+        self.busy_since = None
 
     def _carry_out(self, orders: list[_Order]) -> None:
         for verb, arguments in orders:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.chaos.traffic import Answer, Asked, ask
@@ -18,13 +18,14 @@ class Load:
     """
 
     def __init__(
-        self, address: str, count: int, right: Callable[[Answer], bool], max_tokens: tuple[int, ...] = (10, 60, 250)
+        self, address: str, count: int, right: Callable[[Answer], bool], choices: Sequence[Asked] = ()
     ) -> None:
+        """Requests are taken from ``choices``, or made up."""
         self.answers: list[Answer] = []
         self._address = address
         self._count = count
         self._right = right
-        self._max_tokens = max_tokens
+        self._choices = choices
         self._stopping = False
 
     async def __aenter__(self) -> Load:
@@ -50,7 +51,9 @@ class Load:
         chance = random.Random(number)
         async with Client(self._address) as client:
             while not self._stopping:
-                prompt = tuple(chance.randrange(1024) for _ in range(6))
-                length = chance.choice(self._max_tokens)
-                asked = Asked(prompt, length, chance.getrandbits(60), chance.choice((0.0, 0.8)), timeout_s=60.0)
-                self.answers.append(await ask(client, asked))
+                self.answers.append(await ask(client, chance.choice(self._choices or [_made_up(chance)])))
+
+
+def _made_up(chance: random.Random) -> Asked:
+    prompt = tuple(chance.randrange(1024) for _ in range(6))
+    return Asked(prompt, chance.choice((10, 60, 250)), chance.getrandbits(60), chance.choice((0.0, 0.8)), 60.0)
