@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.chaos import casualties, clients, drafts, network, overload, processes, protocol, starts, versions
+from bench.chaos import casualties, clients, drafts, network, overload, processes, protocol, restarts, starts, versions
 from bench.chaos.lab import Lab
 from bench.chaos.outcome import Outcome
 
@@ -21,7 +21,7 @@ Row = Callable[[Lab, int, bool], Awaitable[Outcome]]
 
 ROWS: dict[int, Row] = {
     int(name.removeprefix("row_")): row
-    for module in (processes, network, drafts, protocol, clients, overload, casualties, starts, versions)
+    for module in (processes, network, drafts, protocol, clients, overload, casualties, restarts, starts, versions)
     for name, row in vars(module).items()
     if name.startswith("row_")
 }
