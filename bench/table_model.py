@@ -74,11 +74,14 @@ class TableVerifier:
         chunk_rows: int = 512,
         fail_on_token: int | None = None,
         crash_on_token: int | None = None,
+        hang_on_token: int | None = None,
     ) -> None:
-        """A pass with a text that holds ``fail_on_token`` raises; with ``crash_on_token`` the process ends."""
+        """A pass with a text that holds ``fail_on_token`` raises; with ``crash_on_token`` the process ends, with
+        ``hang_on_token`` the pass never does."""
         self._fail_on_token = fail_on_token
         self._crash_on_token = crash_on_token
-        self._planted = fail_on_token is not None or crash_on_token is not None
+        self._hang_on_token = hang_on_token
+        self._planted = any(token is not None for token in (fail_on_token, crash_on_token, hang_on_token))
         self.info = table.info("table-target")
         self._table = table
         self._num_slots = num_slots
@@ -102,6 +105,8 @@ class TableVerifier:
         for job in jobs if self._planted else ():
             if self._crash_on_token in job.ids:
                 os._exit(139)  # as a segmentation fault would: nothing is said, nothing is closed
+            while self._hang_on_token in job.ids:
+                time.sleep(60)
             if self._fail_on_token in job.ids:
                 raise RuntimeError("a planted failure of the pass")
         num_rows = sum(min(len(job.ids) - job.memory.num_cached + len(job.tree), self._chunk_rows) for job in jobs)

@@ -24,6 +24,7 @@ class TableSettings(ServiceSettings):
     kv_slots: int = Field(1 << 20, gt=0)
     fail_on_token: int | None = Field(None, description="raise in every pass of a text that holds this token")
     crash_on_token: int | None = Field(None, description="end the process there")
+    hang_on_token: int | None = Field(None, description="never end a pass of a text that holds this token")
 
 
 def main() -> None:
@@ -39,6 +40,7 @@ def main() -> None:
             settings.chunk_rows,
             settings.fail_on_token,
             settings.crash_on_token,
+            settings.hang_on_token,
         )
         run(settings, "target", lambda: lambda: create_target_server(verifier, settings))
     elif role == "draft":

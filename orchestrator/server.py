@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from specdec.errors import ModelMismatch, ReplicaLost
 from specdec.rounds import ModelInfo
 from specdec.v1 import draft_pb2_grpc, generation_pb2, generation_pb2_grpc, target_pb2_grpc
 from specdec.vocabulary import Vocabulary
+
+_LAST_WORDS_S = 0.25
 
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
@@ -68,7 +71,7 @@ class OrchestratorServer:
             self.targets, self.drafts, tokenizer, settings, Metrics(lambda: self.live_sequences)
         )
         # Clients show a token, not a certificate.
-        self._server = rpc.Server(settings, [SERVICE], tls=certificates)
+        self._server = rpc.Server(settings, [SERVICE], rpc.aging(settings.max_connection_age_s), tls=certificates)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, self._server.grpc)
         self._stack = AsyncExitStack()
 
@@ -91,10 +94,15 @@ class OrchestratorServer:
         await self._server.set_serving()
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Refuse new requests, let the running ones end within the grace, then close."""
-        await self._server.set_serving(False)
+        """Take no new connections and requests, let the running ones end within the grace, then close."""
+        # Connections are told to go away first: a client that holds one takes its next request elsewhere by itself.
+        closing = asyncio.create_task(self._server.stop(grace_s))
         await self._servicer.drain(grace_s)
-        # A health watch is a call that never ends, so nothing is gained by a grace here.
+        # The last words of the requests get out; a health watch never ends, so nothing is gained by waiting for more.
+        await asyncio.wait({closing}, timeout=min(_LAST_WORDS_S, grace_s))
+        # Never two at a time: grpcio's server may crash where one ends while another begins.
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
         await self._server.stop(0)
         await self._stack.aclose()
 

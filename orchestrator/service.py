@@ -28,7 +28,7 @@ from orchestrator.request import read_request
 from orchestrator.responses import write_server_info
 from orchestrator.settings import OrchestratorSettings
 from specdec import telemetry
-from specdec.errors import DeadlineExceeded, Draining, NoReplica, ReplicaLost
+from specdec.errors import DeadlineExceeded, NoReplica, ReplicaLost
 from specdec.rounds import ModelInfo
 from specdec.rpc import request_metadata
 from specdec.v1 import generation_pb2, generation_pb2_grpc
@@ -57,18 +57,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._generator = Generator(targets, drafts, tokenizer, settings, metrics)
         self._admission = Admission(settings.max_live_sequences, settings.max_waiting_requests)
         self._api_keys = ApiKeys(settings.api_keys_file)
-        self._draining = False
+        self._num_calls = 0  # of Generate, from first to last
 
     @property
     def live_sequences(self) -> int:
         return self._admission.live
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests and wait until those that are there have ended."""
-        self._draining = True
+        """Wait until the requests that are there have ended: the server takes no others by then."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self._admission.live or self._admission.waiting:  # noqa: ASYNC110
+                while self._num_calls:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         except TimeoutError:
             log.warning("requests did not end in time", extra={"live_sequences": self._admission.live})
@@ -89,6 +88,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         remaining = context.time_remaining()
         deadline_s = min(remaining or self._settings.request_timeout_s, self._settings.request_timeout_s)
         outcome, account = "cancelled", None
+        self._num_calls += 1
         with self._tracer.start_as_current_span(
             "generate", telemetry.context_of(metadata.get("traceparent")), attributes={"request_id": request_id}
         ) as span:
@@ -102,6 +102,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 outcome = type(error).__name__
                 raise
             finally:
+                self._num_calls -= 1
                 span.set_attribute("outcome", outcome)
                 duration_s = time.monotonic() - started
                 self._metrics.request_ended(outcome, duration_s)
@@ -118,8 +119,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _responses(
         self, message: generation_pb2.GenerateRequest, request_id: str, account: Account
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        if self._draining:
-            raise Draining("this orchestrator is going away; use another")
         target = await self._target_info()
         read = partial(read_request, message, target, self._tokenizer, self._settings.num_draft_tokens)
         # A long text takes seconds to tokenize, in which nobody else must stand still.

@@ -34,6 +34,12 @@ class OrchestratorSettings(ServiceSettings):
     stuck_after_s: float = Field(
         15.0, gt=0, description="a replica that is heard but makes no pass for so long counts as lost"
     )
+    max_connection_age_s: float = Field(
+        0.0,
+        ge=0,
+        description="a client's connection is to be made anew after so long, so that clients behind a balancer spread; "
+        "its requests go on; 0: never",
+    )
     max_live_sequences: int = Field(256, gt=0, description="samples generated at a time")
     max_waiting_requests: int = Field(256, ge=0, description="requests that wait for their turn; more are refused")
     park_after_s: float = Field(10.0, gt=0, description="a client that reads nothing for so long gives up its replicas")

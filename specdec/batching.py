@@ -11,6 +11,7 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -84,6 +85,8 @@ class StepLoop:
         # A queue in C: a condition variable, which is Python, costs several times as much in every pass.
         self._inbox: queue.SimpleQueue[list[_Order]] = queue.SimpleQueue()
         self._stopping = False
+        self.busy_since: float | None = None  # when the pass at hand began; None: the thread waits for orders
+        self.failed_in_a_row = 0  # passes that raised since one was made
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -103,6 +106,11 @@ class StepLoop:
         orders, self._orders = self._orders, []
         if orders:
             self._inbox.put(orders)
+
+    @property
+    def died(self) -> bool:
+        """The thread has ended, and nobody told it to."""
+        return not self._stopping and not self._thread.is_alive()
 
     async def stop(self) -> None:
         """Finish the pass at hand and end the thread."""
@@ -134,16 +142,22 @@ class StepLoop:
 
     def _run(self) -> None:
         while not self._stopping:
+            orders = []
             if self.engine.idle:
-                self._carry_out(self._inbox.get())
+                self.busy_since = None
+                orders = self._inbox.get()
+            self.busy_since = time.monotonic()
+            self._carry_out(orders)
             while not self._inbox.empty():
                 self._carry_out(self._inbox.get())
             rest_s = self.engine.rest_s
             if rest_s and not self.engine.idle:
+                self.busy_since = None
                 with contextlib.suppress(queue.Empty):
                     self._carry_out(self._inbox.get(timeout=rest_s))
             else:
                 self._hand_over(self._step())
+        self.busy_since = None
 
     def _carry_out(self, orders: list[_Order]) -> None:
         for verb, arguments in orders:
@@ -151,8 +165,13 @@ class StepLoop:
 
     def _step(self) -> Results:
         try:
-            return self.engine.step()
+            results = self.engine.step()
+            # A step for nobody computes nothing, and so proves nothing.
+            if self.failed_in_a_row and self.engine.working_on():
+                self.failed_in_a_row = 0
+            return results
         except Exception:
+            self.failed_in_a_row += 1
             log.exception("a pass failed; its sequences are given back for replay")
             lost = list(self.engine.working_on())
             for key in lost:

@@ -187,6 +187,7 @@ def generate(
 @app.command()
 def health(
     address: Annotated[str, typer.Argument(help="host:port of any of the services")],
+    service: Annotated[str, typer.Option(help="health service: empty for ready, liveness for alive")] = "",
     tls_ca: TlsCa = "",
     tls_cert: TlsCert = "",
     tls_key: TlsKey = "",
@@ -194,7 +195,7 @@ def health(
 ) -> None:
     """Ask a service whether it serves: exit status 0 if so, 1 if not. For container health checks."""
     tls = tls_of(tls_ca, tls_cert, tls_key)
-    serving = _run(is_serving(address, tls=tls, tls_name=tls_name))
+    serving = _run(is_serving(address, service=service, tls=tls, tls_name=tls_name))
     if not serving and (trouble := _run(tls_trouble(address, tls, tls_name))):
         print(f"specdec: {address}: {trouble}", file=sys.stderr)
     print("SERVING" if serving else "NOT_SERVING")

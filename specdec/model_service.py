@@ -5,17 +5,21 @@ Knows what the draft and the target service do alike; refuses to know what eithe
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import logging
+import os
+import signal
 import sys
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import uvloop
 from opentelemetry import metrics
 
-from specdec import collector, rpc, telemetry, tls, wire
+from specdec import collector, liveness, rpc, telemetry, tls, wire
 from specdec.batching import Engine
 from specdec.rounds import Load, ModelInfo
 from specdec.settings import ServiceSettings
@@ -27,6 +31,9 @@ log = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 0.25
 """Between the last answer and the end of the server, so that the news of it gets out."""
+
+_STUCK_STATUS = 3
+"""Exit status of a service that gave itself up."""
 
 
 class ModelServicer:
@@ -66,6 +73,7 @@ class ModelServer:
         self._settings = settings
         callers = {f"/{service}/{stream}": "orchestrator"}
         self._server = rpc.Server(settings, [service], tls=tls.of(settings, role), callers=callers)
+        self._watch: asyncio.Task[str] | None = None
         register(servicer, self._server.grpc)
         _observe(lambda: servicer.streams.load, service)
 
@@ -84,9 +92,18 @@ class ModelServer:
     async def start(self) -> None:
         await self._server.start()
         await self._server.set_serving()
+        step_loop = self.servicer.streams.step_loop
+        self._watch = asyncio.create_task(liveness.watch(step_loop, self._server, self._settings.hung_pass_s))
+
+    async def stuck(self) -> str:
+        """Returns, with the reason, once nothing helps the service but to be started again."""
+        assert self._watch is not None, "a service that was not started"
+        return await asyncio.shield(self._watch)
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Drain within the grace (live sequences are sent elsewhere at their round's end), then close."""
+        if self._watch is not None:
+            self._watch.cancel()
         await self._server.set_serving(False)
         if grace_s:
             await self.servicer.streams.drain(grace_s)
@@ -100,7 +117,8 @@ def run(settings: ServiceSettings, name: str, build: Callable[[], Callable[[], M
     try:
         telemetry.set_up(f"specdec-{name}", settings.log_level)
         tls.of(settings, name)  # before minutes of loading a model
-        make_server = build()
+        with _left_at_sigterm():
+            make_server = build()
     except ValueError as error:
         print(f"specdec {name}: {error}", file=sys.stderr)
         raise SystemExit(2) from error
@@ -119,7 +137,11 @@ def run(settings: ServiceSettings, name: str, build: Callable[[], Callable[[], M
                 "dtype": info.dtype,
             },
         )
-        await rpc.signalled()
+        if (reason := await _stuck_before_signalled(server)) is not None:
+            log.critical("the service gives itself up, to be started again", extra={"reason": reason})
+            await asyncio.sleep(_LAST_WORDS_S)
+            # Any other way out waits for the thread that hangs.
+            os._exit(_STUCK_STATUS)
         log.info("draining")
         await server.stop(settings.shutdown_grace_s)
         log.info("stopped")
@@ -129,6 +151,26 @@ def run(settings: ServiceSettings, name: str, build: Callable[[], Callable[[], M
     except OSError as error:
         print(f"specdec {name}: {error}", file=sys.stderr)
         raise SystemExit(1) from error
+
+
+async def _stuck_before_signalled(server: ModelServer) -> str | None:
+    signalled, stuck = asyncio.create_task(rpc.signalled()), asyncio.create_task(server.stuck())
+    await asyncio.wait({signalled, stuck}, return_when=asyncio.FIRST_COMPLETED)
+    signalled.cancel()
+    if stuck.done():
+        return stuck.result()
+    stuck.cancel()
+    return None
+
+
+@contextlib.contextmanager
+def _left_at_sigterm() -> Iterator[None]:
+    """Process 1 of a container ignores a signal that nothing handles, and would go on loading until it is killed."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _observe(load: Callable[[], Load], service: str) -> None:

@@ -129,12 +129,14 @@ async def healthy(service: Service, timeout_s: float = 600.0) -> None:
     raise StartError(f"{service.name} was not healthy after {timeout_s:g} s:\n{service.log_tail()}")
 
 
-async def is_serving(address: str, timeout_s: float = 1.0, tls: Tls | None = None, tls_name: str = "") -> bool:
-    """What the standard gRPC health service at ``address`` says; False if there is none."""
+async def is_serving(
+    address: str, timeout_s: float = 1.0, service: str = "", tls: Tls | None = None, tls_name: str = ""
+) -> bool:
+    """What the standard gRPC health service at ``address`` says of ``service``; False if there is none."""
     async with rpc.channel(address, tls, tls_name) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
-            response: Any = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            response: Any = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
         except grpc.aio.AioRpcError:
             return False
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)

@@ -53,11 +53,15 @@ CHANNEL_OPTIONS = [
     *_COMMON,
     # A replica that comes back is found within a second, not after a minute's backoff.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Not a backoff but how long one attempt may take: round trips, TLS, and a peer that is busy.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     # Two channels to one address must not share a connection: its death would take both.
     ("grpc.use_local_subchannel_pool", 1),
 ]
+
+LIVENESS = "liveness"
+"""The health service that says whether to start the process again; the others say whether to send it work."""
 
 request_metadata: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("request_metadata")
 """The text metadata of the call being served, for trace context and request ids."""
@@ -78,6 +82,14 @@ def channel(address: str, tls: Tls | None = None, name: str = "") -> grpc.aio.Ch
 def bearer(api_key: str) -> tuple[tuple[str, str], ...]:
     """The metadata that shows an API key; none without one."""
     return (("authorization", f"Bearer {api_key}"),) if api_key else ()
+
+
+def aging(max_age_s: float) -> list[tuple[str, Any]]:
+    """Server options by which a connection is told to go after about so long, and its calls may end; 0: never.
+
+    The caller's next request comes by a new connection, which a balancer may send to another server.
+    """
+    return [("grpc.max_connection_age_ms", int(max_age_s * 1e3))] if max_age_s else []
 
 
 def keepalive() -> common_pb2.Keepalive:
@@ -213,6 +225,7 @@ class Server:
         self,
         settings: ServiceSettings,
         services: Iterable[str],
+        options: Iterable[tuple[str, Any]] = (),
         *,
         tls: Tls | None = None,
         callers: Mapping[str, str] | None = None,
@@ -221,7 +234,7 @@ class Server:
         self._settings = settings
         self._credentials = tls.server_credentials(ask_callers=bool(callers)) if tls else None
         interceptor = _Interceptor(callers or {} if tls else {})
-        self.grpc = grpc.aio.server(interceptors=[interceptor], options=SERVER_OPTIONS)
+        self.grpc = grpc.aio.server(interceptors=[interceptor], options=[*SERVER_OPTIONS, *options])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         if settings.reflection:
@@ -240,6 +253,7 @@ class Server:
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._health_alone)
             self.health_port = self._listen(self._health_alone, self._settings.health_port)
         await self._set(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self.set_alive(True)
         await self.grpc.start()
         if self._health_alone is not None:
             await self._health_alone.start()
@@ -256,6 +270,10 @@ class Server:
     async def set_serving(self, serving: bool = True) -> None:
         status = health_pb2.HealthCheckResponse
         await self._set(status.SERVING if serving else status.NOT_SERVING)
+
+    async def set_alive(self, alive: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        await self._health.set(LIVENESS, status.SERVING if alive else status.NOT_SERVING)
 
     async def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in self._services:

@@ -38,6 +38,11 @@ class ServiceSettings(BaseSettings):
     reflection: bool = Field(False, description="serve gRPC reflection")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level logged")
     max_sequences: int = Field(1024, gt=0, description="sequences open at a time in a model service")
+    hung_pass_s: float = Field(
+        60.0,
+        gt=0,
+        description="a model's pass of so many seconds makes its service NOT_SERVING, one of twice as many ends it",
+    )
     shutdown_grace_s: float = Field(10.0, ge=0, description="seconds to end in good order after SIGTERM")
 
     @field_validator("tls_cert", "tls_key", "tls_ca")

@@ -63,6 +63,10 @@ class StreamServer:
         self._loop = StepLoop(engine, self._deliver, name)
 
     @property
+    def step_loop(self) -> StepLoop:
+        return self._loop
+
+    @property
     def load(self) -> Load:
         return dataclasses.replace(self._loop.engine.load, open_streams=len(self._streams))
 

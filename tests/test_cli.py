@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -169,6 +171,21 @@ def test_a_model_that_cannot_be_loaded_exits_with_2_and_a_sentence(capsys, monke
     assert capsys.readouterr().err == "specdec target: no such model\n"
 
 
+def test_a_service_that_is_told_to_end_while_it_loads_does_so(monkeypatch):
+    monkeypatch.setattr(telemetry, "set_up", lambda *_: None)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def build():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+        raise AssertionError("as process 1 of a container it would go on")
+
+    with pytest.raises(SystemExit) as caught:
+        model_service.run(ServiceSettings(), "target", build)
+    assert caught.value.code == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 async def test_a_port_in_use_exits_with_1_and_a_sentence():
     async with served() as deployment:
         port = deployment.orchestrator.port
@@ -180,8 +197,12 @@ async def test_a_port_in_use_exits_with_1_and_a_sentence():
 async def test_health_says_whether_a_service_serves_by_its_exit_status():
     [port] = free_ports(1)
     async with served() as deployment:
-        serving, nobody = await asyncio.gather(
-            run("health", f"127.0.0.1:{deployment.orchestrator.port}"), run("health", f"127.0.0.1:{port}")
+        address = f"127.0.0.1:{deployment.orchestrator.port}"
+        serving, alive, unknown, nobody = await asyncio.gather(
+            run("health", address),
+            run("health", address, "--service=liveness"),
+            run("health", address, "--service=no.such"),
+            run("health", f"127.0.0.1:{port}"),
         )
-    assert serving == (0, "SERVING\n", "")
-    assert nobody[:2] == (1, "NOT_SERVING\n")
+    assert serving == alive == (0, "SERVING\n", "")
+    assert unknown[:2] == nobody[:2] == (1, "NOT_SERVING\n")

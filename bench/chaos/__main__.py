@@ -13,7 +13,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.chaos import casualties, clients, drafts, network, overload, processes, protocol, security, starts, versions
+from bench.chaos import (
+    casualties,
+    clients,
+    drafts,
+    network,
+    overload,
+    processes,
+    protocol,
+    restarts,
+    security,
+    starts,
+    versions,
+)
 from bench.chaos.lab import Lab
 from bench.chaos.outcome import Outcome
 
@@ -21,7 +33,19 @@ Row = Callable[[Lab, int, bool], Awaitable[Outcome]]
 
 ROWS: dict[int, Row] = {
     int(name.removeprefix("row_")): row
-    for module in (processes, network, drafts, protocol, clients, overload, casualties, security, starts, versions)
+    for module in (
+        processes,
+        network,
+        drafts,
+        protocol,
+        clients,
+        overload,
+        casualties,
+        restarts,
+        security,
+        starts,
+        versions,
+    )
     for name, row in vars(module).items()
     if name.startswith("row_")
 }

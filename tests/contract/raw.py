@@ -163,8 +163,8 @@ async def orchestrator(
 
 
 @asynccontextmanager
-async def target(verifier: Verifier) -> AsyncIterator[Service]:
-    async with _service(create_target_server(verifier, ServiceSettings()), True) as service:
+async def target(verifier: Verifier, **settings: Any) -> AsyncIterator[Service]:
+    async with _service(create_target_server(verifier, ServiceSettings(**settings)), True) as service:
         yield service
 
 

@@ -259,22 +259,6 @@ async def test_without_a_target_a_request_is_unavailable_and_says_what_is_wrong(
         assert f"127.0.0.1:{running.targets[0].port}" in str(error)
 
 
-async def test_a_draining_orchestrator_refuses_what_is_new_and_ends_what_runs() -> None:
-    verifier = HeldVerifier(runner())
-    async with cluster([verifier]) as running:
-        verifier.gate.clear()
-        held = asyncio.create_task(running.client.generate(token_ids=IDS, max_tokens=20, seed=1))
-        async with asyncio.timeout(PATIENCE_S):
-            while not running.orchestrator.live_sequences:
-                await asyncio.sleep(0.01)
-        stopping = asyncio.create_task(running.orchestrator.stop(PATIENCE_S))
-        await asyncio.sleep(0)
-        assert isinstance(await refusal(running, generate_request()), ReplicaLost)
-        verifier.gate.set()
-        assert len((await held)[0].token_ids) == 20
-        await stopping
-
-
 @pytest.mark.parametrize("other", [dict(vocab_size=9), dict(name="x")])
 async def test_a_draft_with_another_vocabulary_is_refused_and_the_target_serves_alone(other: dict[str, Any]) -> None:
     stranger = runner(**other)

@@ -1,0 +1,68 @@
+"""The Kubernetes manifests, rendered as kubectl does it, and what is to be found in them. Judges nothing."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+ROLES = ("target", "draft", "orchestrator")
+OVERLAYS = sorted(each.name for each in (KUBERNETES / "overlays").iterdir())
+COMPONENTS = sorted(each.name for each in (KUBERNETES / "components").iterdir() if each.name != "gpu")
+"""Those a user may add; `gpu` is a part of two overlays."""
+
+Manifest = dict[str, Any]
+
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+
+
+@functools.cache
+def rendered(overlay: str, components: Sequence[str] = ()) -> list[Manifest]:
+    """An overlay with components over it, as ``kubectl apply -k`` would send it."""
+    with tempfile.TemporaryDirectory() as directory:
+        chosen = {
+            "resources": [os.path.relpath(KUBERNETES / "overlays" / overlay, directory)],
+            "components": [os.path.relpath(KUBERNETES / "components" / each, directory) for each in components],
+        }
+        (Path(directory) / "kustomization.yaml").write_text(yaml.safe_dump(chosen))
+        run = subprocess.run(["kubectl", "kustomize", directory], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    return list(yaml.safe_load_all(run.stdout))
+
+
+def kind(manifests: Sequence[Manifest], name: str) -> dict[str, Manifest]:
+    """Those of one kind, by their names."""
+    return {each["metadata"]["name"]: each for each in manifests if each["kind"] == name}
+
+
+def container(deployment: Manifest) -> Manifest:
+    [only] = deployment["spec"]["template"]["spec"]["containers"]
+    return dict(only)
+
+
+def environment(container: Manifest) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in container.get("env", []) if "$patch" not in each}
+
+
+def ports(container: Manifest) -> dict[str, int]:
+    return {each["name"]: each["containerPort"] for each in container.get("ports", [])}
+
+
+def fragments() -> Iterator[tuple[Path, Manifest]]:
+    """Every Deployment and part of one that is written down, in files and inside kustomizations."""
+    for file in sorted(KUBERNETES.rglob("*.yaml")):
+        for document in yaml.safe_load_all(file.read_text()):
+            patches = [yaml.safe_load(each["patch"]) for each in document.get("patches", []) if "patch" in each]
+            for each in (document, *patches):
+                if isinstance(each, dict) and each.get("kind") == "Deployment":
+                    yield file, each

@@ -1,0 +1,302 @@
+"""The manifests render, are valid, and agree with the services: settings, ports, probes, images, grace periods."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from draft_service.__main__ import DraftSettings
+from orchestrator.settings import OrchestratorSettings
+from specdec.cli import Role
+from specdec.rpc import LIVENESS
+from target_service.__main__ import TargetSettings
+from tests.deploy.manifests import (
+    COMPONENTS,
+    KUBERNETES,
+    OVERLAYS,
+    ROLES,
+    ROOT,
+    Manifest,
+    container,
+    environment,
+    fragments,
+    kind,
+    needs_kubectl,
+    ports,
+    rendered,
+)
+
+SETTINGS: dict[str, Any] = {"target": TargetSettings, "draft": DraftSettings, "orchestrator": OrchestratorSettings}
+PORTS = {"orchestrator": 50050, "target": 50051, "draft": 50052}
+METRICS_PORT, HEALTH_PORT = 9464, 50059
+VERSIONS = ("1.30", "1.37")
+"""preStop by sleep is from 1.30 on."""
+
+OF_OTHERS = {"PodMonitor", "ScaledObject", "Gateway", "GRPCRoute", "BackendTrafficPolicy"}
+"""Kinds of which Kubernetes itself has no schema."""
+
+PROMISED = {
+    *("SPECDEC_METRICS_PORT", "SPECDEC_HEALTH_PORT", "SPECDEC_INSECURE", "SPECDEC_API_KEYS_FILE"),
+    *("SPECDEC_TLS_CERT", "SPECDEC_TLS_KEY", "SPECDEC_TLS_CA"),
+}
+"""Settings that are being made beside this."""
+
+CHOICES = [
+    pytest.param(overlay, components, id="-".join((overlay, *components)) if len(components) < 2 else f"{overlay}-all")
+    for overlay in OVERLAYS
+    for components in ((), *((each,) for each in COMPONENTS), tuple(COMPONENTS))
+]
+combinations = pytest.mark.parametrize(("overlay", "components"), CHOICES)
+
+
+def deployments(overlay: str, components: tuple[str, ...]) -> dict[str, Manifest]:
+    found = kind(rendered(overlay, components), "Deployment")
+    assert set(found) == set(ROLES)
+    return found
+
+
+def fields(role: str) -> set[str]:
+    return {f"SPECDEC_{name.upper()}" for name in SETTINGS[role].model_fields} | PROMISED
+
+
+def test_every_variable_that_is_written_down_is_a_setting_of_the_service_that_gets_it() -> None:
+    """Needs no kubectl: reads the files as they are."""
+    seen = set()
+    for file, deployment in fragments():
+        name = deployment["metadata"]["name"]
+        roles = {"any": ROLES, **{role: (role,) for role in ROLES}}[name]
+        if "model-service" in file.name:
+            roles = ("target", "draft")
+        for each in deployment["spec"]["template"]["spec"].get("containers", []):
+            for variable in each.get("env", []):
+                seen.add(variable["name"])
+                if variable["name"].startswith("SPECDEC_"):
+                    for role in roles:
+                        assert variable["name"] in fields(role), f"{file}: {variable['name']} of {role}"
+                        assert isinstance(variable.get("value", ""), str), f"{file}: {variable} must be quoted"
+    assert {"SPECDEC_PORT", "SPECDEC_TLS_CERT", "SPECDEC_DEVICE", "SPECDEC_API_KEYS_FILE"} <= seen
+
+
+def test_the_images_and_commands_are_those_of_the_dockerfile_and_the_command_line() -> None:
+    """Needs no kubectl."""
+    dockerfile = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
+    stages = dict(re.findall(r"^FROM \S+ AS (\S+)$(.*?)(?=^FROM |\Z)", dockerfile, re.MULTILINE | re.DOTALL))
+    base = yaml.safe_load((KUBERNETES / "base" / "kustomization.yaml").read_text())
+    assert {each["name"]: each["newTag"] for each in base["images"]} == {f"specdec-{role}": "dev" for role in ROLES}
+    named = {}
+    for _, deployment in fragments():
+        for each in deployment["spec"]["template"]["spec"].get("containers", []):
+            if "image" in each:
+                named[deployment["metadata"]["name"]] = (each["image"], each["command"])
+    assert named == {role: (f"specdec-{role}", ["specdec", "serve", role]) for role in [each.value for each in Role]}
+    if not stages:
+        pytest.skip("the Dockerfile has no stage per service")
+    for role in ROLES:
+        assert f"SPECDEC_PORT={PORTS[role]}" in stages[role]
+    assert "USER 10001:10001" in dockerfile
+    assert 'ENTRYPOINT ["specdec"]' in dockerfile
+
+
+@needs_kubectl
+@combinations
+def test_every_combination_renders_and_is_valid(overlay: str, components: tuple[str, ...]) -> None:
+    ours = set()
+    for manifest in rendered(overlay, components):
+        ours.add(manifest["kind"])
+        for version in VERSIONS:
+            try:
+                kubernetes_validate.validate(manifest, version, strict=True)
+            except kubernetes_validate.SchemaNotFoundError:
+                assert manifest["kind"] in OF_OTHERS
+    assert {"Namespace", "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"} <= ours
+
+
+@needs_kubectl
+@combinations
+def test_what_is_set_is_what_the_services_take(
+    overlay: str, components: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    a_file = tmp_path / "file"
+    a_file.touch()
+    for role, deployment in deployments(overlay, components).items():
+        set_ = environment(container(deployment))
+        with monkeypatch.context() as patched:
+            for name, value in set_.items():
+                patched.setenv(name, str(a_file) if value.startswith("/etc/specdec/") else value)
+            settings = SETTINGS[role]()
+        assert settings.host == "0.0.0.0"
+        assert settings.port == PORTS[role] == ports(container(deployment))["grpc"]
+        assert set_["SPECDEC_METRICS_PORT"] == str(METRICS_PORT)
+        assert ports(container(deployment))["metrics"] == METRICS_PORT
+        tls = {name for name in set_ if name.startswith("SPECDEC_TLS_")}
+        if "tls" in components:
+            assert len(tls) == 3
+            assert "SPECDEC_INSECURE" not in set_
+            assert set_["SPECDEC_HEALTH_PORT"] == str(HEALTH_PORT)
+        else:
+            assert not tls
+            assert set_["SPECDEC_INSECURE"] == "true"
+        mounts = {each["mountPath"] for each in container(deployment)["volumeMounts"]}
+        for value in set_.values():
+            if value.startswith("/"):
+                assert any(value.startswith(f"{mount}/") for mount in mounts), f"{value} of {role} is mounted nowhere"
+
+
+@needs_kubectl
+@combinations
+def test_probes_ask_the_right_port_and_health_service_and_wait_long_enough(
+    overlay: str, components: tuple[str, ...]
+) -> None:
+    for role, deployment in deployments(overlay, components).items():
+        only = container(deployment)
+        port = HEALTH_PORT if "tls" in components else PORTS[role]
+        assert port in ports(only).values()
+        assert only["startupProbe"]["grpc"] == only["readinessProbe"]["grpc"] == {"port": port}
+        assert only["livenessProbe"]["grpc"] == {"port": port, "service": LIVENESS}
+        startup_s = only["startupProbe"]["periodSeconds"] * only["startupProbe"]["failureThreshold"]
+        assert startup_s >= (60 if role == "orchestrator" else 600), "a large model takes minutes to load"
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert only[probe]["timeoutSeconds"] > 1, "a busy event loop is not a dead one"
+
+
+@needs_kubectl
+@combinations
+def test_there_is_time_to_end_in_good_order(overlay: str, components: tuple[str, ...]) -> None:
+    found = deployments(overlay, components)
+    for deployment in found.values():
+        set_ = environment(container(deployment))
+        before_s = container(deployment).get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        grace_s = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        assert grace_s >= before_s + float(set_["SPECDEC_SHUTDOWN_GRACE_S"]) + 5
+    set_ = environment(container(found["orchestrator"]))
+    assert float(set_["SPECDEC_SHUTDOWN_GRACE_S"]) >= float(set_["SPECDEC_REQUEST_TIMEOUT_S"]), "no request is cut off"
+    before_s = container(found["orchestrator"])["lifecycle"]["preStop"]["sleep"]["seconds"]
+    # gRPC draws the age of a connection within 10 % of it.
+    assert before_s > 1.1 * float(set_["SPECDEC_MAX_CONNECTION_AGE_S"]), "clients' connections have left by SIGTERM"
+    for role in ("target", "draft"):
+        assert found[role]["spec"]["minReadySeconds"] >= 35, "DNS remembers for 30 s, the pool looks every 5 s"
+    for scaler in kind(rendered(overlay, components), "HorizontalPodAutoscaler").values():
+        scaled = found[scaler["spec"]["scaleTargetRef"]["name"]]
+        window_s = scaler["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"]
+        assert window_s > scaled["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+
+
+@needs_kubectl
+@combinations
+def test_pods_are_restricted(overlay: str, components: tuple[str, ...]) -> None:
+    for deployment in deployments(overlay, components).values():
+        pod = deployment["spec"]["template"]["spec"]
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["runAsGroup"] == 10001
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container(deployment)["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        for volume in pod["volumes"]:
+            assert set(volume) - {"name"} <= {"emptyDir", "secret", "persistentVolumeClaim"}
+            assert volume.get("secret", {"defaultMode": 0o440})["defaultMode"] == 0o440
+            assert volume.get("persistentVolumeClaim", {"readOnly": True})["readOnly"] is True
+        assert "memory" in container(deployment)["resources"]["limits"]
+    [namespace] = kind(rendered(overlay, components), "Namespace").values()
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+@needs_kubectl
+@combinations
+def test_everything_that_is_named_is_there(overlay: str, components: tuple[str, ...]) -> None:
+    manifests = rendered(overlay, components)
+    found = deployments(overlay, components)
+    labels = {role: each["spec"]["template"]["metadata"]["labels"] for role, each in found.items()}
+
+    def selected(selector: dict[str, str]) -> set[str]:
+        return {role for role in ROLES if selector.items() <= labels[role].items()}
+
+    for role, deployment in found.items():
+        assert selected(deployment["spec"]["selector"]["matchLabels"]) == {role}
+        service = kind(manifests, "Service")[role]["spec"]
+        assert selected(service["selector"]) == {role}
+        assert [(each["port"], each["targetPort"]) for each in service["ports"]] == [(PORTS[role], "grpc")]
+        assert (service.get("clusterIP") == "None") == (role != "orchestrator"), "pools find all; clients one"
+        budget = kind(manifests, "PodDisruptionBudget")[role]["spec"]
+        assert selected(budget["selector"]["matchLabels"]) == {role}
+    set_ = environment(container(found["orchestrator"]))
+    assert set_["SPECDEC_TARGET"] == f"target:{PORTS['target']}"
+    assert set_["SPECDEC_DRAFT"] == f"draft:{PORTS['draft']}"
+    claims = set(kind(manifests, "PersistentVolumeClaim"))
+    for deployment in found.values():
+        for volume in deployment["spec"]["template"]["spec"]["volumes"]:
+            assert volume.get("persistentVolumeClaim", {"claimName": "models"})["claimName"] in claims | {"models"}
+    for each in manifests:
+        assert each["metadata"].get("namespace", "specdec") == "specdec"
+        if each["kind"] in ("ScaledObject", "HorizontalPodAutoscaler"):
+            scaled = each["spec"]["scaleTargetRef"]["name"]
+            assert "replicas" not in found[scaled]["spec"], "apply would undo what the scaler did"
+        if each["kind"] == "PodMonitor":
+            assert selected(each["spec"]["selector"]["matchLabels"]) == set(ROLES)
+            for endpoint in each["spec"]["podMetricsEndpoints"]:
+                assert all(endpoint["port"] in ports(container(deployment)) for deployment in found.values())
+        if each["kind"] == "GRPCRoute":
+            for rule, match in itertools.product(each["spec"]["rules"], each["spec"]["rules"][0]["matches"]):
+                assert [(to["name"], to["port"]) for to in rule["backendRefs"]] == [("orchestrator", 50050)]
+                assert match["method"]["service"] == "specdec.v1.GenerationService"
+
+
+@needs_kubectl
+@combinations
+def test_only_what_must_talk_may_talk(overlay: str, components: tuple[str, ...]) -> None:
+    policies = kind(rendered(overlay, components), "NetworkPolicy")
+    assert policies["default-deny"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+
+    def allowed(direction: str, peers: str) -> set[tuple[str, str, int]]:
+        """(whose policy, the other side or 'others', port)"""
+        found = set()
+        for name, policy in policies.items():
+            mine = policy["spec"]["podSelector"].get("matchLabels", {}).get("app.kubernetes.io/component", "all")
+            for rule in policy["spec"].get(direction, []):
+                assert rule.get(peers), f"{name} lets everybody in"
+                for peer, port in itertools.product(rule[peers], rule["ports"]):
+                    labels = peer.get("podSelector", {}).get("matchLabels", {})
+                    other = labels.get("app.kubernetes.io/component", "others")
+                    found.add((mine, other, port["port"]))
+        return found
+
+    expected_in = {("orchestrator", "others", 50050)} | {
+        (role, "orchestrator", PORTS[role]) for role in ("target", "draft")
+    }
+    if "pod-monitor" in components:
+        expected_in.add(("all", "others", METRICS_PORT))
+    assert allowed("ingress", "from") == expected_in
+    assert allowed("egress", "to") == {
+        ("orchestrator", "target", 50051),
+        ("orchestrator", "draft", 50052),
+        ("orchestrator", "others", 53),
+    }
+
+
+@needs_kubectl
+def test_models_with_gpus_ask_for_one_each_and_the_demo_for_none() -> None:
+    for overlay, role in itertools.product(OVERLAYS, ("target", "draft")):
+        only = container(deployments(overlay, ())[role])
+        wanted = 0 if overlay == "cpu-demo" else 1
+        assert only["resources"]["limits"].get("nvidia.com/gpu", 0) == wanted
+        assert environment(only).get("SPECDEC_DEVICE", "cpu") == ("cuda:0" if wanted else "cpu")
+
+
+@needs_kubectl
+def test_on_several_nodes_targets_spread_orchestrators_go_beside_them_and_drafts_elsewhere() -> None:
+    pods = {role: each["spec"]["template"]["spec"] for role, each in deployments("multi-node", ()).items()}
+    assert pods["target"]["nodeSelector"] != pods["draft"]["nodeSelector"]
+    [spread] = pods["target"]["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["maxSkew"]) == ("kubernetes.io/hostname", 1)
+    [beside] = pods["orchestrator"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert beside["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    assert beside["podAffinityTerm"]["labelSelector"]["matchLabels"] == {"app.kubernetes.io/component": "target"}
