@@ -20,7 +20,7 @@ from orchestrator.link import HostileReplica, Lane
 from orchestrator.pool import Pool
 from orchestrator.replica import Replica
 from orchestrator.sequence import Sequence
-from specdec.errors import Draining, NoReplica, OutOfStep, Overloaded, PassFailed, Preempted, ReplicaLost
+from specdec.errors import Draining, NoReplica, OutOfStep, Overloaded, PassFailed, Preempted, ReplicaLost, SpecdecError
 from specdec.rounds import Round, Verdict
 from specdec.tree import TokenTree
 from specdec.v1 import target_pb2
@@ -67,6 +67,7 @@ class TargetClient:
         self._round = 0
         self._num_passes = 0  # of the replica, at the last verdict
         self._opened_before = False
+        self._cause = ""  # of the next replay
         self._refused = False  # the last attempt found no room, and so was none
         self._num_preemptions = 0
         self._losses: list[_Loss] = []
@@ -83,6 +84,7 @@ class TargetClient:
         if self._lane is not None:
             self._lane.close()
             self._lane = None
+            self._cause = "PARKED"
 
     async def verify(self, sequence: Sequence, tree: TokenTree) -> Verdict:
         """The next verdict, from whichever replica gives it; bounded by the request's deadline alone.
@@ -91,6 +93,7 @@ class TargetClient:
         """
         if self._lane is not None and self._lane.lost:
             self.park()  # nothing of it was unanswered, so it cannot be what ended the replica: no suspect
+            self._cause = "REPLICA_LOST"
         if self._lane is not None:
             self._round += 1
             round_ = Round(self._round, sequence.base, tree)
@@ -108,7 +111,8 @@ class TargetClient:
             return await self._first_answer(sequence)
         await self._refuse_poison()
         async with self._pool.replays.turn(self._arrived, suspect=self._suspect):
-            sequence.statistics.num_replays += not self._refused
+            if not self._refused:
+                sequence.statistics.replayed(self._cause, sequence.base)
             return await self._first_answer(sequence)
 
     async def _first_answer(self, sequence: Sequence) -> Verdict:
@@ -180,7 +184,8 @@ class TargetClient:
         """A replica was lost under this text, as it is now."""
         return len(self._losses) > self._num_harmless
 
-    def _remember(self, error: Exception) -> None:
+    def _remember(self, error: SpecdecError) -> None:
+        self._cause = error.reason
         self._refused = isinstance(error, Overloaded)
         self._num_preemptions += isinstance(error, Preempted)
         if isinstance(error, ReplicaLost) and not isinstance(error, Draining) and self._replica is not None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -79,6 +80,7 @@ class StepLoop:
         # A queue in C: a condition variable, which is Python, costs several times as much in every pass.
         self._inbox: queue.SimpleQueue[list[_Order]] = queue.SimpleQueue()
         self._stopping = False
+        self.busy_s = 0.0  # of the model thread, so far
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -133,7 +135,10 @@ class StepLoop:
                 self._carry_out(self._inbox.get())
             while not self._inbox.empty():
                 self._carry_out(self._inbox.get())
-            self._hand_over(self._step())
+            started = time.perf_counter()
+            results = self._step()
+            self.busy_s += time.perf_counter() - started
+            self._hand_over(results)
 
     def _carry_out(self, orders: list[_Order]) -> None:
         for verb, arguments in orders:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict, SettingsError
@@ -24,6 +24,9 @@ class ServiceSettings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(0, ge=0, le=65535, description="port to listen on; 0: any free one, printed at the start")
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        None, description="port of the metrics for Prometheus, at /metrics; 0: any free one; unset: none"
+    )
     reflection: bool = Field(True, description="serve gRPC reflection")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level logged")
     max_sequences: int = Field(1024, gt=0, description="sequences open at a time in a model service")

@@ -16,10 +16,18 @@ from typing import Any
 from opentelemetry import metrics, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from specdec.scrape import Scrape
+from specdec.settings import ServiceSettings
+
+log = logging.getLogger(__name__)
+
+_MOST_EVENTS = 4096
+"""Of a span."""
 
 _RECORD_FIELDS = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
@@ -44,23 +52,37 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def set_up(service: str, log_level: str) -> None:
+def set_up(service: str, settings: ServiceSettings) -> None:
     """Logs to standard error; traces and metrics where OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER say.
 
-    Without those variables, but with OTEL_EXPORTER_OTLP_ENDPOINT, both go to OTLP; with neither, nowhere.
-    Raises ValueError if an exporter is named that is not installed.
+    Without those variables, but with OTEL_EXPORTER_OTLP_ENDPOINT, both go to OTLP; with neither, nowhere. With
+    ``metrics_port`` Prometheus may read the metrics there as well, or only there.
+    Raises ValueError if an exporter is named that is not installed, or if the port cannot be had.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service))
-    logging.basicConfig(level=log_level, handlers=[handler], force=True)
+    logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
 
     resource = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", service)})
     if (span_exporter := _exporter("traces")) is not None:
-        provider = TracerProvider(resource=resource)
+        provider = TracerProvider(resource=resource, span_limits=_span_limits())
         provider.add_span_processor(BatchSpanProcessor(span_exporter))
         trace.set_tracer_provider(provider)
+    readers: list[MetricReader] = []
     if (metric_exporter := _exporter("metrics")) is not None:
-        metrics.set_meter_provider(MeterProvider([PeriodicExportingMetricReader(metric_exporter)], resource=resource))
+        readers.append(PeriodicExportingMetricReader(metric_exporter))
+    if settings.metrics_port is not None:
+        scrape = Scrape()
+        readers.append(scrape.reader)
+        port = scrape.serve(settings.host, settings.metrics_port)
+        log.info("metrics", extra={"address": f"{settings.host}:{port}"})
+    if readers:
+        metrics.set_meter_provider(MeterProvider(readers, resource=resource))
+
+
+def _span_limits() -> SpanLimits:
+    """Every round is an event of its request's span, and there are more than the 128 events that are usual."""
+    return SpanLimits(max_events=int(os.environ.get("OTEL_SPAN_EVENT_COUNT_LIMIT", _MOST_EVENTS)))
 
 
 def _exporter(signal: str) -> Any:
