@@ -7,7 +7,6 @@ instrument. Knows rounds and requests; refuses to know replicas and queues (orch
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +19,17 @@ from specdec.instruments import Instruments, Points
 _REQUEST_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
 _FIRST_BOUNDS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_BOUNDS_S = (0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1)
+
+_REPLAY_REASONS = (
+    "DRAINING",
+    "HOSTILE_REPLICA",
+    "OUT_OF_STEP",
+    "PARKED",
+    "PASS_FAILED",
+    "PREEMPTED",
+    "REPLICA_LOST",
+    "WATCHDOG_FIRED",
+)
 
 
 @dataclass(slots=True)
@@ -42,8 +52,9 @@ class Metrics:
         self._num_draft_tokens = 0
         self._accepted_per_pos: list[int] = []
         self._num_received_nodes = self._num_unused_nodes = 0
-        self._replays: Counter[str] = Counter()
-        self._replayed_tokens: Counter[str] = Counter()
+        # Zeros, because the first increase of a series that begins with it is none.
+        self._replays = dict.fromkeys(_REPLAY_REASONS, 0)
+        self._replayed_tokens = dict.fromkeys(_REPLAY_REASONS, 0)
         self._num_parked = 0
         instruments = Instruments()
         self._duration = instruments.histogram(
@@ -85,8 +96,8 @@ class Metrics:
         self._num_received_nodes += statistics.num_received_nodes
         self._num_unused_nodes += statistics.num_received_nodes - statistics.num_draft_tokens
         for reason, num_tokens in statistics.replays:
-            self._replays[reason] += 1
-            self._replayed_tokens[reason] += num_tokens
+            self._replays[reason] = self._replays.get(reason, 0) + 1
+            self._replayed_tokens[reason] = self._replayed_tokens.get(reason, 0) + num_tokens
 
     def parked(self) -> None:
         self._num_parked += 1

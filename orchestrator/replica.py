@@ -32,6 +32,7 @@ _FIRST_ASIDE_S = 10.0
 _PROOF_ANSWERS = 64
 _LONGEST_ASIDE_S = 300.0
 _SMOOTHING = 0.1
+_LOSSES = ("DRAINING", "REPLICA_LOST", "SET_ASIDE", "WATCHDOG_FIRED")
 _UNKNOWN_LATENCY_S = 0.001
 """Of a replica that has answered nothing yet: small, so that it is tried, but among such the less busy goes first."""
 
@@ -57,7 +58,7 @@ class Replica:
         self.link: Link | None = None
         self.problem = "not reached yet"
         self.latency_s: float | None = None  # of a round or an advance, as its callers see it; smoothed
-        self.losses: Counter[str] = Counter()  # by reason
+        self.losses = Counter({reason: 0 for reason in _LOSSES})  # by reason; zeros, so that a first one is seen
         self.tally = Tally()  # if it is a draft
         self._serving = True
         self._aside = asyncio.Event()

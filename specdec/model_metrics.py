@@ -22,6 +22,10 @@ def observe(service: str, info: ModelInfo, load: Callable[[], Load], busy_s: Cal
     def told() -> Points:
         return [(1, {**attributes, "model": info.name, "digest": info.model_digest[:12], "dtype": info.dtype})]
 
+    def rows() -> Points:
+        # Not every engine counts them.
+        return [(load().rows, attributes)] if load().rows else []
+
     gauge, counter = instruments.gauge, instruments.counter
     gauge("specdec.live_sequences", "{sequence}", "Sequences open", of(lambda load: load.live_sequences))
     gauge("specdec.waiting_sequences", "{sequence}", "Waiting for the model", of(lambda load: load.waiting_sequences))
@@ -30,5 +34,5 @@ def observe(service: str, info: ModelInfo, load: Callable[[], Load], busy_s: Cal
     gauge("specdec.kv_slots_total", "{slot}", "KV cache slots in total", of(lambda load: load.kv_slots_total))
     gauge("specdec.model_info", "", "Always 1; the attributes say which model this replica serves", told)
     counter("specdec.passes", "{pass}", "Passes of the model", of(lambda load: load.passes))
-    counter("specdec.rows", "{row}", "Rows fed to the model, in all passes", of(lambda load: load.rows))
+    counter("specdec.rows", "{row}", "Rows fed to the model, in all passes", rows)
     counter("specdec.busy", "s", "Time that the model thread worked", lambda: [(busy_s(), attributes)])
