@@ -20,6 +20,7 @@ TIMED = 'part!~"open|client"'
 TOKENS = f'sum(rate(specdec_round_tokens_total{{kind!="open"}}[{RATE}]))'
 SPEED = f"{TOKENS} / sum(rate(specdec_round_time_seconds_total{{{TIMED}}}[{RATE}]))"
 ALONE = "1 / avg(specdec_target_alone_round_seconds)"
+PARTS = f'sum by (part) (rate(specdec_round_time_seconds_total{{part!="open"}}[{RATE}]))'
 DRAFTS = f"sum(rate(vllm:spec_decode_num_drafts_total[{RATE}]))"
 ROUNDS = f'sum(rate(specdec_rounds_total{{kind!="open"}}[{RATE}]))'
 
@@ -45,6 +46,10 @@ class Panel:
 
 def rate(counter: str, by: str = "") -> str:
     return f"sum{f' by ({by}) ' if by else ' '}(rate({counter}[{RATE}]))"
+
+
+def ratio(counter: str, other: str, by: str = "") -> str:
+    return f"{rate(counter, by)} / {rate(other, by)}"
 
 
 def quantile(share: float, histogram: str) -> str:
@@ -94,7 +99,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Of a round that is decoding. What the target does while nobody waits for it is not in it.",
             (
                 Query(
-                    f"{rate('specdec_round_time_seconds_total{part!="open"}', 'part')} / scalar({ROUNDS})",
+                    f"{PARTS} / scalar({ROUNDS})",
                     "{{part}}",
                 ),
             ),
@@ -129,7 +134,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Share of its draft tokens that were accepted. All low: the pair or the text; one low: that replica.",
             (
                 Query(
-                    f"{rate('specdec_draft_accepted_tokens_total', 'address')} / {rate('specdec_draft_tokens_total', 'address')}",
+                    ratio("specdec_draft_accepted_tokens_total", "specdec_draft_tokens_total", "address"),
                     "{{address}}",
                 ),
             ),
@@ -140,7 +145,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "How long a round waited for this draft.",
             (
                 Query(
-                    f"{rate('specdec_draft_wait_seconds_total', 'address')} / {rate('specdec_draft_rounds_total', 'address')}",
+                    ratio("specdec_draft_wait_seconds_total", "specdec_draft_rounds_total", "address"),
                     "{{address}}",
                 ),
             ),
@@ -152,11 +157,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "never verified, as a share of those that came.",
             (
                 Query(
-                    f"{rate('specdec_draft_late_total', 'address')} / {rate('specdec_draft_rounds_total', 'address')}",
+                    ratio("specdec_draft_late_total", "specdec_draft_rounds_total", "address"),
                     "late {{address}}",
                 ),
                 Query(
-                    f"{rate('specdec_draft_nodes_unused_total')} / {rate('specdec_draft_nodes_received_total')}",
+                    ratio("specdec_draft_nodes_unused_total", "specdec_draft_nodes_received_total"),
                     "unused",
                 ),
             ),
