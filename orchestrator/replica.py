@@ -58,7 +58,7 @@ class Replica:
         self.link: Link | None = None
         self.problem = "not reached yet"
         self.latency_s: float | None = None  # of a round or an advance, as its callers see it; smoothed
-        self.losses = Counter({reason: 0 for reason in _LOSSES})  # by reason; zeros, so that a first one is seen
+        self.losses = Counter(dict.fromkeys(_LOSSES, 0))  # by reason; zeros, so that a first one is seen
         self.tally = Tally()  # if it is a draft
         self._serving = True
         self._aside = asyncio.Event()

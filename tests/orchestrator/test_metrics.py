@@ -1,0 +1,71 @@
+"""Replays by reason, waste and requests: what is counted when something goes wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from draft_service.drafters.language_model import LanguageModelDrafter
+from orchestrator import metrics as orchestrator_metrics
+from orchestrator.metrics import Metrics, RequestClock
+from orchestrator.sequence import Statistics
+from target_service.lm_verifier import LmVerifier
+from tests.cluster import cluster
+from tests.specdec.test_telemetry import measured, total  # noqa: F401
+from tests.table_model import TableRunner
+
+LENGTH = 60
+REQUEST = dict(token_ids={"token_ids": [1, 2, 3, 1, 2, 3, 7, 7]}, max_tokens=LENGTH, seed=7)
+
+
+async def test_a_target_that_drains_is_counted_with_its_reason_and_the_tokens_fed_again(measured):  # noqa: F811
+    verifiers = [LmVerifier(TableRunner(seed=1)) for _ in range(2)]
+    async with cluster(verifiers, num_draft_tokens=0) as deployment:
+        sample = None
+        async for response in deployment.client.stream(**REQUEST):
+            if response.HasField("chunk") and sample is None:
+                sample = response.chunk
+                [busy] = [server for server in deployment.targets if server.load.live_sequences]
+                await busy.stop(grace_s=5.0)
+            if response.chunk.HasField("finish"):
+                finish = response.chunk.finish
+        assert finish.speculation.num_replays == 1
+        counted = total(measured)
+    replays = {labels[0][1]: count for labels, count in counted["specdec.replays"].items() if count}
+    assert replays == {"DRAINING": 1}
+    [tokens] = [count for count in counted["specdec.replayed_tokens"].values() if count]
+    assert 8 < tokens < 8 + LENGTH, "the prompt and what had been committed"
+
+
+def test_what_came_and_was_never_verified_is_waste(measured):  # noqa: F811
+    counted = Metrics()
+    counted.sample_ended(Statistics(num_received_nodes=12, num_draft_tokens=9))
+    counted.sample_ended(Statistics(num_received_nodes=4, num_draft_tokens=4, replays=[("PREEMPTED", 30)]))
+    seen = total(measured)
+    assert seen["specdec.draft_nodes_received"] == {(): 16}
+    assert seen["specdec.draft_nodes_unused"] == {(): 3}
+    assert seen["specdec.replayed_tokens"][(("reason", "PREEMPTED"),)] == 30
+
+
+async def test_a_pair_that_disagrees_is_seen_in_what_is_accepted(measured):  # noqa: F811
+    pair = [LmVerifier(TableRunner(seed=1))], [LanguageModelDrafter(TableRunner(seed=2))]
+    async with cluster(*pair) as deployment:
+        [sample] = await deployment.client.generate(**REQUEST, num_draft_tokens=4)
+        counted = total(measured)
+    told = sample.finish.speculation
+    [verified] = counted["specdec.draft_tokens"].values()
+    [accepted] = counted["specdec.draft_accepted_tokens"].values()
+    assert (verified, accepted) == (told.num_draft_tokens, told.num_accepted_tokens)
+
+
+def test_a_requests_tokens_are_timed_per_sample(monkeypatch):
+    now = [50.0]
+    monkeypatch.setattr(orchestrator_metrics.time, "monotonic", lambda: now[0])
+    clock = RequestClock()
+    assert (clock.first_s, clock.per_token_s) == (None, None)
+    for at, index, num_tokens in [(51, 0, 1), (51, 1, 1), (52, 0, 0), (53, 0, 2), (55, 1, 2)]:
+        now[0] = at
+        clock.wrote(index, num_tokens)
+    now[0] = 60.0
+    assert clock.first_s == 1.0
+    assert clock.per_token_s == pytest.approx(4 * 2 / 4), "two samples side by side gave two more tokens each in 4 s"
+    assert clock.duration_s == 10.0
