@@ -5,11 +5,14 @@ Knows exporters and formats; refuses to know what is measured. Prompts and outpu
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -28,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _MOST_EVENTS = 4096
 """Of a span."""
+
+_LAST_EXPORT_S = 2.0
 
 _RECORD_FIELDS = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
@@ -64,10 +69,12 @@ def set_up(service: str, settings: ServiceSettings) -> None:
     logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
 
     resource = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", service)})
+    providers: list[TracerProvider | MeterProvider] = []
     if (span_exporter := _exporter("traces")) is not None:
-        provider = TracerProvider(resource=resource, span_limits=_span_limits())
-        provider.add_span_processor(BatchSpanProcessor(span_exporter))
-        trace.set_tracer_provider(provider)
+        tracing = TracerProvider(resource=resource, span_limits=_span_limits(), shutdown_on_exit=False)
+        tracing.add_span_processor(BatchSpanProcessor(span_exporter))
+        trace.set_tracer_provider(tracing)
+        providers.append(tracing)
     readers: list[MetricReader] = []
     if (metric_exporter := _exporter("metrics")) is not None:
         readers.append(PeriodicExportingMetricReader(metric_exporter))
@@ -77,7 +84,31 @@ def set_up(service: str, settings: ServiceSettings) -> None:
         port = scrape.serve(settings.host, settings.metrics_port)
         log.info("metrics", extra={"address": f"{settings.host}:{port}"})
     if readers:
-        metrics.set_meter_provider(MeterProvider(readers, resource=resource))
+        metering = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
+        metrics.set_meter_provider(metering)
+        providers.append(metering)
+    if providers:
+        _shut_down_at_exit(providers)
+
+
+def _shut_down_at_exit(providers: Sequence[TracerProvider | MeterProvider]) -> None:
+    """What is left goes out, but a collector that is down does not keep the process: alone it would, 10 s and more."""
+    asked, done = threading.Event(), threading.Event()
+
+    def shut_down() -> None:
+        asked.wait()
+        for provider in providers:
+            provider.shutdown()
+        done.set()
+
+    # Begun now: a thread cannot be begun while the interpreter ends.
+    threading.Thread(target=shut_down, name="last-export", daemon=True).start()
+
+    def at_exit() -> None:
+        asked.set()
+        done.wait(_LAST_EXPORT_S)
+
+    atexit.register(at_exit)
 
 
 def _span_limits() -> SpanLimits:
