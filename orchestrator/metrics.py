@@ -38,7 +38,8 @@ class _Rounds:
 
     num: int = 0
     num_tokens: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # without waiting for the client
+    draft_s: float = 0.0  # of these, waiting for a draft
 
 
 class Metrics:
@@ -89,7 +90,8 @@ class Metrics:
             draft.wait_s += split.draft
         rounds.num += 1
         rounds.num_tokens += accepted + 1
-        rounds.seconds += split.total
+        rounds.seconds += split.total - split.client
+        rounds.draft_s += split.draft
         self._split.add(split)
 
     def sample_ended(self, statistics: Statistics) -> None:
@@ -122,8 +124,9 @@ class Metrics:
         counter = instruments.counter
         counter("specdec.rounds", "{round}", "Verdicts received", by_kind(lambda rounds: rounds.num))
         counter("specdec.round_tokens", "{token}", "Tokens that verdicts brought", by_kind(lambda r: r.num_tokens))
-        counter("specdec.round_duration", "s", "Time of rounds, summed over sequences", by_kind(lambda r: r.seconds))
-        counter("specdec.round_time", "s", "The same time by where it went", self._parts)
+        counter("specdec.round_duration", "s", "Time of rounds but for slow clients", by_kind(lambda r: r.seconds))
+        counter("specdec.round_draft_wait", "s", "Of it, waiting for drafts", by_kind(lambda r: r.draft_s))
+        counter("specdec.round_time", "s", "Time of rounds by where it went", self._parts)
         counter("spec_decode_num_drafts", "{draft}", "Rounds with draft tokens", one(lambda: self._speculative.num))
         counter("spec_decode_num_draft_tokens", "{token}", "Draft tokens verified", one(lambda: self._num_draft_tokens))
         counter(

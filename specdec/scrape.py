@@ -6,10 +6,15 @@ also while the event loop stands still.
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterable
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 _OURS, _THEIRS = "spec_decode_", "vllm:spec_decode_"
@@ -33,19 +38,37 @@ def _theirs(name: str) -> str:
     return _THEIRS + name.removeprefix(_OURS)
 
 
+class _IPv6Server(ThreadingWSGIServer):
+    address_family = socket.AF_INET6
+
+
+class _Silent(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """A scrape is no event."""
+
+
 class Scrape:
     """``reader`` belongs into a MeterProvider; from ``serve`` on its metrics are at /metrics."""
 
     def __init__(self) -> None:
         inner = CollectorRegistry()
         self.reader = PrometheusMetricReader(scope_info_enabled=False, registry=inner)
-        self._registry = CollectorRegistry()
-        self._registry.register(_Renamed(inner))
+        registry = CollectorRegistry()
+        registry.register(_Renamed(inner))
+        self._app = make_wsgi_app(registry)
 
     def serve(self, host: str, port: int) -> int:
         """Returns the port: another than asked for if that was 0. Raises ValueError if it cannot be had."""
+        kind = _IPv6Server if ":" in host else ThreadingWSGIServer
         try:
-            server, _ = start_http_server(port, host, self._registry)
+            server = make_server(host, port, self._answer, kind, handler_class=_Silent)
         except OSError as error:
             raise ValueError(f"--metrics-port: cannot listen on {host}:{port}: {error}") from error
+        threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
         return int(server.server_port)
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Any:
+        # Always the plain text format: where Prometheus asks for OpenMetrics the library may turn colons into
+        # underscores.
+        environ.pop("HTTP_ACCEPT", None)
+        return self._app(environ, start_response)

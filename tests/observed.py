@@ -66,5 +66,8 @@ def samples(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
 
 
 def _read(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+    # As Prometheus asks.
+    accept = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,*/*;q=0.1"
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=10) as response:
         return str(response.read().decode())

@@ -14,12 +14,15 @@ FILE = Path(__file__).with_name("dashboards") / "specdec.json"
 RATE = "$__rate_interval"
 WIDTH = 24
 HEIGHT = 8
-TIMED = 'part!~"open|client"'
-"""Of a round that is decoding: neither prefill nor waiting for a client that reads slowly."""
 
 TOKENS = f'sum(rate(specdec_round_tokens_total{{kind!="open"}}[{RATE}]))'
-SPEED = f"{TOKENS} / sum(rate(specdec_round_time_seconds_total{{{TIMED}}}[{RATE}]))"
-ALONE = "1 / avg(specdec_target_alone_round_seconds)"
+SPEED = f'{TOKENS} / sum(rate(specdec_round_duration_seconds_total{{kind!="open"}}[{RATE}]))'
+ALONE = (
+    'sum(rate(specdec_round_tokens_total{kind="plain"}[10m]))'
+    ' / (sum(rate(specdec_round_duration_seconds_total{kind="plain"}[10m]))'
+    ' - sum(rate(specdec_round_draft_wait_seconds_total{kind="plain"}[10m])))'
+)
+"""Measured: the rounds without draft tokens, but for what they waited for a draft that did not come."""
 PARTS = f'sum by (part) (rate(specdec_round_time_seconds_total{{part!="open"}}[{RATE}]))'
 DRAFTS = f"sum(rate(vllm:spec_decode_num_drafts_total[{RATE}]))"
 ROUNDS = f'sum(rate(specdec_rounds_total{{kind!="open"}}[{RATE}]))'
@@ -60,8 +63,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Is speculation paying right now?": (
         Panel(
             "Is speculation paying right now? Times the target alone",
-            "Tokens per second of a sequence over those of the target alone, as the controller takes them to be at the "
-            "present load. Above 1 it pays. No data where a fixed number of draft tokens leaves no round without any.",
+            "Tokens per second of a sequence over those of its rounds without draft tokens in the last ten minutes, of which "
+            "the controller makes some on purpose. Above 1 it pays. No data where a number of draft tokens is fixed.",
             (Query(f"({SPEED}) / ({ALONE})", "times"),),
             kind="stat",
             width=6,
@@ -208,8 +211,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "How far from target-only speed are we?": (
         Panel(
             "How far from target-only speed are we? Tokens per second of a sequence",
-            "Now, and what the target alone is taken to give at the present load.",
-            (Query(SPEED, "now"), Query(ALONE, "target alone")),
+            "Now; the target alone, measured in rounds without draft tokens; and what the controller takes it to be.",
+            (
+                Query(SPEED, "now"),
+                Query(ALONE, "target alone"),
+                Query("1 / avg(specdec_target_alone_round_seconds)", "as the controller takes it"),
+            ),
         ),
         Panel(
             "Time per output token, and to the first",
