@@ -45,7 +45,10 @@ async def test_every_round_is_counted_once_with_its_kind_its_tokens_and_its_time
     assert rounds[(("kind", "plain"),)] >= 19, "one of the requests had no draft tokens"
     assert 140 <= sum(found["specdec_round_tokens_total"].values()) <= 140 + 3 * 3, "a last round may bring too much"
     parts = found["specdec_round_time_seconds_total"]
-    assert sum(parts.values()) == pytest.approx(sum(found["specdec_round_duration_seconds_total"].values()))
+    durations = found["specdec_round_duration_seconds_total"]
+    assert sum(parts.values()) - parts[(("part", "client"),)] == pytest.approx(sum(durations.values()))
+    waited = found["specdec_round_draft_wait_seconds_total"]
+    assert sum(waited.values()) == pytest.approx(parts[(("part", "draft"),)])
     assert {dict(labels)["part"] for labels in parts} == {
         *("draft", "network", "queue", "pass", "sample", "open", "orchestrator", "client")
     }
