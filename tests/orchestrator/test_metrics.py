@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 
+from bench.table_model import Table, TableVerifier
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator import metrics as orchestrator_metrics
 from orchestrator.metrics import Metrics, RequestClock
 from orchestrator.sequence import Statistics
+from specdec.v1 import generation_pb2
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster
+from tests.faulty_models import FaultyVerifier
 from tests.specdec.test_telemetry import measured, total  # noqa: F401
 from tests.table_model import TableRunner
 
@@ -34,6 +40,61 @@ async def test_a_target_that_drains_is_counted_with_its_reason_and_the_tokens_fe
     assert replays == {"DRAINING": 1}
     [tokens] = [count for count in counted["specdec.replayed_tokens"].values() if count]
     assert 8 < tokens < 8 + LENGTH, "the prompt and what had been committed"
+
+
+async def test_a_target_that_stands_still_is_counted_as_the_watchdogs_and_so_are_its_replays(measured):  # noqa: F811
+    stands_still = threading.Event()
+
+    class Wedged(TableVerifier):
+        num_passes = 0
+
+        def verify(self, jobs):
+            self.num_passes += 1
+            if self.num_passes == 10:
+                stands_still.wait(60)
+            return super().verify(jobs)
+
+    verifiers = [Wedged(Table(), pass_s=0.005), TableVerifier(Table(), pass_s=0.005)]
+    async with cluster(verifiers, watchdog_s=30.0, stuck_after_s=0.5) as deployment:
+        await asyncio.gather(*(deployment.client.generate(**REQUEST | {"seed": seed}) for seed in range(2)))
+        stands_still.set()
+        counted = total(measured)
+    losses = {dict(labels)["reason"]: n for labels, n in counted["specdec.replica_losses"].items() if n}
+    assert losses == {"WATCHDOG_FIRED": 1}
+    replays = {dict(labels)["reason"]: n for labels, n in counted["specdec.replays"].items() if n}
+    assert replays == {"WATCHDOG_FIRED": 1}
+
+
+async def test_a_sequence_that_is_preempted_is_counted_with_that_reason(measured):  # noqa: F811
+    verifier = FaultyVerifier(Table(), pass_s=0.002)
+    async with cluster([verifier]) as deployment:
+        requests = [deployment.client.generate(**REQUEST | {"seed": seed}) for seed in range(2)]
+        tasks = [asyncio.create_task(request) for request in requests]
+        while deployment.targets[0].load.passes < 5:
+            await asyncio.sleep(0.005)
+        verifier.to_preempt = 1
+        await asyncio.gather(*tasks)
+        counted = total(measured)
+    replays = {dict(labels)["reason"]: n for labels, n in counted["specdec.replays"].items() if n}
+    assert replays == {"PREEMPTED": 1}
+
+
+async def test_a_parked_sequence_is_counted_and_so_is_its_replay(measured):  # noqa: F811
+    async with cluster([TableVerifier(Table())], park_after_s=0.1) as deployment:
+        responses = deployment.orchestrator._servicer._responses(
+            generation_pb2.GenerateRequest(**REQUEST | {"max_tokens": 200}), "r"
+        )
+        async for response in responses:
+            if response.HasField("chunk"):
+                break
+        while not total(measured)["specdec.parked"][()]:
+            await asyncio.sleep(0.02)
+        async for _ in responses:
+            pass
+        counted = total(measured)
+    assert counted["specdec.parked"] == {(): 1}
+    replays = {dict(labels)["reason"]: n for labels, n in counted["specdec.replays"].items() if n}
+    assert replays == {"PARKED": 1}
 
 
 def test_what_came_and_was_never_verified_is_waste(measured):  # noqa: F811

@@ -64,7 +64,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Is speculation paying right now? Times the target alone",
             "Tokens per second of a sequence over those of rounds without draft tokens in the last ten minutes, of "
-            "which the controller makes some on purpose. Above 1 it pays. No data where a number of draft tokens is fixed.",
+            "which the controller makes some on purpose. Above 1 it pays. No data where the number of draft tokens is "
+            "fixed.",
             (Query(f"({SPEED}) / ({ALONE})", "times"),),
             kind="stat",
             width=6,
