@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from bench.table_model import Table, TableVerifier
+from bench.table_model import Table, TableDrafter, TableVerifier
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator import metrics as orchestrator_metrics
 from orchestrator.metrics import Metrics, RequestClock
@@ -105,6 +105,25 @@ def test_what_came_and_was_never_verified_is_waste(measured):  # noqa: F811
     assert seen["specdec.draft_nodes_received"] == {(): 16}
     assert seen["specdec.draft_nodes_unused"] == {(): 3}
     assert seen["specdec.replayed_tokens"][(("reason", "PREEMPTED"),)] == 30
+
+
+async def test_a_node_is_received_once_however_often_its_tree_is_pushed(measured):  # noqa: F811
+    class Counting(TableDrafter):
+        num_grown = 0
+
+        def grow(self, sequences):
+            grown = super().grow(sequences)
+            self.num_grown += sum(len(nodes) for nodes in grown)
+            return grown
+
+    drafter = Counting(Table(acceptance=0.6))
+    async with cluster([TableVerifier(Table(), pass_s=0.005)], [drafter], num_ahead_tokens=16) as deployment:
+        [sample] = await deployment.client.generate(**REQUEST, num_draft_tokens=4)
+        counted = total(measured)
+    [received] = counted["specdec.draft_nodes_received"].values()
+    verified = sample.finish.speculation.num_draft_tokens
+    assert 0 < verified < received <= drafter.num_grown
+    assert counted["specdec.draft_nodes_unused"] == {(): received - verified}
 
 
 async def test_a_pair_that_disagrees_is_seen_in_what_is_accepted(measured):  # noqa: F811
