@@ -7,15 +7,19 @@ import threading
 
 import pytest
 
-from bench.table_model import Table, TableDrafter, TableVerifier
+from bench.table_model import Table, TableVerifier
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator import metrics as orchestrator_metrics
 from orchestrator.metrics import Metrics, RequestClock
 from orchestrator.sequence import Statistics
+from orchestrator.speculation import Speculation
+from specdec.rounds import Budget, GrowthEnd, Verdict
+from specdec.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import generation_pb2
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster
 from tests.faulty_models import FaultyVerifier
+from tests.orchestrator.fakes import FakeDraft, new_sequence
 from tests.specdec.test_telemetry import measured, total  # noqa: F401
 from tests.table_model import TableRunner
 
@@ -107,23 +111,21 @@ def test_what_came_and_was_never_verified_is_waste(measured):  # noqa: F811
     assert seen["specdec.replayed_tokens"][(("reason", "PREEMPTED"),)] == 30
 
 
-async def test_a_node_is_received_once_however_often_its_tree_is_pushed(measured):  # noqa: F811
-    class Counting(TableDrafter):
-        num_grown = 0
-
-        def grow(self, sequences):
-            grown = super().grow(sequences)
-            self.num_grown += sum(len(nodes) for nodes in grown)
-            return grown
-
-    drafter = Counting(Table(acceptance=0.6))
-    async with cluster([TableVerifier(Table(), pass_s=0.005)], [drafter], num_ahead_tokens=16) as deployment:
-        [sample] = await deployment.client.generate(**REQUEST, num_draft_tokens=4)
-        counted = total(measured)
-    [received] = counted["specdec.draft_nodes_received"].values()
-    verified = sample.finish.speculation.num_draft_tokens
-    assert 0 < verified < received <= drafter.num_grown
-    assert counted["specdec.draft_nodes_unused"] == {(): received - verified}
+async def test_a_node_is_received_once_however_often_its_tree_is_pushed():
+    draft = FakeDraft()
+    sequence, speculation = new_sequence(), Speculation(draft)
+    sequence.extend(EMPTY_TREE, Verdict(0, sequence.base, (), 5))
+    speculation.advance(sequence, Budget(max_nodes=4, max_depth=4))
+    for tree in (TokenTree.chain([6]), TokenTree.chain([6, 7]), TokenTree.chain([6, 7]), TokenTree.chain([6, 7, 8, 9])):
+        draft.grow(3, tree, end=None)
+    await speculation.next(sequence)
+    assert sequence.statistics.num_received_nodes == 4
+    sequence.extend(EMPTY_TREE, Verdict(1, sequence.base, (), 1))
+    speculation.advance(sequence, Budget(max_nodes=4, max_depth=4))
+    draft.grow(3, TokenTree.chain([6, 7, 8]))
+    draft.grow(4, TokenTree.chain([2]), end=GrowthEnd.UNLIKELY)
+    await speculation.next(sequence)
+    assert sequence.statistics.num_received_nodes == 5, "what was decided otherwise meanwhile came too late to count"
 
 
 async def test_a_pair_that_disagrees_is_seen_in_what_is_accepted(measured):  # noqa: F811
