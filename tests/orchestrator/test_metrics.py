@@ -122,7 +122,7 @@ async def test_a_node_is_received_once_however_often_its_tree_is_pushed():
     assert sequence.statistics.num_received_nodes == 4
     sequence.extend(EMPTY_TREE, Verdict(1, sequence.base, (), 1))
     speculation.advance(sequence, Budget(max_nodes=4, max_depth=4))
-    draft.grow(3, TokenTree.chain([6, 7, 8]))
+    draft.grow(3, TokenTree.chain([6, 7, 8]), advance=1)
     draft.grow(4, TokenTree.chain([2]), end=GrowthEnd.UNLIKELY)
     await speculation.next(sequence)
     assert sequence.statistics.num_received_nodes == 5, "what was decided otherwise meanwhile came too late to count"
