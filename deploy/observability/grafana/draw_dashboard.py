@@ -52,10 +52,17 @@ def series(
             legend = re.sub(
                 r"\{\{(\w+)\}\}", lambda name, labels=labels: labels.get(name[1], ""), target["legendFormat"]
             )
-            points = [(float(at), float(value)) for at, value in each["values"] if math.isfinite(float(value))]
-            if points:
-                found.append((legend, [(at - window[0]) / 60 for at, _ in points], [v * scale for _, v in points]))
+            values = {float(at): float(value) for at, value in each["values"]}
+            if any(math.isfinite(value) for value in values.values()):
+                # Every step, so that a gap is seen as one.
+                ats = [window[0] + step * step_s for step in range(int((window[1] - window[0]) / step_s) + 1)]
+                minutes = [(at - window[0]) / 60 for at in ats]
+                found.append((legend, minutes, [scale * _at(values, at, step_s) for at in ats]))
     return found
+
+
+def _at(values: dict[float, float], at: float, step_s: float) -> float:
+    return next((value for when, value in values.items() if abs(when - at) < step_s / 2), math.nan)
 
 
 def draw(axes: Axes, panel: dict[str, Any], shown: list[Series], minutes: float) -> None:
@@ -64,12 +71,13 @@ def draw(axes: Axes, panel: dict[str, Any], shown: list[Series], minutes: float)
     title = panel["title"] + (f" ({unit})" if unit else "")
     axes.set_title(title, fontsize=8, loc="left", wrap=True)
     if panel["type"] == "bargauge":
-        names, values = [legend for legend, _, _ in shown], [values[-1] for _, _, values in shown]
+        names, values = [legend for legend, _, _ in shown], [_last(values) for _, _, values in shown]
         axes.barh(names, values, height=0.5)
+        axes.set_xlim(0, max(values, default=1) + 0.5)
     elif defaults["custom"].get("stacking", {}).get("mode") == "normal" and shown:
         times = sorted({at for _, ats, _ in shown for at in ats})
         known = [dict(zip(ats, values, strict=True)) for _, ats, values in shown]
-        stacks = [[each.get(at, 0.0) for at in times] for each in known]
+        stacks = [[0.0 if math.isnan(each[at]) else each[at] for at in times] for each in known]
         axes.stackplot(times, stacks, labels=[legend for legend, _, _ in shown], alpha=0.7)
     else:
         for legend, ats, values in shown[:MOST_SERIES]:
@@ -80,10 +88,14 @@ def draw(axes: Axes, panel: dict[str, Any], shown: list[Series], minutes: float)
         if shown:
             axes.legend(fontsize=5.5, loc="upper left", framealpha=0.6)
     if panel["type"] == "stat" and shown:
-        axes.text(0.97, 0.1, f"{shown[0][2][-1]:.2f}", transform=axes.transAxes, ha="right", fontsize=20)
+        axes.text(0.97, 0.1, f"{_last(shown[0][2]):.2f}", transform=axes.transAxes, ha="right", fontsize=20)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.tick_params(labelsize=6)
     axes.grid(alpha=0.3)
+
+
+def _last(values: list[float]) -> float:
+    return next(value for value in reversed(values) if math.isfinite(value))
 
 
 def picture(server: str, window: tuple[float, float], step_s: float, rate_s: float) -> Figure:
@@ -96,7 +108,7 @@ def picture(server: str, window: tuple[float, float], step_s: float, rate_s: flo
             rows[-1][1].append(panel)
     figure = pyplot.figure(figsize=(16, 2.6 * len(rows)), layout="constrained")
     for part, (title, row) in zip(figure.subfigures(len(rows), 1), rows, strict=True):
-        part.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+        part.suptitle(f"{title}   (over minutes)", fontsize=11, fontweight="bold", x=0.01, ha="left")
         widths = [panel["gridPos"]["w"] for panel in row]
         for axes, panel in zip(part.subplots(1, len(row), width_ratios=widths, squeeze=False)[0], row, strict=True):
             shown = series(server, panel, window, step_s, rate_s)
