@@ -35,9 +35,6 @@ from specdec.v1 import generation_pb2
 _MOST_DRAFT_TOKENS = 8
 """Where nobody named a number."""
 
-_LOOK_EVERY = 16
-"""Rounds after which it is noted how fast the target alone is taken to be."""
-
 
 class Generator:
     """Decodes requests with the replicas of two pools."""
@@ -122,7 +119,7 @@ class Generator:
                         clock.hands_over()
                         await outbox.put(chunk, park)
                         position += len(step.piece.token_ids)
-                    if sequence.statistics.num_rounds % _LOOK_EVERY == 0 and self._costs.known:
+                    if self._costs.known and self._metrics.look_due():
                         self._metrics.target_alone_s = self._costs.rounds[0]
                     clock.goes_on(handed_over)
         except Exception as error:

@@ -16,6 +16,7 @@ from orchestrator.sequence import Statistics
 from orchestrator.tally import Tally
 from specdec.instruments import Instruments, Points
 
+_LOOK_EVERY_S = 1.0
 _REQUEST_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
 _FIRST_BOUNDS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_BOUNDS_S = (0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1)
@@ -48,6 +49,7 @@ class Metrics:
     def __init__(self) -> None:
         self.target_alone_s = 0.0
         """What a round without draft tokens is taken to need now; 0: not known."""
+        self._look_due = 0.0
         self._open, self._plain, self._speculative = _Rounds(), _Rounds(), _Rounds()
         self._split = Split()
         self._num_draft_tokens = 0
@@ -93,6 +95,14 @@ class Metrics:
         rounds.seconds += split.total - split.client
         rounds.draft_s += split.draft
         self._split.add(split)
+
+    def look_due(self) -> bool:
+        """Once a second: for what takes longer to find out than a round may take."""
+        now = time.monotonic()
+        if now < self._look_due:
+            return False
+        self._look_due = now + _LOOK_EVERY_S
+        return True
 
     def sample_ended(self, statistics: Statistics) -> None:
         self._num_received_nodes += statistics.num_received_nodes

@@ -49,9 +49,9 @@ def series(
         expression = target["expr"].replace("$__rate_interval", f"{rate_s:g}s")
         for each in ask(server, expression, window, step_s):
             labels = each["metric"]
-            legend = re.sub(
-                r"\{\{(\w+)\}\}", lambda name, labels=labels: labels.get(name[1], ""), target["legendFormat"]
-            )
+            legend = target["legendFormat"]
+            for name in re.findall(r"\{\{(\w+)\}\}", legend):
+                legend = legend.replace("{{" + name + "}}", labels.get(name, ""))
             values = {float(at): float(value) for at, value in each["values"]}
             if any(math.isfinite(value) for value in values.values()):
                 # Every step, so that a gap is seen as one.
@@ -107,7 +107,8 @@ def picture(server: str, window: tuple[float, float], step_s: float, rate_s: flo
         else:
             rows[-1][1].append(panel)
     figure = pyplot.figure(figsize=(16, 2.6 * len(rows)), layout="constrained")
-    for part, (title, row) in zip(figure.subfigures(len(rows), 1), rows, strict=True):
+    parts: Any = figure.subfigures(len(rows), 1)
+    for part, (title, row) in zip(parts, rows, strict=True):
         part.suptitle(f"{title}   (over minutes)", fontsize=11, fontweight="bold", x=0.01, ha="left")
         widths = [panel["gridPos"]["w"] for panel in row]
         for axes, panel in zip(part.subplots(1, len(row), width_ratios=widths, squeeze=False)[0], row, strict=True):
