@@ -35,6 +35,8 @@ from specdec.v1 import generation_pb2
 _MOST_DRAFT_TOKENS = 8
 """Where nobody named a number."""
 
+_PARTS = [(part, f"{part.removeprefix('model_')}_us") for part in PARTS]
+
 
 class Generator:
     """Decodes requests with the replicas of two pools."""
@@ -129,16 +131,15 @@ class Generator:
 
 
 def _round_attributes(index: int, step: Step, split: Split) -> dict[str, int]:
-    """Microseconds, and counts. What the target did while nobody waited for it is in no part of the split."""
-    attributes = {
-        "index": index,
-        "round": step.verdict.round,
-        "base": step.verdict.base,
-        "num_draft_tokens": len(step.tree),
-        "num_accepted_tokens": len(step.verdict.accepted),
-        "rows": step.verdict.timings.rows,
-        "sequences": step.verdict.timings.sequences,
-    }
-    for part in PARTS:
-        attributes[f"{part.removeprefix('model_')}_us"] = int(getattr(split, part) * 1e6)
+    """Microseconds, and counts; what is 0 is left out, as each attribute costs 2 us. Rows are told by the target."""
+    verdict = step.verdict
+    attributes = {"round": verdict.round, "base": verdict.base}
+    if index:
+        attributes["index"] = index
+    if step.tree:
+        attributes["num_draft_tokens"] = len(step.tree)
+        attributes["num_accepted_tokens"] = len(verdict.accepted)
+    for part, name in _PARTS:
+        if microseconds := int(getattr(split, part) * 1e6):
+            attributes[name] = microseconds
     return attributes
