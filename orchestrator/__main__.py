@@ -29,7 +29,7 @@ async def serve(settings: OrchestratorSettings) -> None:
 def main() -> None:
     settings = parse(OrchestratorSettings, sys.argv[1:], "orchestrator")
     try:
-        telemetry.set_up("specdec-orchestrator", settings.log_level)
+        telemetry.set_up("specdec-orchestrator", settings)
         uvloop.run(serve(settings))
     except ValueError as error:
         print(f"specdec orchestrator: {error}", file=sys.stderr)

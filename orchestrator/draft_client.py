@@ -16,6 +16,7 @@ from orchestrator.link import Lane
 from orchestrator.pool import Pool
 from orchestrator.replica import Replica
 from orchestrator.sequence import Sequence
+from orchestrator.tally import Tally
 from specdec.errors import SpecdecError
 from specdec.rounds import AHEAD, SIBLINGS, Advance, Budget, Growth, GrowthEnd
 from specdec.tree import EMPTY_TREE, TokenTree
@@ -140,6 +141,8 @@ class DraftClient:
     def _late(self) -> None:
         """This round does without; the answer may still count in the next."""
         now = time.monotonic()
+        if self._replica is not None:
+            self._replica.tally.num_late += 1
         if self._advance:  # the answer to an open has a prefill in it
             self._costs.late(self._asked_nodes, now - self._asked)
         self._owed_since = self._owed_since or self._asked
@@ -147,6 +150,11 @@ class DraftClient:
             self.park()
             self._paused_until = now + self._pause_s
             self._pause_s *= 2
+
+    @property
+    def tally(self) -> Tally | None:
+        """Of the replica that it has now, or had last."""
+        return self._replica.tally if self._replica is not None else None
 
     @property
     def num_advances(self) -> int:

@@ -22,6 +22,7 @@ from orchestrator.outbox import Outbox
 from orchestrator.pool import Pool
 from orchestrator.request import Request
 from orchestrator.responses import write_chunk
+from orchestrator.round_clock import PARTS, RoundClock, Split
 from orchestrator.sequence import Sequence
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.speculation import Speculation
@@ -33,6 +34,8 @@ from specdec.v1 import generation_pb2
 
 _MOST_DRAFT_TOKENS = 8
 """Where nobody named a number."""
+
+_PARTS = [(part, f"{part.removeprefix('model_')}_us") for part in PARTS]
 
 
 class Generator:
@@ -98,7 +101,9 @@ class Generator:
             async with (
                 TargetClient(self._targets, self._costs, model_digest, traceparent, wait_s, time.monotonic()) as target,
                 DraftClient(self._drafts, self._costs, traceparent) as draft,
-                aclosing(decode(sequence, target, Speculation(draft, ahead, siblings), controller)) as steps,
+                aclosing(
+                    decode(sequence, clock := RoundClock(target), Speculation(draft, ahead, siblings), controller)
+                ) as steps,
             ):
 
                 def park() -> None:
@@ -110,24 +115,34 @@ class Generator:
                 if sequence.finished:
                     await outbox.put(write_chunk(index, position, Piece(), sequence), park)
                 async for step in steps:
-                    self._metrics.round_ended(step)
+                    split = clock.split(step.verdict)
+                    self._metrics.round_ended(step, split, draft.tally)
                     if span.is_recording():
-                        span.add_event("round", _round_attributes(index, step))
-                    if step.piece or sequence.finished:
-                        await outbox.put(write_chunk(index, position, step.piece, sequence), park)
+                        span.add_event("round", _round_attributes(index, step, split))
+                    if handed_over := bool(step.piece) or sequence.finished:
+                        chunk = write_chunk(index, position, step.piece, sequence)
+                        clock.hands_over()
+                        await outbox.put(chunk, park)
                         position += len(step.piece.token_ids)
+                    if self._costs.known and self._metrics.look_due():
+                        self._metrics.target_alone_s = self._costs.rounds[0]
+                    clock.goes_on(handed_over)
         except Exception as error:
             await outbox.fail(error)
+        finally:
+            self._metrics.sample_ended(sequence.statistics)
 
 
-def _round_attributes(index: int, step: Step) -> dict[str, int]:
-    timings = step.verdict.timings
-    return {
-        "index": index,
-        "base": step.verdict.base,
-        "num_draft_tokens": len(step.tree),
-        "num_accepted_tokens": len(step.verdict.accepted),
-        "target_queue_us": timings.queue_us,
-        "target_pass_us": timings.pass_us,
-        "target_sample_us": timings.sample_us,
-    }
+def _round_attributes(index: int, step: Step, split: Split) -> dict[str, int]:
+    """Microseconds, and counts; what is 0 is left out, as each attribute costs 2 us. Rows are told by the target."""
+    verdict = step.verdict
+    attributes = {"round": verdict.round, "base": verdict.base}
+    if index:
+        attributes["index"] = index
+    if step.tree:
+        attributes["num_draft_tokens"] = len(step.tree)
+        attributes["num_accepted_tokens"] = len(verdict.accepted)
+    for part, name in _PARTS:
+        if microseconds := int(getattr(split, part) * 1e6):
+            attributes[name] = microseconds
+    return attributes

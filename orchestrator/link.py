@@ -207,9 +207,9 @@ class Link:
                 self._heard = self._moved = now
             looked = now
             if now - self._heard > silence_s:
-                raise ReplicaLost(f"nothing was heard of the replica for {now - self._heard:.1f} s")
+                raise WatchdogFired(f"nothing was heard of the replica for {now - self._heard:.1f} s")
             if now - self._moved > max(self._stuck_after_s, 5 * self._slowest_pass_s):
-                raise ReplicaLost(f"the replica made no pass for {now - self._moved:.1f} s")
+                raise WatchdogFired(f"the replica made no pass for {now - self._moved:.1f} s")
 
     @property
     def _waited_for(self) -> bool:
@@ -229,6 +229,10 @@ class Link:
             if (lane := self._lanes.get(sequence)) is not None:
                 self._moved = self._heard
                 lane.put(result)
+
+
+class WatchdogFired(ReplicaLost):
+    """A replica that is silent, or stands still."""
 
 
 class HostileReplica(ReplicaLost):

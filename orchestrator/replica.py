@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from orchestrator.link import HostileReplica, Lane, Link
+from orchestrator.tally import Tally
 from specdec import rpc, wire
 from specdec.errors import ModelMismatch, ReplicaLost, SpecdecError
 from specdec.rounds import ModelInfo
@@ -34,6 +36,7 @@ _LONGEST_ASIDE_S = 300.0
 _SMOOTHING = 0.1
 _NO_CONNECTION = "no connection: "
 """Before what TLS says."""
+_LOSSES = ("DRAINING", "REPLICA_LOST", "SET_ASIDE", "WATCHDOG_FIRED")
 _UNKNOWN_LATENCY_S = 0.001
 """Of a replica that has answered nothing yet: small, so that it is tried, but among such the less busy goes first."""
 
@@ -60,6 +63,8 @@ class Replica:
         self.link: Link | None = None
         self.problem = "not reached yet"
         self.latency_s: float | None = None  # of a round or an advance, as its callers see it; smoothed
+        self.losses = Counter(dict.fromkeys(_LOSSES, 0))  # by reason; zeros, so that a first one is seen
+        self.tally = Tally()  # if it is a draft
         self._serving = True
         self._aside = asyncio.Event()
         self._aside_s = _FIRST_ASIDE_S
@@ -126,6 +131,7 @@ class Replica:
         """Do without it for a while, twice as long each time; its sequences move."""
         if not self._aside.is_set():
             self._log(logging.WARNING, "replica set aside", reason=reason)
+            self.losses["SET_ASIDE"] += 1
             self.problem = f"set aside: {reason}"
             self._aside.set()
 
@@ -200,6 +206,7 @@ class Replica:
             if stream.done():
                 error = stream.exception()
                 self.problem = str(error)
+                self.losses[error.reason if isinstance(error, SpecdecError) else "REPLICA_LOST"] += 1
                 if link.draining:
                     self._left.add(self.instance)
                 self._log(logging.WARNING, "replica lost", reason=str(error))

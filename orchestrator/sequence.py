@@ -33,6 +33,12 @@ class Statistics:
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
     num_replays: int = 0
+    replays: list[tuple[str, int]] = field(default_factory=list)  # why, and how many tokens were fed again
+    num_received_nodes: int = 0  # of drafts, in time to count
+
+    def replayed(self, reason: str, num_tokens: int) -> None:
+        self.num_replays += 1
+        self.replays.append((reason, num_tokens))
 
     def observe(self, tree: TokenTree, verdict: Verdict) -> None:
         self.num_rounds += 1

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from tokenizers import Tokenizer
 
+from orchestrator import pool_metrics
 from orchestrator.frames import DraftFrames, TargetFrames
 from orchestrator.link import Link
 from orchestrator.metrics import Metrics
@@ -19,6 +20,7 @@ from orchestrator.service import GenerationServicer
 from orchestrator.settings import OrchestratorSettings
 from specdec import rpc, tls
 from specdec.errors import ModelMismatch, ReplicaLost
+from specdec.process_metrics import ProcessMetrics
 from specdec.rounds import ModelInfo
 from specdec.v1 import draft_pb2_grpc, generation_pb2, generation_pb2_grpc, target_pb2_grpc
 from specdec.vocabulary import Vocabulary
@@ -67,9 +69,11 @@ class OrchestratorServer:
         certificates = tls.of(settings, "orchestrator")
         self.targets = Pool(Role("target", target_link, target_info, self._admit_target, certificates), settings.target)
         self.drafts = Pool(Role("draft", draft_link, draft_info, self._admit_draft, certificates), settings.draft)
-        self._servicer = GenerationServicer(
-            self.targets, self.drafts, tokenizer, settings, Metrics(lambda: self.live_sequences)
+        self._servicer = GenerationServicer(self.targets, self.drafts, tokenizer, settings, Metrics())
+        pool_metrics.observe(
+            self.targets, self.drafts, lambda: self.live_sequences, lambda: self._servicer.waiting_requests
         )
+        self._process_metrics = ProcessMetrics("orchestrator")
         # Clients show a token, not a certificate.
         self._server = rpc.Server(settings, [SERVICE], rpc.aging(settings.max_connection_age_s), tls=certificates)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, self._server.grpc)
@@ -89,6 +93,7 @@ class OrchestratorServer:
 
     async def start(self) -> None:
         await self._server.start()
+        self._process_metrics.start()
         await self._stack.enter_async_context(self.targets)
         await self._stack.enter_async_context(self.drafts)
         await self._server.set_serving()
@@ -105,6 +110,7 @@ class OrchestratorServer:
         await asyncio.gather(closing, return_exceptions=True)
         await self._server.stop(0)
         await self._stack.aclose()
+        await self._process_metrics.stop()
 
     def _admit_target(self, address: str, info: ModelInfo) -> None:
         """A pool is one model digest: that of the replicas in use."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -22,7 +21,7 @@ from orchestrator.admission import Admission
 from orchestrator.api_keys import Account, ApiKeys
 from orchestrator.bounds import MAX_REQUEST_ID
 from orchestrator.generation import Generator
-from orchestrator.metrics import Metrics
+from orchestrator.metrics import Metrics, RequestClock
 from orchestrator.pool import Pool
 from orchestrator.request import read_request
 from orchestrator.responses import write_server_info
@@ -63,6 +62,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     def live_sequences(self) -> int:
         return self._admission.live
 
+    @property
+    def waiting_requests(self) -> int:
+        return self._admission.waiting
+
     async def drain(self, timeout_s: float) -> None:
         """Wait until the requests that are there have ended: the server takes no others by then."""
         try:
@@ -82,7 +85,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        started = time.monotonic()
+        clock = RequestClock()
         metadata = request_metadata.get({})
         request_id = metadata.get("x-request-id", "")[:MAX_REQUEST_ID] or uuid.uuid4().hex
         remaining = context.time_remaining()
@@ -97,6 +100,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 async with _within(deadline_s), aclosing(self._responses(request, request_id, account)) as responses:
                     async for response in responses:
                         await context.write(response)
+                        clock.wrote(response.chunk.index, len(response.chunk.token_ids))
                 outcome = "ok"
             except Exception as error:
                 outcome = type(error).__name__
@@ -104,15 +108,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             finally:
                 self._num_calls -= 1
                 span.set_attribute("outcome", outcome)
-                duration_s = time.monotonic() - started
-                self._metrics.request_ended(outcome, duration_s)
+                self._metrics.request_ended(outcome, clock)
                 log.info(
                     "request ended",
                     extra={
                         "request_id": request_id,
                         "api_key": account.name if account else "",
                         "outcome": outcome,
-                        "duration_s": round(duration_s, 3),
+                        "duration_s": round(clock.duration_s, 3),
                     },
                 )
 

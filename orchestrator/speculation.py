@@ -90,6 +90,7 @@ class Speculation:
         trie = self._trie.merge(grown.descend(sequence.ids[growth.base :]))
         if not sequence.keyed_by_token and not (trie.is_chain and len(trie) <= self._num_nodes):
             return self._refuse("growths that are not the chain that was asked for")
+        sequence.statistics.num_received_nodes += len(trie) - len(self._trie)
         self._trie = trie
         return None
 

@@ -20,7 +20,7 @@ from orchestrator.link import HostileReplica, Lane
 from orchestrator.pool import Pool
 from orchestrator.replica import Replica
 from orchestrator.sequence import Sequence
-from specdec.errors import Draining, NoReplica, OutOfStep, Overloaded, PassFailed, Preempted, ReplicaLost
+from specdec.errors import Draining, NoReplica, OutOfStep, Overloaded, PassFailed, Preempted, ReplicaLost, SpecdecError
 from specdec.rounds import RUN_ON, Round, Verdict
 from specdec.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import target_pb2
@@ -68,6 +68,7 @@ class TargetClient:
         self._rounds: list[Round] = []  # that more verdicts may come of: the last one, and one that it supersedes
         self._num_passes = 0  # of the replica, at the last verdict
         self._opened_before = False
+        self._cause = ""  # of the next replay
         self._refused = False  # the last attempt found no room, and so was none
         self._num_preemptions = 0
         self._losses: list[_Loss] = []
@@ -84,6 +85,7 @@ class TargetClient:
         if self._lane is not None:
             self._lane.close()
             self._lane = None
+            self._cause = "PARKED"
 
     async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int = 0) -> Verdict:
         """The next verdict, from whichever replica gives it; bounded by the request's deadline alone.
@@ -92,6 +94,7 @@ class TargetClient:
         """
         if self._lane is not None and self._lane.lost and not self._rounds:
             self.park()  # nothing of it was unanswered, so it cannot be what ended the replica: no suspect
+            self._cause = "REPLICA_LOST"
         if self._lane is not None:
             with suppress(*_REPLAY):
                 return await self._next(self._lane, sequence, tree, run_on)
@@ -122,7 +125,8 @@ class TargetClient:
             return await self._first_answer(sequence)
         await self._refuse_poison()
         async with self._pool.replays.turn(self._arrived, suspect=self._suspect):
-            sequence.statistics.num_replays += not self._refused
+            if not self._refused:
+                sequence.statistics.replayed(self._cause, sequence.base)
             return await self._first_answer(sequence)
 
     async def _first_answer(self, sequence: Sequence) -> Verdict:
@@ -212,7 +216,8 @@ class TargetClient:
         """A replica was lost under this text, as it is now."""
         return len(self._losses) > self._num_harmless
 
-    def _remember(self, error: Exception) -> None:
+    def _remember(self, error: SpecdecError) -> None:
+        self._cause = error.reason
         self._refused = isinstance(error, Overloaded)
         self._num_preemptions += isinstance(error, Preempted)
         if isinstance(error, ReplicaLost) and not isinstance(error, Draining) and self._replica is not None:

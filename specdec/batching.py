@@ -87,6 +87,7 @@ class StepLoop:
         self._stopping = False
         self.busy_since: float | None = None  # when the pass at hand began; None: the thread waits for orders
         self.failed_in_a_row = 0  # passes that raised since one was made
+        self.busy_s = 0.0  # of the model thread, so far
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -155,8 +156,11 @@ class StepLoop:
                 self.busy_since = None
                 with contextlib.suppress(queue.Empty):
                     self._carry_out(self._inbox.get(timeout=rest_s))
-            else:
-                self._hand_over(self._step())
+                continue
+            started = time.perf_counter()
+            results = self._step()
+            self.busy_s += time.perf_counter() - started
+            self._hand_over(results)
         self.busy_since = None
 
     def _carry_out(self, orders: list[_Order]) -> None:

@@ -13,14 +13,14 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvloop
-from opentelemetry import metrics
 
-from specdec import collector, liveness, rpc, telemetry, tls, wire
+from specdec import collector, liveness, model_metrics, rpc, telemetry, tls, wire
 from specdec.batching import Engine
+from specdec.process_metrics import ProcessMetrics
 from specdec.rounds import Load, ModelInfo
 from specdec.settings import ServiceSettings
 from specdec.streams import Codec, StreamServer
@@ -75,7 +75,9 @@ class ModelServer:
         self._server = rpc.Server(settings, [service], tls=tls.of(settings, role), callers=callers)
         self._watch: asyncio.Task[str] | None = None
         register(servicer, self._server.grpc)
-        _observe(lambda: servicer.streams.load, service)
+        name = service.rpartition(".")[2].removesuffix("Service").lower()
+        model_metrics.observe(name, servicer.info, lambda: servicer.streams.load, lambda: servicer.streams.busy_s)
+        self._process_metrics = ProcessMetrics(name)
 
     @property
     def port(self) -> int:
@@ -91,6 +93,7 @@ class ModelServer:
 
     async def start(self) -> None:
         await self._server.start()
+        self._process_metrics.start()
         await self._server.set_serving()
         step_loop = self.servicer.streams.step_loop
         self._watch = asyncio.create_task(liveness.watch(step_loop, self._server, self._settings.hung_pass_s))
@@ -110,12 +113,13 @@ class ModelServer:
         # The orchestrators' streams never end by themselves; but whoever watches its health is to hear of the end.
         await self._server.stop(_LAST_WORDS_S if grace_s else 0)
         await self.servicer.streams.stop()
+        await self._process_metrics.stop()
 
 
 def run(settings: ServiceSettings, name: str, build: Callable[[], Callable[[], ModelServer]]) -> None:
     """The whole process. ``build`` loads the model and returns what makes the server on the event loop."""
     try:
-        telemetry.set_up(f"specdec-{name}", settings.log_level)
+        telemetry.set_up(f"specdec-{name}", settings)
         tls.of(settings, name)  # before minutes of loading a model
         with _left_at_sigterm():
             make_server = build()
@@ -171,25 +175,3 @@ def _left_at_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _observe(load: Callable[[], Load], service: str) -> None:
-    meter = metrics.get_meter("specdec")
-    attributes = {"service": service}
-
-    def gauge(name: str, unit: str, description: str, value: Callable[[Load], int]) -> None:
-        def read(_: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
-            return [metrics.Observation(value(load()), attributes)]
-
-        meter.create_observable_gauge(name, [read], unit, description)
-
-    gauge("specdec.live_sequences", "{sequence}", "Sequences open", lambda load: load.live_sequences)
-    gauge(
-        "specdec.waiting_sequences",
-        "{sequence}",
-        "Waiting for the model",
-        lambda load: load.waiting_sequences,
-    )
-    gauge("specdec.open_streams", "{stream}", "Streams open", lambda load: load.open_streams)
-    gauge("specdec.kv_slots_used", "{slot}", "KV cache slots taken", lambda load: load.kv_slots_used)
-    gauge("specdec.kv_slots_total", "{slot}", "KV cache slots in total", lambda load: load.kv_slots_total)

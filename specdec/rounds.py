@@ -146,3 +146,4 @@ class Load:
     kv_slots_total: int = 0
     passes: int = 0
     open_streams: int = 0
+    rows: int = 0  # of all passes so far; not told to peers

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict, SettingsError
@@ -28,6 +28,9 @@ class ServiceSettings(BaseSettings):
     port: int = Field(0, ge=0, le=65535, description="port to listen on; 0: any free one, printed at the start")
     health_port: int | None = Field(
         None, ge=0, le=65535, description="port for gRPC health alone, in the clear whatever the other one speaks"
+    )
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        None, description="port of the metrics for Prometheus, at /metrics; 0: any free one; unset: none"
     )
     tls_cert: str = Field("", description="certificate chain in PEM; its subjectAltName has the service's name")
     tls_key: str = Field("", description="private key of tls_cert in PEM")

@@ -70,6 +70,11 @@ class StreamServer:
     def load(self) -> Load:
         return dataclasses.replace(self._loop.engine.load, open_streams=len(self._streams))
 
+    @property
+    def busy_s(self) -> float:
+        """How long the model thread has worked, in all."""
+        return self._loop.busy_s
+
     async def serve(self, frames: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
         """The response frames of one stream. However it ends, its sequences are released at once."""
         stream = _Stream(next(self._numbers), self._loop, self._codec)

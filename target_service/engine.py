@@ -122,7 +122,7 @@ class TargetEngine:
         self._sequences: dict[Key, _Sequence] = {}
         self._gathering = Gathering()
         self._batch: list[Key] = []
-        self._passes = 0
+        self._passes = self._rows = 0
         self._draining = False
 
     def open(self, key: Key, open_: TargetOpen) -> None:
@@ -209,7 +209,8 @@ class TargetEngine:
     def load(self) -> Load:
         sequences = list(self._sequences.values())
         used, total = self._verifier.cache_use()
-        return Load(len(sequences), sum(s.waits for s in sequences), used, total, self._passes)
+        waiting = sum(s.waits for s in sequences)
+        return Load(len(sequences), waiting, used, total, self._passes, rows=self._rows)
 
     def step(self) -> Results:
         results = self._pass()
@@ -232,6 +233,7 @@ class TargetEngine:
         ]
         decisions, timings = self._verifier.verify(jobs)
         self._passes += 1
+        self._rows += timings.rows
         self._gathering.passed(timings.rows, time.perf_counter() - started)
         results: list[tuple[Key, Verdict | SpecdecError]] = []
         starved = False

@@ -232,7 +232,7 @@ async def test_tokens_are_never_logged(keys: Path, capsys: pytest.CaptureFixture
     """Neither the right one nor a wrong one, at any level."""
     root = logging.getLogger()
     before = root.handlers[:], root.level
-    telemetry.set_up("test", "DEBUG")
+    telemetry.set_up("test", ServiceSettings(log_level="DEBUG"))
     try:
         async with guarded(keys) as running:
             await running.client.generate(**REQUEST)

@@ -10,6 +10,7 @@ from orchestrator.costs import Costs
 from orchestrator.draft_client import DraftClient
 from orchestrator.link import Lane
 from orchestrator.sequence import Sequence
+from orchestrator.tally import Tally
 from specdec.rounds import Budget, Growth, GrowthEnd, Verdict
 from specdec.sequence import Method, SamplingParams
 from specdec.tree import EMPTY_TREE, TokenTree
@@ -29,6 +30,7 @@ class FakeReplica:
     def __init__(self) -> None:
         self.link = FakeLink()
         self.lanes: list[Lane] = []
+        self.tally = Tally()
 
     def lane(self) -> Lane:
         self.lanes.append(Lane(self.link, len(self.lanes)))

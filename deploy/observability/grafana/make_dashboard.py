@@ -1,0 +1,332 @@
+"""The dashboard as code: ``python deploy/observability/grafana/make_dashboard.py`` writes dashboards/specdec.json.
+
+Knows panels and their queries; refuses to know where they are drawn. Names are those of a scrape of the services.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_name("dashboards") / "specdec.json"
+RATE = "$__rate_interval"
+WIDTH = 24
+HEIGHT = 8
+
+TOKENS = f'sum(rate(specdec_round_tokens_total{{kind!="open"}}[{RATE}]))'
+SPEED = f'{TOKENS} / sum(rate(specdec_round_duration_seconds_total{{kind!="open"}}[{RATE}]))'
+ALONE = (
+    'sum(rate(specdec_round_tokens_total{kind="plain"}[10m]))'
+    ' / (sum(rate(specdec_round_duration_seconds_total{kind="plain"}[10m]))'
+    ' - sum(rate(specdec_round_draft_wait_seconds_total{kind="plain"}[10m])))'
+)
+"""Measured: the rounds without draft tokens, but for what they waited for a draft that did not come."""
+PARTS = f'sum by (part) (rate(specdec_round_time_seconds_total{{part!="open"}}[{RATE}]))'
+DRAFTS = f"sum(rate(vllm:spec_decode_num_drafts_total[{RATE}]))"
+ROUNDS = f'sum(rate(specdec_rounds_total{{kind!="open"}}[{RATE}]))'
+
+
+@dataclass(frozen=True)
+class Query:
+    expression: str
+    legend: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """``kind`` is a panel type of Grafana; ``unit`` one of its units."""
+
+    title: str
+    why: str
+    queries: tuple[Query, ...]
+    unit: str = "none"
+    kind: str = "timeseries"
+    stacked: bool = False
+    width: int = 8
+
+
+def rate(counter: str, by: str = "") -> str:
+    return f"sum{f' by ({by}) ' if by else ' '}(rate({counter}[{RATE}]))"
+
+
+def ratio(counter: str, other: str, by: str = "") -> str:
+    return f"{rate(counter, by)} / {rate(other, by)}"
+
+
+def quantile(share: float, histogram: str) -> str:
+    return f"histogram_quantile({share}, sum by (le) (rate({histogram}_bucket[{RATE}])))"
+
+
+ROWS: dict[str, tuple[Panel, ...]] = {
+    "Is speculation paying right now?": (
+        Panel(
+            "Is speculation paying right now? Times the target alone",
+            "Tokens per second of a sequence over those of rounds without draft tokens in the last ten minutes, of "
+            "which the controller makes some on purpose. Above 1 it pays. No data where the number of draft tokens is "
+            "fixed.",
+            (Query(f"({SPEED}) / ({ALONE})", "times"),),
+            kind="stat",
+            width=6,
+        ),
+        Panel(
+            "Mean accepted length",
+            "1 + accepted / drafts: the tokens that a round with draft tokens brings.",
+            (Query(f"1 + sum(rate(vllm:spec_decode_num_accepted_tokens_total[{RATE}])) / {DRAFTS}", "tokens"),),
+            width=6,
+        ),
+        Panel(
+            "Acceptance by depth",
+            "Share of the rounds with draft tokens in which the token at this depth was accepted.",
+            (
+                Query(
+                    f"{rate('vllm:spec_decode_num_accepted_tokens_per_pos_total', 'position')} / scalar({DRAFTS})",
+                    "depth {{position}}",
+                ),
+            ),
+            "percentunit",
+            width=6,
+        ),
+        Panel(
+            "Rounds",
+            "Plain: the controller drafts nothing, or no draft came. Open: prefills, replays among them.",
+            (Query(rate("specdec_rounds_total", "kind"), "{{kind}}"),),
+            "ops",
+            stacked=True,
+            width=6,
+        ),
+    ),
+    "Where does a round's time go?": (
+        Panel(
+            "Where does a round's time go?",
+            "Of a round that is decoding. What the target does while nobody waits for it is not in it.",
+            (
+                Query(
+                    f"{PARTS} / scalar({ROUNDS})",
+                    "{{part}}",
+                ),
+            ),
+            "s",
+            stacked=True,
+            width=12,
+        ),
+        Panel(
+            "CPU per round",
+            "Of each service's processes, all threads, per round of all orchestrators.",
+            (Query(f"{rate('process_cpu_time_seconds_total', 'service')} / scalar({ROUNDS})", "{{service}}"),),
+            "s",
+            width=6,
+        ),
+        Panel(
+            "Event loop lag, p99",
+            "How late an event loop comes to a timer. It adds to every round.",
+            (
+                Query(
+                    "histogram_quantile(0.99, sum by (le, service)"
+                    f" (rate(specdec_event_loop_lag_seconds_bucket[{RATE}])))",
+                    "{{service}}",
+                ),
+            ),
+            "s",
+            width=6,
+        ),
+    ),
+    "Which draft is bad?": (
+        Panel(
+            "Which draft is bad? Acceptance by draft",
+            "Share of its draft tokens that were accepted. All low: the pair or the text; one low: that replica.",
+            (
+                Query(
+                    ratio("specdec_draft_accepted_tokens_total", "specdec_draft_tokens_total", "address"),
+                    "{{address}}",
+                ),
+            ),
+            "percentunit",
+        ),
+        Panel(
+            "Wait for a draft, per round",
+            "How long a round waited for this draft.",
+            (
+                Query(
+                    ratio("specdec_draft_wait_seconds_total", "specdec_draft_rounds_total", "address"),
+                    "{{address}}",
+                ),
+            ),
+            "s",
+        ),
+        Panel(
+            "Late and unused",
+            "Rounds that gave up waiting, as a share of those with draft tokens, and nodes that came in time but were "
+            "never verified, as a share of those that came.",
+            (
+                Query(
+                    ratio("specdec_draft_late_total", "specdec_draft_rounds_total", "address"),
+                    "late {{address}}",
+                ),
+                Query(
+                    ratio("specdec_draft_nodes_unused_total", "specdec_draft_nodes_received_total"),
+                    "unused",
+                ),
+            ),
+            "percentunit",
+        ),
+    ),
+    "Is the target saturated?": (
+        Panel(
+            "Is the target saturated? Share of time in passes",
+            "At 100 % a further sequence makes the others slower. Drafts beside it, for comparison.",
+            (Query(f"rate(specdec_busy_seconds_total[{RATE}])", "{{service}} {{instance}}"),),
+            "percentunit",
+            width=6,
+        ),
+        Panel(
+            "Queues",
+            "Sequences that wait for a model, requests that wait for their turn at an orchestrator.",
+            (
+                Query("sum by (service) (specdec_waiting_sequences)", "waiting at {{service}}"),
+                Query("sum(specdec_waiting_requests)", "waiting requests"),
+                Query('sum(specdec_live_sequences{service="orchestrator"})', "live sequences"),
+            ),
+            width=6,
+        ),
+        Panel(
+            "Rows per pass",
+            "Prompt rows and draft tokens of everybody in a pass.",
+            (
+                Query(
+                    f"rate(specdec_rows_total[{RATE}]) / rate(specdec_passes_total[{RATE}])",
+                    "{{service}} {{instance}}",
+                ),
+            ),
+            width=6,
+        ),
+        Panel(
+            "KV cache in use",
+            "Near 100 % sequences are refused or preempted, and replayed.",
+            (Query("specdec_kv_slots_used / (specdec_kv_slots_total > 0)", "{{service}} {{instance}}"),),
+            "percentunit",
+            width=6,
+        ),
+    ),
+    "How far from target-only speed are we?": (
+        Panel(
+            "How far from target-only speed are we? Tokens per second of a sequence",
+            "Now; the target alone, measured in rounds without draft tokens; and what the controller takes it to be.",
+            (
+                Query(SPEED, "now"),
+                Query(ALONE, "target alone"),
+                Query("1 / avg(specdec_target_alone_round_seconds)", "as the controller takes it"),
+            ),
+        ),
+        Panel(
+            "Time per output token, and to the first",
+            "As clients see it.",
+            (
+                Query(quantile(0.5, "gen_ai_server_time_per_output_token_seconds"), "per token p50"),
+                Query(quantile(0.99, "gen_ai_server_time_per_output_token_seconds"), "per token p99"),
+                Query(quantile(0.5, "gen_ai_server_time_to_first_token_seconds"), "first token p50"),
+                Query(quantile(0.99, "gen_ai_server_time_to_first_token_seconds"), "first token p99"),
+            ),
+            "s",
+        ),
+        Panel(
+            "Tokens per second in all, and requests by outcome",
+            "What the whole deployment gives.",
+            (
+                Query(TOKENS, "tokens"),
+                Query(rate("gen_ai_server_request_duration_seconds_count", "outcome"), "requests {{outcome}}"),
+            ),
+            "ops",
+        ),
+    ),
+    "What went wrong, and what serves": (
+        Panel(
+            "Replays by reason",
+            "Sequences opened again on a replica.",
+            (
+                Query(f"{rate('specdec_replays_total', 'reason')} > 0", "{{reason}}"),
+                Query(rate("specdec_parked_total"), "parked"),
+            ),
+            "ops",
+        ),
+        Panel(
+            "Replayed tokens, and replicas lost",
+            "Tokens that were fed again, per token committed; replicas lost or set aside, by reason.",
+            (
+                Query(f"{rate('specdec_replayed_tokens_total')} / {TOKENS}", "replayed tokens per token"),
+                Query(f"{rate('specdec_replica_losses_total', 'role, reason')} > 0", "{{role}} {{reason}}"),
+            ),
+        ),
+        Panel(
+            "Models that serve",
+            "Replicas by what they serve; two digests of one service are an upgrade on its way.",
+            (Query("count by (service, model, digest) (specdec_model_info)", "{{service}} {{model}} {{digest}}"),),
+            kind="bargauge",
+        ),
+    ),
+}
+
+
+def dashboard() -> dict[str, Any]:
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for title, row in ROWS.items():
+        panels.append({"type": "row", "title": title, "gridPos": {"x": 0, "y": top, "w": WIDTH, "h": 1}, "panels": []})
+        left = 0
+        for panel in row:
+            panels.append(_panel(panel, left, top + 1))
+            left += panel.width
+        top += 1 + HEIGHT
+    for number, each in enumerate(panels, 1):
+        each["id"] = number
+    return {
+        "uid": "specdec",
+        "title": "specdec",
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": False,
+        "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"},
+        "timezone": "utc",
+        "tags": ["specdec"],
+        "templating": {"list": []},
+        "annotations": {"list": []},
+        "panels": panels,
+    }
+
+
+def _panel(panel: Panel, left: int, top: int) -> dict[str, Any]:
+    source = {"type": "prometheus", "uid": "prometheus"}
+    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0, "custom": {}}
+    if panel.kind == "timeseries":
+        stacking = {"mode": "normal" if panel.stacked else "none", "group": "A"}
+        defaults["custom"] = {"fillOpacity": 40 if panel.stacked else 0, "stacking": stacking, "lineWidth": 1}
+    if panel.kind == "stat":
+        steps = [{"color": "red", "value": None}, {"color": "yellow", "value": 0.98}, {"color": "green", "value": 1.05}]
+        defaults |= {"thresholds": {"mode": "absolute", "steps": steps}, "decimals": 2}
+    return {
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.why,
+        "datasource": source,
+        "gridPos": {"x": left, "y": top, "w": panel.width, "h": HEIGHT},
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "targets": [
+            {
+                "refId": chr(ord("A") + number),
+                "datasource": source,
+                "expr": query.expression,
+                "legendFormat": query.legend,
+            }
+            for number, query in enumerate(panel.queries)
+        ],
+    }
+
+
+def text() -> str:
+    return json.dumps(dashboard(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text())

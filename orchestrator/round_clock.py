@@ -1,0 +1,116 @@
+"""Where the time of a sequence's rounds goes, seen from beside the loop.
+
+Knows when the loop asked its target, was answered, handed its chunk over and went on; refuses to know what a round
+decides. The parts of a split add up to the time that passed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields
+
+from orchestrator.decoder import Target
+from orchestrator.sequence import Sequence
+from specdec.rounds import Timings, Verdict
+from specdec.tree import TokenTree
+
+
+@dataclass(slots=True)
+class Split:
+    """Seconds of one round, or of many.
+
+    ``draft``: waiting for draft tokens. ``queue``, ``model_pass``, ``sample``: at the target. ``network``: what else
+    the verdict took, the wire and the event loops at both ends. ``open``: until the first verdict on a replica, prefill
+    and replay included. ``orchestrator``: its own work. ``client``: until there was room for the round's chunk.
+    """
+
+    draft: float = 0.0
+    network: float = 0.0
+    queue: float = 0.0
+    model_pass: float = 0.0
+    sample: float = 0.0
+    open: float = 0.0
+    orchestrator: float = 0.0
+    client: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return (
+            self.draft
+            + self.network
+            + self.queue
+            + self.model_pass
+            + self.sample
+            + self.open
+            + self.orchestrator
+            + self.client
+        )
+
+    def add(self, other: Split) -> None:
+        self.draft += other.draft
+        self.network += other.network
+        self.queue += other.queue
+        self.model_pass += other.model_pass
+        self.sample += other.sample
+        self.open += other.open
+        self.orchestrator += other.orchestrator
+        self.client += other.client
+
+
+PARTS = tuple(field.name for field in fields(Split))
+
+
+class RoundClock:
+    """Stands between the loop and its target, for whom the loop takes it (orchestrator.decoder.Target)."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._went_on = self._asked = self._answered = time.monotonic()
+        self._own_s = self._client_s = 0.0  # since the last split was made
+        self._handing = 0.0
+
+    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int) -> Verdict:
+        self._asked = time.monotonic()
+        verdict = await self._target.verify(sequence, tree, run_on)
+        self._answered = time.monotonic()
+        return verdict
+
+    def split(self, verdict: Verdict) -> Split:
+        """Of the round that has just come out of the loop, and of handing over the one before."""
+        self._handing = now = time.monotonic()
+        waited_s = self._answered - self._asked
+        split = Split(
+            draft=self._asked - self._went_on,
+            orchestrator=self._own_s + now - self._answered,
+            client=self._client_s,
+        )
+        if verdict.round:
+            _share(split, waited_s, verdict.timings)
+        else:
+            split.open = waited_s
+        return split
+
+    def hands_over(self) -> None:
+        """From now on it is the client that is waited for."""
+        now = time.monotonic()
+        self._own_s = now - self._handing
+        self._handing = now
+
+    def goes_on(self, handed_over: bool) -> None:
+        """The loop is asked for its next round."""
+        self._went_on = time.monotonic()
+        since_s = self._went_on - self._handing
+        if handed_over:
+            self._client_s = since_s
+        else:
+            self._own_s, self._client_s = since_s, 0.0
+
+
+def _share(split: Split, waited_s: float, timings: Timings) -> None:
+    """What the target did while nobody waited for it is no part of the round."""
+    split.model_pass = min(waited_s, timings.pass_us / 1e6)
+    left_s = waited_s - split.model_pass
+    split.sample = min(left_s, timings.sample_us / 1e6)
+    left_s -= split.sample
+    split.queue = min(left_s, timings.queue_us / 1e6)
+    split.network = left_s - split.queue

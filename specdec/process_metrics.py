@@ -1,0 +1,47 @@
+"""What a process costs, whatever it serves: its CPU time, and how late its event loop is.
+
+Knows the process; refuses to know what is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from specdec.instruments import Instruments
+
+_LOOK_EVERY_S = 0.25
+_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+
+
+class ProcessMetrics:
+    """``service`` is target, draft or orchestrator."""
+
+    def __init__(self, service: str) -> None:
+        self._attributes = {"service": service}
+        instruments = Instruments()
+        instruments.counter(
+            "process.cpu.time",
+            "s",
+            "CPU time of the process, all threads",
+            lambda: [(time.process_time(), self._attributes)],
+        )
+        self._lag = instruments.histogram(
+            "specdec.event_loop.lag", "s", "How much later than due the event loop came to a timer", _BOUNDS_S
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look at the event loop four times a second until ``stop``."""
+        self._task = asyncio.create_task(self._look())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _look(self) -> None:
+        while True:
+            due = time.monotonic() + _LOOK_EVERY_S
+            await asyncio.sleep(_LOOK_EVERY_S)
+            self._lag.record(max(0.0, time.monotonic() - due), self._attributes)

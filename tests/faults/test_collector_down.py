@@ -1,0 +1,38 @@
+"""Row 23: a collector that is down, or that never answers, changes nothing for requests and for the end."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tests.observed import observed
+
+REQUEST = {"max_tokens": 120, "num_draft_tokens": 3}
+
+
+@pytest.fixture(params=["refuses", "is silent"])
+def endpoint(request) -> Iterator[str]:
+    """Where nobody listens, or somebody who takes connections and says nothing."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        if request.param == "is silent":
+            taken.listen(16)
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+async def test_requests_do_not_notice_a_collector_that_is_down(endpoint, monkeypatch):
+    async with observed() as deployment:
+        undisturbed = [await deployment.generate(seed, **REQUEST) for seed in range(3)]
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
+    async with observed() as deployment:
+        samples = [await deployment.generate(seed, **REQUEST) for seed in range(3)]
+        found = await deployment.scrape()
+        processes = [service.process for service in deployment.services.values()]
+    assert [sample.token_ids for sample in samples] == [sample.token_ids for sample in undisturbed]
+    assert not any(sample.finish.speculation.num_replays for sample in samples)
+    assert "vllm:spec_decode_num_drafts_total" in found["orchestrator"], "Prometheus reads on"
+    assert [process.returncode for process in processes] == [0, 0, 0], "they end in good order"

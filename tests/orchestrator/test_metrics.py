@@ -1,0 +1,153 @@
+"""Replays by reason, waste and requests: what is counted when something goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from bench.table_model import Table, TableVerifier
+from draft_service.drafters.language_model import LanguageModelDrafter
+from orchestrator import metrics as orchestrator_metrics
+from orchestrator.metrics import Metrics, RequestClock
+from orchestrator.sequence import Statistics
+from orchestrator.speculation import Speculation
+from specdec.rounds import Budget, GrowthEnd, Verdict
+from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.v1 import generation_pb2
+from target_service.lm_verifier import LmVerifier
+from tests.cluster import cluster
+from tests.faulty_models import FaultyVerifier
+from tests.orchestrator.fakes import FakeDraft, new_sequence
+from tests.specdec.test_telemetry import measured, total  # noqa: F401
+from tests.table_model import TableRunner
+
+LENGTH = 60
+REQUEST = dict(token_ids={"token_ids": [1, 2, 3, 1, 2, 3, 7, 7]}, max_tokens=LENGTH, seed=7)
+
+
+async def test_a_target_that_drains_is_counted_with_its_reason_and_the_tokens_fed_again(measured):  # noqa: F811
+    verifiers = [LmVerifier(TableRunner(seed=1)) for _ in range(2)]
+    async with cluster(verifiers, num_draft_tokens=0) as deployment:
+        sample = None
+        async for response in deployment.client.stream(**REQUEST):
+            if response.HasField("chunk") and sample is None:
+                sample = response.chunk
+                [busy] = [server for server in deployment.targets if server.load.live_sequences]
+                await busy.stop(grace_s=5.0)
+            if response.chunk.HasField("finish"):
+                finish = response.chunk.finish
+        assert finish.speculation.num_replays == 1
+        counted = total(measured)
+    replays = {labels[0][1]: count for labels, count in counted["specdec.replays"].items() if count}
+    assert replays == {"DRAINING": 1}
+    [tokens] = [count for count in counted["specdec.replayed_tokens"].values() if count]
+    assert 8 < tokens < 8 + LENGTH, "the prompt and what had been committed"
+
+
+async def test_a_target_that_stands_still_is_counted_as_the_watchdogs_and_so_are_its_replays(measured):  # noqa: F811
+    stands_still = threading.Event()
+
+    class Wedged(TableVerifier):
+        num_passes = 0
+
+        def verify(self, jobs):
+            self.num_passes += 1
+            if self.num_passes == 10:
+                stands_still.wait(60)
+            return super().verify(jobs)
+
+    verifiers = [Wedged(Table(), pass_s=0.005), TableVerifier(Table(), pass_s=0.005)]
+    async with cluster(verifiers, watchdog_s=30.0, stuck_after_s=0.5) as deployment:
+        await asyncio.gather(*(deployment.client.generate(**REQUEST | {"seed": seed}) for seed in range(2)))
+        stands_still.set()
+        counted = total(measured)
+    losses = {dict(labels)["reason"]: n for labels, n in counted["specdec.replica_losses"].items() if n}
+    assert losses == {"WATCHDOG_FIRED": 1}
+    replays = {dict(labels)["reason"]: n for labels, n in counted["specdec.replays"].items() if n}
+    assert replays == {"WATCHDOG_FIRED": 1}
+
+
+async def test_a_sequence_that_is_preempted_is_counted_with_that_reason(measured):  # noqa: F811
+    verifier = FaultyVerifier(Table(), pass_s=0.002)
+    async with cluster([verifier]) as deployment:
+        requests = [deployment.client.generate(**REQUEST | {"seed": seed}) for seed in range(2)]
+        tasks = [asyncio.create_task(request) for request in requests]
+        while deployment.targets[0].load.passes < 5:
+            await asyncio.sleep(0.005)
+        verifier.to_preempt = 1
+        await asyncio.gather(*tasks)
+        counted = total(measured)
+    replays = {dict(labels)["reason"]: n for labels, n in counted["specdec.replays"].items() if n}
+    assert replays == {"PREEMPTED": 1}
+
+
+async def test_a_parked_sequence_is_counted_and_so_is_its_replay(measured):  # noqa: F811
+    async with cluster([TableVerifier(Table())], park_after_s=0.1) as deployment:
+        responses = deployment.orchestrator._servicer._responses(
+            generation_pb2.GenerateRequest(**REQUEST | {"max_tokens": 200}), "r"
+        )
+        async for response in responses:
+            if response.HasField("chunk"):
+                break
+        while not total(measured)["specdec.parked"][()]:
+            await asyncio.sleep(0.02)
+        async for _ in responses:
+            pass
+        counted = total(measured)
+    assert counted["specdec.parked"] == {(): 1}
+    replays = {dict(labels)["reason"]: n for labels, n in counted["specdec.replays"].items() if n}
+    assert replays == {"PARKED": 1}
+
+
+def test_what_came_and_was_never_verified_is_waste(measured):  # noqa: F811
+    counted = Metrics()
+    counted.sample_ended(Statistics(num_received_nodes=12, num_draft_tokens=9))
+    counted.sample_ended(Statistics(num_received_nodes=4, num_draft_tokens=4, replays=[("PREEMPTED", 30)]))
+    seen = total(measured)
+    assert seen["specdec.draft_nodes_received"] == {(): 16}
+    assert seen["specdec.draft_nodes_unused"] == {(): 3}
+    assert seen["specdec.replayed_tokens"][(("reason", "PREEMPTED"),)] == 30
+
+
+async def test_a_node_is_received_once_however_often_its_tree_is_pushed():
+    draft = FakeDraft()
+    sequence, speculation = new_sequence(), Speculation(draft)
+    sequence.extend(EMPTY_TREE, Verdict(0, sequence.base, (), 5))
+    speculation.advance(sequence, Budget(max_nodes=4, max_depth=4))
+    for tree in (TokenTree.chain([6]), TokenTree.chain([6, 7]), TokenTree.chain([6, 7]), TokenTree.chain([6, 7, 8, 9])):
+        draft.grow(3, tree, end=None)
+    await speculation.next(sequence)
+    assert sequence.statistics.num_received_nodes == 4
+    sequence.extend(EMPTY_TREE, Verdict(1, sequence.base, (), 1))
+    speculation.advance(sequence, Budget(max_nodes=4, max_depth=4))
+    draft.grow(3, TokenTree.chain([6, 7, 8]), advance=1)
+    draft.grow(4, TokenTree.chain([2]), end=GrowthEnd.UNLIKELY)
+    await speculation.next(sequence)
+    assert sequence.statistics.num_received_nodes == 5, "what was decided otherwise meanwhile came too late to count"
+
+
+async def test_a_pair_that_disagrees_is_seen_in_what_is_accepted(measured):  # noqa: F811
+    pair = [LmVerifier(TableRunner(seed=1))], [LanguageModelDrafter(TableRunner(seed=2))]
+    async with cluster(*pair) as deployment:
+        [sample] = await deployment.client.generate(**REQUEST, num_draft_tokens=4)
+        counted = total(measured)
+    told = sample.finish.speculation
+    [verified] = counted["specdec.draft_tokens"].values()
+    [accepted] = counted["specdec.draft_accepted_tokens"].values()
+    assert (verified, accepted) == (told.num_draft_tokens, told.num_accepted_tokens)
+
+
+def test_a_requests_tokens_are_timed_per_sample(monkeypatch):
+    now = [50.0]
+    monkeypatch.setattr(orchestrator_metrics.time, "monotonic", lambda: now[0])
+    clock = RequestClock()
+    assert (clock.first_s, clock.per_token_s) == (None, None)
+    for at, index, num_tokens in [(51, 0, 1), (51, 1, 1), (52, 0, 0), (53, 0, 2), (55, 1, 2)]:
+        now[0] = at
+        clock.wrote(index, num_tokens)
+    now[0] = 60.0
+    assert clock.first_s == 1.0
+    assert clock.per_token_s == pytest.approx(4 * 2 / 4), "two samples side by side gave two more tokens each in 4 s"
+    assert clock.duration_s == 10.0
