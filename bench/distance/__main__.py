@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.distance import table
 from bench.distance.formula import Prediction, predictions
 from bench.distance.lab import lab
-from bench.distance.modes import Mode
+from bench.distance.modes import AHEAD, ALONE, Mode
 from bench.distance.pairs import Pair, PairName, TableCosts, make
 from bench.distance.plan import Block, blocks, measure
 from bench.distance.ratios import ratios
@@ -51,6 +52,7 @@ def main(
         tokens, repeats = min(tokens, 80), 1
     costs = TableCosts(pass_ms, step_ms, acceptance)
     names = [each for each in PairName if each is not PairName.all] if pair is PairName.all else [pair]
+    started = time.monotonic()
     rows: list[Row] = []
     labels: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="specdec-distance-") as directory:
@@ -63,6 +65,7 @@ def main(
             except StartError as error:
                 console.print(str(error), markup=False)
                 raise typer.Exit(1) from error
+    console.print(f"Measured in {time.monotonic() - started:.0f} s.\n", highlight=False)
     predicted = predictions(rows)
     _show(console, rows, predicted)
     figures = ratios(rows)
@@ -84,14 +87,15 @@ def main(
 
 def _show(console: Console, rows: Sequence[Row], predicted: Sequence[Prediction]) -> None:
     for name, temperature, some in table.sections(rows):
-        console.print(table.results(some, f"{name}, T = {temperature:g}"))
-        console.print()
+        where = f"{name}, T = {temperature:g}"
+        for shown in (
+            table.speeds(some, f"Tokens per second: {where}"),
+            table.times(some, f"Milliseconds of a round: {where}"),
+            table.hits(some, f"Foreseen verdicts: {where}"),
+        ):
+            console.print(shown, "")
     console.print(table.LEGEND, style="dim", highlight=False)
-    for name, temperature, some in table.sections(rows):
-        console.print()
-        console.print(table.hits_by_depth(some, f"foreseen verdicts: {name}, T = {temperature:g}"))
-    console.print()
-    console.print(table.formula(predicted))
+    console.print("", table.formula(predicted))
 
 
 async def _measure(
@@ -117,10 +121,16 @@ async def _measure(
 
                 progress.update(task, description=where)
                 found = await measure(running, block, tokens, repeats, done)
-                speeds = ", ".join(f"{row.mode} {row.tokens_per_s:.1f}" for row in found)
-                progress.console.print(f"  {where}: {speeds}", highlight=False)
+                progress.console.print(f"  {where}: {_in_short(found)}", highlight=False)
                 rows += found
     return rows
+
+
+def _in_short(rows: Sequence[Row]) -> str:
+    rates = {row.mode: row.tokens_per_s for row in rows}
+    waited = [rate for mode, rate in rates.items() if mode not in (ALONE.name, AHEAD.name)]
+    best = f", best synchronous {max(waited):.1f}" if waited else ""
+    return f"alone {rates[ALONE.name]:.1f}{best}, ahead {rates[AHEAD.name]:.1f} tokens/s"
 
 
 def _where(block: Block) -> str:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from bench.distance.formula import PREDICTED_MS, Prediction
+from bench.distance.formula import PREDICTED_MS, Formula, Prediction
 from bench.distance.modes import ADAPTIVE, AHEAD, ALONE, is_fixed
 from bench.distance.row import Row
 from bench.distance.table import sections
@@ -26,7 +26,7 @@ def draw(rows: Sequence[Row], predicted: Sequence[Prediction], labels: Mapping[s
     panels = list(sections([row for row in rows if row.round_trip_ms is not None]))
     columns = min(2, len(panels))
     lines = (len(panels) + columns - 1) // columns
-    width, height, header = 6.1 * columns, 4.3 * lines + 0.95, 0.95  # inches
+    width, height, header = 6.1 * columns, 3.9 * lines + 0.9, 0.9  # inches
     figure = Figure(figsize=(width, height), facecolor="white")
     FigureCanvasAgg(figure)
     left = 0.3 / width
@@ -34,30 +34,32 @@ def draw(rows: Sequence[Row], predicted: Sequence[Prediction], labels: Mapping[s
     figure.text(left, 1 - 0.3 / height, title, fontsize=15, fontweight="bold", color=_INK, va="center")
     subtitle = (
         "Points are measured; lines are the formula, fitted on all distances but"
-        f" {PREDICTED_MS:g} ms (hollow), which it predicts."
+        f" {PREDICTED_MS:g} ms (hollow), which it predicts.\n"
+        "Ahead steps down where the round trip outgrows a pass of the target: there fewer verdicts are foreseen."
     )
-    figure.text(left, 1 - 0.6 / height, subtitle, fontsize=9.5, color=_FAINT, va="center")
+    figure.text(left, 1 - 0.68 / height, subtitle, fontsize=9, color=_FAINT, va="center", linespacing=1.5)
     for place, (pair, temperature, some) in enumerate(panels):
         column, line = place % columns, place // columns
-        top = height - header - 4.3 * line
-        axes = figure.add_axes(((6.1 * column + 0.6) / width, (top - 3.6) / height, 4.1 / width, 3.1 / height))
+        top = height - header - 3.9 * line
+        axes = figure.add_axes(((6.1 * column + 0.6) / width, (top - 3.35) / height, 4.1 / width, 3.0 / height))
         label = labels[pair].partition(":")[0]
         axes.set_title(f"{label}, T = {temperature:g}", loc="left", fontsize=11, fontweight="bold", color=_INK)
-        _panel(axes, some, [each for each in predicted if (each.pair, each.temperature) == (pair, temperature)])
+        fitted = [each for each in predicted if (each.pair, each.temperature) == (pair, temperature)]
+        _panel(axes, some, fitted, _colours([row.mode for row in rows if row.pair == pair]))
     figure.savefig(file, dpi=160)
 
 
-def _panel(axes: Axes, rows: Sequence[Row], predicted: Sequence[Prediction]) -> None:
+def _panel(axes: Axes, rows: Sequence[Row], predicted: Sequence[Prediction], colours: Mapping[str, str]) -> None:
     formulas = {each.mode: each.formula for each in predicted}
-    colours = _colours(list(dict.fromkeys(row.mode for row in rows)))
     ends: dict[str, float] = {}
-    for mode, colour in colours.items():
+    for mode in dict.fromkeys(row.mode for row in rows):
+        colour = colours[mode]
         points = [(row.round_trip_ms or 0.0, row.tokens_per_s) for row in rows if row.mode == mode]
         strong = mode == AHEAD.name
         if mode in formulas:
-            trips = [_LONGEST_MS * step / 100 for step in range(101)]
-            speeds = [1e3 / formulas[mode].ms_per_token(trip) for trip in trips]
-            axes.plot(trips, speeds, color=colour, linewidth=2.4 if strong else 1.3, zorder=2 + strong)
+            for trips in _stretches(formulas[mode]):
+                speeds = [1e3 / formulas[mode].ms_per_token(trip) for trip in trips]
+                axes.plot(trips, speeds, color=colour, linewidth=2.4 if strong else 1.3, zorder=2 + strong)
         for trip, speed in points:
             inside = "white" if trip == PREDICTED_MS else colour
             axes.plot(trip, speed, "o", markersize=5.5 if strong else 4.5, color=colour, mfc=inside, zorder=4)
@@ -88,8 +90,16 @@ def _panel(axes: Axes, rows: Sequence[Row], predicted: Sequence[Prediction]) -> 
     axes.spines["bottom"].set_color("#d5d9de")
 
 
-def _colours(modes: Sequence[str]) -> dict[str, str]:
+def _stretches(formula: Formula) -> list[list[float]]:
+    """Round trips within a pass and beyond, where fewer verdicts can be foreseen."""
+    trips = [_LONGEST_MS * step / 200 for step in range(201)]
+    parts = [trip for trip in trips if trip <= formula.pass_ms], [trip for trip in trips if trip > formula.pass_ms]
+    return [part for part in parts if part] if formula.hit_rate else [trips]
+
+
+def _colours(of_rows: Sequence[str]) -> dict[str, str]:
     """More draft tokens, darker."""
+    modes = list(dict.fromkeys(of_rows))
     fixed = [mode for mode in modes if is_fixed(mode)]
     others = [mode for mode in modes if mode not in fixed and mode not in _NAMED]
     shades = {

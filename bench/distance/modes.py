@@ -44,11 +44,6 @@ def is_fixed(name: str) -> bool:
     return name.startswith("sync, K")
 
 
-def waiting(name: str) -> float | None:
-    """The share of rounds in the mode of that name that wait for the draft; None: those that were not foreseen."""
-    return {ALONE.name: 0.0, AHEAD.name: None}.get(name, 1.0)
-
-
 def modes(temperature: float, fixed: Sequence[int], with_block: bool, quick: bool) -> list[Mode]:
     """Block verification differs from coupled sampling only where something is drawn, and is never grown ahead.
 

@@ -142,24 +142,27 @@ def test_the_quick_plan_has_all_that_ratios_and_formula_need(tmp_path):
     }
 
 
-def test_what_is_shown_has_a_line_per_row(tmp_path):
-    plan = blocks(table_pair(tmp_path), quick=True)
+def test_what_is_shown_has_a_line_per_row_and_fits_a_terminal(tmp_path):
+    outcomes = Outcomes(2, 1, (9,) * 8, (8,) * 8)
     rows = [
-        Row("table", block.temperature, block.situation, block.round_trip_ms, mode.name, 10.0, outcomes=Outcomes(2, 1))
-        for block in plan
+        Row("table", block.temperature, block.situation, block.round_trip_ms, mode.name, 10.0, outcomes=outcomes)
+        for block in blocks(table_pair(tmp_path), quick=True)
         for mode in block.modes
     ]
-    console = Console(width=200, record=True)
+    console = Console(width=80, record=True)
     for pair, temperature, some in table.sections(rows):
-        shown = table.results(some, f"{pair} {temperature}")
-        assert shown.row_count == len(some)
+        situations = len({row.situation for row in some})
+        for shown in (table.speeds(some, pair), table.times(some, pair)):
+            assert shown.row_count == len(some) + situations
+            console.print(shown)
+        shown = table.hits(some, pair)
+        assert shown.row_count == sum(row.mode == AHEAD.name for row in some)
         console.print(shown)
-        ahead = table.hits_by_depth(some, "hits")
-        assert ahead.row_count == sum(row.mode == "ahead" for row in some)
-        console.print(ahead)
-    found = predictions(rows)
-    console.print(table.formula(found))
-    assert "1/2" in console.export_text()
+        assert temperature in (0.0, 1.0)
+    console.print(table.formula(predictions(rows)))
+    text = console.export_text()
+    assert "8/9" in text
+    assert "…" not in text, "something was cut"
 
 
 def test_a_chart_has_a_panel_per_pair_and_temperature(tmp_path):

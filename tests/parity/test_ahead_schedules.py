@@ -197,7 +197,7 @@ def language_models() -> tuple[Verifier, Drafter]:
 
 @pytest.mark.parametrize(
     ("models", "vocab_size", "expected", "schedules"),
-    [(tables, TABLE.vocab_size, table_text, range(180)), (language_models, 8, text_of_the_target_alone, range(60))],
+    [(tables, TABLE.vocab_size, table_text, range(180)), (language_models, 8, text_of_the_target_alone, range(40))],
     ids=["tables", "language models"],
 )
 async def test_the_text_is_the_targets_whatever_happens_on_the_way_to_the_draft(
