@@ -30,7 +30,7 @@ class Statistics:
     num_corrections_per_pos: list[int] = field(default_factory=list)
     num_corrections_foreseen_per_pos: list[int] = field(default_factory=list)
     num_drafts_on_time: int = 0
-    num_nodes: int = 0
+    num_received_nodes: int = 0
     elapsed_us: int = 0
     draft_wait_us: int = 0
     target_queue_us: int = 0
@@ -88,7 +88,7 @@ class Statistics:
     def proposed(self, growth: Growth) -> None:
         """A tree came, which begins with what was there. What was under way when the draft was asked counts twice."""
         size = len(growth.path) + len(growth.tree)
-        self.num_nodes += max(0, size - self._there.get(growth.advance, 0))
+        self.num_received_nodes += max(0, size - self._there.get(growth.advance, 0))
         self._there = {advance: num for advance, num in self._there.items() if advance > growth.advance}
         self._there[growth.advance] = size
 

@@ -73,7 +73,7 @@ def test_a_row_is_the_median_speed_and_the_sum_of_what_was_told():
         num_corrections_per_pos=[1, 1],
         num_corrections_foreseen_per_pos=[0, 1],
         num_drafts_on_time=3,
-        num_nodes=32,
+        num_received_nodes=32,
         elapsed_us=40_000,
         draft_wait_us=4_000,
         target_queue_us=800,

@@ -1,4 +1,4 @@
-"""What grows ahead and is dropped leaves no KV row behind: 2,000 rounds, and every row that is not kept is given back."""
+"""What grows ahead and is dropped leaves no KV row behind: in 2,000 rounds every row that is not kept is given back."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ async def test_a_verdict_that_was_foreseen_needs_no_wait_and_nodes_are_counted_o
     sequence.extend(chain([4]), Verdict(2, 4, (0,), 2))
     speculation.advance(sequence, BUDGET)
     statistics = sequence.statistics
-    assert statistics.num_nodes == 2 + 3 + 2 + 1, "late ones count, what was there does not"
+    assert statistics.num_received_nodes == 2 + 3 + 2 + 1, "late ones count, what was there does not"
     assert statistics.num_draft_tokens == 3
     assert (statistics.num_drafts, statistics.num_drafts_on_time) == (2, 1)
     assert statistics.num_corrections_per_pos == statistics.num_corrections_foreseen_per_pos == [1]
@@ -122,7 +122,7 @@ async def test_clients_are_told_and_it_adds_up(num_draft_tokens):
     assert told.num_drafts - 1 <= decided <= told.num_drafts
     assert (foreseen > 0) is (told.num_drafts_on_time > 0) is (told.draft_wait_us > 0) is speculated
     assert foreseen <= decided
-    assert (told.num_nodes > told.num_draft_tokens) is speculated
+    assert (told.num_received_nodes > told.num_draft_tokens) is speculated
     assert told.target_pass_us > 0
     parts = told.draft_wait_us + told.target_queue_us + told.target_pass_us + told.target_sample_us
     assert 0 < parts <= told.elapsed_us
