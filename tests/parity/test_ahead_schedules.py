@@ -220,7 +220,7 @@ async def test_the_text_is_the_targets_whatever_happens_on_the_way_to_the_draft(
     assert len(told) == 2 * len(schedules)
     assert {*FAULTS} <= struck.keys(), "no kind of fault was left out"
     foreseen = sum(each.num_bonuses_foreseen + sum(each.num_corrections_foreseen_per_pos) for each in told)
-    assert foreseen > len(schedules), "it did grow ahead"
+    assert foreseen > len(schedules) / 2, "it did grow ahead"
     assert any(each.num_drafts < each.num_rounds - 1 for each in told), "and at times there was no draft"
     assert running.whims.num_given_up
     assert running.whims.num_opened > len(told), "sequences were opened again"
