@@ -22,9 +22,9 @@ from bench.distance.formula import Prediction, predictions
 from bench.distance.lab import lab
 from bench.distance.modes import AHEAD, ALONE, Mode
 from bench.distance.pairs import Pair, PairName, TableCosts, make
-from bench.distance.plan import Block, blocks, measure
 from bench.distance.ratios import ratios
 from bench.distance.row import Row
+from bench.distance.situations import measure, situations
 from specdec.processes import StartError
 
 _COSTS = TableCosts()
@@ -101,7 +101,7 @@ def _show(console: Console, rows: Sequence[Row], predicted: Sequence[Prediction]
 async def _measure(
     console: Console, pair: Pair, num_ahead_tokens: int, tokens: int, repeats: int, quick: bool
 ) -> list[Row]:
-    plan = blocks(pair, quick)
+    plan = situations(pair, quick)
     rows: list[Row] = []
     columns = (
         TextColumn("{task.description:<36}"),
@@ -111,16 +111,16 @@ async def _measure(
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("Starting the services", total=sum(len(b.modes) for b in plan) * (1 + repeats))
+        task = progress.add_task("Starting the services", total=sum(len(each.modes) for each in plan) * (1 + repeats))
         async with lab(pair, num_ahead_tokens) as running:
-            for block in plan:
-                where = _where(block)
+            for situation in plan:
+                where = f"{situation.name}, T = {situation.temperature:g}"
 
                 def done(mode: Mode, where: str = where) -> None:
                     progress.update(task, advance=1, description=f"{where}: {mode.name}")
 
                 progress.update(task, description=where)
-                found = await measure(running, block, tokens, repeats, done)
+                found = await measure(running, situation, tokens, repeats, done)
                 progress.console.print(f"  {where}: {_in_short(found)}", highlight=False)
                 rows += found
     return rows
@@ -131,10 +131,6 @@ def _in_short(rows: Sequence[Row]) -> str:
     waited = [rate for mode, rate in rates.items() if mode not in (ALONE.name, AHEAD.name)]
     best = f", best synchronous {max(waited):.1f}" if waited else ""
     return f"alone {rates[ALONE.name]:.1f}{best}, ahead {rates[AHEAD.name]:.1f} tokens/s"
-
-
-def _where(block: Block) -> str:
-    return f"{block.situation}, T = {block.temperature:g}"
 
 
 if __name__ == "__main__":

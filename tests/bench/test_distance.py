@@ -13,9 +13,9 @@ from bench.distance.formula import predictions
 from bench.distance.lab import lab
 from bench.distance.modes import AHEAD, ALONE, BLOCK, modes, sync
 from bench.distance.pairs import Pair, PairName, TableCosts, make
-from bench.distance.plan import ROUND_TRIPS_MS, Block, blocks, measure
 from bench.distance.ratios import ratios
 from bench.distance.row import Outcomes, Row, Run
+from bench.distance.situations import ROUND_TRIPS_MS, Situation, measure, situations
 from specdec.v1.generation_pb2 import SpeculationStats
 
 SITUATIONS = ("0 ms", "1 ms", "5 ms", "20 ms", "50 ms", "32 streams", "random", "gone")
@@ -108,20 +108,18 @@ def table_pair(tmp_path, **costs: float) -> Pair:
 def test_every_mode_is_measured_at_every_distance_and_block_where_something_is_drawn(tmp_path):
     for name, with_block in ((PairName.table, False), (PairName.bundled, True)):
         pair = make(name, tmp_path, TableCosts())
-        plan = blocks(pair, quick=False)
+        plan = situations(pair, quick=False)
         for temperature in (0.0, 1.0):
-            distances = [
-                block for block in plan if block.temperature == temperature and block.round_trip_ms is not None
-            ]
-            assert [block.round_trip_ms for block in distances] == list(ROUND_TRIPS_MS)
-            for block in distances:
-                names = [mode.name for mode in block.modes]
+            distances = [each for each in plan if each.temperature == temperature and each.round_trip_ms is not None]
+            assert [each.round_trip_ms for each in distances] == list(ROUND_TRIPS_MS)
+            for each in distances:
+                names = [mode.name for mode in each.modes]
                 assert {"alone", "ahead", "sync, adaptive", *(sync(k).name for k in pair.fixed)} <= {*names}
-                blocked = [mode for mode in block.modes if mode.method == BLOCK]
+                blocked = [mode for mode in each.modes if mode.method == BLOCK]
                 assert bool(blocked) is (with_block and temperature > 0)
                 assert all(mode.front == "near" and mode.num_draft_tokens for mode in blocked)
                 assert len(names) == len({*names})
-        assert [block.situation for block in plan if block.round_trip_ms is None] == [
+        assert [each.name for each in plan if each.round_trip_ms is None] == [
             "32 streams",
             *(["random"] if pair.stranger else []),
             "gone",
@@ -129,11 +127,11 @@ def test_every_mode_is_measured_at_every_distance_and_block_where_something_is_d
 
 
 def test_the_quick_plan_has_all_that_ratios_and_formula_need(tmp_path):
-    plan = blocks(table_pair(tmp_path), quick=True)
+    plan = situations(table_pair(tmp_path), quick=True)
     rows = [
-        Row("table", block.temperature, block.situation, block.round_trip_ms, mode.name, 10.0)
-        for block in plan
-        for mode in block.modes
+        Row("table", each.temperature, each.name, each.round_trip_ms, mode.name, 10.0)
+        for each in plan
+        for mode in each.modes
     ]
     assert ratios(rows).keys() == FIGURES.keys()
     assert {(each.temperature, each.mode) for each in predictions(rows)} == {
@@ -145,15 +143,15 @@ def test_the_quick_plan_has_all_that_ratios_and_formula_need(tmp_path):
 def test_what_is_shown_has_a_line_per_row_and_fits_a_terminal(tmp_path):
     outcomes = Outcomes(2, 1, (9,) * 8, (8,) * 8)
     rows = [
-        Row("table", block.temperature, block.situation, block.round_trip_ms, mode.name, 10.0, outcomes=outcomes)
-        for block in blocks(table_pair(tmp_path), quick=True)
-        for mode in block.modes
+        Row("table", each.temperature, each.name, each.round_trip_ms, mode.name, 10.0, outcomes=outcomes)
+        for each in situations(table_pair(tmp_path), quick=True)
+        for mode in each.modes
     ]
     console = Console(width=80, record=True)
     for pair, temperature, some in table.sections(rows):
-        situations = len({row.situation for row in some})
+        num_situations = len({row.situation for row in some})
         for shown in (table.speeds(some, pair), table.times(some, pair)):
-            assert shown.row_count == len(some) + situations
+            assert shown.row_count == len(some) + num_situations
             console.print(shown)
         shown = table.hits(some, pair)
         assert shown.row_count == sum(row.mode == AHEAD.name for row in some)
@@ -192,12 +190,12 @@ async def test_every_mode_says_the_same_whatever_happens_to_the_draft(tmp_path):
             [sample] = await client.generate(**request)
             assert sample.token_ids == alone.token_ids, name
         done = []
-        [row, ahead] = await measure(running, Block("5 ms", [ALONE, AHEAD], 1.0, 5.0), 40, 1, done.append)
+        [row, ahead] = await measure(running, Situation("5 ms", [ALONE, AHEAD], 1.0, 5.0), 40, 1, done.append)
         assert [mode.name for mode in done] == ["alone", "ahead"] * 2
         assert (row.mode, row.tokens_per_round, row.on_time) == ("alone", 1.0, None)
         assert row.round_ms.target_pass > 1.5
         assert json.loads(json.dumps(asdict(ahead)))["outcomes"]["num_bonuses"] == ahead.outcomes.num_bonuses
-        rows = await measure(running, Block("gone", [AHEAD], draft_is_there=False), 40, 1, done.append)
+        rows = await measure(running, Situation("gone", [AHEAD], draft_is_there=False), 40, 1, done.append)
         assert rows[0].draft_tokens_per_round == 0
         [sample] = await running.clients["ahead"].generate(**request)
         assert sample.token_ids == alone.token_ids
