@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
+import transformers
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -45,6 +46,7 @@ def main(
     chart: Annotated[str | None, typer.Option(help="draw the figures here (PNG; needs the extra bench)")] = None,
 ) -> None:
     """Compare target alone, a synchronous draft and one that grows ahead, at growing distances to the draft."""
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     # Ended like by Ctrl-C, so that the services end, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
