@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from orchestrator.decoder import Step
 from orchestrator.round_clock import PARTS, Split
-from orchestrator.sequence import Statistics
+from orchestrator.statistics import Statistics
 from orchestrator.tally import Tally
 from specdec.instruments import Instruments, Points
 
@@ -106,7 +106,7 @@ class Metrics:
 
     def sample_ended(self, statistics: Statistics) -> None:
         self._num_received_nodes += statistics.num_received_nodes
-        self._num_unused_nodes += statistics.num_received_nodes - statistics.num_draft_tokens
+        self._num_unused_nodes += max(0, statistics.num_received_nodes - statistics.num_draft_tokens)
         for reason, num_tokens in statistics.replays:
             self._replays[reason] = self._replays.get(reason, 0) + 1
             self._replayed_tokens[reason] = self._replayed_tokens.get(reason, 0) + num_tokens

@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.pool import Pool
 from orchestrator.sequence import FinishReason, Sequence
+from orchestrator.statistics import Statistics
 from orchestrator.text import Origin, Piece
 from specdec import wire
 from specdec.rounds import ModelInfo
@@ -45,14 +46,13 @@ def write_chunk(index: int, position: int, piece: Piece, sequence: Sequence) -> 
             finish.stop_token_id = sequence.matched
         finish.usage.prompt_tokens = sequence.num_prompt_tokens
         finish.usage.completion_tokens = position + len(piece.token_ids)
-        statistics = sequence.statistics
-        finish.speculation.num_rounds = statistics.num_rounds
-        finish.speculation.num_drafts = statistics.num_drafts
-        finish.speculation.num_draft_tokens = statistics.num_draft_tokens
-        finish.speculation.num_accepted_tokens = statistics.num_accepted_tokens
-        finish.speculation.num_accepted_tokens_per_pos.extend(statistics.num_accepted_tokens_per_pos)
-        finish.speculation.num_replays = statistics.num_replays
+        finish.speculation.CopyFrom(_write_statistics(sequence.statistics))
     return chunk
+
+
+def _write_statistics(statistics: Statistics) -> generation_pb2.SpeculationStats:
+    names = [field.name for field in generation_pb2.SpeculationStats.DESCRIPTOR.fields]
+    return generation_pb2.SpeculationStats(**{name: getattr(statistics, name) for name in names})
 
 
 def write_server_info(

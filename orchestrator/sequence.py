@@ -7,11 +7,11 @@ replica is lost lives here.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from enum import Enum
 
 from tokenizers import Tokenizer
 
+from orchestrator.statistics import Statistics
 from orchestrator.text import Origin, Output, Piece
 from specdec.rounds import CACHE_SALT, TRANSFORMS, Verdict
 from specdec.sequence import Method, SamplingParams, SequenceSpec
@@ -21,36 +21,6 @@ from specdec.tree import EMPTY_TREE, ROOT, TokenTree
 class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
-
-
-@dataclass(slots=True)
-class Statistics:
-    """What speculation did for one sample. Mean accepted length = 1 + num_accepted_tokens / num_drafts."""
-
-    num_rounds: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
-    num_replays: int = 0
-    replays: list[tuple[str, int]] = field(default_factory=list)  # why, and how many tokens were fed again
-    num_received_nodes: int = 0  # of drafts, in time to count
-
-    def replayed(self, reason: str, num_tokens: int) -> None:
-        self.num_replays += 1
-        self.replays.append((reason, num_tokens))
-
-    def observe(self, tree: TokenTree, verdict: Verdict) -> None:
-        self.num_rounds += 1
-        if not tree:
-            return
-        self.num_drafts += 1
-        self.num_draft_tokens += len(tree)
-        self.num_accepted_tokens += len(verdict.accepted)
-        missing = max(tree.depths) + 1 - len(self.num_accepted_tokens_per_pos)
-        self.num_accepted_tokens_per_pos.extend([0] * missing)
-        for depth in range(len(verdict.accepted)):
-            self.num_accepted_tokens_per_pos[depth] += 1
 
 
 class Sequence:
@@ -129,9 +99,10 @@ class Sequence:
         """Commit a verdict on ``tree``, token by token: what follows a stop inside the block never happened."""
         if verdict.round == 0:
             tree = EMPTY_TREE  # an open verifies none, also where it replays a round that had one
-        self.statistics.observe(tree, verdict)
         last = verdict.accepted[-1] if verdict.accepted else ROOT
-        end = Origin.CORRECTION if last in tree.parents else Origin.BONUS
+        corrected = last in tree.parents
+        self.statistics.observe(tree, verdict, corrected)
+        end = Origin.CORRECTION if corrected else Origin.BONUS
         for token_id, origin in (
             *((tree.token_ids[node], Origin.DRAFT) for node in verdict.accepted),
             (verdict.next_token, end),

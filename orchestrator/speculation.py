@@ -41,6 +41,7 @@ class Speculation:
         self._growing = False
         for growth in self._draft.arrived():
             self._take(sequence, growth)
+        sequence.statistics.go_on(foreseen=bool(self._trie))
         if not budget.max_nodes:
             self._draft.catch_up(sequence)
             return
@@ -57,13 +58,15 @@ class Speculation:
             self._num_nodes = len(in_flight) or self._num_nodes
         self._granted = max(self._granted, self._base + budget.max_depth)
         self._growing = self._draft.advance(sequence, budget, in_flight) and not in_flight
+        sequence.statistics.asked(self._draft.num_advances, len(self._trie))
 
     async def next(self, sequence: Sequence) -> TokenTree:
         """The tree to verify: up to max_nodes draft tokens below the last committed token."""
         if not sequence.num_committed:
             return EMPTY_TREE  # the target's prefill gives the first token; the draft's runs beside it
         while self._growing:
-            growth = await self._draft.growth(sequence)
+            with sequence.statistics.waiting_for_draft():
+                growth = await self._draft.growth(sequence)
             if growth is None:
                 self._growing = False
                 # Half a chain would be a proposal cut for its lateness.
@@ -74,6 +77,7 @@ class Speculation:
         return self._trie.prefix(self._num_nodes)
 
     def _take(self, sequence: Sequence, growth: Growth) -> None:
+        sequence.statistics.proposed(growth)
         if growth.advance == self._draft.num_advances and (growth.end or len(growth.tree) >= self._num_nodes):
             self._growing = False
         if growth.base > sequence.base or growth.base < sequence.num_prompt_tokens:
@@ -90,7 +94,6 @@ class Speculation:
         trie = self._trie.merge(grown.descend(sequence.ids[growth.base :]))
         if not sequence.keyed_by_token and not (trie.is_chain and len(trie) <= self._num_nodes):
             return self._refuse("growths that are not the chain that was asked for")
-        sequence.statistics.num_received_nodes += len(trie) - len(self._trie)
         self._trie = trie
         return None
 

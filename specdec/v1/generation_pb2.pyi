@@ -173,20 +173,42 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_replays")
+    __slots__ = ("num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_replays", "num_bonuses", "num_bonuses_foreseen", "num_corrections_per_pos", "num_corrections_foreseen_per_pos", "num_drafts_on_time", "num_received_nodes", "elapsed_us", "draft_wait_us", "target_queue_us", "target_pass_us", "target_sample_us")
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_PER_POS_FIELD_NUMBER: _ClassVar[int]
     NUM_REPLAYS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BONUSES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BONUSES_FORESEEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_CORRECTIONS_PER_POS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CORRECTIONS_FORESEEN_PER_POS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_ON_TIME_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECEIVED_NODES_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_US_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    TARGET_QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    TARGET_PASS_US_FIELD_NUMBER: _ClassVar[int]
+    TARGET_SAMPLE_US_FIELD_NUMBER: _ClassVar[int]
     num_rounds: int
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
     num_accepted_tokens_per_pos: _containers.RepeatedScalarFieldContainer[int]
     num_replays: int
-    def __init__(self, num_rounds: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_replays: _Optional[int] = ...) -> None: ...
+    num_bonuses: int
+    num_bonuses_foreseen: int
+    num_corrections_per_pos: _containers.RepeatedScalarFieldContainer[int]
+    num_corrections_foreseen_per_pos: _containers.RepeatedScalarFieldContainer[int]
+    num_drafts_on_time: int
+    num_received_nodes: int
+    elapsed_us: int
+    draft_wait_us: int
+    target_queue_us: int
+    target_pass_us: int
+    target_sample_us: int
+    def __init__(self, num_rounds: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_replays: _Optional[int] = ..., num_bonuses: _Optional[int] = ..., num_bonuses_foreseen: _Optional[int] = ..., num_corrections_per_pos: _Optional[_Iterable[int]] = ..., num_corrections_foreseen_per_pos: _Optional[_Iterable[int]] = ..., num_drafts_on_time: _Optional[int] = ..., num_received_nodes: _Optional[int] = ..., elapsed_us: _Optional[int] = ..., draft_wait_us: _Optional[int] = ..., target_queue_us: _Optional[int] = ..., target_pass_us: _Optional[int] = ..., target_sample_us: _Optional[int] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()

@@ -2,38 +2,200 @@
 
 from __future__ import annotations
 
-from bench.distance import _AHEAD, _ALONE, _MODES, _SYNC, PairName, Row, TablePair, _lab, _ratios, _table
+import json
+from dataclasses import asdict
+
+import pytest
+from rich.console import Console
+
+from bench.distance import table
+from bench.distance.formula import predictions
+from bench.distance.lab import lab
+from bench.distance.modes import AHEAD, ALONE, BLOCK, modes, sync
+from bench.distance.pairs import Pair, PairName, TableCosts, make
+from bench.distance.ratios import ratios
+from bench.distance.row import Outcomes, Row, Run
+from bench.distance.situations import ROUND_TRIPS_MS, Situation, measure, situations
+from specdec.v1.generation_pb2 import SpeculationStats
 
 SITUATIONS = ("0 ms", "1 ms", "5 ms", "20 ms", "50 ms", "32 streams", "random", "gone")
 
 
-def test_ratios_compare_with_the_best_synchronous_draft_and_find_the_worst_case():
-    rate = {(each, mode.name): 10.0 for each in SITUATIONS for mode in _MODES}
-    rate |= {("20 ms", _SYNC[1].name): 20.0, ("20 ms", _AHEAD.name): 30.0, ("0 ms", _AHEAD.name): 40.0}
-    rate |= {("0 ms", _SYNC[2].name): 32.0, ("50 ms", _SYNC[0].name): 5.0, ("random", _AHEAD.name): 9.0}
-    rows = [Row(situation, mode, tokens_per_s, 1.0, 0.5) for (situation, mode), tokens_per_s in rate.items()]
-    assert _ratios(rows) == {
-        "worst_over_alone": 0.9,
-        "ahead_over_sync_rtt20": 1.5,
-        "ahead_over_alone_rtt20": 3.0,
-        "ahead_over_sync_rtt50": 1.0,
-        "ahead_over_sync_rtt0": 1.25,
-        "ahead_rtt20_over_rtt0": 0.75,
+def rows_of(pair: str, rates: dict[tuple[str, str], float], temperature: float = 0.0) -> list[Row]:
+    """All modes with 10 tokens/s but where ``rates`` says otherwise."""
+    names = [mode.name for mode in modes(temperature, (4, 6, 8), with_block=True, quick=False)]
+    rate = {(situation, mode): 10.0 for situation in SITUATIONS for mode in names} | rates
+    return [Row(pair, temperature, situation, None, mode, each) for (situation, mode), each in rate.items()]
+
+
+RATES = {
+    ("20 ms", "sync, K = 6"): 20.0,
+    ("20 ms", AHEAD.name): 30.0,
+    ("0 ms", AHEAD.name): 40.0,
+    ("0 ms", "sync, K = 8"): 32.0,
+    ("50 ms", "sync, K = 4"): 5.0,
+    ("random", AHEAD.name): 9.0,
+}
+FIGURES = {
+    "worst_over_alone": 0.9,
+    "ahead_over_sync_rtt20": 1.5,
+    "ahead_over_alone_rtt20": 3.0,
+    "ahead_over_sync_rtt50": 1.0,
+    "ahead_over_sync_rtt0": 1.25,
+    "ahead_rtt20_over_rtt0": 0.75,
+}
+
+
+@pytest.mark.parametrize("pair", ["table", "damped"])
+def test_ratios_compare_with_the_best_synchronous_draft_and_find_the_worst_case(pair):
+    assert ratios(rows_of(pair, RATES)) == FIGURES
+
+
+def test_ratios_are_the_damped_pairs_without_a_temperature_whatever_else_was_measured():
+    bundled = rows_of("bundled", {("5 ms", AHEAD.name): 11.0}, temperature=1.0)
+    rows = [*rows_of("table", {}), *rows_of("damped", RATES), *rows_of("damped", {}, 1.0), *bundled]
+    assert ratios(rows) == FIGURES | {"bundled_t1_ahead_over_alone_rtt5": 1.1}
+
+
+def test_what_was_not_measured_has_no_ratio():
+    assert ratios([]) == {}
+    assert ratios(rows_of("bundled", {}, 1.0)) == {"bundled_t1_ahead_over_alone_rtt5": 1.0}
+
+
+def test_a_row_is_the_median_speed_and_the_sum_of_what_was_told():
+    told = SpeculationStats(
+        num_rounds=5,
+        num_drafts=4,
+        num_draft_tokens=12,
+        num_accepted_tokens=6,
+        num_bonuses=1,
+        num_bonuses_foreseen=1,
+        num_corrections_per_pos=[1, 1],
+        num_corrections_foreseen_per_pos=[0, 1],
+        num_drafts_on_time=3,
+        num_received_nodes=32,
+        elapsed_us=40_000,
+        draft_wait_us=4_000,
+        target_queue_us=800,
+        target_pass_us=24_000,
+        target_sample_us=3_200,
+    )
+    other = SpeculationStats(
+        num_rounds=5, num_corrections_per_pos=[0, 0, 2], num_corrections_foreseen_per_pos=[0, 0, 1]
+    )
+    runs = [Run(10, 1.0, (told,)), Run(10, 2.0, (other,)), Run(10, 5.0, ())]
+    row = Row.of("table", 0.0, "0 ms", 0.0, "ahead", runs)
+    assert row.tokens_per_s == 5.0
+    assert (row.draft_tokens_per_round, row.accepted_per_round, row.tokens_per_round) == (1.2, 0.6, 3.0)
+    assert row.on_time == 0.75
+    assert row.unused_nodes_per_round == 2.0
+    assert row.outcomes == Outcomes(1, 1, (1, 1, 2), (0, 1, 1))
+    assert (row.outcomes.bonus_hits, row.outcomes.correction_hits, row.outcomes.hits) == (1.0, 0.5, 0.6)
+    spent = row.round_ms
+    parts = (spent.draft_wait, spent.target_queue, spent.target_pass, spent.target_sample, spent.rest)
+    assert parts == pytest.approx((0.5, 0.1, 3.0, 0.4, 1.0)), "over eight rounds, the first of either not counted"
+
+
+def test_without_drafts_there_is_no_hit_rate():
+    row = Row.of("table", 0.0, "0 ms", 0.0, "alone", [Run(3, 1.0, (SpeculationStats(num_rounds=3),))])
+    assert (row.on_time, row.outcomes.hits, row.outcomes.bonus_hits, row.outcomes.correction_hits) == (None,) * 4
+
+
+def table_pair(tmp_path, **costs: float) -> Pair:
+    return make(PairName.table, tmp_path, TableCosts(**costs))
+
+
+def test_every_mode_is_measured_at_every_distance_and_block_where_something_is_drawn(tmp_path):
+    for name, with_block in ((PairName.table, False), (PairName.bundled, True)):
+        pair = make(name, tmp_path, TableCosts())
+        plan = situations(pair, quick=False)
+        for temperature in (0.0, 1.0):
+            distances = [each for each in plan if each.temperature == temperature and each.round_trip_ms is not None]
+            assert [each.round_trip_ms for each in distances] == list(ROUND_TRIPS_MS)
+            for each in distances:
+                names = [mode.name for mode in each.modes]
+                assert {"alone", "ahead", "sync, adaptive", *(sync(k).name for k in pair.fixed)} <= {*names}
+                blocked = [mode for mode in each.modes if mode.method == BLOCK]
+                assert bool(blocked) is (with_block and temperature > 0)
+                assert all(mode.front == "near" and mode.num_draft_tokens for mode in blocked)
+                assert len(names) == len({*names})
+        assert [each.name for each in plan if each.round_trip_ms is None] == [
+            "32 streams",
+            *(["random"] if pair.stranger else []),
+            "gone",
+        ]
+
+
+def test_the_quick_plan_has_all_that_ratios_and_formula_need(tmp_path):
+    plan = situations(table_pair(tmp_path), quick=True)
+    rows = [
+        Row("table", each.temperature, each.name, each.round_trip_ms, mode.name, 10.0)
+        for each in plan
+        for mode in each.modes
+    ]
+    assert ratios(rows).keys() == FIGURES.keys()
+    assert {(each.temperature, each.mode) for each in predictions(rows)} == {
+        *((0.0, name) for name in ("alone", "sync, K = 4", "sync, K = 6", "sync, K = 8", "sync, adaptive", "ahead")),
+        *((1.0, name) for name in ("alone", "sync, K = 6", "ahead")),
     }
-    assert _table(rows).row_count == len(rows)
 
 
-async def test_every_mode_says_the_same_whatever_happens_to_the_draft():
-    async with _lab(PairName.table, TablePair(2.0, 0.2, 0.8), 20) as lab:
-        request = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 60, "temperature": 0.0}
-        [alone] = await lab.clients["near"].generate(**request, num_draft_tokens=0)
-        for name, client in lab.clients.items():
+def test_what_is_shown_has_a_line_per_row_and_fits_a_terminal(tmp_path):
+    outcomes = Outcomes(2, 1, (9,) * 8, (8,) * 8)
+    rows = [
+        Row("table", each.temperature, each.name, each.round_trip_ms, mode.name, 10.0, outcomes=outcomes)
+        for each in situations(table_pair(tmp_path), quick=True)
+        for mode in each.modes
+    ]
+    console = Console(width=80, record=True)
+    for pair, temperature, some in table.sections(rows):
+        num_situations = len({row.situation for row in some})
+        for shown in (table.speeds(some, pair), table.times(some, pair)):
+            assert shown.row_count == len(some) + num_situations
+            console.print(shown)
+        shown = table.hits(some, pair)
+        assert shown.row_count == sum(row.mode == AHEAD.name for row in some)
+        console.print(shown)
+        assert temperature in (0.0, 1.0)
+    console.print(table.formula(predictions(rows)))
+    text = console.export_text()
+    assert "8/9" in text
+    assert "…" not in text, "something was cut"
+
+
+def test_a_chart_has_a_panel_per_pair_and_temperature(tmp_path):
+    pytest.importorskip("matplotlib")
+    from bench.distance.chart import _apart, draw
+
+    rows = [
+        Row(pair, temperature, f"{trip:g} ms", trip, mode.name, 10.0 + index, tokens_per_round=1.0 + index)
+        for pair in ("table", "bundled")
+        for temperature in (0.0, 1.0)
+        for trip in ROUND_TRIPS_MS
+        for index, mode in enumerate(modes(temperature, (4, 6, 8), with_block=True, quick=False))
+    ]
+    file = tmp_path / "chart.png"
+    draw(rows, predictions(rows), {"table": "table pair: sleeps", "bundled": "bundled pair: computes"}, file)
+    assert file.read_bytes().startswith(b"\x89PNG")
+    places = _apart({"a": 1.0, "b": 1.1, "c": 1.15, "d": 9.0}, 0.5)
+    assert places["d"] == 9.0
+    assert [places["b"] - places["a"], places["c"] - places["b"]] == pytest.approx([0.5, 0.5])
+
+
+async def test_every_mode_says_the_same_whatever_happens_to_the_draft(tmp_path):
+    async with lab(table_pair(tmp_path, pass_ms=2.0, step_ms=0.2), 20) as running:
+        request = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 60, "temperature": 1.0, "seed": 3}
+        [alone] = await running.clients["near"].generate(**request, num_draft_tokens=0)
+        for name, client in running.clients.items():
             [sample] = await client.generate(**request)
             assert sample.token_ids == alone.token_ids, name
-        lab.proxy.refuse = True
-        lab.proxy.reset()
-        [sample] = await lab.clients["ahead"].generate(**request)
+        done = []
+        [row, ahead] = await measure(running, Situation("5 ms", [ALONE, AHEAD], 1.0, 5.0), 40, 1, done.append)
+        assert [mode.name for mode in done] == ["alone", "ahead"] * 2
+        assert (row.mode, row.tokens_per_round, row.on_time) == ("alone", 1.0, None)
+        assert row.round_ms.target_pass > 1.5
+        assert json.loads(json.dumps(asdict(ahead)))["outcomes"]["num_bonuses"] == ahead.outcomes.num_bonuses
+        rows = await measure(running, Situation("gone", [AHEAD], draft_is_there=False), 40, 1, done.append)
+        assert rows[0].draft_tokens_per_round == 0
+        [sample] = await running.clients["ahead"].generate(**request)
         assert sample.token_ids == alone.token_ids
-        row = await lab.run(_ALONE, 2, 10, 0)
-        assert row.tokens_per_s > 0
-        assert row.draft_tokens_per_round == 0

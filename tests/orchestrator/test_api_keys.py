@@ -21,6 +21,7 @@ from specdec import rpc, telemetry
 from specdec.client import Client
 from specdec.errors import InvalidArgument, Overloaded, Unauthenticated
 from specdec.processes import is_serving
+from specdec.settings import ServiceSettings
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import Cluster, cluster

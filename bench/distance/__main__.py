@@ -1,0 +1,139 @@
+"""``specdec bench distance``: arguments, the order of things, and where results go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import transformers
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.distance import table
+from bench.distance.formula import Prediction, predictions
+from bench.distance.lab import lab
+from bench.distance.modes import AHEAD, ALONE, Mode
+from bench.distance.pairs import Pair, PairName, TableCosts, make
+from bench.distance.ratios import ratios
+from bench.distance.row import Row
+from bench.distance.situations import measure, situations
+from specdec.processes import StartError
+
+_COSTS = TableCosts()
+
+
+def main(
+    pair: Annotated[
+        PairName, typer.Option(help="table: passes that sleep; damped, bundled: real models; all: one after the other")
+    ] = PairName.table,
+    pass_ms: Annotated[float, typer.Option(help="of the table target")] = _COSTS.pass_ms,
+    step_ms: Annotated[float, typer.Option(help="of the table draft, for one node or many")] = _COSTS.step_ms,
+    acceptance: Annotated[float, typer.Option(help="of the table pair")] = _COSTS.acceptance,
+    num_ahead_tokens: Annotated[int, typer.Option(help="the orchestrator's setting in the mode ahead")] = 60,
+    tokens: Annotated[int, typer.Option(help="per run")] = 160,
+    repeats: Annotated[int, typer.Option(help="runs of each mode, in turns; medians are shown")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="one short run each: within 4 minutes")] = False,
+    json_file: Annotated[str | None, typer.Option("--json", help="write the figures here")] = None,
+    chart: Annotated[str | None, typer.Option(help="draw the figures here (PNG; needs the extra bench)")] = None,
+) -> None:
+    """Compare target alone, a synchronous draft and one that grows ahead, at growing distances to the draft."""
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    # Ended like by Ctrl-C, so that the services end, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console = Console()
+    if quick:
+        tokens, repeats = min(tokens, 80), 1
+    costs = TableCosts(pass_ms, step_ms, acceptance)
+    names = [each for each in PairName if each is not PairName.all] if pair is PairName.all else [pair]
+    started = time.monotonic()
+    rows: list[Row] = []
+    labels: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="specdec-distance-") as directory:
+        for name in names:
+            made = make(name, Path(directory), costs)
+            labels[name.value] = made.label
+            console.print(f"{made.label}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", highlight=False)
+            try:
+                rows += asyncio.run(_measure(console, made, num_ahead_tokens, tokens, repeats, quick))
+            except StartError as error:
+                console.print(str(error), markup=False)
+                raise typer.Exit(1) from error
+    console.print(f"Measured in {time.monotonic() - started:.0f} s.\n", highlight=False)
+    predicted = predictions(rows)
+    _show(console, rows, predicted)
+    figures = ratios(rows)
+    console.print_json(json.dumps(figures))
+    if json_file:
+        result = {
+            "pair": pair.value,
+            "labels": labels,
+            "rows": [asdict(row) for row in rows],
+            "formula": [asdict(each) for each in predicted],
+            "ratios": figures,
+        }
+        Path(json_file).write_text(json.dumps(result, indent=1) + "\n")
+    if chart:
+        from bench.distance.chart import draw
+
+        draw(rows, predicted, labels, Path(chart))
+
+
+def _show(console: Console, rows: Sequence[Row], predicted: Sequence[Prediction]) -> None:
+    for name, temperature, some in table.sections(rows):
+        where = f"{name}, T = {temperature:g}"
+        for shown in (
+            table.speeds(some, f"Tokens per second: {where}"),
+            table.times(some, f"Milliseconds of a round: {where}"),
+            table.hits(some, f"Foreseen verdicts: {where}"),
+        ):
+            console.print(shown, "")
+    console.print(table.LEGEND, style="dim", highlight=False)
+    console.print("", table.formula(predicted))
+
+
+async def _measure(
+    console: Console, pair: Pair, num_ahead_tokens: int, tokens: int, repeats: int, quick: bool
+) -> list[Row]:
+    plan = situations(pair, quick)
+    rows: list[Row] = []
+    columns = (
+        TextColumn("{task.description:<36}"),
+        BarColumn(24),
+        MofNCompleteColumn(),
+        TextColumn("runs"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("Starting the services", total=sum(len(each.modes) for each in plan) * (1 + repeats))
+        async with lab(pair, num_ahead_tokens) as running:
+            for situation in plan:
+                where = f"{situation.name}, T = {situation.temperature:g}"
+
+                def done(mode: Mode, where: str = where) -> None:
+                    progress.update(task, advance=1, description=f"{where}: {mode.name}")
+
+                progress.update(task, description=where)
+                found = await measure(running, situation, tokens, repeats, done)
+                progress.console.print(f"  {where}: {_in_short(found)}", highlight=False)
+                rows += found
+    return rows
+
+
+def _in_short(rows: Sequence[Row]) -> str:
+    rates = {row.mode: row.tokens_per_s for row in rows}
+    waited = [rate for mode, rate in rates.items() if mode not in (ALONE.name, AHEAD.name)]
+    best = f", best synchronous {max(waited):.1f}" if waited else ""
+    return f"alone {rates[ALONE.name]:.1f}{best}, ahead {rates[AHEAD.name]:.1f} tokens/s"
+
+
+if __name__ == "__main__":
+    typer.run(main)

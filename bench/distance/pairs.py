@@ -1,0 +1,120 @@
+"""Whose passes are measured: tables that sleep, the damped pair that computes, the bundled pair that says something.
+
+Knows how each pair is served and asked; refuses to know what is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from bench.damped_pair import Shape, damped_pair
+from bench.peers.prompts import PromptSource
+from specdec.demo import MODELS
+
+_VOCABULARY, _PROMPT_LENGTH = 4096, 64
+"""Of the bundled pair."""
+
+
+class PairName(StrEnum):
+    table = "table"
+    damped = "damped"
+    bundled = "bundled"
+    all = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class TableCosts:
+    """``step_ms`` is of a draft pass, whatever it grows."""
+
+    pass_ms: float = 40.0
+    step_ms: float = 4.0
+    acceptance: float = 0.8
+
+
+Role = tuple[str, list[str]]
+"""The module and its flags."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """``stranger`` is a draft that guesses at random; ``fixed`` are the numbers of draft tokens worth comparing.
+
+    ``computes``: its passes need a core each, and its distributions are real. ``prompt`` is by stream and seed.
+    """
+
+    name: PairName
+    label: str
+    target: Role
+    draft: Role
+    stranger: Role | None
+    fixed: tuple[int, ...]
+    computes: bool
+    prompt: Callable[[int, int], list[int]]
+
+
+def make(name: PairName, directory: Path, costs: TableCosts) -> Pair:
+    """``directory`` takes checkpoints that have to be made, which takes some seconds."""
+    if name is PairName.table:
+        return _tables(costs)
+    if name is PairName.damped:
+        return _damped(directory)
+    return _bundled()
+
+
+def _tables(costs: TableCosts) -> Pair:
+    step, guesses = f"--pass-ms={costs.step_ms}", f"--acceptance={costs.acceptance}"
+    return Pair(
+        PairName.table,
+        f"table pair: a target pass of {costs.pass_ms:g} ms, a draft step of {costs.step_ms:g} ms,"
+        f" acceptance {costs.acceptance:g}",
+        ("bench.table_service target", [f"--pass-ms={costs.pass_ms}", guesses]),
+        ("bench.table_service draft", [step, guesses]),
+        ("bench.table_service draft", [step, "--acceptance=0"]),
+        (4, 6, 8),
+        computes=False,
+        prompt=_three_ids,
+    )
+
+
+def _damped(directory: Path) -> Pair:
+    made = damped_pair(directory)
+    # The same shape from another seed: nothing in common.
+    stranger = damped_pair(directory, Shape(seed=1))
+    return Pair(
+        PairName.damped,
+        "damped pair: random weights, a cost model that says nothing about text",
+        _served("target_service", made.target),
+        _served("draft_service", made.draft),
+        _served("draft_service", stranger.draft),
+        (4, 6, 8),
+        computes=True,
+        prompt=_three_ids,
+    )
+
+
+def _bundled() -> Pair:
+    def prompt(stream: int, seed: int) -> list[int]:
+        source = PromptSource.of_bundled(MODELS, _VOCABULARY, seed=1000 * seed + stream)
+        return source.take(1, _PROMPT_LENGTH)[0]
+
+    return Pair(
+        PairName.bundled,
+        "bundled pair: small models of Python source, held-out text",
+        _served("target_service", MODELS / "target"),
+        _served("draft_service", MODELS / "draft"),
+        None,
+        (2, 4, 6),
+        computes=True,
+        prompt=prompt,
+    )
+
+
+def _served(module: str, model: Path) -> Role:
+    return module, [f"--model={model}", "--threads=1", "--kv-slots=16384"]
+
+
+def _three_ids(stream: int, seed: int) -> list[int]:
+    return [1 + stream, 2 + seed, 3]

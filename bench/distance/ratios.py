@@ -1,0 +1,67 @@
+"""The figures that the project holds itself to, each from rows of one run; what was not measured is absent.
+
+Knows which mode is compared with which; refuses to know how anything was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from bench.distance.modes import AHEAD, ALONE, is_fixed
+from bench.distance.pairs import PairName
+from bench.distance.row import Row
+
+
+def ratios(rows: Sequence[Row]) -> dict[str, float]:
+    """At T = 0 of the damped pair where it was measured, else of the pair that was; synchronous is at its best K."""
+    pairs = dict.fromkeys(row.pair for row in rows)
+    pair = PairName.damped.value if PairName.damped in pairs else next(iter(pairs), "")
+    greedy = _Rates(rows, pair, 0.0)
+    drawn = _Rates(rows, PairName.bundled.value, 1.0)
+    figures: dict[str, Callable[[], float]] = {
+        "worst_over_alone": greedy.worst_over_alone,
+        "ahead_over_sync_rtt20": lambda: greedy.ahead(20) / greedy.best_sync(20),
+        "ahead_over_alone_rtt20": lambda: greedy.ahead(20) / greedy.alone(20),
+        "ahead_over_sync_rtt50": lambda: greedy.ahead(50) / greedy.best_sync(50),
+        "ahead_over_sync_rtt0": lambda: greedy.ahead(0) / greedy.best_sync(0),
+        "ahead_rtt20_over_rtt0": lambda: greedy.ahead(20) / greedy.ahead(0),
+        "bundled_t1_ahead_over_alone_rtt5": lambda: drawn.ahead(5) / drawn.alone(5),
+    }
+    found = {}
+    for name, figure in figures.items():
+        try:
+            found[name] = round(figure(), 3)
+        except KeyError:
+            continue
+    return found
+
+
+class _Rates:
+    """Tokens per second of one pair at one temperature. KeyError: that was not measured."""
+
+    def __init__(self, rows: Sequence[Row], pair: str, temperature: float) -> None:
+        self._rates = {
+            (row.situation, row.mode): row.tokens_per_s
+            for row in rows
+            if (row.pair, row.temperature) == (pair, temperature)
+        }
+
+    def ahead(self, round_trip_ms: float) -> float:
+        return self._rates[f"{round_trip_ms:g} ms", AHEAD.name]
+
+    def alone(self, round_trip_ms: float) -> float:
+        return self._rates[f"{round_trip_ms:g} ms", ALONE.name]
+
+    def best_sync(self, round_trip_ms: float) -> float:
+        situation = f"{round_trip_ms:g} ms"
+        rates = [rate for (where, mode), rate in self._rates.items() if where == situation and is_fixed(mode)]
+        if not rates:
+            raise KeyError(situation)
+        return max(rates)
+
+    def worst_over_alone(self) -> float:
+        """Of all situations, not only the distances."""
+        situations = dict.fromkeys(situation for situation, _ in self._rates)
+        if not situations:
+            raise KeyError
+        return min(self._rates[each, AHEAD.name] / self._rates[each, ALONE.name] for each in situations)

@@ -1,0 +1,144 @@
+"""One mode in one situation, from what the orchestrator tells of every sample at its end.
+
+Knows how counts become rates; refuses to know how they were measured and shown.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specdec.v1 import generation_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Some samples side by side."""
+
+    num_tokens: int
+    seconds: float
+    told: tuple[generation_pb2.SpeculationStats, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """Verdicts on a draft, and how many of them were foreseen: what came next was there when the verdict came.
+
+    A correction at depth n follows n accepted tokens.
+    """
+
+    num_bonuses: int = 0
+    num_bonuses_foreseen: int = 0
+    num_corrections: tuple[int, ...] = ()
+    num_corrections_foreseen: tuple[int, ...] = ()
+
+    @property
+    def bonus_hits(self) -> float | None:
+        """The share of foreseen ones; None: there was none at all."""
+        return _share(self.num_bonuses_foreseen, self.num_bonuses)
+
+    @property
+    def correction_hits(self) -> float | None:
+        return _share(sum(self.num_corrections_foreseen), sum(self.num_corrections))
+
+    @property
+    def hits(self) -> float | None:
+        foreseen = self.num_bonuses_foreseen + sum(self.num_corrections_foreseen)
+        return _share(foreseen, self.num_bonuses + sum(self.num_corrections))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMs:
+    """Milliseconds from a verdict to the next, and where they go.
+
+    ``rest``: the way to the target and back, this side's own work, replays.
+    """
+
+    draft_wait: float = 0.0
+    target_queue: float = 0.0
+    target_pass: float = 0.0
+    target_sample: float = 0.0
+    rest: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``tokens_per_s`` is the median of the runs, all else is of all of them together.
+
+    ``round_trip_ms`` is None where the situation is no matter of distance; ``on_time`` is the share of drafts that
+    nobody waited for, None without drafts.
+    """
+
+    pair: str
+    temperature: float
+    situation: str
+    round_trip_ms: float | None
+    mode: str
+    tokens_per_s: float
+    draft_tokens_per_round: float = 0.0
+    accepted_per_round: float = 0.0
+    tokens_per_round: float = 1.0
+    on_time: float | None = None
+    unused_nodes_per_round: float = 0.0
+    outcomes: Outcomes = Outcomes()
+    round_ms: RoundMs = RoundMs()
+
+    @staticmethod
+    def of(
+        pair: str, temperature: float, situation: str, round_trip_ms: float | None, mode: str, runs: Sequence[Run]
+    ) -> Row:
+        told = [each for run in runs for each in run.told]
+
+        def total(value: Callable[[generation_pb2.SpeculationStats], int]) -> int:
+            return sum(map(value, told))
+
+        num_rounds = max(1, total(lambda each: each.num_rounds))
+        num_drafts = total(lambda each: each.num_drafts)
+        num_draft_tokens = total(lambda each: each.num_draft_tokens)
+        return Row(
+            pair,
+            temperature,
+            situation,
+            round_trip_ms,
+            mode,
+            statistics.median(run.num_tokens / run.seconds for run in runs),
+            num_draft_tokens / num_rounds,
+            total(lambda each: each.num_accepted_tokens) / num_rounds,
+            sum(run.num_tokens for run in runs) / num_rounds,
+            _share(total(lambda each: each.num_drafts_on_time), num_drafts),
+            (total(lambda each: each.num_received_nodes) - num_draft_tokens) / num_rounds,
+            Outcomes(
+                total(lambda each: each.num_bonuses),
+                total(lambda each: each.num_bonuses_foreseen),
+                _added([each.num_corrections_per_pos for each in told]),
+                _added([each.num_corrections_foreseen_per_pos for each in told]),
+            ),
+            _round_ms(told),
+        )
+
+
+def _round_ms(told: Sequence[generation_pb2.SpeculationStats]) -> RoundMs:
+    # The first verdict is where the clock starts.
+    num_rounds = max(1, sum(each.num_rounds - 1 for each in told))
+
+    def ms(microseconds: Sequence[int]) -> float:
+        return sum(microseconds) / num_rounds / 1e3
+
+    parts = (
+        ms([each.draft_wait_us for each in told]),
+        ms([each.target_queue_us for each in told]),
+        ms([each.target_pass_us for each in told]),
+        ms([each.target_sample_us for each in told]),
+    )
+    return RoundMs(*parts, rest=max(0.0, ms([each.elapsed_us for each in told]) - sum(parts)))
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _added(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Position by position; a list that ends sooner has zeros there."""
+    longest = max(map(len, lists), default=0)
+    return tuple(sum(each[place] for each in lists if place < len(each)) for place in range(longest))

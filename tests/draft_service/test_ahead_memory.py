@@ -1,0 +1,126 @@
+"""What grows ahead and is dropped leaves no KV row behind: in 2,000 rounds every row that is not kept is given back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from draft_service.drafters.language_model import LanguageModelDrafter
+from draft_service.engine import DraftEngine, DraftOpen
+from specdec.batching import Key
+from specdec.kv_cache import BlockPool
+from specdec.model_runner import RowOutputs
+from specdec.packed_attention import Segment
+from specdec.prefix_index import TextBlock
+from specdec.rounds import Advance, Budget
+from specdec.sequence import SamplingParams, SequenceSpec
+from specdec.tree import EMPTY_TREE, ROOT, TokenTree
+from tests.table_model import TableRunner
+
+ROUNDS, SEQUENCES, PROMPT = 2000, 25, (1, 2, 3)
+AHEAD = Budget(3, 7, 20)
+
+
+class CountingPool(BlockPool):
+    """Counts what goes out and what comes back. A row is a block."""
+
+    num_taken = num_freed = 0
+
+    def take(self, num_blocks: int) -> list[int]:
+        blocks = super().take(num_blocks)
+        self.num_taken += num_blocks
+        return blocks
+
+    def give_back(self, block: int) -> None:
+        self.num_freed += 1
+        super().give_back(block)
+
+    def hold(self, known: TextBlock) -> None:
+        self.num_taken += not known.holders
+        super().hold(known)
+
+    def let_go(self, known: TextBlock) -> None:
+        super().let_go(known)
+        self.num_freed += not known.holders
+
+
+class CountingRunner(TableRunner):
+    """Counts the rows of nodes: those behind the committed text of the one sequence there is."""
+
+    num_rows = num_node_rows = 0
+    base = 0
+
+    def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
+        for segment in segments:
+            self.num_rows += len(segment.token_ids)
+            self.num_node_rows += max(
+                0, segment.num_context + len(segment.token_ids) - max(self.base, segment.num_context)
+            )
+        return super().forward(segments)
+
+
+def verdict(tree: TokenTree, flying: TokenTree, chance: random.Random) -> list[int]:
+    """Some of what flies and one token more, which is mostly one that was grown ahead there."""
+    num_accepted = chance.randrange(len(flying) + 1)
+    accepted = list(flying.token_ids[:num_accepted])
+    children = [t for t, parent in zip(tree.token_ids, tree.parents, strict=True) if parent == num_accepted - 1]
+    rejected = set(flying.token_ids[num_accepted : num_accepted + 1])
+    foreseen = [token for token in children if token not in rejected]
+    others = [token for token in range(8) if token not in rejected]
+    return [*accepted, chance.choice(foreseen if foreseen and chance.random() < 0.7 else others)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_node_that_is_dropped_frees_its_row(temperature: float) -> None:
+    chance = random.Random(7)
+    runner = CountingRunner(seed=3, context_length=2048, block_size=1)
+    pool = runner.pool = CountingPool(4096, 1)
+    drafter = LanguageModelDrafter(runner)
+    engine = DraftEngine(drafter)
+    num_hits = num_rounds = 0
+    for number in range(SEQUENCES):
+        key = Key(1, number)
+        spec = SequenceSpec(PROMPT, len(PROMPT), SamplingParams(temperature), number, cache_salt=bytes([number]))
+        runner.base = len(PROMPT)
+        engine.open(key, DraftOpen(spec, Budget()))
+        fed, freed = runner.num_rows, pool.num_freed
+        ids, tree, committed = list(PROMPT), EMPTY_TREE, []
+        for round_ in range(1, ROUNDS // SEQUENCES + 1):
+            flying = tree.prefix(3)
+            ids += committed
+            runner.base = len(ids)
+            budget = Budget(0 if flying else AHEAD.max_nodes, AHEAD.max_depth, AHEAD.max_ahead)
+            engine.submit(key, Advance(round_, len(ids), tuple(committed), flying, budget))
+            for _ in range(chance.randrange(1, 9)):  # the verdict comes in the middle of it
+                if not engine.idle:
+                    for _, growth in engine.step():
+                        tree = tree.merge(growth.tree) if growth.base == len(ids) else tree
+            flying = flying or tree.prefix(3).trunk()
+            committed = verdict(tree, flying, chance)
+            tree = tree.descend(committed)
+            num_hits += bool(tree)
+            num_rounds += 1
+            cache = engine._works[key].sequence.memory.cache
+            assert pool.num_used == len(cache), "only what is cached is held"
+            assert len(cache) < len(ids) + AHEAD.max_nodes, "and of what was grown ahead nothing is"
+        dropped = runner.num_rows - fed - len(cache)
+        assert pool.num_freed - freed == dropped > 0, "nodes, and text that is fed again in every pass for its logits"
+        engine.close(key)
+        assert pool.num_used == 0
+    assert num_rounds == ROUNDS
+    assert num_hits > ROUNDS / 10
+    assert pool.num_taken == runner.num_rows, "a row is fed into a slot of its own"
+    assert pool.num_freed == runner.num_rows
+    assert runner.num_node_rows > 10 * ROUNDS
+    pool.forget()
+    assert sorted(pool._free) == list(range(4096)), "as at the beginning"
+
+
+def test_rows_of_nodes_are_those_behind_the_text() -> None:
+    runner = CountingRunner(seed=3)
+    runner.base = 3
+    runner.forward([Segment([1, 2, 3, 4, 5], [ROOT, 0, 1, 2, 2], 0, list(range(8)), [])])
+    runner.forward([Segment([4], [ROOT], 3, list(range(8)), [])])
+    assert (runner.num_rows, runner.num_node_rows) == (6, 3)

@@ -1,0 +1,139 @@
+"""What a client is told of its rounds adds up, and says who was waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.table_model import Table, TableDrafter, TableVerifier
+from orchestrator.responses import write_chunk
+from orchestrator.speculation import Speculation
+from orchestrator.statistics import Statistics
+from orchestrator.text import Piece
+from specdec.rounds import Budget, Growth, GrowthEnd, Timings, Verdict
+from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.v1 import generation_pb2
+from tests.cluster import cluster
+from tests.orchestrator.fakes import FakeDraft, new_sequence
+
+chain = TokenTree.chain
+BUDGET = Budget(max_nodes=2, max_depth=2)
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def verdict(number: int, accepted: tuple[int, ...] = (), **timings: int) -> Verdict:
+    return Verdict(number, 3, accepted, 9, timings=Timings(**timings))
+
+
+def test_outcomes_are_told_apart_and_only_those_that_something_came_after_are_counted():
+    statistics = Statistics()
+    for accepted, corrected, foreseen in (
+        ((0, 1, 2), False, True),
+        ((0, 1, 2), False, False),
+        ((), True, True),
+        ((0, 1), True, True),
+        ((0, 1), True, False),
+    ):
+        statistics.observe(chain([5, 6, 7]), verdict(1, accepted), corrected)
+        statistics.go_on(foreseen)
+    statistics.observe(EMPTY_TREE, verdict(2), False)
+    statistics.go_on(True)  # nothing was verified, so nothing was foreseen
+    statistics.observe(chain([5]), verdict(3, (0,)), False)  # the last of all
+    assert (statistics.num_bonuses, statistics.num_bonuses_foreseen) == (2, 1)
+    assert statistics.num_corrections_per_pos == [1, 0, 2]
+    assert statistics.num_corrections_foreseen_per_pos == [1, 0, 1]
+    assert statistics.num_drafts == 6
+
+
+def test_the_time_of_the_rounds_begins_with_the_first_verdict_and_prefills_are_not_in_its_parts():
+    clock = Clock()
+    statistics = Statistics(clock=clock)
+    with statistics.waiting_for_draft():  # before the first verdict of all: a resumed text
+        clock.now += 7.0
+    statistics.observe(EMPTY_TREE, verdict(0, queue_us=1, pass_us=900_000, sample_us=5), False)
+    for _ in range(2):
+        with statistics.waiting_for_draft():
+            clock.now += 0.25
+        clock.now += 1.0
+        statistics.observe(chain([5]), verdict(1, queue_us=10, pass_us=500_000, sample_us=20), True)
+    assert statistics.elapsed_us == 2_500_000
+    assert statistics.draft_wait_us == 500_000
+    parts = (statistics.target_queue_us, statistics.target_pass_us, statistics.target_sample_us)
+    assert parts == (20, 1_000_000, 40)
+
+
+def test_a_draft_is_on_time_where_nobody_waited_since_the_verdict_before():
+    statistics = Statistics()
+    for waits in (True, False, False):
+        if waits:
+            with statistics.waiting_for_draft():
+                pass
+        statistics.observe(chain([5]), verdict(1, (0,)), False)
+    statistics.observe(EMPTY_TREE, verdict(2), False)
+    assert (statistics.num_drafts, statistics.num_drafts_on_time) == (3, 2)
+
+
+async def test_a_verdict_that_was_foreseen_needs_no_wait_and_nodes_are_counted_once():
+    draft = FakeDraft()
+    sequence, speculation = new_sequence(), Speculation(draft, max_ahead=8)
+    speculation.advance(sequence, Budget())
+    sequence.extend(EMPTY_TREE, Verdict(0, 2, (), 5))
+    speculation.advance(sequence, BUDGET)
+    # What was asked for, then the same once more with a correction, and with what follows the bonus.
+    draft.grow(3, chain([6, 7]), end=None)
+    tree = await speculation.next(sequence)
+    ahead = TokenTree((6, 7, 8, 1, 4), (-1, 0, 1, -1, 3))
+    draft.pushed = [Growth(1, 3, (), ahead, None)]
+    sequence.extend(tree, Verdict(1, 3, (), 1))
+    speculation.advance(sequence, BUDGET)
+    assert await speculation.next(sequence) == chain([4])
+    late = ahead.merge(chain([6, 7, 8, 9, 9]))
+    draft.pushed = [Growth(1, 3, (), late, GrowthEnd.SUPERSEDED), Growth(2, 4, (), chain([4, 3]), None)]
+    sequence.extend(chain([4]), Verdict(2, 4, (0,), 2))
+    speculation.advance(sequence, BUDGET)
+    statistics = sequence.statistics
+    assert statistics.num_received_nodes == 2 + 3 + 2 + 1, "late ones count, what was there does not"
+    assert statistics.num_draft_tokens == 3
+    assert (statistics.num_drafts, statistics.num_drafts_on_time) == (2, 1)
+    assert statistics.num_corrections_per_pos == statistics.num_corrections_foreseen_per_pos == [1]
+    assert (statistics.num_bonuses, statistics.num_bonuses_foreseen) == (1, 0), "3 is not what followed"
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 4])
+async def test_clients_are_told_and_it_adds_up(num_draft_tokens):
+    table = Table(vocab_size=64)
+    verifier, drafter = TableVerifier(table, pass_s=0.004), TableDrafter(table, step_s=0.0005)
+    async with cluster([verifier], [drafter], num_ahead_tokens=40) as running:
+        [sample] = await running.client.generate(
+            token_ids={"token_ids": [1]}, max_tokens=120, temperature=1.0, num_draft_tokens=num_draft_tokens
+        )
+    told = sample.finish.speculation
+    decided = told.num_bonuses + sum(told.num_corrections_per_pos)
+    foreseen = told.num_bonuses_foreseen + sum(told.num_corrections_foreseen_per_pos)
+    speculated = num_draft_tokens > 0
+    assert told.num_drafts - 1 <= decided <= told.num_drafts
+    assert (foreseen > 0) is (told.num_drafts_on_time > 0) is (told.draft_wait_us > 0) is speculated
+    assert foreseen <= decided
+    assert (told.num_received_nodes > told.num_draft_tokens) is speculated
+    assert told.target_pass_us > 0
+    parts = told.draft_wait_us + told.target_queue_us + told.target_pass_us + told.target_sample_us
+    assert 0 < parts <= told.elapsed_us
+
+
+def test_every_field_of_the_contract_is_told():
+    sequence = new_sequence(max_tokens=1)
+    sequence.extend(EMPTY_TREE, Verdict(0, 2, (), 5))
+    expected = {}
+    for number, field in enumerate(generation_pb2.SpeculationStats.DESCRIPTOR.fields, 1):
+        expected[field.name] = [number] if field.is_repeated else number
+        setattr(sequence.statistics, field.name, expected[field.name])
+    told = write_chunk(0, 0, Piece(), sequence).finish.speculation
+    assert {name: getattr(told, name) for name in expected} == expected
