@@ -113,7 +113,8 @@ class Draft:
             if before.state is _State.GROWING:  # an open that was not answered in time
                 before.behind = before.wanted - (before.done_at - self._steps)
             passes = len(self._ahead_ended) - before.ahead_from if before.began >= 0 else 0
-            found = self.below(before, advance, passes)
+            if passes or before.behind:
+                found = self.below(before, advance, passes)
             self._leave(before)
         if advance.number < 0:
             return None
