@@ -28,7 +28,7 @@ class _State(Enum):
 class Work:
     """What the draft does for one advance."""
 
-    __slots__ = ("ahead_from", "behind", "began", "done_at", "flying", "number", "request", "state", "wanted")
+    __slots__ = ("ahead_from", "began", "behind", "done_at", "flying", "number", "request", "state", "wanted")
 
     def __init__(self, request: Request, number: int, wanted: int) -> None:
         self.request = request

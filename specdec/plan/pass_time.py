@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +22,9 @@ class PassTime:
         times = [point[1] for point in self.points]
         if not self.points or rows[0] < 0 or times[0] <= 0:
             raise ValueError("a pass needs rows >= 0 and a time > 0")
-        if any(later <= earlier for earlier, later in zip(rows, rows[1:], strict=False)):
+        if any(later <= earlier for earlier, later in pairwise(rows)):
             raise ValueError("the rows of a table must ascend")
-        if any(later < earlier for earlier, later in zip(times, times[1:], strict=False)):
+        if any(later < earlier for earlier, later in pairwise(times)):
             raise ValueError("more rows cannot take less time")
 
     @staticmethod

@@ -91,9 +91,7 @@ class Scenario:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check(
-            self.deployment.drafts > 0 or not self.drafting.num_draft_tokens, "drafting needs at least one draft"
-        )
+        _check(self.deployment.drafts > 0 or not self.drafting.num_draft_tokens, "drafting needs at least one draft")
 
 
 def _check(right: bool, otherwise: str) -> None:

@@ -13,7 +13,7 @@ from specdec.plan.scenario import Scenario
 from specdec.plan.target import Target
 
 _WARM = 0.25
-"""Share of the requests after which counting begins, where they do not all come at once."""
+"""Share of the requests after which counting begins, of those that do not all come at once."""
 
 
 class Simulation:
@@ -63,12 +63,12 @@ class Simulation:
         request = Request(self._events.now, self._length(workload.prompt), self._length(workload.output))
         self.requests.append(request)
         self._orchestrators[number % len(self._orchestrators)].arrive(request)
-        everybody_at_once = workload.streams is not None and workload.streams >= workload.num_requests
-        if everybody_at_once:
+        at_once = workload.streams or 0
+        if at_once >= workload.num_requests:
             return
-        if number == int(_WARM * workload.num_requests):
+        if number == at_once + int(_WARM * (workload.num_requests - at_once)):
             self._begin = self._mark()
-        elif number == workload.num_requests - 1:
+        if number == workload.num_requests - 1:
             self._end = self._mark()  # from here on the load fades
 
     def _length(self, mean: int) -> int:
