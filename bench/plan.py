@@ -162,7 +162,7 @@ async def _compare(console: Console, models: Models, cells: Sequence[Cell]) -> t
     return paths, rows
 
 
-def _simulated(cell: Cell, pair: Pair, paths: Paths) -> Speed:
+def _simulated(cell: Cell, pair: Pair, paths: Paths, seeds: int = _SEEDS) -> Speed:
     """Mean of several seeds."""
     outcomes = [
         simulate(
@@ -175,7 +175,7 @@ def _simulated(cell: Cell, pair: Pair, paths: Paths) -> Speed:
                 seed,
             )
         )
-        for seed in range(_SEEDS)
+        for seed in range(seeds)
     ]
     return Speed(
         statistics.fmean(outcome.tokens_per_s for outcome in outcomes),
@@ -185,17 +185,21 @@ def _simulated(cell: Cell, pair: Pair, paths: Paths) -> Speed:
 
 async def _message_path() -> Paths:
     """From a target and a draft with other pass times: what of a round is neither a pass nor a step."""
-    models, many = Models(20.0, 2.0, 0.8), 64
-    pass_s = target_pass_time(models.pass_ms / 1e3)
-    step_s = draft_step_time(models.step_ms / 1e3)
+    models = Models(20.0, 2.0, 0.8)
+    target, draft = target_pass_time(models.pass_ms / 1e3), draft_step_time(models.step_ms / 1e3)
+    few, many = (Cell(count, 4, False, 0.0, _tokens(60, 4, 0.8)) for count in (1, 64))
     async with _lab(models) as lab:
-        alone = await lab.seconds_per_round(1, 0)
-        drafted = await lab.seconds_per_round(1, 4)
-        crowd = await lab.seconds_per_round(many, 0)
-    one_s = (drafted - pass_s.seconds(5) - 4 * step_s.seconds(1)) / 2
-    more_s = (crowd - pass_s.seconds(many)) - (alone - pass_s.seconds(1))
-    work_s = max(0.0, more_s / (many - 1))
-    return Paths(0.0, max(0.0, one_s - work_s), work_s)
+        round_s = await lab.seconds_per_round(few)
+        crowd = await lab.measure(many)
+    exchange_s = max(0.0, round_s - target.seconds(5) - 4 * draft.seconds(1)) / 2
+    # The more of it is the orchestrator's work, the longer takes a crowd.
+    low, high = 0.0, exchange_s
+    for _ in range(7):
+        work_s = (low + high) / 2
+        paths = Paths(0.0, exchange_s - work_s, work_s)
+        found = _simulated(many, Pair(target, draft, models.acceptance, _RUNNER_UP), paths, seeds=1)
+        low, high = (work_s, high) if found.tokens_per_s > crowd.tokens_per_s else (low, work_s)
+    return paths
 
 
 @dataclass(slots=True)
@@ -212,12 +216,12 @@ class _Lab:
         times, _, seconds = await self._run(cell, cell.tokens)
         return Speed(cell.streams * cell.tokens / seconds, statistics.median_high(times) * 1e3)
 
-    async def seconds_per_round(self, streams: int, num_draft_tokens: int) -> float:
-        cell = Cell(streams, num_draft_tokens, False, 0.0, _tokens(60, num_draft_tokens, 0.8))
-        self.proxy.set(latency_s=0.0)
+    async def seconds_per_round(self, cell: Cell) -> float:
+        """Of one stream."""
+        self.proxy.set(latency_s=cell.round_trip_ms / 2e3)
         await self._run(cell, 12)
-        times, rounds, _ = await self._run(cell, cell.tokens)
-        return statistics.median(times) * (cell.tokens - 1) * streams / (rounds - streams)
+        [per_token_s], rounds, _ = await self._run(cell, cell.tokens)
+        return per_token_s * (cell.tokens - 1) / (rounds - 1)
 
     async def _run(self, cell: Cell, tokens: int) -> tuple[list[float], int, float]:
         """Seconds per token of every stream, rounds of all, and seconds from the first request to the last end."""

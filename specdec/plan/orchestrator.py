@@ -105,7 +105,8 @@ class Orchestrator:
     def _commit(self, request: Request) -> None:
         flying = request.flying
         accepted = min(flying, self._num_right()) if flying else 0
-        if request.first < 0:
+        is_first = request.first < 0
+        if is_first:
             request.first = self._events.now
         else:
             self.num_rounds += 1
@@ -116,7 +117,12 @@ class Orchestrator:
             return self._end(request)
         wanted = min(self._num_draft_tokens, request.left - 1)
         request.flying = 0
-        if request.draft is None or not wanted:
+        if request.draft is None:
+            if is_first:  # from here on the target goes on unasked
+                request.unasked = request.left - 1
+                self._verify(request)
+            return None
+        if not wanted:
             return self._verify(request)
         advance = Advance(request, request.advance + 1, wanted, 0, accepted, self._meet(accepted, flying))
         known = self._known(request.draft, request, flying, advance) if self._ahead else 0

@@ -37,6 +37,7 @@ class Request:
         "orchestrator",
         "output",
         "target",
+        "unasked",
         "unfed",
         "unfed_draft",
         "work",
@@ -47,6 +48,7 @@ class Request:
         self.first = self.ended = -1.0
         self.output = self.left = output
         self.unfed = self.unfed_draft = prompt  # of the prompt, what the services have yet to take in
+        self.unasked = 0  # tokens that the target may make by itself
         self.orchestrator: Orchestrator | None = None
         self.target: Target | None = None
         self.draft: Draft | None = None

@@ -36,9 +36,17 @@ class Simulation:
             Orchestrator(self._events, scenario, self._targets, self._drafts, lots, self._ended)
             for _ in range(deployment.orchestrators)
         ]
-        self._num_ended = 0
+        self.num_ended = 0
         self._begin = self._mark()
         self._end: Mark | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(each.num_tokens for each in self._orchestrators)
+
+    @property
+    def replicas(self) -> list[Target | Draft]:
+        return [*self._targets, *self._drafts]
 
     def run(self) -> Outcome:
         workload = self._scenario.workload
@@ -76,7 +84,7 @@ class Simulation:
         return max(1, round(mean * (1 + self._arrivals.uniform(-spread, spread)))) if spread else mean
 
     def _ended(self, request: Request) -> None:
-        self._num_ended += 1
+        self.num_ended += 1
         workload = self._scenario.workload
         if workload.streams is not None and len(self.requests) < workload.num_requests:
             self._arrive()
@@ -84,11 +92,11 @@ class Simulation:
     def _mark(self) -> Mark:
         return Mark(
             time=self._events.now,
-            tokens=sum(each.num_tokens for each in self._orchestrators),
+            tokens=self.num_tokens,
             rounds=sum(each.num_rounds for each in self._orchestrators),
             foreseen=sum(each.num_foreseen for each in self._orchestrators),
             arrived=len(self.requests),
-            ended=self._num_ended,
+            ended=self.num_ended,
             target_busy_s=sum(each.busy_s for each in self._targets),
             draft_busy_s=sum(each.busy_s for each in self._drafts),
             passes=sum(each.num_passes for each in self._targets),

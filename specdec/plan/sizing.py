@@ -21,8 +21,13 @@ _ENOUGH = 2
 _NEARLY = 1.05
 """Fewer drafts do as long as a request takes no longer than so many times what it takes with plenty."""
 
+_ALIKE = 1.02
+"""Of drafting that is no slower than the best by more, the least is taken."""
+
+_LEAST_REQUESTS = 256
+
 _WORSE = 2
-"""So many numbers of draft tokens in a row that are worse than the best: the ones above are not tried."""
+"""So many numbers of draft tokens in a row that are worse than a smaller one: those above are not tried."""
 
 _GROWS = 0.05
 _BREAK_TARGETS, _BREAK_STEPS, _BREAK_FILLS = 2, 4, 5
@@ -87,7 +92,8 @@ class Sizing:
         cell = min(targets, self._cell)
         most = max(1, math.ceil(cell * (_ENOUGH if demand.drafts is None else demand.drafts)))
         tried = tuple(self._try(cell, most))
-        best = min(tried, key=lambda each: _cost(each.outcome)).drafting
+        bound = _ALIKE * min(_cost(each.outcome) for each in tried)
+        best = next(each.drafting for each in tried if _cost(each.outcome) <= bound)
         drafts = most
         if not best.num_draft_tokens:
             drafts = 0
@@ -107,10 +113,9 @@ class Sizing:
         )
 
     def _try(self, targets: int, drafts: int) -> Iterator[Tried]:
-        alone = Tried(Drafting(), self._outcome(targets, 0, Drafting(), 2))
-        yield alone
+        yield Tried(Drafting(), self._outcome(targets, 0, Drafting(), 2))
         for ahead in (0, self._demand.num_ahead_tokens) if self._demand.num_ahead_tokens else (0,):
-            best, num_worse = _cost(alone.outcome), 0
+            best, num_worse = math.inf, 0
             for count in range(1, MOST_DRAFT_TOKENS + 1):
                 drafting = Drafting(count, ahead)
                 found = self._outcome(targets, drafts, drafting, 2)
@@ -152,11 +157,12 @@ class Sizing:
         """``times`` as many requests as are there at a time, or arrive while one is answered."""
         demand = self._demand
         if demand.streams is not None:
-            workload = self._workload(times * demand.streams * targets, None, demand.streams * targets)
+            at_once = demand.streams * targets
+            workload = self._workload(max(times * at_once, _LEAST_REQUESTS), None, at_once)
         else:
             assert demand.rate is not None, "one of the two is named"
             slowest_s = demand.output * demand.pair.target.seconds(1)
-            num_requests = max(64, math.ceil(times * 2 * slowest_s * demand.rate * targets))
+            num_requests = max(_LEAST_REQUESTS, math.ceil(times * 2 * slowest_s * demand.rate * targets))
             workload = self._workload(num_requests, demand.rate * targets, None)
         return self._run(targets, drafts, drafting, workload)
 

@@ -60,6 +60,9 @@ class Target:
                 self._waiting.append(request)
             else:
                 frames.setdefault(id(request.orchestrator), []).append(request)
+                if request.unasked:
+                    request.unasked -= 1
+                    self._waiting.append(request)
         for frame in frames.values():
             orchestrator = frame[0].orchestrator
             assert orchestrator is not None, "who asks has a name"
