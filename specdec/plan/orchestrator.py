@@ -163,6 +163,7 @@ class Orchestrator:
         self._num_live -= 1
         assert request.target is not None, "it was started"
         request.target.live -= 1
+        self._events.after(self._to_target_s, request.target.close, request)
         if request.draft is not None:
             request.draft.live -= 1
             self._tell(Advance(request, -1))

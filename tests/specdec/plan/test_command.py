@@ -66,7 +66,7 @@ def test_the_message_path_can_be_what_bench_rounds_measured(tmp_path):
     assert RUNNER.invoke(app, [*SMALL, *flags, f"--json={plan}", f"--measured={file}"]).exit_code == 0
     [row] = json.loads(plan.read_text())
     per_token_s = row["tried"][1]["outcome"]["per_token_s"][0]
-    # K = 1, and all but the last of 23 rounds draft: a step, a millisecond of way, a pass, and what a round takes beside.
+    # K = 1, and all but the last of 23 rounds draft: a step, the way, a pass, and what a round takes beside.
     assert per_token_s == pytest.approx(0.010 + (22 * (0.001 + 0.001 + 0.0502) + 0.0251) / 23, rel=1e-3)
 
 

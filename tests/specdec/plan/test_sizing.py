@@ -34,7 +34,9 @@ def test_nothing_is_drafted_where_nothing_is_accepted():
 
 
 def test_the_further_the_draft_the_more_it_drafts_at_a_time_until_it_does_not_pay():
-    near, far, too_far = (size(paths=Paths(way_s)).drafting.num_draft_tokens for way_s in (0.0, 0.02, 0.5))
+    pair = Pair(PassTime.line(0.02), PassTime.line(0.003), 0.8)
+    ways_s = (0.0, 0.03, 0.5)
+    near, far, too_far = (size(pair=pair, streams=1, paths=Paths(s)).drafting.num_draft_tokens for s in ways_s)
     assert 0 < near < far
     assert too_far == 0
 
