@@ -43,7 +43,7 @@ def plan(
     spread: Annotated[float, typer.Option(help="lengths are uniform within this share of their average")] = 0.5,
     max_live: Annotated[int, typer.Option(min=1, help="sequences at a time per target; others wait")] = 256,
     num_ahead_tokens: Annotated[int, typer.Option(min=0, help="0: growing ahead is not tried")] = 60,
-    cell: Annotated[int, typer.Option(min=1, help="more targets are simulated as so many cells of this size")] = 8,
+    cell: Annotated[int, typer.Option(min=1, help="more targets are simulated as so many cells of this size")] = 4,
     seed: Annotated[int, typer.Option()] = 0,
     json_file: Annotated[str | None, typer.Option("--json", help="write all figures here")] = None,
 ) -> None:
@@ -152,7 +152,7 @@ def _explained(sizes: Sequence[Size], cell: int) -> str:
         "drafts.\nBreaks at: the rate at which the queue begins to grow, with this K and without drafting."
     )
     if any(size.scale > 1 for size in sizes):
-        text += f" More than {cell} targets: as so many cells of {cell}."
+        text += f" More than {cell} targets: so many cells of {cell} that share nothing."
     return text
 
 

@@ -1,7 +1,7 @@
 """From many simulations: how much to draft, how few drafts do, and at which rate the queue grows without end.
 
-Knows what is better; refuses to know how a simulation runs. Targets far apart do not disturb each other, so more than a
-cell of them is not simulated: a larger deployment is so many cells.
+Knows what is better; refuses to know how a simulation runs. A deployment of more targets than a cell is taken to be built
+of cells that share nothing: the orchestrators of a cell name its targets and its drafts and no others.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _NEARLY = 1.05
 _ALIKE = 1.02
 """Of drafting that is no slower than the best by more, the least is taken."""
 
-_LEAST_REQUESTS = 256
+_LEAST_REQUESTS = 512
 
 _WORSE = 2
 """So many numbers of draft tokens in a row that are worse than a smaller one: those above are not tried."""
 
 _GROWS = 0.05
-_BREAK_TARGETS, _BREAK_STEPS, _BREAK_FILLS = 2, 4, 5
-"""Where it breaks: of so many targets, halving the interval so often, over so many times the requests it holds."""
+_BREAK_STEPS, _BREAK_FILLS = 4, 5
+"""Where it breaks: halving the interval so often, over so many times the requests it holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ class Sizing:
             drafts = 0
         elif demand.drafts is None:
             drafts = self._fewest(cell, most, best)
-        breaking = min(targets, _BREAK_TARGETS)
+        # Of one target, or of two that share a draft: it takes long to see a queue grow.
+        breaking = 1 if drafts % cell == 0 else min(targets, 2)
         return Size(
             targets,
             math.ceil(drafts * targets / cell),
@@ -109,7 +110,7 @@ class Sizing:
             self._outcome(cell, 0, Drafting(), 4),
             tried,
             targets / breaking * self._breaks(breaking, math.ceil(drafts * breaking / cell), best),
-            targets / breaking * self._breaks(breaking, 0, Drafting()),
+            targets * self._breaks(1, 0, Drafting()),
         )
 
     def _try(self, targets: int, drafts: int) -> Iterator[Tried]:

@@ -25,7 +25,7 @@ def test_it_prints_a_row_per_number_of_targets_and_writes_all_of_it_as_json(tmp_
         assert row["outcome"]["tokens_per_s"] > 0
         assert [each["drafting"]["num_draft_tokens"] for each in row["tried"]][:3] == [0, 1, 2]
         assert f"{row['outcome']['tokens_per_s'] * row['scale']:.0f}" in ran.output
-    assert "as so many cells of 2" in ran.output
+    assert "so many cells of 2" in ran.output
     assert "A simulation." in ran.output
 
 
