@@ -1,7 +1,7 @@
 """From many simulations: how much to draft, how few drafts do, and at which rate the queue grows without end.
 
-Knows what is better; refuses to know how a simulation runs. A deployment of more targets than a cell is taken to be built
-of cells that share nothing: the orchestrators of a cell name its targets and its drafts and no others.
+Knows what is better; refuses to know how a simulation runs. A deployment of more targets than a cell is taken to be
+built of cells that share nothing: the orchestrators of a cell name its targets and its drafts and no others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NEARLY = 1.05
 _ALIKE = 1.02
 """Of drafting that is no slower than the best by more, the least is taken."""
 
-_LEAST_REQUESTS = 512
+_LEAST_REQUESTS = 256
 
 _WORSE = 2
 """So many numbers of draft tokens in a row that are worse than a smaller one: those above are not tried."""
