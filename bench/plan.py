@@ -32,6 +32,7 @@ from specdec.processes import Service, StartError, free_ports, healthy, paired, 
 _RUNNER_UP = 0.5  # of the table pair: every other correction is its second guess
 _NUM_AHEAD = 60
 _SEEDS = 8
+_REPEATS = 3  # of what is measured first
 _PROMPT = 3
 
 
@@ -82,7 +83,8 @@ def main(
     acceptance: Annotated[float, typer.Option(help="of the table pair")] = 0.8,
     streams: Annotated[list[int] | None, typer.Option(help="requests at a time; may be repeated")] = None,
     round_trip_ms: Annotated[list[float] | None, typer.Option(help="to the draft; may be repeated")] = None,
-    rounds: Annotated[int, typer.Option(help="per stream and cell, about; more where there are few streams")] = 40,
+    rounds: Annotated[int, typer.Option(help="per stream and run, about; more where there are few streams")] = 20,
+    repeats: Annotated[int, typer.Option(help="runs of each cell; medians are compared")] = 3,
     json_file: Annotated[str | None, typer.Option("--json", help="write the figures here")] = None,
 ) -> None:
     """Measure a small deployment and compare it with its simulation."""
@@ -95,7 +97,7 @@ def main(
         for k, ahead in ((0, False), (4, False), (6, False), (4, True))
     ]
     try:
-        paths, rows = asyncio.run(_compare(console, models, cells))
+        paths, rows = asyncio.run(_compare(console, models, cells, repeats))
     except StartError as error:
         console.print(str(error), markup=False)
         raise typer.Exit(1) from error
@@ -113,8 +115,8 @@ def main(
 
 
 def _rounds(rounds: int, streams: int, num_draft_tokens: int) -> int:
-    """What few streams accept is a matter of luck; without a draft nothing is."""
-    return rounds * (1 if not num_draft_tokens else max(1, 8 // (streams + 1)))
+    """What few streams accept is a matter of luck. Without a draft nothing is, but then a short run is all beginning."""
+    return rounds * (2 if not num_draft_tokens else max(1, 8 // (streams + 1)))
 
 
 def _tokens(rounds: int, num_draft_tokens: int, acceptance: float) -> int:
@@ -141,7 +143,7 @@ def _table(rows: Sequence[Row]) -> Table:
     return table
 
 
-async def _compare(console: Console, models: Models, cells: Sequence[Cell]) -> tuple[Paths, list[Row]]:
+async def _compare(console: Console, models: Models, cells: Sequence[Cell], repeats: int) -> tuple[Paths, list[Row]]:
     with console.status("Measuring what passes cost ...") as status:
         target, draft = target_pass_time(models.pass_ms / 1e3), draft_step_time(models.step_ms / 1e3)
         status.update("Measuring the message path ...")
@@ -158,7 +160,7 @@ async def _compare(console: Console, models: Models, cells: Sequence[Cell]) -> t
         async with _lab(models) as lab:
             for cell in cells:
                 status.update(f"{cell.streams} streams, K = {cell.num_draft_tokens}, {cell.round_trip_ms:g} ms ...")
-                rows.append(Row(cell, await lab.measure(cell), _simulated(cell, pair, paths)))
+                rows.append(Row(cell, await lab.measure(cell, repeats), _simulated(cell, pair, paths)))
     return paths, rows
 
 
@@ -189,8 +191,8 @@ async def _message_path() -> Paths:
     target, draft = target_pass_time(models.pass_ms / 1e3), draft_step_time(models.step_ms / 1e3)
     few, many = (Cell(count, 4, False, 0.0, _tokens(60, 4, 0.8)) for count in (1, 64))
     async with _lab(models) as lab:
-        round_s = await lab.seconds_per_round(few)
-        crowd = await lab.measure(many)
+        round_s = await lab.seconds_per_round(few, _REPEATS)
+        crowd = await lab.measure(many, _REPEATS)
     exchange_s = max(0.0, round_s - target.seconds(5) - 4 * draft.seconds(1)) / 2
     # The more of it is the orchestrator's work, the longer takes a crowd.
     low, high = 0.0, exchange_s
@@ -210,18 +212,22 @@ class _Lab:
     proxy: FaultProxy
     seed: int = 0
 
-    async def measure(self, cell: Cell) -> Speed:
+    async def measure(self, cell: Cell, repeats: int = 1) -> Speed:
+        """Medians."""
         self.proxy.set(latency_s=cell.round_trip_ms / 2e3)
         await self._run(cell, 12)
-        times, _, seconds = await self._run(cell, cell.tokens)
-        return Speed(cell.streams * cell.tokens / seconds, statistics.median_high(times) * 1e3)
+        runs = [await self._run(cell, cell.tokens) for _ in range(repeats)]
+        return Speed(
+            statistics.median(cell.streams * cell.tokens / seconds for _, _, seconds in runs),
+            statistics.median(statistics.median_high(times) for times, _, _ in runs) * 1e3,
+        )
 
-    async def seconds_per_round(self, cell: Cell) -> float:
-        """Of one stream."""
+    async def seconds_per_round(self, cell: Cell, repeats: int = 1) -> float:
+        """Of one stream: median."""
         self.proxy.set(latency_s=cell.round_trip_ms / 2e3)
         await self._run(cell, 12)
-        [per_token_s], rounds, _ = await self._run(cell, cell.tokens)
-        return per_token_s * (cell.tokens - 1) / (rounds - 1)
+        runs = [await self._run(cell, cell.tokens) for _ in range(repeats)]
+        return statistics.median(times[0] * (cell.tokens - 1) / (rounds - 1) for times, rounds, _ in runs)
 
     async def _run(self, cell: Cell, tokens: int) -> tuple[list[float], int, float]:
         """Seconds per token of every stream, rounds of all, and seconds from the first request to the last end."""

@@ -18,7 +18,7 @@ def test_a_miss_is_how_far_the_simulation_is_off():
 def test_few_streams_are_measured_for_longer():
     assert _tokens(10, 0, 0.8) == 10
     assert _tokens(10, 1, 0.8) == 18
-    assert _rounds(10, 1, 4) > _rounds(10, 4, 4) >= _rounds(10, 64, 4) == _rounds(10, 1, 0) == 10
+    assert _rounds(10, 1, 4) > _rounds(10, 4, 4) >= _rounds(10, 64, 4) == 10
 
 
 def test_a_pass_takes_at_least_its_sleep_and_more_rows_no_less():
@@ -30,7 +30,7 @@ async def test_a_cell_is_measured_and_simulated():
     models = Models(3.0, 0.5, 0.8)
     async with _lab(models) as lab:
         for cell in (Cell(2, 4, True, 2.0, 30), Cell(3, 0, False, 0.0, 10)):
-            measured = await lab.measure(cell)
+            measured = await lab.measure(cell, repeats=2)
             assert measured.tokens_per_s > 0
             assert measured.ms_per_token > 0
             latencies = {faults.latency_s for faults in lab.proxy.faults.values()}
