@@ -115,7 +115,7 @@ def main(
 
 
 def _rounds(rounds: int, streams: int, num_draft_tokens: int) -> int:
-    """What few streams accept is a matter of luck. Without a draft nothing is, but then a short run is all beginning."""
+    """What few streams accept is a matter of luck. Without a draft a run is shorter: more of it is its beginning."""
     return rounds * (2 if not num_draft_tokens else max(1, 8 // (streams + 1)))
 
 
