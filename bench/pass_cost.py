@@ -1,11 +1,11 @@
 """What a pass of a table model takes on this machine: the sleep, how late it wakes, and the engine's Python per row.
 
-Drives the engines of both services in this process, without streams.
+Drives the engines of both services in this process, without streams. The fastest of several passes counts: what else
+disturbs a pass is counted as the message path's.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -21,7 +21,7 @@ from target_service.engine import TargetEngine, TargetOpen
 
 _T = TypeVar("_T")
 
-_REPEATS = 5
+_REPEATS = 8
 _MANY = 64
 _NUM_NODES = 4
 
@@ -42,7 +42,7 @@ def target_pass_time(sleep_s: float) -> PassTime:
             results, seconds = _timed(engine.step)
             bases |= {key: verdict.base + len(verdict.accepted) + 1 for key, verdict in results}
             times.append(seconds)
-        return statistics.median(times)
+        return min(times)
 
     one_s = passes([Key(0, 0)], TokenTree())
     engine.close(Key(0, 0))
@@ -60,7 +60,7 @@ def draft_step_time(sleep_s: float) -> PassTime:
         engine.step()
         for key in keys:
             engine.submit(key, Advance(1, 4, budget=Budget(_NUM_NODES * _REPEATS, _NUM_NODES * _REPEATS)))
-        return statistics.median(_timed(engine.step)[1] for _ in range(_REPEATS))
+        return min(_timed(engine.step)[1] for _ in range(_REPEATS))
 
     one_s = steps([Key(0, 0)])
     engine.close(Key(0, 0))

@@ -34,6 +34,7 @@ _NUM_AHEAD = 60
 _SEEDS = 8
 _REPEATS = 3  # of what is measured first
 _PROMPT = 3
+_MOST_WORK_S = 4e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ async def _compare(console: Console, models: Models, cells: Sequence[Cell], repe
     with console.status("Measuring what passes cost ...") as status:
         target, draft = target_pass_time(models.pass_ms / 1e3), draft_step_time(models.step_ms / 1e3)
         status.update("Measuring the message path ...")
-        paths = await _message_path()
+        paths = await _message_path(Models(models.pass_ms / 2, models.step_ms / 2, models.acceptance))
         console.print(
             f"On this machine ({os.cpu_count()} cores): an exchange takes {paths.overhead_s * 1e3:.2f} ms beside the "
             f"models, {paths.work_s * 1e3:.2f} ms for every sequence more; a pass {target.seconds(1) * 1e3:.1f} and "
@@ -185,20 +186,22 @@ def _simulated(cell: Cell, pair: Pair, paths: Paths, seeds: int = _SEEDS) -> Spe
     )
 
 
-async def _message_path() -> Paths:
+async def _message_path(models: Models) -> Paths:
     """From a target and a draft with other pass times: what of a round is neither a pass nor a step."""
-    models = Models(20.0, 2.0, 0.8)
     target, draft = target_pass_time(models.pass_ms / 1e3), draft_step_time(models.step_ms / 1e3)
-    few, many = (Cell(count, 4, False, 0.0, _tokens(60, 4, 0.8)) for count in (1, 64))
+    few, many = (
+        Cell(count, 4, False, 0.0, _tokens(rounds, 4, models.acceptance)) for count, rounds in ((1, 60), (64, 20))
+    )
     async with _lab(models) as lab:
         round_s = await lab.seconds_per_round(few, _REPEATS)
         crowd = await lab.measure(many, _REPEATS)
     exchange_s = max(0.0, round_s - target.seconds(5) - 4 * draft.seconds(1)) / 2
-    # The more of it is the orchestrator's work, the longer takes a crowd.
-    low, high = 0.0, exchange_s
-    for _ in range(7):
+    # The more of it is work, the longer takes a crowd. All processes share few cores here: a crowd may need more of
+    # them per answer than one stream.
+    low, high = 0.0, _MOST_WORK_S
+    for _ in range(8):
         work_s = (low + high) / 2
-        paths = Paths(0.0, exchange_s - work_s, work_s)
+        paths = Paths(0.0, max(0.0, exchange_s - work_s), work_s)
         found = _simulated(many, Pair(target, draft, models.acceptance, _RUNNER_UP), paths, seeds=1)
         low, high = (work_s, high) if found.tokens_per_s > crowd.tokens_per_s else (low, work_s)
     return paths
