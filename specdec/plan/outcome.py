@@ -60,7 +60,8 @@ def outcome(begin: Mark, end: Mark, requests: Sequence[Request], num_targets: in
         rows_per_pass=(end.rows - begin.rows) / max(1, end.passes - begin.passes),
         # The first token of a request comes of its prompt.
         tokens_per_round=(end.tokens - begin.tokens) / max(1, rounds),
-        foreseen=(end.foreseen - begin.foreseen) / max(1, rounds),
+        # Counted when the tree goes out, the round when its verdict comes: at the edges one more than there are.
+        foreseen=min(1.0, (end.foreseen - begin.foreseen) / max(1, rounds)),
         num_ended=end.ended,
         growth=(arrived - ended) / max(1, arrived),
     )
