@@ -22,6 +22,7 @@ from specdec.cli_secrets import TlsCa, TlsCert, TlsKey, TlsName, api_key, certif
 from specdec.client import Client, Sample
 from specdec.display import MarkedText
 from specdec.errors import SpecdecError
+from specdec.plan.command import plan
 from specdec.processes import StartError, deployment, is_serving
 from specdec.rpc import signalled
 from specdec.tls_trouble import tls_trouble
@@ -57,12 +58,18 @@ def serve(context: typer.Context, role: Role) -> None:
 
 
 @app.command(context_settings=PASS_ON)
-def bench(context: typer.Context, name: Annotated[str, typer.Argument(help="rounds, soak, peers or distance")]) -> None:
-    """Measure: rounds (message path), soak (what grows), peers (us and transformers), distance (a draft far away).
+def bench(
+    context: typer.Context, name: Annotated[str, typer.Argument(help="rounds, soak, peers, distance or plan")]
+) -> None:
+    """Measure: rounds (message path), soak (what grows), peers (us and transformers), distance (a draft far away), plan
+    (specdec plan beside a deployment).
 
     Own flags follow; needs a checkout of the repository.
     """
     os.execv(sys.executable, [sys.executable, "-m", f"bench.{name}", *context.args])
+
+
+app.command()(plan)
 
 
 @app.command(context_settings=PASS_ON)

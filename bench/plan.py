@@ -1,0 +1,291 @@
+"""``specdec bench plan``: whether what ``specdec plan`` simulates is what our services do.
+
+Table models behind the real services, a fault proxy before the draft, this process as the load. What passes and the
+message path cost on this machine is measured first, with other pass times; then every cell is simulated from that,
+measured, and compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench.fault_proxy import FaultProxy
+from bench.pass_cost import draft_step_time, target_pass_time
+from specdec.client import Client
+from specdec.plan.scenario import Deployment, Drafting, Pair, Paths, Scenario, Workload
+from specdec.plan.simulation import simulate
+from specdec.processes import Service, StartError, free_ports, healthy, paired, service
+
+_RUNNER_UP = 0.5  # of the table pair: every other correction is its second guess
+_NUM_AHEAD = 60
+_SEEDS = 8
+_REPEATS = 3  # of what is measured first
+_PROMPT = 3
+_MOST_WORK_S = 4e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Of the table pair: milliseconds that a pass and a step are asleep."""
+
+    pass_ms: float
+    step_ms: float
+    acceptance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """So many requests that begin together and are ``tokens`` long."""
+
+    streams: int
+    num_draft_tokens: int
+    ahead: bool
+    round_trip_ms: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    tokens_per_s: float
+    ms_per_token: float  # from a request's first token to its last: median
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    cell: Cell
+    measured: Speed
+    simulated: Speed
+
+    @property
+    def misses(self) -> tuple[float, float]:
+        """Of tokens/s and of the time per token: how far the simulation is off."""
+        return (
+            self.simulated.tokens_per_s / self.measured.tokens_per_s - 1,
+            self.simulated.ms_per_token / self.measured.ms_per_token - 1,
+        )
+
+
+def main(
+    pass_ms: Annotated[float, typer.Option(help="of the table target")] = 60.0,
+    step_ms: Annotated[float, typer.Option(help="of the table draft")] = 6.0,
+    acceptance: Annotated[float, typer.Option(help="of the table pair")] = 0.8,
+    streams: Annotated[list[int] | None, typer.Option(help="requests at a time; may be repeated")] = None,
+    round_trip_ms: Annotated[list[float] | None, typer.Option(help="to the draft; may be repeated")] = None,
+    rounds: Annotated[int, typer.Option(help="per stream and run, about; more where there are few streams")] = 20,
+    repeats: Annotated[int, typer.Option(help="runs of each cell; medians are compared")] = 3,
+    json_file: Annotated[str | None, typer.Option("--json", help="write the figures here")] = None,
+) -> None:
+    """Measure a small deployment and compare it with its simulation."""
+    console = Console()
+    models = Models(pass_ms, step_ms, acceptance)
+    cells = [
+        Cell(count, k, ahead, away_ms, _tokens(_rounds(rounds, count, k), k, acceptance))
+        for away_ms in round_trip_ms or [0.0, 20.0]
+        for count in streams or [1, 4, 16, 64]
+        for k, ahead in ((0, False), (4, False), (6, False), (4, True))
+    ]
+    try:
+        paths, rows = asyncio.run(_compare(console, models, cells, repeats))
+    except StartError as error:
+        console.print(str(error), markup=False)
+        raise typer.Exit(1) from error
+    console.print(_table(rows))
+    worst = max(abs(miss) for row in rows for miss in row.misses)
+    result = {
+        "overhead_ms": round(paths.overhead_s * 1e3, 3),
+        "work_ms": round(paths.work_s * 1e3, 3),
+        "worst_miss": round(worst, 3),
+    }
+    console.print_json(json.dumps(result))
+    if json_file:
+        found = {"rows": [asdict(row) | {"misses": row.misses} for row in rows], **result}
+        Path(json_file).write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _rounds(rounds: int, streams: int, num_draft_tokens: int) -> int:
+    """What few streams accept is a matter of luck. Without a draft a run is shorter: more of it is its beginning."""
+    return rounds * (2 if not num_draft_tokens else max(1, 8 // (streams + 1)))
+
+
+def _tokens(rounds: int, num_draft_tokens: int, acceptance: float) -> int:
+    return round(rounds * sum(acceptance**depth for depth in range(num_draft_tokens + 1)))
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(box=None, header_style="bold")
+    for column in ("draft", "streams", "K", "tokens/s", "plan", "off by", "ms/token", "plan", "off by"):
+        table.add_column(column, justify="left" if column == "draft" else "right")
+    for row in rows:
+        of_rate, of_time = row.misses
+        table.add_row(
+            f"{row.cell.round_trip_ms:g} ms",
+            str(row.cell.streams),
+            f"{row.cell.num_draft_tokens}{' ahead' if row.cell.ahead else ''}",
+            f"{row.measured.tokens_per_s:.1f}",
+            f"{row.simulated.tokens_per_s:.1f}",
+            f"{of_rate:+.1%}",
+            f"{row.measured.ms_per_token:.1f}",
+            f"{row.simulated.ms_per_token:.1f}",
+            f"{of_time:+.1%}",
+        )
+    return table
+
+
+async def _compare(console: Console, models: Models, cells: Sequence[Cell], repeats: int) -> tuple[Paths, list[Row]]:
+    with console.status("Measuring what passes cost ...") as status:
+        target, draft = target_pass_time(models.pass_ms / 1e3), draft_step_time(models.step_ms / 1e3)
+        status.update("Measuring the message path ...")
+        paths = await _message_path(Models(models.pass_ms / 2, models.step_ms / 2, models.acceptance))
+        console.print(
+            f"On this machine ({os.cpu_count()} cores): an exchange takes {paths.overhead_s * 1e3:.2f} ms beside the "
+            f"models, {paths.work_s * 1e3:.2f} ms for every sequence more; a pass {target.seconds(1) * 1e3:.1f} and "
+            f"{target.seconds(320) * 1e3:.1f} ms (1 and 320 rows), a step {draft.seconds(1) * 1e3:.1f} and "
+            f"{draft.seconds(64) * 1e3:.1f} ms (1 and 64 rows).",
+            highlight=False,
+        )
+        pair = Pair(target, draft, models.acceptance, _RUNNER_UP)
+        rows = []
+        async with _lab(models) as lab:
+            for cell in cells:
+                status.update(f"{cell.streams} streams, K = {cell.num_draft_tokens}, {cell.round_trip_ms:g} ms ...")
+                rows.append(Row(cell, await lab.measure(cell, repeats), _simulated(cell, pair, paths)))
+    return paths, rows
+
+
+def _simulated(cell: Cell, pair: Pair, paths: Paths, seeds: int = _SEEDS) -> Speed:
+    """Mean of several seeds."""
+    outcomes = [
+        simulate(
+            Scenario(
+                pair,
+                Paths(cell.round_trip_ms / 1e3, paths.overhead_s, paths.work_s),
+                Deployment(),
+                Workload(_PROMPT, cell.tokens, cell.streams, streams=cell.streams),
+                Drafting(cell.num_draft_tokens, _NUM_AHEAD if cell.ahead else 0),
+                seed,
+            )
+        )
+        for seed in range(seeds)
+    ]
+    return Speed(
+        statistics.fmean(outcome.tokens_per_s for outcome in outcomes),
+        statistics.fmean(outcome.per_token_s[0] for outcome in outcomes) * 1e3,
+    )
+
+
+async def _message_path(models: Models) -> Paths:
+    """From a target and a draft with other pass times: what of a round is neither a pass nor a step."""
+    target, draft = target_pass_time(models.pass_ms / 1e3), draft_step_time(models.step_ms / 1e3)
+    few, many = (
+        Cell(count, 4, False, 0.0, _tokens(rounds, 4, models.acceptance)) for count, rounds in ((1, 60), (64, 20))
+    )
+    async with _lab(models) as lab:
+        round_s = await lab.seconds_per_round(few, _REPEATS)
+        crowd = await lab.measure(many, _REPEATS)
+    exchange_s = max(0.0, round_s - target.seconds(5) - 4 * draft.seconds(1)) / 2
+    # The more of it is work, the longer takes a crowd. All processes share few cores here: a crowd may need more of
+    # them per answer than one stream.
+    low, high = 0.0, _MOST_WORK_S
+    for _ in range(8):
+        work_s = (low + high) / 2
+        paths = Paths(0.0, max(0.0, exchange_s - work_s), work_s)
+        found = _simulated(many, Pair(target, draft, models.acceptance, _RUNNER_UP), paths, seeds=1)
+        low, high = (work_s, high) if found.tokens_per_s > crowd.tokens_per_s else (low, work_s)
+    return paths
+
+
+@dataclass(slots=True)
+class _Lab:
+    """Running services: an orchestrator without and one with growing ahead."""
+
+    clients: dict[bool, Client]
+    proxy: FaultProxy
+    seed: int = 0
+
+    async def measure(self, cell: Cell, repeats: int = 1) -> Speed:
+        """Medians."""
+        self.proxy.set(latency_s=cell.round_trip_ms / 2e3)
+        await self._run(cell, 12)
+        runs = [await self._run(cell, cell.tokens) for _ in range(repeats)]
+        return Speed(
+            statistics.median(cell.streams * cell.tokens / seconds for _, _, seconds in runs),
+            statistics.median(statistics.median_high(times) for times, _, _ in runs) * 1e3,
+        )
+
+    async def seconds_per_round(self, cell: Cell, repeats: int = 1) -> float:
+        """Of one stream: median."""
+        self.proxy.set(latency_s=cell.round_trip_ms / 2e3)
+        await self._run(cell, 12)
+        runs = [await self._run(cell, cell.tokens) for _ in range(repeats)]
+        return statistics.median(times[0] * (cell.tokens - 1) / (rounds - 1) for times, rounds, _ in runs)
+
+    async def _run(self, cell: Cell, tokens: int) -> tuple[list[float], int, float]:
+        """Seconds per token of every stream, rounds of all, and seconds from the first request to the last end."""
+        client, times, rounds = self.clients[cell.ahead], [], 0
+        self.seed += 1
+
+        async def one(index: int) -> None:
+            nonlocal rounds
+            first = last = 0.0
+            async for response in client.stream(
+                token_ids={"token_ids": [1 + index, 2 + self.seed, 3]},
+                max_tokens=tokens,
+                temperature=0.0,
+                num_draft_tokens=cell.num_draft_tokens,
+            ):
+                if response.HasField("chunk"):
+                    last = time.perf_counter()
+                    first = first or last
+                    if response.chunk.HasField("finish"):
+                        rounds += response.chunk.finish.speculation.num_rounds
+            times.append((last - first) / (tokens - 1))
+
+        started = time.perf_counter()
+        await asyncio.gather(*(one(index) for index in range(cell.streams)))
+        return times, rounds, time.perf_counter() - started
+
+
+@asynccontextmanager
+async def _lab(models: Models) -> AsyncIterator[_Lab]:
+    async with AsyncExitStack() as stack:
+        ports = iter(free_ports(4))
+
+        async def start(module: str, *arguments: str) -> Service:
+            each = service(module, next(ports), [*arguments, "--log-level=WARNING"])
+            return await stack.enter_async_context(each)
+
+        guesses = f"--acceptance={models.acceptance}"
+        target = await start("bench.table_service target", f"--pass-ms={models.pass_ms}", guesses)
+        draft = await start("bench.table_service draft", f"--pass-ms={models.step_ms}", guesses)
+        for each in (target, draft):
+            await healthy(each)
+        proxy = await stack.enter_async_context(FaultProxy(int(draft.address.rpartition(":")[2])))
+        clients = {}
+        for ahead in (False, True):
+            front = await start(
+                "orchestrator",
+                f"--target={target.address}",
+                f"--draft=127.0.0.1:{proxy.port}",
+                f"--num-ahead-tokens={_NUM_AHEAD if ahead else 0}",
+            )
+            await healthy(front)
+            await paired(front)
+            clients[ahead] = await stack.enter_async_context(Client(front.address))
+        yield _Lab(clients, proxy)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,93 @@
+"""When a pass begins: at once, or as soon as those are back who are about to be.
+
+Sequences that come back while others are in a pass join the next one, and so two halves can take turns for ever, each
+waiting for the other's pass. Where a pass takes about as long for all of them as for half, it is better to wait a
+little: those who are here lose that, those who come back meanwhile are spared the rest of a pass. Knows clocks and
+keys; refuses to know what a round is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+_LATE, _SOON = 1.5, 0.25
+"""Who takes so many times what it takes as a rule is not waited for any longer; whoever is late only by less is
+expected within so much of it."""
+
+_GAIN = 0.25
+_MEMORY = 1 / 64
+"""Share of what is known of passes that each new one replaces."""
+
+_LEAST_S = 1e-3
+"""Less is not worth a look."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """Of one sequence. ``told`` is when its last verdict went out, None while it is here."""
+
+    told: float | None = None
+    away_s: float | None = None  # as a rule, from a verdict to the next round
+
+
+class Gathering:
+    """``now`` is any clock in seconds that never goes back."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[Hashable, _Known] = {}
+        self._weight = 0.0
+        # Moving averages over passes: rows, seconds, and the moments that give the line through them.
+        self._rows = self._pass_s = self._rows_squared = self._product = 0.0
+
+    def told(self, key: Hashable, now: float) -> None:
+        """The verdict of ``key`` is out; nothing is to be done for it until it is back."""
+        self._sequences.setdefault(key, _Known()).told = now
+
+    def back(self, key: Hashable, now: float) -> None:
+        known = self._sequences.setdefault(key, _Known())
+        if known.told is not None:
+            away_s = now - known.told
+            known.away_s = away_s if known.away_s is None else known.away_s + _GAIN * (away_s - known.away_s)
+            known.told = None
+
+    def gone(self, key: Hashable) -> None:
+        self._sequences.pop(key, None)
+
+    def passed(self, rows: int, seconds: float) -> None:
+        """A pass of so many rows took so long."""
+        gain = max(_MEMORY, 1 / (self._weight + 1))
+        self._weight += 1
+        self._rows += gain * (rows - self._rows)
+        self._pass_s += gain * (seconds - self._pass_s)
+        self._rows_squared += gain * (rows * rows - self._rows_squared)
+        self._product += gain * (rows * seconds - self._product)
+
+    @property
+    def fixed_s(self) -> float:
+        """What a pass costs however few its rows. Where all passes were alike: what they took."""
+        spread = self._rows_squared - self._rows * self._rows
+        slope = (self._product - self._rows * self._pass_s) / spread if spread > 1e-3 * self._rows_squared else 0.0
+        return min(max(0.0, self._pass_s - max(0.0, slope) * self._rows), self._pass_s)
+
+    def rest_s(self, num_here: int, now: float) -> float:
+        """How long the next pass had better wait with ``num_here`` sequences that could be in it; 0: no longer."""
+        pass_s = self.fixed_s
+        if pass_s < _LEAST_S:
+            return 0.0
+        best_s = most_saved = 0.0
+        for count, wait_s in enumerate(sorted(self._waits(pass_s, now)), 1):
+            # Each of those who come is spared what is left of the pass by then; each who is here waits.
+            saved = count * (pass_s - wait_s) - num_here * wait_s
+            if saved > most_saved:
+                best_s, most_saved = wait_s, saved
+        return best_s
+
+    def _waits(self, pass_s: float, now: float) -> Iterator[float]:
+        """In how many seconds who is away is expected."""
+        for known in self._sequences.values():
+            if known.told is None or known.away_s is None or known.away_s > pass_s:
+                continue
+            away_s = now - known.told
+            if away_s < _LATE * known.away_s:
+                yield max(known.away_s - away_s, _SOON * known.away_s)

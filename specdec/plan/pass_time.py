@@ -1,0 +1,61 @@
+"""What one pass of a model takes, by its rows. Knows a curve; refuses to know whose it is."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """``points`` are (rows, seconds), rows ascending, seconds never falling.
+
+    Straight lines between the points, level before the first, and on from the last as between the last two.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    _cache: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        rows = [point[0] for point in self.points]
+        times = [point[1] for point in self.points]
+        if not self.points or rows[0] < 0 or times[0] <= 0:
+            raise ValueError("a pass needs rows >= 0 and a time > 0")
+        if any(later <= earlier for earlier, later in pairwise(rows)):
+            raise ValueError("the rows of a table must ascend")
+        if any(later < earlier for earlier, later in pairwise(times)):
+            raise ValueError("more rows cannot take less time")
+
+    @staticmethod
+    def line(base_s: float, row_s: float = 0.0) -> PassTime:
+        """``base_s`` for every pass and ``row_s`` for every row of it."""
+        return PassTime(((0.0, base_s), (1.0, base_s + row_s)))
+
+    @staticmethod
+    def parse(text: str) -> PassTime:
+        """Milliseconds: "20" (any pass), "20+0.05" (and each row), or "1:20,64:22,512:60" (rows:ms). ValueError."""
+        try:
+            if ":" in text:
+                pairs = [part.split(":") for part in text.split(",")]
+                return PassTime(tuple((float(rows), float(ms) / 1e3) for rows, ms in pairs))
+            base, _, row = text.partition("+")
+            return PassTime.line(float(base) / 1e3, float(row or 0) / 1e3)
+        except ValueError as error:
+            reason = str(error) if "rows" in str(error) else "not MS, MS+MS or ROWS:MS,ROWS:MS,..."
+            raise ValueError(f"{text!r}: {reason}") from None
+
+    def seconds(self, rows: int) -> float:
+        """Of a pass with so many rows."""
+        found = self._cache.get(rows)
+        if found is None:
+            found = self._cache[rows] = self._seconds(rows)
+        return found
+
+    def _seconds(self, rows: float) -> float:
+        points = self.points
+        if rows <= points[0][0] or len(points) == 1:
+            return points[0][1]
+        above = min(bisect_right(points, (rows, float("inf"))), len(points) - 1)
+        (left, left_s), (right, right_s) = points[above - 1], points[above]
+        return left_s + (rows - left) / (right - left) * (right_s - left_s)

@@ -1,0 +1,31 @@
+"""What a pass takes is what was written down."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec.plan.pass_time import PassTime
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "ms"),
+    [
+        ("20", 1, 20),
+        ("20", 1000, 20),
+        ("20+0.05", 100, 25),
+        ("1:20,101:30,201:60", 1, 20),
+        ("1:20,101:30,201:60", 51, 25),
+        ("1:20,101:30,201:60", 101, 30),
+        ("1:20,101:30,201:60", 301, 90),
+        ("8:20", 1, 20),
+        ("8:20", 99, 20),
+    ],
+)
+def test_lines_and_tables(text, rows, ms):
+    assert PassTime.parse(text).seconds(rows) * 1e3 == pytest.approx(ms)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "20+x", "1:20,1:30", "1:20,2:10", "0", "-1", "1:20,2", "20+-1"])
+def test_what_is_no_time_is_refused_by_name(text):
+    with pytest.raises(ValueError, match=r"rows|MS|pass"):
+        PassTime.parse(text)
