@@ -21,10 +21,10 @@ from specdec.errors import (
     Preempted,
     SpecdecError,
 )
+from specdec.gathering import Gathering
 from specdec.rounds import Features, Load, ModelInfo, Round, Timings, Verdict
 from specdec.sequence import Method, SequenceSpec
 from specdec.tree import EMPTY_TREE, TokenTree
-from target_service.gathering import Gathering
 
 _HEADROOM = 32
 """Tokens that every sequence must have room to grow by, and at least by half of its output, before another is let in:

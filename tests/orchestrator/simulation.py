@@ -16,9 +16,9 @@ from typing import Any
 
 from orchestrator.controller import Adaptive, Controller, Fixed
 from orchestrator.costs import Costs
+from specdec.gathering import Gathering
 from specdec.rounds import Timings, Verdict
 from specdec.tree import TokenTree
-from target_service.gathering import Gathering
 
 CHAINS = [TokenTree.chain([1] * depth) for depth in range(65)]
 MOST = 8

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.controller import Fixed
-from target_service.gathering import Gathering
+from specdec.gathering import Gathering
 from tests.orchestrator.simulation import Place, Run, fixed, tokens_per_s
 
 
