@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 PYTHON=${PYTHON:-.venv/bin/python}
 export PYTHONPATH=$PWD
-export COMPOSE_PROJECT_NAME=specdec-test SPECDEC_TAG=test ORCHESTRATOR_PORT=50150-50151 COMPOSE_PROGRESS=quiet
+export COMPOSE_PROJECT_NAME=specdec-test SPECDEC_TAG=test ORCHESTRATOR_PORT=50150-50151
 unset COMPOSE_PROFILES COMPOSE_FILE
 MODEL_SERVICES=(target draft)
 SERVICES=("${MODEL_SERVICES[@]}" orchestrator)
@@ -19,6 +19,7 @@ SCALED=(--scale target=2 --scale draft=2 --scale orchestrator=2)
 WORK=   # a directory that goes with everything in it
 PLACED=() # wheels that were put into the build context
 ENGINE=   # process of the engine that was started here
+BRIDGE=   # kept, if it was there before
 
 step() { printf '[%4d s] %s\n' "$SECONDS" "$*"; }
 note() { printf '         %s\n' "$*"; }
@@ -26,6 +27,7 @@ fail() {
     printf 'test_compose: %s\n' "$*" >&2
     exit 1
 }
+compose() { docker compose --progress quiet "$@"; }
 megabytes() { echo $(($(docker image inspect --format '{{.Size}}' "$1") / 1000000)); }
 
 # --- an engine
@@ -35,6 +37,10 @@ start_engine() {
     [ "$(id -u)" = 0 ] || fail "no Docker engine answers, and only root can start one"
     command -v dockerd >/dev/null || fail "no Docker engine answers, and there is no dockerd (Debian: docker.io)"
     export DOCKER_HOST=unix://$WORK/docker.sock
+    if command -v iptables-save >/dev/null; then
+        iptables-save --table filter >"$WORK/rules"
+    fi
+    [ -e /sys/class/net/docker0 ] && BRIDGE=kept
     local options
     # What is forbidden differs from sandbox to sandbox. Without iptables published ports go through a proxy.
     for options in --storage-driver=overlay2 --storage-driver=vfs "--storage-driver=overlay2 --iptables=false" \
@@ -59,6 +65,12 @@ stop_engine() {
     kill "$ENGINE" 2>/dev/null || true
     wait "$ENGINE" 2>/dev/null || true
     ENGINE=
+    # An engine leaves its bridge, its rules, and a policy that forwards nothing.
+    [ -n "$BRIDGE" ] || ip link delete docker0 2>/dev/null || true
+    if [ -e "$WORK/rules" ] && ! grep -q DOCKER "$WORK/rules"; then
+        iptables-save | grep -vE 'DOCKER|docker0' | iptables-restore
+        iptables --policy FORWARD "$(sed -n 's/^:FORWARD \(\w*\).*/\1/p' "$WORK/rules" | grep . || echo ACCEPT)"
+    fi
 }
 
 # --- a base image, and what is installed in it
@@ -165,7 +177,7 @@ lose_orchestrator() { # the one at the first address
 }
 
 ends_in_order() {
-    docker compose stop
+    compose stop
     local id
     for id in $(docker compose ps --all --quiet); do
         case $(docker inspect --format '{{.State.ExitCode}}' "$id") in
@@ -184,7 +196,7 @@ tear_down() {
     if [ "$status" != 0 ]; then
         docker compose logs --tail 20 2>/dev/null || true
     fi
-    docker compose down --volumes --remove-orphans --timeout 5 --rmi all 2>/dev/null || true
+    compose down --volumes --remove-orphans --timeout 5 --rmi all 2>/dev/null || true
     stop_engine
     rm -f "${PLACED[@]}"
     rm -rf "$WORK"
@@ -207,9 +219,9 @@ note "engine $(docker version --format '{{.Server.Version}}'), compose $(docker 
 step "base image"
 find_base
 step "images"
-docker compose build
+compose build >"$WORK/build.log" 2>&1 || fail "the build failed: $(tail -30 "$WORK/build.log")"
 step "up"
-docker compose up --detach --no-build --wait --wait-timeout 300
+compose up --detach --no-build --wait --wait-timeout 300
 step "generating from outside"
 address=$(docker compose port orchestrator 50050)
 "$PYTHON" -m specdec.cli generate "def main(" --max-tokens 64 --seed 7 --json --address "$address" |
@@ -220,7 +232,7 @@ for service in "${SERVICES[@]}"; do locked_down "$service"; done
 no_larger orchestrator 150
 for service in "${MODEL_SERVICES[@]}"; do no_larger "$service" 1200; done
 step "two of each"
-docker compose up --detach --no-build --wait --wait-timeout 300 "${SCALED[@]}"
+compose up --detach --no-build --wait --wait-timeout 300 "${SCALED[@]}"
 wait_for_two
 first=127.0.0.1:${ORCHESTRATOR_PORT%-*} second=127.0.0.1:${ORCHESTRATOR_PORT#*-}
 step "losing one of each in mid-stream"
