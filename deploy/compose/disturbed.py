@@ -30,7 +30,7 @@ REQUEST: dict[str, Any] = {
 """Samples enough to be on every replica, and long enough that they run on for seconds after the loss."""
 
 LOSE_AFTER_TOKENS = 400
-TIMEOUT_S = 300.0
+TIMEOUT_S = 600.0
 
 
 class CheckError(Exception):
