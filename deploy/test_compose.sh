@@ -156,12 +156,16 @@ wait_for_two() {
 }
 
 lose_busiest() { # SERVICE: end, at once, the container with the most sequences
-    local found id
-    found=$(doctor "*max((s['live_sequences'], s['address'].rpartition(':')[0]) for s in services if s['role'] == '$1')")
+    local found='0 -' id
+    # At any one moment all may be on their way from one replica to another.
+    for _ in {1..20}; do
+        found=$(doctor "*max((s['live_sequences'], s['address'].rpartition(':')[0]) for s in services if s['role'] == '$1')")
+        [ "${found% *}" = 0 ] || break
+    done
+    [ "${found% *}" != 0 ] || fail "no $1 has a sequence to lose"
     for id in $(docker compose ps --quiet "$1"); do
         if docker inspect --format '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}' "$id" |
             grep -qxF "${found#* }"; then
-            [ "${found% *}" -gt 0 ] || fail "no $1 has a sequence to lose"
             docker kill "$id" >/dev/null
             note "killed a $1 with ${found% *} of 8 sequences"
             return
