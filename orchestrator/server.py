@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from tokenizers import Tokenizer
 
-from orchestrator import pool_metrics
+from orchestrator import hub, pool_metrics
 from orchestrator.frames import DraftFrames, TargetFrames
 from orchestrator.link import Link
 from orchestrator.metrics import Metrics
@@ -31,13 +31,13 @@ SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_n
 
 
 def load_tokenizer(path: str) -> Tokenizer | None:
-    """A tokenizer.json, or a directory that has one. Raises ValueError if there is none."""
+    """A tokenizer.json, a directory that has one, or a hub id. Raises ValueError if there is none."""
     if not path:
         return None
     file = Path(path)
     file = file / "tokenizer.json" if file.is_dir() else file
     if not file.is_file():
-        raise ValueError(f"--tokenizer: no tokenizer.json at {path}")
+        file = hub.tokenizer_file(path)
     return Tokenizer.from_file(str(file))
 
 

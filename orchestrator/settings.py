@@ -17,7 +17,7 @@ class OrchestratorSettings(ServiceSettings):
     draft: Annotated[list[str], NoDecode] = Field(
         default=[], description="host:port of every draft, comma-separated; none: the target alone"
     )
-    tokenizer: str = Field("", description="tokenizer.json, or a directory with one; none: token ids only")
+    tokenizer: str = Field("", description="tokenizer.json, a directory with one, or a hub id; none: token ids only")
     api_keys_file: str = Field("", description="who may generate: a line of `specdec key` each; none: everybody")
     num_draft_tokens: Annotated[int, Field(ge=0, le=64)] | None = Field(
         None, description="draft tokens per round where a request names none; unset: as many as pay, measured"

@@ -41,12 +41,6 @@ VERSIONS = ("1.30", "1.37")
 OF_OTHERS = {"PodMonitor", "ScaledObject", "Gateway", "GRPCRoute", "BackendTrafficPolicy"}
 """Kinds of which Kubernetes itself has no schema."""
 
-PROMISED = {
-    *("SPECDEC_METRICS_PORT", "SPECDEC_HEALTH_PORT", "SPECDEC_INSECURE", "SPECDEC_API_KEYS_FILE"),
-    *("SPECDEC_TLS_CERT", "SPECDEC_TLS_KEY", "SPECDEC_TLS_CA"),
-}
-"""Settings that are being made beside this."""
-
 CHOICES = [
     pytest.param(overlay, components, id="-".join((overlay, *components)) if len(components) < 2 else f"{overlay}-all")
     for overlay in OVERLAYS
@@ -62,7 +56,7 @@ def deployments(overlay: str, components: tuple[str, ...]) -> dict[str, Manifest
 
 
 def fields(role: str) -> set[str]:
-    return {f"SPECDEC_{name.upper()}" for name in SETTINGS[role].model_fields} | PROMISED
+    return {f"SPECDEC_{name.upper()}" for name in SETTINGS[role].model_fields}
 
 
 def test_every_variable_that_is_written_down_is_a_setting_of_the_service_that_gets_it() -> None:
