@@ -143,7 +143,7 @@ class DraftClient:
         now = time.monotonic()
         if self._replica is not None:
             self._replica.tally.num_late += 1
-        if self._advance:  # the answer to an open has a prefill in it
+        if self._advance and self._asked_nodes:  # the answer to an open has a prefill in it
             self._costs.late(self._asked_nodes, now - self._asked)
         self._owed_since = self._owed_since or self._asked
         if now - self._owed_since >= _PATIENCE_S:

@@ -29,6 +29,7 @@ class Speculation:
         self._trie = EMPTY_TREE
         self._base = 0  # where the trie hangs
         self._num_nodes = 0  # to be verified next, at most
+        self._num_wanted = 0  # of them, so many are waited for
         self._granted = 0  # no draft was ever asked for a token at this position, or behind it
         self._growing = False
 
@@ -37,7 +38,7 @@ class Speculation:
         committed = sequence.ids[self._base :]
         self._trie = self._trie.descend(committed) if sequence.keyed_by_token else EMPTY_TREE
         self._base = sequence.base
-        self._num_nodes = budget.max_nodes
+        self._num_nodes = self._num_wanted = budget.max_nodes
         self._growing = False
         for growth in self._draft.arrived():
             self._take(sequence, growth)
@@ -78,7 +79,7 @@ class Speculation:
 
     def _take(self, sequence: Sequence, growth: Growth) -> None:
         sequence.statistics.proposed(growth)
-        if growth.advance == self._draft.num_advances and (growth.end or len(growth.tree) >= self._num_nodes):
+        if growth.advance == self._draft.num_advances and (growth.end or len(growth.tree) >= self._num_wanted):
             self._growing = False
         if growth.base > sequence.base or growth.base < sequence.num_prompt_tokens:
             return self._refuse(f"a growth from base {growth.base} at base {sequence.base}")

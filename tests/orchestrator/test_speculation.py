@@ -325,3 +325,28 @@ async def test_a_draft_that_grows_ahead_deeper_than_it_may_is_set_aside():
     commit(sequence, 6, 7, 8)
     speculation.advance(sequence, Budget(2, 2))
     assert draft.set_aside_for
+
+
+# --- siblings -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_ahead", [0, 20])
+async def test_siblings_are_verified_with_their_chain_and_none_that_lacks_is_waited_for(max_ahead):
+    draft = FakeDraft()
+    sequence, speculation = new_sequence(), Speculation(draft, max_ahead, max_siblings=2)
+    speculation.advance(sequence, Budget())
+    commit(sequence, 5)
+    speculation.advance(sequence, Budget(2, 2))
+    assert draft.budgets[-1].max_siblings == 2
+    tree = TokenTree((6, 7, 1, 2), (-1, 0, -1, 0))  # one each: the vocabulary is small
+    draft.grow(3, tree, end=None if max_ahead else GrowthEnd.BUDGET)
+    assert await speculation.next(sequence) == tree
+
+
+@pytest.mark.parametrize("options", CHAINED)
+async def test_under_token_and_block_there_are_no_siblings(options):
+    draft = FakeDraft()
+    sequence, speculation = new_sequence(**options), Speculation(draft, max_siblings=2)
+    commit(sequence, 5)
+    speculation.advance(sequence, BUDGET)
+    assert draft.budgets == [BUDGET]
