@@ -129,15 +129,18 @@ class Pool:
         self.replays.changed()
 
     async def _keep_comparing(self) -> None:
-        """Set aside whoever is much slower than the fastest, as long as somebody is left."""
+        """Set aside whoever is much slower than the fastest twice in a row, as long as somebody is left."""
+        slow: set[Replica] = set()
         while True:
             await asyncio.sleep(_COMPARE_EVERY_S)
             timed = [(r.latency_s, r) for r in self.replicas if r.ready and r.latency_s is not None]
-            if len(timed) < 2:
-                continue
-            fastest = min(latency for latency, _ in timed)
+            fastest = min((latency for latency, _ in timed), default=0.0)
+            before, slow = slow, set()
             for latency, replica in timed:
-                if latency > _SLOW_FACTOR * fastest and latency > fastest + _SLOW_MARGIN_S:
+                if latency <= max(_SLOW_FACTOR * fastest, fastest + _SLOW_MARGIN_S):
+                    continue
+                slow.add(replica)
+                if replica in before:  # once may be a machine that is busy with something else
                     replica.set_aside(f"{latency * 1e3:.0f} ms a round where another takes {fastest * 1e3:.0f}")
 
 

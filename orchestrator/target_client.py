@@ -136,7 +136,6 @@ class TargetClient:
 
     async def _answer(self, lane: Lane, sequence: Sequence, asked: float | None = None) -> Verdict:
         """``asked``: when, unless the target went on by itself."""
-        heard = lane.heard
         try:
             verdict: Verdict = await lane.receive()
             round_ = self._round_of(verdict, sequence)
@@ -148,15 +147,16 @@ class TargetClient:
         assert self._replica is not None, "an open lane is some replica's"
         self._num_harmless = len(self._losses)
         num_passes, self._num_passes = self._replica.num_passes - self._num_passes, self._replica.num_passes
-        if verdict.round:  # an open's answer has a prefill in it
-            latency_s = lane.heard - (asked or heard)
+        everybody, timings = self._replica.num_sequences, verdict.timings
+        if asked is not None:
+            latency_s = lane.heard - asked
             self._replica.observe(latency_s)
-            if asked is None:
-                self._costs.went_on(verdict.timings, self._replica.num_sequences)
-            else:
-                everybody = self._replica.num_sequences
-                self._costs.verified(len(round_.tree), latency_s, verdict.timings, num_passes, everybody)
-        self._replica.observe_pass(verdict.timings.pass_us / 1e6)
+            self._costs.verified(len(round_.tree), latency_s, timings, num_passes, everybody)
+        elif verdict.round:  # an open's answer has a prefill in it
+            # When it came tells nothing: frames that were held up together come together.
+            self._replica.observe((timings.queue_us + timings.pass_us + timings.sample_us) / 1e6)
+            self._costs.went_on(timings, everybody)
+        self._replica.observe_pass(timings.pass_us / 1e6)
         return verdict
 
     async def _open(self, sequence: Sequence) -> Lane:
