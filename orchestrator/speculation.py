@@ -81,6 +81,8 @@ class Speculation:
         sequence.statistics.proposed(growth)
         if growth.advance == self._draft.num_advances and (growth.end or len(growth.tree) >= self._num_wanted):
             self._growing = False
+        if not growth.tree:
+            return None  # such as the answer to what a draft of which nothing was asked is told
         if growth.base > sequence.base or growth.base < sequence.num_prompt_tokens:
             return self._refuse(f"a growth from base {growth.base} at base {sequence.base}")
         end = growth.base + len(growth.path) + max(growth.tree.depths, default=-1) + 1

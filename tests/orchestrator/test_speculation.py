@@ -350,3 +350,15 @@ async def test_under_token_and_block_there_are_no_siblings(options):
     commit(sequence, 5)
     speculation.advance(sequence, BUDGET)
     assert draft.budgets == [BUDGET]
+
+
+async def test_a_draft_of_which_nothing_was_asked_for_long_may_say_that_it_knows_the_text():
+    draft = FakeDraft()
+    sequence, speculation = new_sequence(max_tokens=100), Speculation(draft)
+    speculation.advance(sequence, Budget(2, 2))
+    commit(sequence, *range(40))
+    speculation.advance(sequence, Budget())
+    draft.pushed = [Growth(1, sequence.base, (), EMPTY_TREE, GrowthEnd.BUDGET)]
+    commit(sequence, 7)
+    speculation.advance(sequence, Budget())
+    assert not draft.set_aside_for
