@@ -146,7 +146,7 @@ class DraftEngine:
         sequence.tree = sequence.tree.descend(advance.token_ids) if sequence.spec.keyed_by_token else EMPTY_TREE
         sequence.ids.extend(advance.token_ids)
         in_flight = advance.in_flight if advance.budget.max_ahead else EMPTY_TREE
-        sequence.tree = in_flight.merge(sequence.tree)
+        sequence.tree = in_flight.merge(sequence.tree).prefix(2 * MOST_NODES)
         if advance.budget.max_nodes:
             sequence.tree = sequence.tree.trunk()
         sequence.num_siblings = advance.budget.max_siblings
@@ -154,7 +154,7 @@ class DraftEngine:
             sequence,
             advance.number,
             advance.budget,
-            num_flying=len(in_flight),
+            num_flying=min(len(in_flight), len(sequence.tree)),
             # Growing takes in what was committed; where nothing is to be grown, that is done when nobody waits.
             learnt=bool(advance.budget.max_nodes or in_flight),
             superseded=superseded,
@@ -190,6 +190,7 @@ class DraftEngine:
     def step(self) -> Results:
         """One more level of every tree that somebody waits for. Else a pass for prompts that wait for none; and only
         when there are none of those, below what is in flight."""
+        self._batch = []
         results: list[tuple[Key, Growth | SpecdecError]] = []
         for key, work in self._fresh.items():
             results.extend((key, growth) for growth in work.superseded)

@@ -74,8 +74,10 @@ class Account:
             self._live -= num_samples
 
     def spend(self, num_tokens: int) -> None:
-        self._come_back()
-        self._spent += num_tokens
+        """Without a quota nothing is owed, also when one comes later."""
+        if self.key and self.key.tokens_per_minute:
+            self._come_back()
+            self._spent += num_tokens
 
     def _come_back(self) -> None:
         now = self._clock()

@@ -17,6 +17,7 @@ MAX_SAMPLES = 64
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 256
+MAX_RESUMED_IDS = 1 << 18
 MAX_REQUEST_ID = 128
 
 
@@ -38,3 +39,5 @@ def size_problems(message: generation_pb2.GenerateRequest, context_length: int) 
             for index, received in message.resume.items():
                 if len(received.token_ids) > context_length:
                     yield f"resume[{index}]", f"has more ids than the context of {context_length}"
+            if (total := sum(len(received.token_ids) for received in message.resume.values())) > MAX_RESUMED_IDS:
+                yield "resume", f"at most {MAX_RESUMED_IDS} ids in all, not {total}"

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from opentelemetry import trace
 from tokenizers import Tokenizer
@@ -31,6 +32,8 @@ from orchestrator.text import Piece
 from specdec import telemetry
 from specdec.noise import derive_seed
 from specdec.v1 import generation_pb2
+
+_MANY_RECEIVED = 256
 
 _MOST_DRAFT_TOKENS = 8
 """Where nobody named a number."""
@@ -78,7 +81,8 @@ class Generator:
     async def _sample(self, request: Request, index: int, model_digest: str, outbox: Outbox) -> None:
         """Decode one sample into the outbox; an exception goes there too."""
         received = request.resume.get(index, ())
-        sequence = Sequence(
+        make = partial(
+            Sequence,
             request.prompt_ids,
             request.max_tokens,
             request.sampling,
@@ -90,6 +94,8 @@ class Generator:
             received,
             request.cache_salt,
         )
+        # To make text of many ids takes long, in which nobody else must stand still.
+        sequence = await asyncio.to_thread(make) if len(received) > _MANY_RECEIVED else make()
         fixed = request.num_draft_tokens
         controller: Controller = Adaptive(self._costs) if fixed is None else Fixed(fixed)
         ahead, siblings = self._settings.num_ahead_tokens, self._settings.num_siblings

@@ -119,9 +119,13 @@ class Replica:
         if self.link is not None:
             self.link.observe_pass(pass_s)
 
+    def answered(self) -> None:
+        """It does what it should."""
+        self._unproven = max(0, self._unproven - 1)
+
     def observe(self, latency_s: float) -> None:
         """An answer took so long."""
-        self._unproven = max(0, self._unproven - 1)
+        self.answered()
         if self.latency_s is None:
             self.latency_s = latency_s
         else:

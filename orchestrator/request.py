@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from google.protobuf.message import Message
@@ -20,6 +20,7 @@ from specdec.v1 import common_pb2, generation_pb2
 from specdec.wire import read_method
 
 MAX_DRAFT_TOKENS = 64
+_UNKNOWN_FIELDS = 8
 
 _UNSUPPORTED = (
     "chat",
@@ -203,10 +204,14 @@ def _present(message: Message, name: str) -> bool:
     return any(field.name == name for field, _ in message.ListFields())
 
 
-def _unknown_fields(message: Message, name: str = "field") -> Sequence[tuple[str, int]]:
+def _unknown_fields(message: Message, name: str = "field") -> Iterator[tuple[str, int]]:
+    """Of each message the first few: there may be millions, and one is enough to refuse."""
     unknown = UnknownFieldSet(message)
-    found = [(name, unknown[index].field_number) for index in range(len(unknown))]
+    for index in range(min(len(unknown), _UNKNOWN_FIELDS)):
+        yield name, unknown[index].field_number
     for field, value in message.ListFields():
         if isinstance(value, Message):
-            found += _unknown_fields(value, field.name)
-    return found
+            yield from _unknown_fields(value, field.name)
+        elif field.name == "resume":
+            for index, received in value.items():
+                yield from _unknown_fields(received, f"resume[{index}]")

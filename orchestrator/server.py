@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -101,10 +102,13 @@ class OrchestratorServer:
     async def stop(self, grace_s: float = 0.0) -> None:
         """Take no new connections and requests, let the running ones end within the grace, then close."""
         # Connections are told to go away first: a client that holds one takes its next request elsewhere by itself.
+        until = time.monotonic() + grace_s
         closing = asyncio.create_task(self._server.stop(grace_s))
         await self._servicer.drain(grace_s)
         # The last words of the requests get out; a health watch never ends, so nothing is gained by waiting for more.
         await asyncio.wait({closing}, timeout=min(_LAST_WORDS_S, grace_s))
+        # Whose request came while the connections were being told.
+        await self._servicer.drain(max(0.0, until - time.monotonic()))
         # Never two at a time: grpcio's server may crash where one ends while another begins.
         closing.cancel()
         await asyncio.gather(closing, return_exceptions=True)

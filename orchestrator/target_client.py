@@ -153,8 +153,8 @@ class TargetClient:
             self._replica.observe(latency_s)
             self._costs.verified(len(round_.tree), latency_s, timings, num_passes, everybody)
         elif verdict.round:  # an open's answer has a prefill in it
-            # When it came tells nothing: frames that were held up together come together.
-            self._replica.observe((timings.queue_us + timings.pass_us + timings.sample_us) / 1e6)
+            # When it came tells nothing of how long one waits here.
+            self._replica.answered()
             self._costs.went_on(timings, everybody)
         self._replica.observe_pass(timings.pass_us / 1e6)
         return verdict

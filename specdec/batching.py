@@ -1,7 +1,7 @@
 """The step loop: one dedicated thread that owns a model, fed by any number of streams.
 
 Knows when a pass runs and who waits for it; refuses to know what a pass computes or how a stream is written.
-Whatever arrives while the model is busy joins the next pass: continuous batching without timers.
+Whatever arrives while the model is busy joins the next pass, which an engine may put off for a moment.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class StepLoop:
             self._carry_out(orders)
             while not self._inbox.empty():
                 self._carry_out(self._inbox.get())
-            rest_s = self.engine.rest_s
+            rest_s = self._rest_s()
             if rest_s and not self.engine.idle:
                 self.busy_since = None
                 with contextlib.suppress(queue.Empty):
@@ -162,6 +162,13 @@ class StepLoop:
             self.busy_s += time.perf_counter() - started
             self._hand_over(results)
         self.busy_since = None
+
+    def _rest_s(self) -> float:
+        try:
+            return self.engine.rest_s
+        except Exception:  # what only saves time must not cost the model its thread
+            log.exception("how long to wait for others could not be told; nobody is waited for")
+            return 0.0
 
     def _carry_out(self, orders: list[_Order]) -> None:
         for verb, arguments in orders:

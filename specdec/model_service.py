@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 _LAST_WORDS_S = 0.25
 """Between the last answer and the end of the server, so that the news of it gets out."""
 
+_LAST_PASS_S = 5.0
+"""After the grace the pass at hand is waited for, no longer than this."""
+
 _STUCK_STATUS = 3
 """Exit status of a service that gave itself up."""
 
@@ -147,7 +150,11 @@ def run(settings: ServiceSettings, name: str, build: Callable[[], Callable[[], M
             # Any other way out waits for the thread that hangs.
             os._exit(_STUCK_STATUS)
         log.info("draining")
-        await server.stop(settings.shutdown_grace_s)
+        stopping = asyncio.create_task(server.stop(settings.shutdown_grace_s))
+        if not (await asyncio.wait({stopping}, timeout=settings.shutdown_grace_s + _LAST_PASS_S))[0]:
+            log.critical("a pass hangs; the service ends without it")
+            os._exit(_STUCK_STATUS)
+        await stopping
         log.info("stopped")
 
     try:

@@ -24,7 +24,8 @@ HEARTBEAT_S = 0.25
 """A stream with something unanswered is written to at least this often."""
 
 MAX_OPEN_IDS, MAX_UNFINISHED_OPENS = 1 << 21, 1024
-"""Of one open, over all its chunks; and of one stream. No context is that long: nobody is to fill the memory."""
+"""Ids of one open, over all its chunks, and of all unfinished ones of a stream; and how many may be unfinished. No
+context is that long: nobody is to fill the memory."""
 
 
 class Codec(Protocol):
@@ -180,6 +181,8 @@ class _Stream:
             self.unanswered[sequence] = 0
         if (length := len(self._partial[sequence].spec.token_ids)) > MAX_OPEN_IDS:
             raise InvalidArgument([("spec.token_ids", f"at most {MAX_OPEN_IDS}, not {length}")])
+        if message.more and sum(len(each.spec.token_ids) for each in self._partial.values()) > MAX_OPEN_IDS:
+            raise Overloaded(f"the unfinished opens of this stream have more than {MAX_OPEN_IDS} ids")
         if not message.more:
             whole = self._partial.pop(sequence)
             open_ = self._codec.read_open(whole)

@@ -15,6 +15,7 @@ from typing import cast
 
 import grpc
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from specdec.settings import ServiceSettings
@@ -128,7 +129,7 @@ class Tls:
         own = _certificates(cert_file, cert)[0]
         try:
             private = load_pem_private_key(key, password=None)
-        except (ValueError, TypeError):  # the library's words may quote the file
+        except (ValueError, TypeError, UnsupportedAlgorithm):  # the library's words may quote the file
             raise ValueError(f"{key_file} is no private key in PEM without a password") from None
         if private.public_key() != own.public_key():
             raise ValueError(f"{key_file} is not the key of {cert_file}")

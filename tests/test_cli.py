@@ -148,7 +148,10 @@ def test_bad_usage_of_generate_exits_with_2():
     [
         (("target", "--model=x", "--dtype=float7", "--port=-1"), ("--dtype", "--port")),
         (("orchestrator", "--target=nowhere"), ("--target", "not host:port")),
-        (("orchestrator", "--target=127.0.0.1:1", "--tokenizer=/no/such"), ("no tokenizer.json at /no/such",)),
+        (
+            ("orchestrator", "--target=127.0.0.1:1", "--tokenizer=/no/such"),
+            ("/no/such is neither a tokenizer.json, nor a directory with one",),
+        ),
         (("conductor",), ("conductor",)),
     ],
     ids=lambda value: value[0] if value[0].isalpha() else "",

@@ -193,3 +193,30 @@ def test_spots_name_what_is_to_be_grown():
     engine = opened(SamplingParams(0.0))
     engine.submit(A, Advance(1, 3, (), TokenTree.chain([1, 2]), Budget(0, 9, 9)))
     assert engine._spots(engine._works[A]) == (Spot(1, 1), Spot(0, 2), Spot(ROOT, 2))
+
+
+def test_a_branching_tree_in_flight_beside_new_nodes_harms_nobody() -> None:
+    engine = opened(SamplingParams(0.0))
+    branching = TokenTree((4, 5, 6), (-1, -1, 0))
+    engine.submit(A, Advance(1, 3, (), branching, Budget(1, 20, max_ahead=8)))
+    assert rest(engine)[-1].end is not None
+
+
+def test_a_tree_does_not_grow_for_ever_where_nothing_is_committed() -> None:
+    engine = opened(SamplingParams(0.0))
+    for number in range(1, 12):
+        token_ids = tuple(range(8)) * 8
+        chain = TokenTree((number % 8, *token_ids), tuple(range(-1, len(token_ids))))
+        engine.submit(A, Advance(number, 3, (), chain, Budget(0, 300, max_ahead=60)))
+        rest(engine)
+    assert len(engine._works[A].sequence.tree) <= 3 * 256
+
+
+def test_an_answer_without_a_pass_says_nothing_of_the_passes_before() -> None:
+    engine = opened(SamplingParams(0.0))
+    engine.submit(A, Advance(1, 4, (5,), EMPTY_TREE, Budget(2, 2)))
+    engine.step()
+    assert engine.working_on()
+    engine.submit(A, Advance(2, 4, (), EMPTY_TREE, Budget()))
+    assert engine.step()
+    assert not engine.working_on()

@@ -252,3 +252,14 @@ async def test_tokens_are_never_logged(keys: Path, capsys: pytest.CaptureFixture
     assert "are not used" in logged
     for secret in ("a-token", "wrong-token", hashlib.sha256(b"a-token").hexdigest()):
         assert secret not in logged + said
+
+
+def test_a_quota_that_comes_later_is_not_owed_for_what_was_before() -> None:
+    now = [0.0]
+    account = Account(Key(name="a", sha256="0" * 64), lambda: now[0])
+    for _ in range(100):
+        now[0] += 1
+        account.spend(50_000)
+    account.key = Key(name="a", sha256="0" * 64, tokens_per_minute=1000)
+    account.spend(0)
+    assert account._spent == 0

@@ -10,9 +10,10 @@ import pytest
 from bench.table_model import Table, TableVerifier
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator import metrics as orchestrator_metrics
+from orchestrator.api_keys import Account
 from orchestrator.metrics import Metrics, RequestClock
-from orchestrator.sequence import Statistics
 from orchestrator.speculation import Speculation
+from orchestrator.statistics import Statistics
 from specdec.rounds import Budget, GrowthEnd, Verdict
 from specdec.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import generation_pb2
@@ -86,7 +87,7 @@ async def test_a_sequence_that_is_preempted_is_counted_with_that_reason(measured
 async def test_a_parked_sequence_is_counted_and_so_is_its_replay(measured):  # noqa: F811
     async with cluster([TableVerifier(Table())], park_after_s=0.1) as deployment:
         responses = deployment.orchestrator._servicer._responses(
-            generation_pb2.GenerateRequest(**REQUEST | {"max_tokens": 200}), "r"
+            generation_pb2.GenerateRequest(**REQUEST | {"max_tokens": 200}), "r", Account(None)
         )
         async for response in responses:
             if response.HasField("chunk"):

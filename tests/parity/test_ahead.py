@@ -114,7 +114,7 @@ async def test_token_and_block_run_as_plain_chains_beside_it(verification: int) 
         samples = await samples_of(running.client, asked, num_draft_tokens=3)
         assert all(sample.token_ids for sample in samples)
         assert sum(sample.finish.speculation.num_accepted_tokens for sample in samples) > 0
-        assert waits(running) == 1.0
+        assert sum(sample.finish.speculation.num_drafts_on_time for sample in samples) == 0
 
 
 async def test_a_draft_that_cannot_is_not_asked_to() -> None:
