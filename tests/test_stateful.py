@@ -87,7 +87,7 @@ class Service:
             await server.stop()
         else:
             await server._server.grpc.stop(None)
-            await server.servicer.streams.stop()
+            await server.stop()  # what is left of it in this process
 
     async def drain(self) -> None:
         await self.server.stop(PATIENCE_S)
