@@ -42,7 +42,7 @@ start_engine() {
     fi
     [ -e /sys/class/net/docker0 ] && BRIDGE=kept
     local options
-    # What is forbidden differs from sandbox to sandbox. Without iptables published ports go through a proxy.
+    # What is forbidden differs from machine to machine. Without iptables published ports go through a proxy.
     for options in --storage-driver=overlay2 --storage-driver=vfs "--storage-driver=overlay2 --iptables=false" \
         "--storage-driver=vfs --iptables=false"; do
         # shellcheck disable=SC2086
