@@ -128,7 +128,7 @@ class DraftEngine:
         sequence = DraftSequence(open_.spec, ids, memory=memory, num_siblings=num_siblings)
         self._works[key] = self._fresh[key] = _Work(sequence, 0, open_.budget)
 
-    def submit(self, key: Key, advance: Advance) -> None:
+    def submit(self, key: Key, advance: Advance, arrived: float | None = None) -> None:
         work = self._works.get(key)
         if work is None:
             return

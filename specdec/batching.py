@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from specdec.errors import PassFailed, SpecdecError
@@ -41,7 +42,8 @@ class Engine(Protocol):
 
     def open(self, key: Key, open_: Any) -> None: ...
 
-    def submit(self, key: Key, entry: Any) -> None: ...
+    def submit(self, key: Key, entry: Any, arrived: float | None = None) -> None:
+        """``arrived``: when it was here, which may be a pass ago (time.perf_counter); None: now."""
 
     def close(self, key: Key) -> None:
         """Release everything of the sequence at once. Unknown keys are ignored."""
@@ -95,7 +97,8 @@ class StepLoop:
         self._orders.append((self._guarded, (self.engine.open, key, open_)))
 
     def submit(self, key: Key, entry: object) -> None:
-        self._orders.append((self._guarded, (self.engine.submit, key, entry)))
+        submit = partial(self.engine.submit, arrived=time.perf_counter())
+        self._orders.append((self._guarded, (submit, key, entry)))
 
     def close(self, key: Key) -> None:
         self._orders.append((self._close, (key,)))

@@ -154,7 +154,7 @@ class TargetEngine:
         if self._sequences and foreseen + _foreseen(spec, num_ids) > num_slots:
             raise Overloaded(f"{foreseen} of {num_slots} KV slots are spoken for", _RETRY_AFTER_S)
 
-    def submit(self, key: Key, round_: Round) -> None:
+    def submit(self, key: Key, round_: Round, arrived: float | None = None) -> None:
         sequence = self._sequences.get(key)
         if sequence is None:
             return
@@ -179,7 +179,7 @@ class TargetEngine:
             raise ContextExceeded(f"the tree reaches beyond the context of {limit}")
         sequence.pending = round_
         sequence.run_on = 0
-        sequence.since = time.perf_counter()
+        sequence.since = time.perf_counter() if arrived is None else arrived
         self._gathering.back(key, sequence.since)
 
     def close(self, key: Key) -> None:

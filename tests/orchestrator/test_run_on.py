@@ -49,9 +49,9 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
     asked: list[Round] = []
     submit = TargetEngine.submit
 
-    def counting(engine: TargetEngine, key: Any, round_: Round) -> None:
+    def counting(engine: TargetEngine, key: Any, round_: Round, arrived: float | None = None) -> None:
         asked.append(round_)
-        submit(engine, key, round_)
+        submit(engine, key, round_, arrived)
 
     monkeypatch.setattr(TargetEngine, "submit", counting)
     return asked

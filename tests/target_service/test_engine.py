@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -417,3 +419,11 @@ def test_draining_lets_a_long_prefill_end():
     engine.drain()
     assert list(engine.step()) == []
     assert [type(result) for _, result in engine.step()] == [Verdict, Draining]
+
+
+def test_a_round_waits_from_when_it_came_and_not_from_when_the_model_took_it():
+    """Else who came during a pass would seem to have been away for all of it."""
+    engine, _ = opened()
+    engine.submit(A, Round(1, 3), arrived=time.perf_counter() - 5)
+    [(_, verdict)] = engine.step()
+    assert verdict.timings.queue_us >= 5_000_000
