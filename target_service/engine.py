@@ -179,8 +179,10 @@ class TargetEngine:
             raise ContextExceeded(f"the tree reaches beyond the context of {limit}")
         sequence.pending = round_
         sequence.run_on = 0
-        sequence.since = time.perf_counter() if arrived is None else arrived
-        self._gathering.back(key, sequence.since)
+        arrived = time.perf_counter() if arrived is None else arrived
+        self._gathering.back(key, arrived)
+        # A round that comes while the target goes on has waited since the verdict before it.
+        sequence.since = max(arrived, sequence.since)
 
     def close(self, key: Key) -> None:
         self._gathering.gone(key)

@@ -424,6 +424,11 @@ def test_draining_lets_a_long_prefill_end():
 def test_a_round_waits_from_when_it_came_and_not_from_when_the_model_took_it():
     """Else who came during a pass would seem to have been away for all of it."""
     engine, _ = opened()
-    engine.submit(A, Round(1, 3), arrived=time.perf_counter() - 5)
+    arrived = time.perf_counter()
+    time.sleep(0.02)
+    engine.submit(A, Round(1, 3), arrived=arrived)
     [(_, verdict)] = engine.step()
-    assert verdict.timings.queue_us >= 5_000_000
+    assert verdict.timings.queue_us >= 20_000
+    engine.submit(A, Round(2, 4), arrived=arrived)  # the verdict came after it
+    [(_, verdict)] = engine.step()
+    assert verdict.timings.queue_us < 20_000
