@@ -72,7 +72,8 @@ class DraftClient:
             # A chain that is verified against its distribution is never drawn before the first token is known.
             if self._lane is None or sequence.keyed_by_token or not sequence.num_committed:
                 return self._lane is not None
-        self._costs.foreseen(bool(in_flight))
+        if sequence.keyed_by_token:
+            self._costs.foreseen(bool(in_flight))  # the others always wait, which says nothing of these
         self._tell(self._lane, sequence, budget, in_flight)
         return True
 

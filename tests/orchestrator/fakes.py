@@ -16,6 +16,12 @@ def new_sequence(prompt=(1, 2), max_tokens=20, method=Method.COUPLED, temperatur
     return Sequence(prompt, max_tokens, SamplingParams(temperature), 0, method, **options)
 
 
+def commit(sequence: Sequence, *token_ids: int) -> None:
+    """One verdict each."""
+    for token_id in token_ids:
+        sequence.extend(EMPTY_TREE, Verdict(1, sequence.base, (), token_id))
+
+
 class FakeDraft:
     """In place of DraftClient: gives the growths of a script, None for a loss.
 

@@ -151,6 +151,19 @@ def test_all_that_wait_share_a_pass_and_each_gets_its_own():
     assert (load.kv_slots_used, load.kv_slots_total) == (300, 5000)
 
 
+def test_a_round_waits_from_when_it_came_and_not_from_when_the_model_took_it():
+    """Else who came during a pass would seem to have been away for all of it."""
+    engine, _ = opened()
+    arrived = time.perf_counter()
+    time.sleep(0.02)
+    engine.submit(A, Round(1, 3), arrived=arrived)
+    [(_, verdict)] = engine.step()
+    assert verdict.timings.queue_us >= 20_000
+    engine.submit(A, Round(2, 4), arrived=arrived - 1000)  # the verdict came after it
+    [(_, verdict)] = engine.step()
+    assert verdict.timings.queue_us < 900_000_000
+
+
 # --- older bases --------------------------------------------------------------------------------------------
 
 
@@ -419,16 +432,3 @@ def test_draining_lets_a_long_prefill_end():
     engine.drain()
     assert list(engine.step()) == []
     assert [type(result) for _, result in engine.step()] == [Verdict, Draining]
-
-
-def test_a_round_waits_from_when_it_came_and_not_from_when_the_model_took_it():
-    """Else who came during a pass would seem to have been away for all of it."""
-    engine, _ = opened()
-    arrived = time.perf_counter()
-    time.sleep(0.02)
-    engine.submit(A, Round(1, 3), arrived=arrived)
-    [(_, verdict)] = engine.step()
-    assert verdict.timings.queue_us >= 20_000
-    engine.submit(A, Round(2, 4), arrived=arrived - 1000)  # the verdict came after it
-    [(_, verdict)] = engine.step()
-    assert verdict.timings.queue_us < 900_000_000

@@ -1,0 +1,103 @@
+"""More than a chain: what grows ahead of the verdict, and the runners-up that are verified beside it."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.sequence import Sequence
+from orchestrator.speculation import Speculation
+from specdec.rounds import Budget, Growth, GrowthEnd
+from specdec.sequence import Method
+from specdec.tree import EMPTY_TREE, TokenTree
+from tests.orchestrator.fakes import FakeDraft, commit, new_sequence
+
+chain = TokenTree.chain
+
+
+def flying(draft: FakeDraft, **options) -> tuple[Sequence, Speculation]:
+    """The base is 3, and [6, 7] is being verified."""
+    sequence, speculation = new_sequence(**options), Speculation(draft, max_ahead=20)
+    speculation.advance(sequence, Budget())
+    commit(sequence, 5)
+    speculation.advance(sequence, Budget(2, 2))
+    draft.grow(3, chain([6, 7]), end=None)
+    return sequence, speculation
+
+
+async def test_what_was_asked_for_is_verified_while_more_may_come():
+    draft = FakeDraft()
+    sequence, speculation = flying(draft)
+    assert draft.budgets == [Budget(2, 5, 20)]
+    assert await speculation.next(sequence) == chain([6, 7])
+
+
+@pytest.mark.parametrize(
+    ("committed", "left"), [([6, 7, 8], [9, 1]), ([6, 2], [3, 4]), ([4], [5])], ids=["bonus", "correction", "first"]
+)
+async def test_a_verdict_that_was_foreseen_has_its_next_tree_at_once(committed, left):
+    draft = FakeDraft()
+    sequence, speculation = flying(draft)
+    await speculation.next(sequence)
+    tree = chain([6, 7, 8, 9, 1]).merge(chain([6, 2, 3, 4])).merge(chain([4, 5]))
+    draft.pushed = [Growth(1, 3, (), tree, None)]
+    commit(sequence, *committed)
+    speculation.advance(sequence, Budget(2, 2))
+    assert draft.budgets[-1] == Budget(0, 5, 20)
+    assert draft.in_flight[-1] == chain(left)
+    assert await speculation.next(sequence) == chain(left), "nobody was asked for it"
+    assert not draft.set_aside_for
+
+
+async def test_a_verdict_that_was_not_foreseen_waits_as_without():
+    draft = FakeDraft()
+    sequence, speculation = flying(draft)
+    await speculation.next(sequence)
+    draft.pushed = [Growth(1, 3, (), chain([6, 7, 8]), None)]
+    commit(sequence, 6, 1)
+    speculation.advance(sequence, Budget(2, 2))
+    assert (draft.budgets[-1], draft.in_flight[-1]) == (Budget(2, 5, 20), EMPTY_TREE)
+    draft.script += [Growth(1, 3, (), chain([6, 7, 8, 9]), GrowthEnd.SUPERSEDED)]
+    draft.grow(5, chain([3, 4]), end=None)
+    assert await speculation.next(sequence) == chain([3, 4])
+
+
+async def test_near_the_end_nothing_is_grown_that_could_not_be_used():
+    draft = FakeDraft()
+    sequence, speculation = new_sequence(max_tokens=5), Speculation(draft, max_ahead=20)
+    speculation.advance(sequence, Budget(4, 4))
+    commit(sequence, 5)
+    speculation.advance(sequence, Budget(3, 3))
+    assert draft.budgets[-1].max_depth == 3
+
+
+async def test_a_draft_that_grows_ahead_deeper_than_it_may_is_set_aside():
+    draft = FakeDraft()
+    sequence, speculation = flying(draft)
+    await speculation.next(sequence)
+    draft.pushed = [Growth(1, 3, (), chain(range(6)), None)]
+    commit(sequence, 6, 7, 8)
+    speculation.advance(sequence, Budget(2, 2))
+    assert draft.set_aside_for
+
+
+@pytest.mark.parametrize("max_ahead", [0, 20])
+async def test_siblings_are_verified_with_their_chain_and_none_that_lacks_is_waited_for(max_ahead):
+    draft = FakeDraft()
+    sequence, speculation = new_sequence(), Speculation(draft, max_ahead, max_siblings=2)
+    speculation.advance(sequence, Budget())
+    commit(sequence, 5)
+    speculation.advance(sequence, Budget(2, 2))
+    assert draft.budgets[-1].max_siblings == 2
+    tree = TokenTree((6, 7, 1, 2), (-1, 0, -1, 0))  # one each: the vocabulary is small
+    draft.grow(3, tree, end=None if max_ahead else GrowthEnd.BUDGET)
+    assert await speculation.next(sequence) == tree
+
+
+@pytest.mark.parametrize("further", [dict(max_ahead=20), dict(max_siblings=2)], ids=str)
+@pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])
+async def test_under_token_and_block_there_is_nothing_but_the_chain(method, further):
+    draft, budget = FakeDraft(), Budget(max_nodes=4, max_depth=4)
+    sequence, speculation = new_sequence(method=method), Speculation(draft, **further)
+    commit(sequence, 5)
+    speculation.advance(sequence, budget)
+    assert draft.budgets == [budget]
