@@ -244,6 +244,18 @@ async def test_lists_of_an_open_and_a_round_have_bounds() -> None:
         await service.nothing_left(open_streams=1)
 
 
+async def test_the_ids_of_all_unfinished_opens_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MAX_OPEN_IDS", 100)
+    async with target(LmVerifier(runner())) as service:
+        stream = service.stream()
+        await stream.send(opens=[target_open(number, token_ids=[1] * 60, more=True) for number in (1, 2)])
+        assert isinstance(await stream.error(2), Overloaded)
+        await stream.send(opens=[target_open(1)])
+        assert (await stream.answer(1)).base == 63
+        await stream.send(closes=[1])
+        await service.nothing_left(open_streams=1)
+
+
 async def test_an_open_that_never_ends_is_refused_and_so_are_too_many_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MAX_OPEN_IDS", 100)
     monkeypatch.setattr(streams, "MAX_UNFINISHED_OPENS", 3)

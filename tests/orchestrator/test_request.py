@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from orchestrator import bounds
 from orchestrator.bounds import MAX_PROMPT_BYTES
 from orchestrator.request import Request, read_request
 from specdec.errors import ContextExceeded, InvalidArgument
@@ -214,6 +215,27 @@ def test_a_field_of_a_later_contract_is_refused_by_number():
     request.MergeFromString(b"\xc0\x3e\x01")
     problems = refused(request)
     assert "1000" in problems["field"]
+
+
+def test_a_field_of_a_later_contract_is_found_in_what_a_client_received_before():
+    request = message(seed=1, resume={0: {"token_ids": [1]}})
+    request.resume[0].MergeFromString(b"\xc0\x3e\x01")
+    assert "1000" in refused(request)["resume[0]"]
+
+
+def test_of_very_many_unknown_fields_a_few_are_looked_at():
+    request = message()
+    request.MergeFromString(b"\xc0\x3e\x01" * 10_000)
+    with pytest.raises(InvalidArgument) as caught:
+        read(request)
+    assert 0 < len(caught.value.violations) < 32
+
+
+def test_the_ids_of_all_resumed_samples_together_are_bounded(monkeypatch):
+    monkeypatch.setattr(bounds, "MAX_RESUMED_IDS", 30)
+    received = {"token_ids": [1] * 11}
+    assert "30" in refused(n=3, seed=1, resume={0: received, 1: received, 2: received})["resume"]
+    assert len(read(n=2, seed=1, max_tokens=15, resume={0: received, 1: received}).resume) == 2
 
 
 def test_all_problems_are_named_at_once():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -149,5 +150,25 @@ async def test_a_service_that_is_stuck_ends_with_a_status_of_failure() -> None:
                 await asyncio.sleep(0.05)
         assert stuck.returncode == 3
         assert "gives itself up" in stuck.log_tail()
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+
+
+async def test_a_service_that_hangs_while_it_drains_ends_all_the_same() -> None:
+    poison = 7
+    flags = [f"--hang-on-token={poison}", "--shutdown-grace-s=0.2"]
+    async with Lab(1).deployment(num_drafts=0, target=flags) as found:
+        [hanging] = found.targets
+        asked = Asked((1, 2, poison), 8, seed=3, temperature=0.0, timeout_s=20.0)
+        request = asyncio.create_task(ask(found.client, asked))
+        async with asyncio.timeout(PATIENCE_S):
+            while not (await found.loads())[0].waiting_sequences:
+                await asyncio.sleep(0.02)
+        hanging.signal(signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE_S):
+            while hanging.returncode is None:
+                await asyncio.sleep(0.05)
+        assert hanging.returncode == 3
+        assert "a pass hangs" in hanging.log_tail()
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
