@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import logging
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,9 +16,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from specdec.changing import Changing
 from specdec.errors import InvalidArgument, Overloaded, Unauthenticated
-
-log = logging.getLogger(__name__)
 
 _SCHEME = "bearer "
 
@@ -94,19 +91,17 @@ class ApiKeys:
     """
 
     def __init__(self, file: str = "", clock: Callable[[], float] = time.monotonic) -> None:
-        self._file = file
         self._clock = clock
         self._anybody = Account(None)
         self._accounts: dict[str, Account] = {}  # by name, so that a quota survives a change of the file
-        self._seen = self._stamp()
-        if file:
-            self._read()
+        self._keys = Changing([file], lambda: read_keys(file)) if file else None
+        self._read = -1  # the version that the accounts are of
 
     def account(self, authorization: str | None) -> Account:
         """Of whoever sent this ``authorization`` metadata. Raises Unauthenticated."""
-        if not self._file:
+        if self._keys is None:
             return self._anybody
-        self._read_again()
+        self._open_accounts(self._keys)
         if not authorization or not authorization.lower().startswith(_SCHEME):
             raise Unauthenticated("an API key is required, as metadata: authorization: Bearer KEY")
         digest = hashlib.sha256(authorization[len(_SCHEME) :].strip().encode()).hexdigest()
@@ -119,24 +114,11 @@ class ApiKeys:
             raise Unauthenticated("this API key is not known here")
         return found
 
-    def _read_again(self) -> None:
-        if (stamp := self._stamp()) != self._seen:
-            self._seen = stamp
-            try:
-                self._read()
-                log.info("API keys read again", extra={"num_keys": len(self._accounts)})
-            except ValueError as error:
-                log.error("the new API keys are not used, the old ones stay", extra={"reason": str(error)})
-
-    def _stamp(self) -> object:
-        try:
-            stat = os.stat(self._file) if self._file else None
-        except OSError as error:
-            return str(error)
-        return stat and (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-
-    def _read(self) -> None:
-        keys = read_keys(self._file)
+    def _open_accounts(self, changing: Changing[list[Key]]) -> None:
+        keys = changing.current()
+        if self._read == changing.version:
+            return
+        self._read = changing.version
         accounts = {}
         for key in keys:
             accounts[key.name] = account = self._accounts.get(key.name) or Account(key, self._clock)

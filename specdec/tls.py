@@ -6,9 +6,6 @@ Knows files, X.509 and gRPC's credentials; refuses to know who may call what (sp
 from __future__ import annotations
 
 import datetime
-import logging
-import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -18,9 +15,8 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from specdec.changing import Changing
 from specdec.settings import ServiceSettings
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +41,19 @@ class Tls:
         if bool(cert) != bool(key):
             raise ValueError("a certificate and its key go together: one of the two is missing")
         self.files = (ca, cert, key)
-        self.version = 0
-        """Rises with every change of the files that was taken over."""
         self._owner = owner
-        self._lock = threading.Lock()  # gRPC asks from its own threads at every handshake
-        self._seen = self._stamp()
         try:
-            self._pems = self._read()
+            self._changing = Changing(self.files, self._read)
         except OSError as error:
             raise ValueError(f"{error.filename}: {error.strerror}") from error
 
+    @property
+    def version(self) -> int:
+        """Rises with every change of the files that was taken over."""
+        return self._changing.version
+
     def current(self) -> Pems:
-        with self._lock:
-            if (stamp := self._stamp()) != self._seen:
-                self._seen = stamp
-                try:
-                    self._pems = self._read()
-                    self.version += 1
-                    log.info("certificates read again", extra={"cert": self.files[1]})
-                except (OSError, ValueError) as error:
-                    # Half of a change, perhaps: a certificate and its key are seldom written in one go.
-                    log.error("the new certificates are not used, the old ones stay", extra={"reason": str(error)})
-            return self._pems
+        return self._changing.current()
 
     def problem(self) -> str:
         """What is wrong with this side's own certificate by now; a service that runs long may see it expire."""
@@ -108,13 +95,6 @@ class Tls:
         # The stubs do not say that None stands for no change.
         fetch = cast(Callable[[], grpc.ServerCertificateConfiguration], changed)
         return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=ask_callers)
-
-    def _stamp(self) -> object:
-        try:
-            stats = [os.stat(file) for file in self.files if file]
-        except OSError as error:
-            return str(error)
-        return [(stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats]
 
     def _read(self) -> Pems:
         ca, cert, key = (_bytes(file) for file in self.files)
