@@ -1,7 +1,8 @@
 """``specdec bench rounds``: what a round costs beside the models, from 1 to 1,024 sequences at a time.
 
 Target, draft and orchestrator are processes of their own around table models that take no time; this process is the
-load. So everything measured is message path: gRPC, protobuf, asyncio, the engines and the loop.
+load. So everything measured is message path: gRPC, protobuf, asyncio, the engines and the loop. The same processes
+with gRPC alone in them (bench.bare_rounds) are measured in the same run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from bench.bare_rounds import bare_round_ms
 from specdec.client import Client
 from specdec.processes import Service, free_ports, healthy, paired, service
 
@@ -54,6 +56,7 @@ def main(
     """Measure the message path with table models that take no time."""
     console = Console()
     counts = sequences or [1, 4, 16, 64, 256, 1024]
+    bare_ms = statistics.median(bare_round_ms(rounds // 3, free_ports(3)) for _ in range(repeats))
     rows = asyncio.run(_measure(console, counts, num_draft_tokens, acceptance, rounds, repeats))
     table = Table(box=None, header_style="bold")
     for column in ("sequences", "rounds/s", "tokens/s", "ms p50", "ms p99", "target", "draft", "orchestrator"):
@@ -69,17 +72,23 @@ def main(
         )
     console.print(table)
     console.print(f"CPU time per round and process; K = {num_draft_tokens}; {os.cpu_count()} cores", highlight=False)
-    result = {"rows": [asdict(row) for row in rows], "ratios": _ratios({row.sequences: row for row in rows})}
+    console.print(f"gRPC alone, one sequence: {bare_ms:.2f} ms a round", highlight=False)
+    result = {
+        "rows": [asdict(row) for row in rows],
+        "bare_ms": bare_ms,
+        "ratios": _ratios({row.sequences: row for row in rows}, bare_ms),
+    }
     console.print_json(json.dumps(result["ratios"]))
     if json_file:
         with open(json_file, "w") as file:
             json.dump(result, file, indent=1)
 
 
-def _ratios(rows: dict[int, Row]) -> dict[str, float]:
+def _ratios(rows: dict[int, Row], bare_ms: float) -> dict[str, float]:
     ratios = {}
     if 1 in rows:
         ratios["overhead_ms_per_round_1"] = round(rows[1].overhead_ms_p50, 3)
+        ratios["overhead_over_bare_1"] = round(rows[1].overhead_ms_p50 / bare_ms, 2)
     if 64 in rows:
         ratios["rounds_per_s_64"] = round(rows[64].rounds_per_s)
     if 256 in rows:
