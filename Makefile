@@ -23,8 +23,9 @@ $(READY): pyproject.toml constraints.txt
 demo: setup ## Serve the bundled pair and generate with and without speculation
 	@$(BIN)/specdec demo
 
+# By files, whose fixtures start services once for all their tests. Many tests wait for processes more than they compute.
 test: setup ## Run every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: setup ## Lint and type-check
 	$(BIN)/ruff check .
