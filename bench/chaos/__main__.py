@@ -17,13 +17,16 @@ from bench.chaos import (
     casualties,
     clients,
     drafts,
+    endurance,
     network,
     overload,
     processes,
     protocol,
     restarts,
+    scaling,
     security,
     starts,
+    surroundings,
     versions,
 )
 from bench.chaos.lab import Lab
@@ -37,13 +40,16 @@ ROWS: dict[int, Row] = {
         processes,
         network,
         drafts,
+        endurance,
         protocol,
         clients,
         overload,
         casualties,
         restarts,
+        scaling,
         security,
         starts,
+        surroundings,
         versions,
     )
     for name, row in vars(module).items()

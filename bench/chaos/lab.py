@@ -32,11 +32,13 @@ _STOP_TIMEOUT_S = 15.0
 
 
 class Process:
-    """``python -m MODULE --port=P ...``: started, and started again, at one port."""
+    """``python -m MODULE --port=P ...``: started, and started again, at one port; 0: a free one."""
 
-    def __init__(self, module: str, arguments: Sequence[str], prefix: Sequence[str] = (), host: str = "127.0.0.1"):
+    def __init__(
+        self, module: str, arguments: Sequence[str], prefix: Sequence[str] = (), host: str = "127.0.0.1", port: int = 0
+    ) -> None:
         self.module = module
-        self.port = free_ports(1)[0]
+        self.port = port or free_ports(1)[0]
         self.address = f"{host}:{self.port}"
         self.log = tempfile.NamedTemporaryFile(prefix="chaos-", suffix=".log")  # noqa: SIM115
         self.num_starts = 0
