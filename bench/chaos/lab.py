@@ -25,6 +25,7 @@ from specdec.client import Client
 from specdec.errors import SpecdecError
 from specdec.processes import StartError, free_ports, is_serving
 from specdec.rounds import Load
+from specdec.tls import Tls
 from specdec.v1 import common_pb2, draft_pb2_grpc, generation_pb2, target_pb2_grpc
 from specdec.wire import read_load
 
@@ -174,9 +175,9 @@ async def until(predicate: Callable[[], Any], timeout_s: float, every_s: float =
     return float("inf")
 
 
-async def load_of(address: str, role: str) -> Load:
+async def load_of(address: str, role: str, tls: Tls | None = None) -> Load:
     """What a model service says of itself."""
-    async with rpc.channel(address) as channel:
+    async with rpc.channel(address, tls, role if tls else "") as channel:
         stub: Any = (target_pb2_grpc.TargetServiceStub if role == "target" else draft_pb2_grpc.DraftServiceStub)(
             channel
         )
