@@ -1,7 +1,7 @@
 """``specdec bench soak``: many short requests, some cancelled, and what is left of them in each process.
 
-Table models behind the real services as processes. Memory, descriptors, threads, sequences and streams are read after
-equal numbers of requests; what grows after the warm-up is a leak.
+Table models behind the real services as processes. Memory, descriptors, threads, tasks, sequences and streams are read
+after equal numbers of requests; what grows after the warm-up is a leak.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import asyncio
 import json
 import os
 import random
+import urllib.request
+from collections.abc import Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
@@ -36,6 +38,28 @@ class Reading:
     rss_kib: int
     descriptors: int
     threads: int
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Soaked:
+    """What was read of each process, and what is left in the services when nobody generates."""
+
+    readings: dict[str, list[Reading]]
+    left: dict[str, int]
+
+    def kib_per_10000(self, process: str) -> float:
+        """How fast its memory grows after the warm-up, least squares."""
+        late = self.late(process)
+        x = [reading.requests for reading in late]
+        y = [reading.rss_kib for reading in late]
+        mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+        slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
+        return slope * 10_000
+
+    def late(self, process: str) -> list[Reading]:
+        """Without the warm-up."""
+        return self.readings[process][_PARTS // 2 :]
 
 
 def main(
@@ -47,54 +71,54 @@ def main(
 ) -> None:
     """Run many short requests and show what grows."""
     console = Console()
-    readings, left = asyncio.run(_soak(console, requests, concurrency, cancelled, seed))
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("requests", total=requests)
+        soaked = asyncio.run(
+            soak(requests, concurrency, cancelled, random.Random(seed), lambda done: progress.advance(task, done))
+        )
     table = Table(box=None, header_style="bold")
-    for column in ("process", "KiB per 10,000 requests", "RSS MiB", "descriptors", "threads"):
+    for column in ("process", "KiB per 10,000 requests", "RSS MiB", "descriptors", "threads", "tasks"):
         table.add_column(column, justify="left" if column == "process" else "right")
-    ratios: dict[str, float] = {}
-    for name in dict.fromkeys(reading.process for reading in readings):
-        mine = [reading for reading in readings if reading.process == name]
-        slope = _slope(mine[_PARTS // 2 :]) * 10_000
-        ratios[f"rss_kib_per_10000_{name}"] = round(slope, 1)
+    for name, mine in soaked.readings.items():
+        first, last = mine[0], mine[-1]
         table.add_row(
             name,
-            f"{slope:.0f}",
-            f"{mine[0].rss_kib / 1024:.1f} .. {mine[-1].rss_kib / 1024:.1f}",
-            f"{mine[0].descriptors} .. {mine[-1].descriptors}",
-            f"{mine[0].threads} .. {mine[-1].threads}",
+            f"{soaked.kib_per_10000(name):.0f}",
+            f"{first.rss_kib / 1024:.1f} .. {last.rss_kib / 1024:.1f}",
+            f"{first.descriptors} .. {last.descriptors}",
+            f"{first.threads} .. {last.threads}",
+            f"{first.tasks} .. {last.tasks}",
         )
     console.print(table)
-    console.print(f"left behind: {left}", highlight=False)
+    console.print(f"left behind: {soaked.left}", highlight=False)
     if json_file:
+        readings = [asdict(reading) for mine in soaked.readings.values() for reading in mine]
+        ratios = {f"rss_kib_per_10000_{name}": round(soaked.kib_per_10000(name), 1) for name in soaked.readings}
         with open(json_file, "w") as file:
-            json.dump({"readings": [asdict(r) for r in readings], "left": left, "ratios": ratios}, file, indent=1)
+            json.dump({"readings": readings, "left": soaked.left, "ratios": ratios}, file, indent=1)
 
 
-def _slope(readings: list[Reading]) -> float:
-    """KiB per request, least squares."""
-    x = [reading.requests for reading in readings]
-    y = [reading.rss_kib for reading in readings]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
-
-
-async def _soak(
-    console: Console, requests: int, concurrency: int, cancelled: float, seed: int
-) -> tuple[list[Reading], dict[str, int]]:
-    chance = random.Random(seed)
-    target_port, draft_port, port = free_ports(3)
+async def soak(
+    requests: int,
+    concurrency: int,
+    cancelled: float,
+    chance: random.Random,
+    advance: Callable[[int], object] = lambda done: None,
+) -> Soaked:
+    """``advance`` is told of every part of the requests that is done."""
+    names = ("target", "draft", "orchestrator")
+    ports = dict(zip(names, free_ports(3), strict=True))
+    metrics_ports = dict(zip(names, free_ports(3), strict=True))
     async with AsyncExitStack() as stack:
 
-        async def start(module: str, port: int, *arguments: str) -> Service:
-            return await stack.enter_async_context(service(module, port, [*arguments, "--log-level=WARNING"]))
+        async def start(name: str, module: str, *arguments: str) -> Service:
+            flags = [*arguments, f"--metrics-port={metrics_ports[name]}", "--log-level=WARNING"]
+            return await stack.enter_async_context(service(module, ports[name], flags))
 
-        services = {
-            "target": await start("bench.table_service target", target_port),
-            "draft": await start("bench.table_service draft", draft_port),
-        }
+        services = {name: await start(name, f"bench.table_service {name}") for name in ("target", "draft")}
         services["orchestrator"] = await start(
             "orchestrator",
-            port,
+            "orchestrator",
             f"--target={services['target'].address}",
             f"--draft={services['draft'].address}",
             f"--max-live-sequences={concurrency}",
@@ -105,15 +129,15 @@ async def _soak(
             await healthy(each)
         await paired(services["orchestrator"])
         client = await stack.enter_async_context(Client(services["orchestrator"].address))
-        readings = []
-        with Progress(console=console, transient=True) as progress:
-            task = progress.add_task("requests", total=requests)
-            for part in range(_PARTS):
-                await _burst(client, requests // _PARTS, concurrency, cancelled, chance)
-                progress.advance(task, requests // _PARTS)
-                await _settled(client)
-                readings += [_read(each, name, (part + 1) * requests // _PARTS) for name, each in services.items()]
-        return readings, await _left(services, client)
+        readings: dict[str, list[Reading]] = {name: [] for name in names}
+        for part in range(1, _PARTS + 1):
+            await _burst(client, requests // _PARTS, concurrency, cancelled, chance)
+            await _settled(client)
+            for name in names:
+                tasks = await asyncio.to_thread(_tasks, metrics_ports[name])
+                readings[name].append(_read(services[name], name, part * requests // _PARTS, tasks))
+            advance(requests // _PARTS)
+        return Soaked(readings, await _left(services, client))
 
 
 async def _burst(client: Client, requests: int, concurrency: int, cancelled: float, chance: random.Random) -> None:
@@ -146,12 +170,18 @@ async def _settled(client: Client) -> None:
         await asyncio.sleep(0.05)
 
 
-def _read(service: Service, name: str, requests: int) -> Reading:
+def _tasks(metrics_port: int) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return int(float(next(line for line in lines if line.startswith("specdec_event_loop_tasks")).split()[-1]))
+
+
+def _read(service: Service, name: str, requests: int, tasks: int) -> Reading:
     pid = service.process.pid
     with open(f"/proc/{pid}/status") as file:
         fields = dict(line.split(":", 1) for line in file)
     descriptors = len(os.listdir(f"/proc/{pid}/fd"))
-    return Reading(requests, name, int(fields["VmRSS"].split()[0]), descriptors, int(fields["Threads"]))
+    return Reading(requests, name, int(fields["VmRSS"].split()[0]), descriptors, int(fields["Threads"]), tasks)
 
 
 async def _left(services: dict[str, Service], client: Client) -> dict[str, int]:

@@ -18,7 +18,6 @@ from specdec.rounds import ModelInfo
 
 log = logging.getLogger(__name__)
 
-_RESOLVE_EVERY_S = 5.0
 _COMPARE_EVERY_S = 1.0
 _SLOW_FACTOR, _SLOW_MARGIN_S = 3.0, 0.03
 """A replica is slow if it takes so many times, and so much more, than the fastest."""
@@ -27,12 +26,13 @@ _SLOW_FACTOR, _SLOW_MARGIN_S = 3.0, 0.03
 class Pool:
     """``async with`` finds all endpoints of ``addresses`` (host:port) and keeps them connected."""
 
-    def __init__(self, role: Role, addresses: Sequence[str]) -> None:
+    def __init__(self, role: Role, addresses: Sequence[str], resolve_every_s: float = 5.0) -> None:
         self.replicas: list[Replica] = []
         self.unresolved: dict[str, str] = {}  # address -> why
         self.replays = ReplayGate(lambda: sum(replica.ready for replica in self.replicas))
         self._role = role
         self._addresses = addresses
+        self._resolve_every_s = resolve_every_s
         self._endpoints: dict[str, set[str]] = {}  # of each address, as last resolved
         self._changed = asyncio.Event()
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
@@ -90,7 +90,7 @@ class Pool:
 
     async def _keep_resolving(self) -> None:
         while True:
-            await asyncio.sleep(_RESOLVE_EVERY_S)
+            await asyncio.sleep(self._resolve_every_s)
             await self._resolve()
 
     async def _resolve(self) -> None:

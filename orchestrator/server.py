@@ -68,8 +68,10 @@ class OrchestratorServer:
             return draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo
 
         certificates = tls.of(settings, "orchestrator")
-        self.targets = Pool(Role("target", target_link, target_info, self._admit_target, certificates), settings.target)
-        self.drafts = Pool(Role("draft", draft_link, draft_info, self._admit_draft, certificates), settings.draft)
+        target = Role("target", target_link, target_info, self._admit_target, certificates)
+        draft = Role("draft", draft_link, draft_info, self._admit_draft, certificates)
+        self.targets = Pool(target, settings.target, settings.resolve_every_s)
+        self.drafts = Pool(draft, settings.draft, settings.resolve_every_s)
         self._servicer = GenerationServicer(self.targets, self.drafts, tokenizer, settings, Metrics())
         pool_metrics.observe(
             self.targets, self.drafts, lambda: self.live_sequences, lambda: self._servicer.waiting_requests

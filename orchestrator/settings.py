@@ -29,6 +29,7 @@ class OrchestratorSettings(ServiceSettings):
         0, ge=0, le=8, description="runners-up verified beside each draft token; pays where a target's rows are free"
     )
     request_timeout_s: float = Field(600.0, gt=0, description="no request runs longer")
+    resolve_every_s: float = Field(5.0, gt=0, description="how often the names of targets and drafts are looked up")
     target_wait_s: float = Field(30.0, gt=0, description="how long a request waits for a target to be there")
     watchdog_s: float = Field(1.0, gt=0, description="silence after which a replica counts as lost")
     stuck_after_s: float = Field(

@@ -17,13 +17,16 @@ from bench.chaos import (
     casualties,
     clients,
     drafts,
+    endurance,
     network,
     overload,
     processes,
     protocol,
     restarts,
+    scaling,
     security,
     starts,
+    surroundings,
     versions,
 )
 from bench.chaos.lab import Lab
@@ -37,13 +40,16 @@ ROWS: dict[int, Row] = {
         processes,
         network,
         drafts,
+        endurance,
         protocol,
         clients,
         overload,
         casualties,
         restarts,
+        scaling,
         security,
         starts,
+        surroundings,
         versions,
     )
     for name, row in vars(module).items()
@@ -88,13 +94,14 @@ def main(
             took_s = time.monotonic() - started
             verdict = "[green]pass[/]" if outcome.passed else "[red]FAIL[/]"
             console.print(f"row {number:>2} seed {each} {verdict} {took_s:5.1f} s", highlight=False)
-            for failure in outcome.failures:
+            failures = [*outcome.failures, *outcome.slow]
+            for failure in failures:
                 console.print(f"    {failure}", highlight=False, markup=False)
-            seen = "\n".join([*outcome.seen, *(f"FAILED: {failure}" for failure in outcome.failures)])
+            seen = "\n".join([*outcome.seen, *(f"FAILED: {failure}" for failure in failures)])
             table.add_row(f"{number}\nseed {each}", done(ROWS[number]), seen.replace("[", r"\["), verdict)
             outcomes.append(
                 {"row": number, "seed": each, "passed": outcome.passed, "seconds": round(took_s, 1)}
-                | {"seen": outcome.seen, "failures": outcome.failures, "figures": outcome.figures}
+                | {"seen": outcome.seen, "failures": failures, "figures": outcome.figures}
             )
             if json_file:  # after each row: a long run that is cut short leaves what it has
                 with open(json_file, "w") as file:

@@ -25,6 +25,7 @@ from specdec.client import Client
 from specdec.errors import SpecdecError
 from specdec.processes import StartError, free_ports, is_serving
 from specdec.rounds import Load
+from specdec.tls import Tls
 from specdec.v1 import common_pb2, draft_pb2_grpc, generation_pb2, target_pb2_grpc
 from specdec.wire import read_load
 
@@ -32,11 +33,13 @@ _STOP_TIMEOUT_S = 15.0
 
 
 class Process:
-    """``python -m MODULE --port=P ...``: started, and started again, at one port."""
+    """``python -m MODULE --port=P ...``: started, and started again, at one port; 0: a free one."""
 
-    def __init__(self, module: str, arguments: Sequence[str], prefix: Sequence[str] = (), host: str = "127.0.0.1"):
+    def __init__(
+        self, module: str, arguments: Sequence[str], prefix: Sequence[str] = (), host: str = "127.0.0.1", port: int = 0
+    ) -> None:
         self.module = module
-        self.port = free_ports(1)[0]
+        self.port = port or free_ports(1)[0]
         self.address = f"{host}:{self.port}"
         self.log = tempfile.NamedTemporaryFile(prefix="chaos-", suffix=".log")  # noqa: SIM115
         self.num_starts = 0
@@ -172,9 +175,9 @@ async def until(predicate: Callable[[], Any], timeout_s: float, every_s: float =
     return float("inf")
 
 
-async def load_of(address: str, role: str) -> Load:
+async def load_of(address: str, role: str, tls: Tls | None = None) -> Load:
     """What a model service says of itself."""
-    async with rpc.channel(address) as channel:
+    async with rpc.channel(address, tls, role if tls else "") as channel:
         stub: Any = (target_pb2_grpc.TargetServiceStub if role == "target" else draft_pb2_grpc.DraftServiceStub)(
             channel
         )

@@ -146,6 +146,34 @@ class Traffic:
         return self.answers
 
 
+class Steady:
+    """Clients that ask one request after another. ``async with`` lets what they asked finish."""
+
+    def __init__(self, client: Client, count: int, max_tokens: int, chance: random.Random) -> None:
+        self.answers: list[Answer] = []
+        self._client = client
+        self._count = count
+        self._max_tokens = max_tokens
+        self._chance = chance
+        self._stopping = False
+
+    async def __aenter__(self) -> Steady:
+        self._tasks = [asyncio.create_task(self._ask()) for _ in range(self._count)]
+        return self
+
+    async def __aexit__(self, kind: type | None, *_: object) -> None:
+        self._stopping = True
+        for task in self._tasks if kind else ():
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=kind is not None)
+
+    async def _ask(self) -> None:
+        while not self._stopping:
+            for asked in several(2, self._max_tokens, self._chance):
+                self.answers.append(Answer(asked))
+                await ask(self._client, asked, self.answers[-1])
+
+
 def check_same(outcome: Outcome, answers: Sequence[Answer], table: Table, what: str = "requests") -> None:
     """All of them finished, with the right text."""
     finished = sum(answer.sample.finished for answer in answers)

@@ -52,7 +52,7 @@ async def drill(clients: int, rollouts: int) -> int:
         ]
         async with Client(node.service.address) as client:
             await texts.learn(client, asked)
-        load = Load(node.service.address, clients, texts.right, asked)
+        load = Load(lambda: Client(node.service.address), clients, texts.right, asked)
 
         async def step(what: str, work: Awaitable[object]) -> None:
             before, since = len(load.answers), time.monotonic()

@@ -1,9 +1,10 @@
 """A small kubelet and its controllers: runs the Deployments of rendered manifests as processes of this machine.
 
 Each pod has an address of loopback of its own, so that all ports stay as the manifests say. Taken from there: commands,
-environment, probes, preStop, grace periods, replicas, surge, services' selectors. Not there: images, volumes, limits,
-network policies, nodes. What is put in place of the manifests' values: SPECDEC_HOST (the pod's address), what a command
-runs, and a shorter minReadySeconds, because the names here are never remembered for 30 s as a cluster's DNS does.
+environment, secrets, probes, preStop, grace periods, replicas, surge, services' selectors. Not there: images, other
+volumes, limits, network policies, nodes. What is put in place of the manifests' values: SPECDEC_HOST (the pod's
+address), the directories of secrets, what a command runs, a shorter minReadySeconds, because the names here are never
+remembered for 30 s as a cluster's DNS does, and where a test is in a hurry, shorter periods of names and probes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.settings import OrchestratorSettings
 from specdec.processes import is_serving
 from tests.balancer import Balancer
 from tests.deploy.manifests import ROOT, Manifest, container, environment, kind, ports
@@ -27,6 +29,7 @@ from tests.deploy.manifests import ROOT, Manifest, container, environment, kind,
 PROPAGATION_S = 1.0
 """How long the news that a pod goes away takes to reach those who send it connections."""
 _RESTART_AFTER_S = 1.0
+_RESOLVE_EVERY_S: float = OrchestratorSettings.model_fields["resolve_every_s"].default
 _PATIENCE_S = 120.0
 
 Programs = Mapping[tuple[str, ...], Sequence[str]]
@@ -42,7 +45,13 @@ class Pod:
     """One container: started, probed, started again when it ends or is not alive, ended within its grace."""
 
     def __init__(
-        self, deployment: Manifest, address: str, program: Sequence[str], variables: Mapping[str, str]
+        self,
+        deployment: Manifest,
+        address: str,
+        program: Sequence[str],
+        variables: Mapping[str, str],
+        secrets: Mapping[str, Path],
+        hurry: float,
     ) -> None:
         self.labels: dict[str, str] = deployment["spec"]["template"]["metadata"]["labels"]
         self.address = address
@@ -55,7 +64,9 @@ class Pod:
         self._grace_s: float = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
         self._program = program
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("SPECDEC_", "OTEL_"))}
-        self._environment = {**clean, **environment(self._container), **variables, "SPECDEC_HOST": address}
+        given = _with_secrets(environment(self._container), deployment, secrets)
+        self._environment = {**clean, **given, **variables, "SPECDEC_HOST": address}
+        self._hurry = hurry
         self._process: asyncio.subprocess.Process | None = None
         self._terminating = False
         self._task = asyncio.create_task(self._run())
@@ -137,9 +148,9 @@ class Pod:
                 f"{self.address}:{probe['grpc']['port']}", probe["timeoutSeconds"], probe["grpc"].get("service", "")
             )
             failures = 0 if good else failures + 1
-            if (good and told(True)) or (failures >= probe["failureThreshold"] and not told(False)):
+            if (good and told(True)) or (failures >= probe["failureThreshold"] * self._hurry and not told(False)):
                 return
-            await asyncio.sleep(probe["periodSeconds"])
+            await asyncio.sleep(probe["periodSeconds"] / self._hurry)
 
     def _on_startup(self, good: bool) -> bool:
         self.started = good
@@ -162,18 +173,43 @@ class Pod:
         self.log.close()
 
 
+def _with_secrets(given: Mapping[str, str], deployment: Manifest, secrets: Mapping[str, Path]) -> dict[str, str]:
+    """Variables that name a file of a mounted secret name the file here."""
+    volumes = {each["name"]: each for each in deployment["spec"]["template"]["spec"]["volumes"]}
+    found = dict(given)
+    for mount in container(deployment)["volumeMounts"]:
+        if (secret := volumes[mount["name"]].get("secret")) is None:
+            continue
+        for name, value in given.items():
+            directory, _, key = value.rpartition("/")
+            if directory == mount["mountPath"]:
+                found[name] = str(secrets[secret["secretName"]] / key)
+    return found
+
+
 class Node:
-    """``async with Node(manifests)``; nothing runs before ``scale``. ``service`` is the orchestrators' one address."""
+    """``async with Node(manifests)``; nothing runs before ``scale``. ``service`` is the orchestrators' one address.
+
+    ``secrets`` are directories with a file for each key. In a ``hurry`` names are looked up and probes made so many
+    times as often; what has to fail for how long stays.
+    """
 
     _numbers = itertools.count(1)
 
-    def __init__(self, manifests: Sequence[Manifest], programs: Programs = OURS, min_ready_s: float = 6.0) -> None:
+    def __init__(
+        self,
+        manifests: Sequence[Manifest],
+        programs: Programs = OURS,
+        secrets: Mapping[str, Path] | None = None,
+        hurry: float = 1.0,
+    ) -> None:
         self.deployments = kind(manifests, "Deployment")
         self.pods: dict[str, list[Pod]] = {name: [] for name in self.deployments}
         self.ended: list[Pod] = []
         self._services = kind(manifests, "Service")
         self._programs = programs
-        self._min_ready_s = min_ready_s
+        self._secrets = secrets or {}
+        self._hurry = hurry
         self._directory = tempfile.TemporaryDirectory(prefix="node-")
         self._hosts = Path(self._directory.name) / "hosts"
         # Nodes of several test runs side by side do not meet.
@@ -233,12 +269,15 @@ class Node:
         variables = {
             "POD_HOSTS": str(self._hosts),
             "PYTHONPATH": f"{Path(__file__).parent / 'pod'}:{ROOT}",
+            "SPECDEC_RESOLVE_EVERY_S": str(_RESOLVE_EVERY_S / self._hurry),
         }
         program = self._programs[tuple(container(deployment)["command"])]
-        return Pod(deployment, f"{self._network}.{next(self._numbers)}", program, variables)
+        address = f"{self._network}.{next(self._numbers)}"
+        return Pod(deployment, address, program, variables, self._secrets, self._hurry)
 
     async def _all_available(self, name: str) -> None:
-        min_ready_s = min(self._min_ready_s, self.deployments[name]["spec"]["minReadySeconds"])
+        # Until then all orchestrators have asked for its name again.
+        min_ready_s = min(_RESOLVE_EVERY_S / self._hurry + 1.0, self.deployments[name]["spec"]["minReadySeconds"])
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 while not all(pod.available(min_ready_s) for pod in self.pods[name]):

@@ -18,14 +18,18 @@ class Load:
     """
 
     def __init__(
-        self, address: str, count: int, right: Callable[[Answer], bool], choices: Sequence[Asked] = ()
+        self,
+        connect: Callable[[], Client],
+        count: int,
+        right: Callable[[Answer], bool],
+        choices: Sequence[Asked] = (),
     ) -> None:
         """Requests are taken from ``choices``, or made up."""
         self.answers: list[Answer] = []
-        self._address = address
         self._count = count
         self._right = right
         self._choices = choices
+        self._connect = connect
         self._stopping = False
 
     async def __aenter__(self) -> Load:
@@ -49,7 +53,7 @@ class Load:
 
     async def _client(self, number: int) -> None:
         chance = random.Random(number)
-        async with Client(self._address) as client:
+        async with self._connect() as client:
             while not self._stopping:
                 self.answers.append(await ask(client, chance.choice(self._choices or [_made_up(chance)])))
 

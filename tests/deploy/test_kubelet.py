@@ -1,5 +1,8 @@
-"""The manifests of the demo, run: pods in any order, each service replaced under load, more and fewer targets, and
-pods that will not go. With table models, so that what each request must give is known."""
+"""The manifests of the demo with certificates and keys, run: pods of all services at once, each replaced under load,
+more and fewer targets, and pods that will not go. With table models, so that what each request must give is known.
+
+The pods are shared: a test finds one of each, or a target more, and leaves as many.
+"""
 
 from __future__ import annotations
 
@@ -7,62 +10,118 @@ import asyncio
 import itertools
 import signal
 import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
 
-from bench.chaos.lab import load_of
+import pytest
+from typer.testing import CliRunner
+
+from bench.chaos.lab import load_of, until
 from bench.table_model import Table
+from specdec import certificates
+from specdec.cli import app
 from specdec.client import Client
-from tests.deploy.kubelet import OURS, Node, status_of
+from specdec.errors import ReplicaLost, Unauthenticated
+from tests.certificates import caller, stranger
+from tests.deploy.kubelet import OURS, Node, Pod, status_of
 from tests.deploy.load import Load
-from tests.deploy.manifests import needs_kubectl, rendered
+from tests.deploy.manifests import ROLES, needs_kubectl, rendered
+
+pytestmark = [needs_kubectl, pytest.mark.asyncio(loop_scope="module")]
 
 ORCHESTRATOR = ("specdec", "serve", "orchestrator")
 TABLES = {
     ("specdec", "serve", role): (sys.executable, "-m", "bench.table_service", role, f"--pass-ms={pass_ms}")
-    for role, pass_ms in (("target", 8), ("draft", 1))
+    for role, pass_ms in (("target", 20), ("draft", 1))
 } | {ORCHESTRATOR: (*OURS[ORCHESTRATOR], "--tokenizer=")}  # a table has another vocabulary than the demo's models
+TABLE = Table()
 GOOD = (0, 0)
+_PATIENCE_S = 60.0
 
 
-@needs_kubectl
-async def test_no_request_fails_while_pods_come_and_go() -> None:
-    table = Table()
-    async with Node(rendered("cpu-demo"), TABLES) as node:
-        # The orchestrator first, and what it needs later: nobody is started again for that.
-        await node.scale("orchestrator")
-        await asyncio.gather(node.scale("draft"), node.scale("target"))
-        load = Load(node.service.address, 5, lambda answer: answer.same(table))
-        async with load, Client(node.service.address) as client:
-            await node.scale("target", 3)
-            info = await client.server_info()
-            assert [each.ready for each in info.replicas if each.role == "target"] == [True] * 3
-            await asyncio.gather(*(_gets_work(f"{pod.address}:{pod.port}") for pod in node.pods["target"]))
-            await node.scale("target", 1)
-            await asyncio.gather(node.rollout("draft"), node.rollout("target"))
-            await node.rollout("orchestrator")
-        assert not load.failures, load.failures
-        assert len(load.answers) > 50
-        assert status_of(node.ended) == [GOOD] * 5  # two targets too many, one of each replaced
-        assert status_of(list(itertools.chain(*node.pods.values()))) == [(None, 0)] * 3
-        draft_tokens = sum(answer.sample.finish.speculation.num_draft_tokens for answer in load.answers)
-        assert draft_tokens > 0, "the pods of the draft were found, too"
+@dataclass
+class Cluster:
+    """The pods, and what a client of them has."""
+
+    node: Node
+    certificates: Path
+    token: str
+
+    def client(self, tls: bool = True, token: str | None = None) -> Client:
+        known = stranger(self.certificates) if tls else None
+        return Client(self.node.service.address, tls=known, api_key=self.token if token is None else token)
+
+    def load(self) -> Load:
+        return Load(lambda: self.client(), 3, lambda answer: answer.same(TABLE))
+
+    async def gets_work(self, pod: Pod) -> None:
+        operator = caller(self.certificates, "operator")
+
+        async def works() -> bool:
+            return (await load_of(f"{pod.address}:{pod.port}", "target", operator)).passes > 0
+
+        assert await until(works, _PATIENCE_S) < _PATIENCE_S, "no pass"
 
 
-async def _gets_work(address: str) -> None:
-    async with asyncio.timeout(30.0):
-        while not (await load_of(address, "target")).passes:
-            await asyncio.sleep(0.1)
+@pytest.fixture(scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    """One pod of each. The secrets are made as docs/kubernetes.md says."""
+    directory = tmp_path_factory.mktemp("pki")
+    certificates.make(directory)
+    made = CliRunner().invoke(app, ["key", "alice"])
+    keys = directory / "keys"
+    keys.mkdir()
+    (keys / "api-keys").write_text(made.stdout)
+    secrets = {f"specdec-tls-{role}": directory / role for role in ROLES} | {"specdec-api-keys": keys}
+    async with Node(rendered("cpu-demo", ("tls", "api-keys")), TABLES, secrets, hurry=5.0) as node:
+        # The orchestrator first, and beside it what it needs: nobody is started again for that.
+        await asyncio.gather(*(node.scale(name) for name in ("orchestrator", "draft", "target")))
+        yield Cluster(node, directory, made.stderr.strip())
+        assert not any(pod.num_restarts for pod in itertools.chain(*node.pods.values()))
 
 
-@needs_kubectl
-async def test_a_pod_that_does_not_go_is_killed_after_its_grace_and_its_requests_go_on() -> None:
-    table = Table()
-    async with Node(rendered("cpu-demo"), TABLES) as node:
-        await asyncio.gather(node.scale("target", 2), node.scale("draft"), node.scale("orchestrator"))
-        async with Load(node.service.address, 5, lambda answer: answer.same(table)) as load:
-            stubborn = node.pods["target"].pop()
-            node.ended.append(stubborn)
-            await _gets_work(f"{stubborn.address}:{stubborn.port}")
-            stubborn.signal(signal.SIGSTOP)
-            await stubborn.terminate(grace_s=3.0)
-        assert not load.failures, load.failures
-        assert status_of([stubborn]) == [(-signal.SIGKILL, 0)]
+async def test_more_targets_get_work_and_fewer_are_missed_by_no_request(cluster: Cluster) -> None:
+    node = cluster.node
+    async with cluster.load() as load:
+        await node.scale("target", 3)
+        await asyncio.gather(*(cluster.gets_work(pod) for pod in node.pods["target"]))
+        leaving = node.pods["target"][2:]
+        await node.scale("target", 2)
+    assert not load.failures, load.failures
+    assert status_of(leaving) == [GOOD]
+
+
+async def test_a_pod_that_does_not_go_is_killed_after_its_grace_and_its_requests_go_on(cluster: Cluster) -> None:
+    node = cluster.node
+    await node.scale("target", 2)
+    async with cluster.load() as load:
+        stubborn = node.pods["target"].pop()
+        node.ended.append(stubborn)
+        await cluster.gets_work(stubborn)
+        stubborn.signal(signal.SIGSTOP)
+        await stubborn.terminate(grace_s=3.0)
+    assert not load.failures, load.failures
+    assert status_of([stubborn]) == [(-signal.SIGKILL, 0)]
+
+
+async def test_no_request_fails_while_every_pod_is_replaced(cluster: Cluster) -> None:
+    node = cluster.node
+    leaving = list(itertools.chain(*node.pods.values()))
+    async with cluster.load() as load:
+        # All at the same time, as after kubectl apply with a new tag.
+        await asyncio.gather(*(node.rollout(name) for name in node.pods))
+    assert not load.failures, load.failures
+    assert status_of(leaving) == [GOOD] * len(leaving)
+    assert not set(leaving) & set(itertools.chain(*node.pods.values()))
+    draft_tokens = sum(answer.sample.finish.speculation.num_draft_tokens for answer in load.answers)
+    assert draft_tokens > 0, "the pods of the draft were found, too"
+
+
+async def test_who_has_no_token_or_speaks_in_the_clear_is_refused(cluster: Cluster) -> None:
+    async with cluster.client(token="") as client:
+        with pytest.raises(Unauthenticated):
+            await client.server_info()
+    async with cluster.client(tls=False) as client:
+        with pytest.raises(ReplicaLost):
+            await client.server_info()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.deploy.compose_file import BASE, load
 from tests.observed import observed, samples
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,12 +131,52 @@ def test_every_alert_has_a_summary_and_a_section_in_the_runbook():
         assert anchor == rule["alert"].lower()
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)"
+)
+
+
+@needs_promtool
 @pytest.mark.parametrize("what", ["config", "rules"])
 def test_promtool_accepts_what_prometheus_is_told(what):
     file = RULES if what == "rules" else RULES.with_name("prometheus.yml")
     run = subprocess.run(["promtool", "check", what, str(file)], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+@needs_promtool
+def test_every_alert_fires_in_its_trouble_and_none_when_all_is_well():
+    file = RULES.with_name("rules_test.yml")
+    run = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stdout + run.stderr
+    expected = set(re.findall(r'alertname="(\w+)"', file.read_text()))
+    assert expected == {rule["alert"] for rule in rules()}
+
+
+def test_the_collector_takes_what_is_sent_and_sends_it_where_somebody_listens():
+    given = yaml.safe_load((FOLDER / "collector" / "otel-collector.yaml").read_text())
+    tempo = yaml.safe_load((FOLDER / "tempo" / "tempo.yaml").read_text())
+    for part in ("receivers", "processors", "exporters"):
+        used = {name for pipeline in given["service"]["pipelines"].values() for name in pipeline[part]}
+        assert used == set(given[part]), part
+    own, stored = (each["receivers"]["otlp"]["protocols"]["grpc"] for each in (given, tempo["distributor"]))
+    services = load(BASE, COMPOSE_PROFILES="observability")["services"]
+    told = services["orchestrator"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]
+    assert told == f"http://collector:{own['endpoint'].rpartition(':')[2]}"
+    assert given["exporters"]["otlp"]["endpoint"] == f"tempo:{stored['endpoint'].rpartition(':')[2]}"
+    assert stored["max_recv_msg_size_mib"] >= own["max_recv_msg_size_mib"]
+
+
+async def test_the_collector_gives_counters_the_names_of_a_scrape(told):
+    given = yaml.safe_load((FOLDER / "collector" / "otel-collector.yaml").read_text())
+    [rule] = given["processors"]["metricstransform"]["transforms"]
+    # The collector reads $$ as $; Python's spelling of ${1} is \1.
+    pattern, new_name = (rule[name].replace("$$", "$") for name in ("include", "new_name"))
+    theirs = {name for name in told if name.startswith("vllm:")}
+    assert theirs
+    for name in theirs:
+        sent = name.removeprefix("vllm:").removesuffix("_total")
+        assert re.sub(pattern, new_name.replace("${1}", r"\1"), sent) + "_total" == name
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.rglob("*.y*ml")), ids=lambda file: file.name)

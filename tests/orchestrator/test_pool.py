@@ -115,6 +115,27 @@ async def test_a_name_brings_all_its_endpoints(monkeypatch):
             assert {replica.address for replica in pool.replicas} == {f"127.0.0.1:{port}" for port in ports}
 
 
+async def test_a_name_is_looked_up_again_and_again(monkeypatch):
+    async with cluster([TableVerifier(Table())]) as running:
+        first, second = running.targets[0].port, 1
+        names = [first]
+
+        async def getaddrinfo(host, port, **_):
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", each)) for each in names]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+        async with Pool(running.orchestrator.targets._role, ["targets:1"], resolve_every_s=0.01) as pool:
+            names.append(second)
+            async with asyncio.timeout(10):
+                while f"127.0.0.1:{second}" not in {replica.address for replica in pool.replicas}:
+                    await asyncio.sleep(0.01)
+            names.remove(second)
+            async with asyncio.timeout(10):
+                while f"127.0.0.1:{second}" in {replica.address for replica in pool.replicas}:
+                    await asyncio.sleep(0.01)
+            assert f"127.0.0.1:{first}" in {replica.address for replica in pool.replicas}
+
+
 async def test_a_name_service_that_is_down_takes_no_replica_with_it(monkeypatch):
     async with cluster([TableVerifier(Table())]) as running:
 

@@ -98,6 +98,7 @@ async def test_every_service_tells_its_load_its_cpu_time_and_its_event_loops_lag
         labels = (("service", service),)
         assert found["process_cpu_time_seconds_total"][labels] > 0
         assert found["specdec_event_loop_lag_seconds_count"][labels] > 0
+        assert found["specdec_event_loop_tasks"][labels] > 0
         assert found["specdec_live_sequences"].keys() == {labels}
     for service in ("target", "draft"):
         labels = (("service", service),)

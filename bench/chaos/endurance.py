@@ -1,0 +1,34 @@
+"""Row 22: many short requests. Knows what may not grow; nothing is broken here."""
+
+from __future__ import annotations
+
+from bench.chaos.lab import Lab
+from bench.chaos.outcome import Outcome
+from bench.soak import soak
+
+_TELLING = 20_000
+"""Of fewer requests, what memory does is warming up."""
+
+
+async def row_22(lab: Lab, seed: int, short: bool) -> Outcome:
+    """100,000 short requests, 64 at a time, a tenth of them cancelled at random; read ten times, the first five for
+    warming up."""
+    outcome = Outcome()
+    requests = 2_000 if short else 100_000
+    soaked = await soak(requests, 64, 0.1, lab.chance)
+    for name, readings in soaked.readings.items():
+        slope = soaked.kib_per_10000(name)
+        if requests >= _TELLING:
+            outcome.at_most(f"{name}: grows per 10,000", slope / 1024, 1.0, "MiB")
+        else:
+            outcome.note(f"{name}: too few requests to tell a slope")
+        outcome.note(f"{name}: {readings[0].rss_kib / 1024:.1f} .. {readings[-1].rss_kib / 1024:.1f} MiB")
+        late = soaked.late(name)
+        for what in ("descriptors", "threads", "tasks"):
+            first, last = getattr(late[0], what), getattr(late[-1], what)
+            # One may just come or go.
+            outcome.check(abs(last - first) <= 1, f"{name}: {what} {first} .. {last}")
+    streams = {f"{role}_streams": 1 for role in ("target", "draft")}  # the orchestrator's
+    left = {what: count for what, count in soaked.left.items() if count != streams.get(what, 0)}
+    outcome.check(not left, f"left behind: {left or 'nothing'}")
+    return outcome
