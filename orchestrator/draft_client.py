@@ -61,8 +61,13 @@ class DraftClient:
             self._lane.close()
             self._lane = None
 
-    def advance(self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> bool:
-        """Tell what was committed and what is about to be verified, and ask for nodes. False: there is no draft."""
+    def advance(
+        self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE, guessed: bool = False
+    ) -> bool:
+        """Tell what was committed and what is about to be verified, and ask for nodes. False: there is no draft.
+
+        ``guessed``: what is in flight did not come from the draft.
+        """
         self._asked, self._asked_nodes = time.monotonic(), budget.max_nodes
         if self._lane is None:
             if self._asked < self._paused_until:
@@ -72,7 +77,7 @@ class DraftClient:
             # A chain that is verified against its distribution is never drawn before the first token is known.
             if self._lane is None or sequence.keyed_by_token or not sequence.num_committed:
                 return self._lane is not None
-        if sequence.keyed_by_token:
+        if sequence.keyed_by_token and not guessed:
             self._costs.foreseen(bool(in_flight))  # the others always wait, which says nothing of these
         self._tell(self._lane, sequence, budget, in_flight)
         return True
