@@ -40,7 +40,11 @@ _MOST_RUN_ON = 32
 _SHORT_RUN_ON = 8
 """Where the text may begin to repeat itself: nothing can be verified among tokens that come unasked."""
 
-_MISSED = 6
+_AGAIN, _NEAR = 4, 1.1
+"""Rounds after a guess in which the target is asked for each token, because copied text goes on after an edit; unless
+to be asked makes a round so many times longer."""
+
+_MISSED, _NO_DRAFT_PAUSE = 3, 256
 """Rounds in a row that asked for a draft in vain before anything was known of one: there may be none at all."""
 
 
@@ -101,6 +105,9 @@ class Adaptive:
         self._checking = False  # for one round, what the target takes alone
         self._num_missed = 0  # rounds in a row that asked for a draft in vain
         self._num_guessed = 0  # rounds in a row that promise more with a guess than without
+        self._guessed_at = -_AGAIN  # the round that was granted a guess last
+        self._cut = False  # for the lookup's sake nothing more may come unasked
+        self._held = False  # and so this round had to be asked for
         self._unasked = 0  # rounds that may still come unasked
         self.run_on = 0
 
@@ -113,6 +120,8 @@ class Adaptive:
         self._asked = budget.max_nodes
         most = self._guess(sequence, num_draft_tokens)
         self.run_on = 0 if num_draft_tokens else _run_on(min(self._paused, most), sequence)
+        self._held = self._cut and not (num_draft_tokens or self._unasked)
+        self._cut = not (num_draft_tokens or most)
         self._unasked = max(self._unasked - 1, self.run_on)
         return budget
 
@@ -128,7 +137,7 @@ class Adaptive:
         drafted = tree if taken is None else EMPTY_TREE
         self._num_missed = 0 if drafted else self._num_missed + (taken in (None, Rival.NOTHING) and self._asked > 0)
         if self._lookup and self._costs.alone_known:
-            self._costs.account_lookup(len(guessed), right + 1)
+            self._costs.account_lookup(len(guessed), right + 1, bool(guessed) or self._held)
         # Booked also for a draft that never came, but not where nobody waited for it.
         asked = self._asked if taken in (None, Rival.NOTHING) else 0
         gained = self._costs.known and self._costs.account(asked, 1 if guessed else right + 1) > 0
@@ -147,8 +156,8 @@ class Adaptive:
             self._paused -= 1
             return 0
         if self._num_missed >= _MISSED:
-            self._num_missed = 0
-            self._rest()
+            self._num_missed = _MISSED - 1
+            self._paused = _NO_DRAFT_PAUSE
             return 0
         return min((0, _FIRST, 1)[self._num_rounds % 3], self._costs.most)
 
@@ -200,14 +209,20 @@ class Adaptive:
         elif max(_promises([1.0] * MOST_GUESSED, costs.unwaited, costs.alone_s)) < _ON:
             return _MOST_RUN_ON  # rows cost so much that nothing would be gained if all were right
         else:
-            promises = _promises(lookup.look(sequence.ids)[:most], costs.unwaited, costs.alone_s)
+            chances = lookup.look(sequence.ids)[:most]
+            promises = _promises(chances, costs.unwaited, costs.alone_s)
             promise = max(promises)
-            num_guessed = promises.index(promise) if promise >= (_OFF if self._num_guessed else _ON) else 0
+            # Will it be there still when all has come that comes unasked? If not, a round is asked for in vain.
+            alive = [1.0, *chances][self._unasked] if self._unasked <= len(chances) else 0.0
+            hope = alive * promise + (1 - alive) * costs.alone_s / costs.unwaited[0]
+            num_guessed = promises.index(promise) if hope >= (_OFF if self._num_guessed else _ON) else 0
         self._num_guessed = self._num_guessed + 1 if num_guessed else 0
         if not num_guessed or self._num_guessed % (4 * _CHECK_EVERY) == 0:
-            return _SHORT_RUN_ON
+            near = costs.alone_known and costs.unwaited[0] < _NEAR * costs.alone_s
+            return 0 if near and self._num_rounds - self._guessed_at <= _AGAIN else _SHORT_RUN_ON
         if not self._unasked:
             lookup.grant(num_guessed, self._beaten(promise, num_draft_tokens))
+            self._guessed_at = self._num_rounds
         return 0
 
     def _beaten(self, promise: float, num_draft_tokens: int) -> Rival:

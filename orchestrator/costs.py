@@ -164,9 +164,10 @@ class Costs:
         self.savings = _booked(self.savings, gain)
         return gain
 
-    def account_lookup(self, num_guessed: int, num_tokens: int) -> None:
-        """The same for a round with so many guessed tokens. Needs ``alone_known``."""
-        loss = self.unwaited[num_guessed] / self.alone_s - num_tokens if num_guessed else -_PROBING
+    def account_lookup(self, num_guessed: int, num_tokens: int, asked: bool) -> None:
+        """The same for a round with so many guessed tokens, or that was ``asked`` for in case there are some. Needs
+        ``alone_known``."""
+        loss = self.unwaited[num_guessed] / self.alone_s - num_tokens if asked else -_PROBING
         self.lookup_savings = _booked(self.lookup_savings, -loss / self._everybody)
 
     def _loss(self, num_draft_tokens: int, num_tokens: int) -> float:

@@ -29,12 +29,15 @@ text that does not repeat itself is left alone."""
 _PRIOR_TRIALS = 6
 _MEMORY, _MEMORY_OF_ALL = 100, 500
 
+_LEAST_CHANCE = 0.1
+"""Less likely tokens are not guessed, however little a row costs."""
+
 _WINDOW = 16_384
 """Tokens that are searched, the latest."""
 
-_MOST_CANDIDATES = 8
+_MOST_CANDIDATES = 24
 _LONGEST_REST = 4
-"""Tokens between two searches, once some found nothing: a repetition is seen as well a little later."""
+"""Tokens between two searches, once many found nothing: a repetition is seen as well a little later."""
 
 _PRINT = 251
 """A token's fingerprint is its id modulo this prime: a byte, so that a search is one call."""
@@ -105,7 +108,7 @@ class PromptLookup:
 
     def grant(self, num_tokens: int, beats: Rival) -> None:
         """So many of the guess are worth verifying, rather than ``beats`` and what is worse. To be said every round."""
-        self._granted, self._beats = num_tokens, beats
+        self._granted, self._beats = min(num_tokens, len(self._chances)), beats
         self.taken = None
 
     def take(self, rival: Rival) -> TokenTree:
@@ -159,13 +162,15 @@ class PromptLookup:
             self._num_missed = 0
         else:
             self._num_missed += 1
-            self._search_at = size + min(self._num_missed, _LONGEST_REST)
+            self._search_at = size + min(self._num_missed // 4, _LONGEST_REST)
 
     def _chain(self) -> list[float]:
         rates = [self._rates.after(length) for length in (_SHORTEST, *_LENGTHS)]
         chances, chance = [], 1.0
         for agreed in range(self._agreed, self._agreed + MOST_GUESSED):
             chance *= rates[bisect(_LENGTHS, agreed)]
+            if chance < _LEAST_CHANCE:
+                break
             chances.append(chance)
         return chances
 
