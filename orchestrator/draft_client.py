@@ -61,13 +61,8 @@ class DraftClient:
             self._lane.close()
             self._lane = None
 
-    def advance(
-        self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE, guessed: bool = False
-    ) -> bool:
-        """Tell what was committed and what is about to be verified, and ask for nodes. False: there is no draft.
-
-        ``guessed``: what is in flight did not come from the draft.
-        """
+    def advance(self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> bool:
+        """Tell what was committed and what is about to be verified, and ask for nodes. False: there is no draft."""
         self._asked, self._asked_nodes = time.monotonic(), budget.max_nodes
         if self._lane is None:
             if self._asked < self._paused_until:
@@ -77,9 +72,21 @@ class DraftClient:
             # A chain that is verified against its distribution is never drawn before the first token is known.
             if self._lane is None or sequence.keyed_by_token or not sequence.num_committed:
                 return self._lane is not None
-        if sequence.keyed_by_token and not guessed:
+        if sequence.keyed_by_token:
             self._costs.foreseen(bool(in_flight))  # the others always wait, which says nothing of these
         self._tell(self._lane, sequence, budget, in_flight)
+        return True
+
+    def follow(self, sequence: Sequence, budget: Budget, guess: TokenTree) -> bool:
+        """Tell that something is about to be verified which is not of the draft, so that it grows around that. False:
+        it cannot, or is not there, and is told no more than by ``catch_up``."""
+        info = self._replica.info if self._replica is not None else None
+        able = info is not None and AHEAD in info.capabilities and sequence.base + len(guess) <= info.context_length
+        if self._lane is None or not able:
+            self.catch_up(sequence)
+            return False
+        self._asked_nodes = 0
+        self._tell(self._lane, sequence, budget, guess)
         return True
 
     def catch_up(self, sequence: Sequence) -> None:

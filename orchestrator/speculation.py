@@ -80,8 +80,8 @@ class Speculation:
         depth = min(len(self._guess) + budget.max_depth + 1, sequence.remaining - 1)
         budget = dataclasses.replace(budget, max_nodes=0, max_depth=depth, max_ahead=self._max_ahead)
         self._granted = max(self._granted, self._base + depth)
-        self._draft.advance(sequence, budget, self._guess, guessed=True)
-        sequence.statistics.asked(self._draft.num_advances, len(self._trie))
+        if self._draft.follow(sequence, budget, self._guess):
+            sequence.statistics.asked(self._draft.num_advances, len(self._trie))
 
     async def next(self, sequence: Sequence) -> TokenTree:
         """The tree to verify: up to max_nodes draft tokens below the last committed token."""

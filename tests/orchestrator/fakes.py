@@ -46,15 +46,12 @@ class FakeDraft:
         self.there = True
         self.num_caught_up = 0
         self.in_flight: list[TokenTree] = []
-        self.guessed: list[bool] = []  # what was in flight came from elsewhere
+        self.followed: list[tuple[Budget, TokenTree]] = []
         self.pushed: list[Growth] = []  # without being waited for
         self.num_advances = 0
 
-    def advance(
-        self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE, guessed: bool = False
-    ) -> bool:
+    def advance(self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> bool:
         self.budgets.append(budget)
-        self.guessed.append(guessed)
         self.in_flight.append(in_flight)
         if not self.there:
             return False
@@ -62,6 +59,11 @@ class FakeDraft:
         if self.answer is not None:
             self.script.extend(self.answer(self, sequence, budget))
         return True
+
+    def follow(self, sequence: Sequence, budget: Budget, guess: TokenTree) -> bool:
+        self.followed.append((budget, guess))
+        self.num_advances += self.there
+        return self.there
 
     def catch_up(self, sequence: Sequence) -> None:
         self.num_caught_up += 1

@@ -57,8 +57,7 @@ async def test_a_draft_that_grows_ahead_hears_of_a_guess_in_doubt_and_what_it_gr
     lookup.grant(3, Rival.WAIT)
     assert lookup.in_doubt
     speculation.advance(sequence, BUDGET)
-    assert (draft.in_flight[-1], draft.guessed[-1]) == (chain([3, 4, 5]), True)
-    assert draft.budgets[-1] == Budget(0, 6, 20)
+    assert draft.followed == [(Budget(0, 6, 20), chain([3, 4, 5]))]
     assert await speculation.next(sequence) == chain([3, 4, 5])
     pushed = chain([3, 4, 5, 7]).merge(chain([3, 8, 1, 2]))
     draft.pushed = [Growth(1, sequence.base, (), pushed, None)]
@@ -66,7 +65,7 @@ async def test_a_draft_that_grows_ahead_hears_of_a_guess_in_doubt_and_what_it_gr
     lookup.grant(0, Rival.NOTHING)
     speculation.advance(sequence, BUDGET)
     assert await speculation.next(sequence) == chain([1, 2])
-    assert not draft.guessed[-1]
+    assert len(draft.followed) == 1
     assert not draft.set_aside_for
     assert sequence.statistics.num_received_nodes == 4, "what was guessed is not the draft's"
 
