@@ -59,7 +59,7 @@ async def _measure(period: int, draft: str, tokens: int, repeats: int) -> str:
             await paired(front)
         client = await stack.enter_async_context(Client(front.address))
         if drafter and draft == "killed":
-            await _tokens_per_s(client, tokens, 0, None)
+            await _tokens_per_s(client, tokens, 1, None)
             drafter.process.kill()
         alone, _ = await _tokens_per_s(client, tokens, repeats, 0)
         rate, told = await _tokens_per_s(client, tokens, repeats, None)

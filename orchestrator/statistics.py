@@ -61,7 +61,7 @@ class Statistics:
             self.target_sample_us += verdict.timings.sample_us
         waited, self._waited = self._waited, False
         self._undecided = bool(tree)
-        self.guessed, self._guesses = bool(tree) and self._guesses, False
+        self.guessed = bool(tree) and self._guesses
         if not tree:
             return
         num_accepted = len(verdict.accepted)

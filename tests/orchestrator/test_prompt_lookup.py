@@ -46,6 +46,7 @@ def found(lookup: PromptLookup, ids: list[int], count: int = 8) -> list[int]:
 )
 @example([1, 2, 3, 4, 1, 2, 3, 5, 6, 2, 3])
 @example([7, 7, 7])
+@example([9, 1, 1, 1, 1, 8, 9, 1, 1, 1])
 def test_a_fresh_look_finds_what_reading_everything_would(ids):
     assert found(PromptLookup(hit_rates(0.95)), ids) == guess_of(ids, 8)
 
