@@ -40,9 +40,8 @@ _MOST_RUN_ON = 32
 _SHORT_RUN_ON = 8
 """Where the text may begin to repeat itself: nothing can be verified among tokens that come unasked."""
 
-_AGAIN, _NEAR = 4, 1.1
-"""Rounds after a guess in which the target is asked for each token, because copied text goes on after an edit; unless
-to be asked makes a round so many times longer."""
+_AGAIN = 4
+"""Rounds after a guess in which the target is asked for each token, because copied text goes on after an edit."""
 
 _MISSED, _NO_DRAFT_PAUSE = 3, 256
 """Rounds in a row that asked for a draft in vain before anything was known of one: there may be none at all."""
@@ -218,8 +217,7 @@ class Adaptive:
             num_guessed = promises.index(promise) if hope >= (_OFF if self._num_guessed else _ON) else 0
         self._num_guessed = self._num_guessed + 1 if num_guessed else 0
         if not num_guessed or self._num_guessed % (4 * _CHECK_EVERY) == 0:
-            near = costs.alone_known and costs.unwaited[0] < _NEAR * costs.alone_s
-            return 0 if near and self._num_rounds - self._guessed_at <= _AGAIN else _SHORT_RUN_ON
+            return 0 if self._num_rounds - self._guessed_at <= _AGAIN else _SHORT_RUN_ON
         if not self._unasked:
             lookup.grant(num_guessed, self._beaten(promise, num_draft_tokens))
             self._guessed_at = self._num_rounds
