@@ -26,11 +26,15 @@ _ORDER = 3
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """``acceptance``: how often the draft guesses the target's next token, as a function of the text alone."""
+    """``acceptance``: how often the draft guesses the target's next token, as a function of the text alone.
+
+    After ``period`` tokens the text repeats itself; 0: never.
+    """
 
     vocab_size: int = 1024
     acceptance: float = 0.8
     context_length: int = 65536
+    period: int = 0
 
     def next_token(self, spec: SequenceSpec, tail: Sequence[int], position: int) -> int:
         """What the target commits at ``position``, after a text that ends with ``tail``."""
@@ -53,6 +57,8 @@ class Table:
     def _hash(self, spec: SequenceSpec, tail: Sequence[int], position: int, salt: int) -> int:
         # The hash of a tuple of ints is the same in every process.
         seed = 0 if spec.sampling.greedy else spec.seed
+        if self.period:
+            position, tail = position % self.period, ()
         return hash((salt, seed, position, *tail[-_ORDER:]))
 
     def info(self, name: str) -> ModelInfo:

@@ -19,6 +19,7 @@ class TableSettings(ServiceSettings):
     pass_ms: float = Field(0.0, ge=0, description="milliseconds per pass, or per draft step")
     row_us: float = Field(0.0, ge=0, description="microseconds per row of a target pass")
     acceptance: float = Field(0.8, ge=0, le=1, description="how often the draft guesses right")
+    period: int = Field(0, ge=0, description="tokens after which the text repeats itself; 0: never")
     chunk_rows: int = Field(512, gt=0, description="rows of a prefill per pass")
     vocab_size: int = Field(1024, gt=1)
     kv_slots: int = Field(1 << 20, gt=0)
@@ -30,7 +31,7 @@ class TableSettings(ServiceSettings):
 def main() -> None:
     role = sys.argv[1] if len(sys.argv) > 1 else ""
     settings = parse(TableSettings, sys.argv[2:], f"bench.table_service {role}")
-    table = Table(settings.vocab_size, settings.acceptance)
+    table = Table(settings.vocab_size, settings.acceptance, period=settings.period)
     if role == "target":
         verifier = TableVerifier(
             table,

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 
+from orchestrator.acceptance import Acceptance
 from orchestrator.curve import Curve
+from orchestrator.prompt_lookup import MOST_GUESSED, HitRates
 from specdec.rounds import Timings
 
 _UNKNOWN_PATIENCE_S = 1.0
@@ -33,6 +35,9 @@ _REVIEW_EVERY, _YOUNG = 4, 64
 _REACH = 1.5
 """The draft is known once so different numbers of nodes were measured."""
 
+_WIDE_PASSES = 4
+"""So many passes with more than a row each tell what rows cost: the first alone may be an accident."""
+
 _PROBING, _SAVINGS = 0.015, 4.0
 """What speculation may lose against the target alone: this share of the rounds without it, and what it gained
 before, saved (or owed) up to so many rounds."""
@@ -41,12 +46,14 @@ before, saved (or owed) up to so many rounds."""
 class Costs:
     """Of rounds with up to ``most`` draft tokens. Durations in seconds.
 
-    ``ahead``: drafts are asked to grow ahead. ``rows_per_token``: of the target, with the siblings of a draft token.
+    ``ahead``: drafts are asked to grow ahead. ``num_siblings`` of each draft token are asked for, too.
     """
 
-    def __init__(self, most: int, ahead: bool = False, rows_per_token: int = 1) -> None:
+    def __init__(self, most: int, ahead: bool = False, num_siblings: int = 0) -> None:
         self.most = most
-        self._rows_per_token = rows_per_token
+        self._most_rows = max(most * (1 + num_siblings), MOST_GUESSED) + 1
+        # Of the target. Not every draft proposes siblings, and what is grown ahead has none.
+        self._rows_per_token = 1.0 + num_siblings
         self._drafts = Curve()
         self._passes = Curve()
         self._beyond_s = 0.0  # of a round with the target: all that is neither queue nor pass
@@ -56,41 +63,70 @@ class Costs:
         self._last_pass = (0, 0, 0, 0)
         self._rounds: list[float] = []
         self._unwaited: list[float] = []
-        self._num_passes = 0
+        self._num_passes = self._num_wide = 0
         # Share of the rounds with speculation that wait for the draft: not those that were foreseen.
         self._waits = _HOPE if ahead else 1.0
         self._num_waits = _HOPE_TRIALS
         self._longest_wait_s = math.inf  # for a draft: see patience_s
-        self._right = _ACCEPTANCE * _ACCEPTANCE_TRIALS
-        self._tried: float = _ACCEPTANCE_TRIALS
+        self._acceptance = Acceptance(_ACCEPTANCE_MEMORY, _ACCEPTANCE, _ACCEPTANCE_TRIALS)
+        self.hit_rates = HitRates()
+        """Of the prompt lookups of all requests."""
         self.savings = _SAVINGS  # in rounds of the target alone
+        self.lookup_savings = _SAVINGS
+        """Apart, so that neither the draft nor the lookup lives on what the other gains."""
 
     @property
     def known(self) -> bool:
         if not self._known:
             reached = self._drafts.reach >= min(_REACH, self.most)
-            self._known = self._alone_seen and self._passes.is_known and reached
+            self._known = self.alone_known and reached
         return self._known
+
+    @property
+    def alone_known(self) -> bool:
+        """What the target takes alone was measured."""
+        return self._alone_seen and self._passes.is_known
+
+    @property
+    def rows_known(self) -> bool:
+        """And what it takes for more rows."""
+        return self.alone_known and self._num_wide >= _WIDE_PASSES
+
+    @property
+    def alone_s(self) -> float:
+        """A round of the target alone. Unasked, all are in every pass; an older target, which is asked for each token,
+        is a little slower. Needs ``alone_known``."""
+        return self._passes.seconds(self._everybody)
 
     @property
     def rounds(self) -> list[float]:
         """Seconds of a round with 0, 1, ... ``most`` draft tokens, as the load is now. Needs ``known``."""
         if not self._rounds:
-            # Unasked, all are in every pass. An older target, which is asked for each token, is a little slower.
-            alone_s = self._passes.seconds(self._everybody)
+            alone_s = self.alone_s
             self._longest_wait_s = _LATE * self.most * alone_s
-            self._rounds = [alone_s, *(self._round_s(k, self._away_s(k)) for k in range(1, self.most + 1))]
-            self._unwaited = [self._round_s(k, self._beyond_s) for k in range(self.most + 1)] if self._waits < 1 else []
+            tokens = range(1, self.most + 1)
+            self._rounds = [alone_s, *(self._round_s(k * self._rows_per_token, self._away_s(k)) for k in tokens)]
         return self._rounds
 
     @property
     def unwaited(self) -> list[float]:
-        """The same where the draft tokens are there already; empty while that never happened. As new as ``rounds``."""
+        """The same, up to MOST_GUESSED, for a chain that is there already. Needs ``alone_known``."""
+        if not self._unwaited:
+            self._unwaited = [self._round_s(k, self._beyond_s) for k in range(MOST_GUESSED + 1)]
         return self._unwaited
 
-    def _round_s(self, num_draft_tokens: int, away_s: float) -> float:
+    @property
+    def waits(self) -> float:
+        """The share of the drafts that are waited for: not those that were foreseen."""
+        return self._waits
+
+    def waited_s(self, num_draft_tokens: int) -> float:
+        """A round with so many that are waited for, whatever is foreseen as a rule. Needs ``known``."""
+        return self._round_s(num_draft_tokens * self._rows_per_token, self._away_s(num_draft_tokens, waits=1.0))
+
+    def _round_s(self, num_nodes: float, away_s: float) -> float:
         """If every sequence verifies so many, and its rows are away from the target so long."""
-        rows = num_draft_tokens * self._rows_per_token + 1
+        rows = num_nodes + 1
         together: float = self._everybody
         for _ in range(3):
             pass_s = self._passes.seconds(together * rows)
@@ -101,13 +137,15 @@ class Costs:
     @property
     def acceptance(self) -> float:
         """Per draft token that was tried, over all requests."""
-        return self._right / self._tried
+        return self._acceptance.share()
 
     def tried(self, right: int, tried: int) -> None:
         """Of ``tried`` draft tokens in a row ``right`` were accepted."""
-        forget = 1 - tried / _ACCEPTANCE_MEMORY
-        self._right = forget * self._right + right
-        self._tried = forget * self._tried + tried
+        self._acceptance.observe(right, tried)
+
+    def grown(self, num_nodes: int, depth: int) -> None:
+        """A draft's tree of ``num_nodes`` was verified, which was so deep."""
+        self._rows_per_token += _GAIN * (num_nodes / depth - self._rows_per_token)
 
     def borrow(self, num_draft_tokens: int) -> float:
         """For a round with so many that promises nothing: what it may lose, to be given back when it is booked.
@@ -123,8 +161,14 @@ class Costs:
     def account(self, num_draft_tokens: int, num_tokens: int) -> float:
         """A round with so many draft tokens committed so many: what was gained against the target alone."""
         gain = -self._loss(num_draft_tokens, num_tokens) if num_draft_tokens else _PROBING / self._everybody
-        self.savings = max(-_SAVINGS, min(self.savings + gain, _SAVINGS))
+        self.savings = _booked(self.savings, gain)
         return gain
+
+    def account_lookup(self, num_guessed: int, num_tokens: int, asked: bool) -> None:
+        """The same for a round with so many guessed tokens, or that was ``asked`` for in case there are some. Needs
+        ``alone_known``."""
+        loss = self.unwaited[num_guessed] / self.alone_s - num_tokens if asked else -_PROBING
+        self.lookup_savings = _booked(self.lookup_savings, -loss / self._everybody)
 
     def _loss(self, num_draft_tokens: int, num_tokens: int) -> float:
         """In rounds of everybody without speculation."""
@@ -160,7 +204,7 @@ class Costs:
         self._beyond_s += _GAIN * (min(beyond_s, 2 * self._beyond_s + 1e-3) - self._beyond_s)
         if self._drafts.is_known and num_nodes:
             # Of the passes meanwhile that were not its own, how many more than it was away for?
-            passes_away = max(1.0, self._away_s(-(-num_nodes // self._rows_per_token)) / pass_s)
+            passes_away = max(1.0, self._away_s(num_nodes / self._rows_per_token) / pass_s)
             apart = min(_MOST_APART, max(0, num_passes - 1) / passes_away)
             self._apart += _GAIN * (apart - self._apart)
         self._passed(timings, pass_s, everybody)
@@ -177,12 +221,20 @@ class Costs:
         self._last_pass = mine
         self._num_passes += 1
         if self._num_passes < _YOUNG or self._num_passes % _REVIEW_EVERY == 0:
-            self._rounds = []
+            self._rounds, self._unwaited = [], []
         # Rows of prompts tell nothing of rounds.
-        if 0 < timings.rows <= timings.sequences * (self.most * self._rows_per_token + 1):
+        if 0 < timings.rows <= timings.sequences * self._most_rows:
             self._passes.observe(timings.rows, pass_s)
+            self._num_wide += timings.rows > timings.sequences
 
-    def _away_s(self, num_nodes: int) -> float:
-        """From a verdict to the next time that the rows are at the target, if nobody else is there."""
+    def _away_s(self, num_nodes: float, waits: float | None = None) -> float:
+        """From a verdict to the next time that the rows are at the target, if nobody else is there.
+
+        A share ``waits`` of the rounds waits for the draft; None: as many as do.
+        """
         draft_s = self._drafts.seconds(num_nodes) if num_nodes else 0.0
-        return self._beyond_s + self._waits * min(draft_s, self._longest_wait_s)
+        return self._beyond_s + (self._waits if waits is None else waits) * min(draft_s, self._longest_wait_s)
+
+
+def _booked(savings: float, gain: float) -> float:
+    return max(-_SAVINGS, min(savings + gain, _SAVINGS))

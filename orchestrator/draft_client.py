@@ -77,6 +77,18 @@ class DraftClient:
         self._tell(self._lane, sequence, budget, in_flight)
         return True
 
+    def follow(self, sequence: Sequence, budget: Budget, guess: TokenTree) -> bool:
+        """Tell that something is about to be verified which is not of the draft, so that it grows around that. False:
+        it cannot, or is not there, and is told no more than by ``catch_up``."""
+        info = self._replica.info if self._replica is not None else None
+        able = info is not None and AHEAD in info.capabilities and sequence.base + len(guess) <= info.context_length
+        if self._lane is None or not able:
+            self.catch_up(sequence)
+            return False
+        self._asked_nodes = 0
+        self._tell(self._lane, sequence, budget, guess)
+        return True
+
     def catch_up(self, sequence: Sequence) -> None:
         """Nothing is asked for; the draft hears from time to time what was committed, so that it can be asked again."""
         if self._lane is not None and sequence.base - self._base >= _CATCH_UP:

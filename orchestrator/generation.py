@@ -21,6 +21,7 @@ from orchestrator.draft_client import DraftClient
 from orchestrator.metrics import Metrics
 from orchestrator.outbox import Outbox
 from orchestrator.pool import Pool
+from orchestrator.prompt_lookup import PromptLookup
 from orchestrator.request import Request
 from orchestrator.responses import write_chunk
 from orchestrator.round_clock import PARTS, RoundClock, Split
@@ -58,7 +59,7 @@ class Generator:
         self._settings = settings
         self._metrics = metrics
         ahead, siblings = settings.num_ahead_tokens > 0, settings.num_siblings
-        self._costs = Costs(_MOST_DRAFT_TOKENS, ahead, rows_per_token=1 + siblings)
+        self._costs = Costs(_MOST_DRAFT_TOKENS, ahead, siblings)
 
     async def chunks(self, request: Request, model_digest: str) -> AsyncGenerator[generation_pb2.Chunk, None]:
         """All chunks of all samples. Raises the first SpecdecError that ends one of them; closed, it ends them all."""
@@ -97,7 +98,8 @@ class Generator:
         # To make text of many ids takes long, in which nobody else must stand still.
         sequence = await asyncio.to_thread(make) if len(received) > _MANY_RECEIVED else make()
         fixed = request.num_draft_tokens
-        controller: Controller = Adaptive(self._costs) if fixed is None else Fixed(fixed)
+        lookup = PromptLookup(self._costs.hit_rates) if fixed is None and sequence.keyed_by_token else None
+        controller: Controller = Adaptive(self._costs, lookup) if fixed is None else Fixed(fixed)
         ahead, siblings = self._settings.num_ahead_tokens, self._settings.num_siblings
         span = trace.get_current_span()
         traceparent = telemetry.traceparent()
@@ -108,7 +110,9 @@ class Generator:
                 TargetClient(self._targets, self._costs, model_digest, traceparent, wait_s, time.monotonic()) as target,
                 DraftClient(self._drafts, self._costs, traceparent) as draft,
                 aclosing(
-                    decode(sequence, clock := RoundClock(target), Speculation(draft, ahead, siblings), controller)
+                    decode(
+                        sequence, clock := RoundClock(target), Speculation(draft, ahead, siblings, lookup), controller
+                    )
                 ) as steps,
             ):
 
@@ -122,7 +126,7 @@ class Generator:
                     await outbox.put(write_chunk(index, position, Piece(), sequence), park)
                 async for step in steps:
                     split = clock.split(step.verdict)
-                    self._metrics.round_ended(step, split, draft.tally)
+                    self._metrics.round_ended(step, split, draft.tally, sequence.statistics.guessed)
                     if span.is_recording():
                         span.add_event("round", _round_attributes(index, step, split))
                     if handed_over := bool(step.piece) or sequence.finished:
@@ -130,8 +134,8 @@ class Generator:
                         clock.hands_over()
                         await outbox.put(chunk, park)
                         position += len(step.piece.token_ids)
-                    if self._costs.known and self._metrics.look_due():
-                        self._metrics.target_alone_s = self._costs.rounds[0]
+                    if self._costs.alone_known and self._metrics.look_due():
+                        self._metrics.target_alone_s = self._costs.alone_s
                     clock.goes_on(handed_over)
         except Exception as error:
             await outbox.fail(error)

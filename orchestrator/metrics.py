@@ -54,6 +54,7 @@ class Metrics:
         self._split = Split()
         self._num_draft_tokens = 0
         self._accepted_per_pos: list[int] = []
+        self._num_lookup_tokens = self._num_accepted_lookup_tokens = 0
         self._num_received_nodes = self._num_unused_nodes = 0
         # Zeros, because the first increase of a series that begins with it is none.
         self._replays = dict.fromkeys(_REPLAY_REASONS, 0)
@@ -71,8 +72,9 @@ class Metrics:
         )
         self._register(instruments)
 
-    def round_ended(self, step: Step, split: Split, draft: Tally | None) -> None:
-        """``draft`` is that of the replica the sequence has now, if it has one."""
+    def round_ended(self, step: Step, split: Split, draft: Tally | None, guessed: bool = False) -> None:
+        """``draft`` is that of the replica the sequence has now, if it has one; ``guessed``: the tree is not of it, but
+        of a prompt lookup."""
         accepted, num_nodes = len(step.verdict.accepted), len(step.tree)
         rounds = self._plain
         if not step.verdict.round:
@@ -84,7 +86,10 @@ class Metrics:
                 self._accepted_per_pos.append(0)
             for depth in range(accepted):
                 self._accepted_per_pos[depth] += 1
-            if draft is not None:
+            if guessed:
+                self._num_lookup_tokens += num_nodes
+                self._num_accepted_lookup_tokens += accepted
+            elif draft is not None:
                 draft.num_rounds += 1
                 draft.num_draft_tokens += num_nodes
                 draft.num_accepted_tokens += accepted
@@ -106,7 +111,8 @@ class Metrics:
 
     def sample_ended(self, statistics: Statistics) -> None:
         self._num_received_nodes += statistics.num_received_nodes
-        self._num_unused_nodes += max(0, statistics.num_received_nodes - statistics.num_draft_tokens)
+        num_verified = statistics.num_draft_tokens - statistics.num_lookup_tokens
+        self._num_unused_nodes += max(0, statistics.num_received_nodes - num_verified)
         for reason, num_tokens in statistics.replays:
             self._replays[reason] = self._replays.get(reason, 0) + 1
             self._replayed_tokens[reason] = self._replayed_tokens.get(reason, 0) + num_tokens
@@ -150,6 +156,18 @@ class Metrics:
             "{token}",
             "Draft tokens accepted, by depth",
             lambda: [(count, {"position": depth}) for depth, count in enumerate(list(self._accepted_per_pos))],
+        )
+        counter(
+            "specdec.lookup_tokens",
+            "{token}",
+            "Of the draft tokens verified, those that prompt lookups guessed",
+            one(lambda: self._num_lookup_tokens),
+        )
+        counter(
+            "specdec.lookup_accepted_tokens",
+            "{token}",
+            "Of these, those that were accepted",
+            one(lambda: self._num_accepted_lookup_tokens),
         )
         counter(
             "specdec.draft_nodes_received",

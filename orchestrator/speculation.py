@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from orchestrator.draft_client import DraftClient
+from orchestrator.prompt_lookup import PromptLookup, Rival
 from orchestrator.sequence import Sequence
 from specdec.rounds import Budget, Growth
 from specdec.tree import EMPTY_TREE, TokenTree
@@ -19,14 +20,19 @@ class Speculation:
 
     While the target verifies, the draft may grow ``max_ahead`` nodes more: below what is in flight, and at its
     likeliest corrections. After a verdict that was foreseen the next tree is there, and nobody waits for the draft.
-    ``max_siblings`` runners-up are verified beside each node of a chain that is waited for.
+    ``max_siblings`` runners-up are verified beside each node of a chain that is waited for. Where the controller says
+    that it pays, what the ``lookup`` guesses is verified instead.
     """
 
-    def __init__(self, draft: DraftClient, max_ahead: int = 0, max_siblings: int = 0) -> None:
+    def __init__(
+        self, draft: DraftClient, max_ahead: int = 0, max_siblings: int = 0, lookup: PromptLookup | None = None
+    ) -> None:
         self._draft = draft
+        self._lookup = lookup
         self._max_ahead = max_ahead
         self._max_siblings = max_siblings
         self._trie = EMPTY_TREE
+        self._guess = EMPTY_TREE  # what is verified instead
         self._base = 0  # where the trie hangs
         self._num_nodes = 0  # to be verified next, at most
         self._num_wanted = 0  # of them, so many are waited for
@@ -43,6 +49,10 @@ class Speculation:
         for growth in self._draft.arrived():
             self._take(sequence, growth)
         sequence.statistics.go_on(foreseen=bool(self._trie))
+        self._guess = self._lookup.take(Rival.TREE if self._trie else Rival.WAIT) if self._lookup else EMPTY_TREE
+        if self._guess:
+            self._grow_around_guess(sequence, budget)
+            return
         if not budget.max_nodes:
             self._draft.catch_up(sequence)
             return
@@ -61,6 +71,18 @@ class Speculation:
         self._growing = self._draft.advance(sequence, budget, in_flight) and not in_flight
         sequence.statistics.asked(self._draft.num_advances, len(self._trie))
 
+    def _grow_around_guess(self, sequence: Sequence, budget: Budget) -> None:
+        """The draft may grow below a guess and at its corrections, unless it will hardly be needed."""
+        if not (budget.max_nodes and self._max_ahead and self._lookup and self._lookup.in_doubt):
+            self._draft.catch_up(sequence)
+            return
+        self._trie = self._guess.merge(self._trie)
+        depth = min(len(self._guess) + budget.max_depth + 1, sequence.remaining - 1)
+        budget = dataclasses.replace(budget, max_nodes=0, max_depth=depth, max_ahead=self._max_ahead)
+        self._granted = max(self._granted, self._base + depth)
+        if self._draft.follow(sequence, budget, self._guess):
+            sequence.statistics.asked(self._draft.num_advances, len(self._trie))
+
     async def next(self, sequence: Sequence) -> TokenTree:
         """The tree to verify: up to max_nodes draft tokens below the last committed token."""
         if not sequence.num_committed:
@@ -75,7 +97,11 @@ class Speculation:
                     self._trie = EMPTY_TREE
             else:
                 self._take(sequence, growth)
-        return self._trie.prefix(self._num_nodes)
+        tree = self._guess or self._trie.prefix(self._num_nodes)
+        if not tree and self._lookup:
+            tree = self._guess = self._lookup.take(Rival.NOTHING)
+        sequence.statistics.submits(guessed=bool(self._guess))
+        return tree
 
     def _take(self, sequence: Sequence, growth: Growth) -> None:
         sequence.statistics.proposed(growth)

@@ -36,10 +36,14 @@ class Statistics:
     target_queue_us: int = 0
     target_pass_us: int = 0
     target_sample_us: int = 0
+    num_lookup_tokens: int = 0
+    num_accepted_lookup_tokens: int = 0
+    guessed: bool = False  # the tree of the last verdict, by a prompt lookup
     replays: list[tuple[str, int]] = field(default_factory=list)  # why, and how many tokens were fed again
     clock: Callable[[], float] = time.perf_counter
     _first: float | None = None  # when the first verdict came
     _waited: bool = False  # for the draft, since the last verdict
+    _guesses: bool = False  # what is being verified
     _corrected_at: int | None = None  # by the last verdict; None: it was a bonus
     _undecided: bool = False  # whether it was foreseen
     _there: dict[int, int] = field(default_factory=dict)  # nodes of the draft's tree, by the number of the advance
@@ -57,6 +61,7 @@ class Statistics:
             self.target_sample_us += verdict.timings.sample_us
         waited, self._waited = self._waited, False
         self._undecided = bool(tree)
+        self.guessed = bool(tree) and self._guesses
         if not tree:
             return
         num_accepted = len(verdict.accepted)
@@ -65,6 +70,9 @@ class Statistics:
         self.num_drafts_on_time += not waited
         self.num_draft_tokens += len(tree)
         self.num_accepted_tokens += num_accepted
+        if self.guessed:
+            self.num_lookup_tokens += len(tree)
+            self.num_accepted_lookup_tokens += num_accepted
         _reach(self.num_accepted_tokens_per_pos, max(tree.depths))
         for depth in range(num_accepted):
             self.num_accepted_tokens_per_pos[depth] += 1
@@ -81,6 +89,10 @@ class Statistics:
         for counts, number in ((self.num_corrections_per_pos, 1), (self.num_corrections_foreseen_per_pos, foreseen)):
             _reach(counts, self._corrected_at)
             counts[self._corrected_at] += number
+
+    def submits(self, guessed: bool) -> None:
+        """What is to be verified next is there; ``guessed``: by a prompt lookup, not by the draft."""
+        self._guesses = guessed
 
     def replayed(self, reason: str, num_tokens: int) -> None:
         self.num_replays += 1

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from bench.chaos.outcome import Outcome, percentile
 from bench.table_model import Table
@@ -22,13 +23,14 @@ from specdec.v1 import generation_pb2
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request. ``temperature`` 0 is greedy; otherwise sampling is coupled."""
+    """A request. ``temperature`` 0 is greedy; otherwise sampling is coupled. None draft tokens: as many as pay."""
 
     prompt: tuple[int, ...]
     max_tokens: int
     seed: int
     temperature: float
     timeout_s: float | None = None
+    num_draft_tokens: int | None = None
 
     def expected(self, table: Table) -> list[int]:
         """The only right answer."""
@@ -79,7 +81,9 @@ async def ask(client: Client, asked: Asked, answer: Answer | None = None) -> Ans
     """Send a request and read it to its end; errors are kept, not raised. A lost or repeated id is an error."""
     answer = answer or Answer(asked)
     answer.started = time.monotonic()
-    fields = {"max_tokens": asked.max_tokens, "seed": asked.seed, "temperature": asked.temperature}
+    fields: dict[str, Any] = {"max_tokens": asked.max_tokens, "seed": asked.seed, "temperature": asked.temperature}
+    if asked.num_draft_tokens is not None:
+        fields["num_draft_tokens"] = asked.num_draft_tokens
     prompt = generation_pb2.TokenIds(token_ids=asked.prompt)
     try:
         async for response in client.stream(asked.timeout_s, token_ids=prompt, **fields):

@@ -107,7 +107,7 @@ class Row:
             total(lambda each: each.num_accepted_tokens) / num_rounds,
             sum(run.num_tokens for run in runs) / num_rounds,
             _share(total(lambda each: each.num_drafts_on_time), num_drafts),
-            (total(lambda each: each.num_received_nodes) - num_draft_tokens) / num_rounds,
+            (total(lambda each: each.num_received_nodes + each.num_lookup_tokens) - num_draft_tokens) / num_rounds,
             Outcomes(
                 total(lambda each: each.num_bonuses),
                 total(lambda each: each.num_bonuses_foreseen),

@@ -17,6 +17,6 @@ async def test_nothing_is_lost_repeated_or_changed(number):
 
 
 def test_every_row_says_what_it_does():
-    assert {1, 2, 3, 4, 5, 6, 8, *range(10, 30)} <= ROWS.keys()
+    assert set(range(1, 30)) <= ROWS.keys()
     for row in ROWS.values():
         assert done(row).endswith(".")

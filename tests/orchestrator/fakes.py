@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from orchestrator.prompt_lookup import HitRates
 from orchestrator.sequence import Sequence
 from specdec.rounds import Budget, Growth, GrowthEnd, Verdict
 from specdec.sequence import Method, SamplingParams
@@ -14,6 +15,15 @@ from specdec.tree import EMPTY_TREE, ROOT, TokenTree
 
 def new_sequence(prompt=(1, 2), max_tokens=20, method=Method.COUPLED, temperature=1.0, **options: Any) -> Sequence:
     return Sequence(prompt, max_tokens, SamplingParams(temperature), 0, method, **options)
+
+
+def hit_rates(share: float) -> HitRates:
+    """So often guesses came true, whatever had agreed."""
+    rates = HitRates()
+    for trial in range(200):
+        for length in (2, 3, 4, 8, 16):
+            rates.observe(length, trial % 20 < 20 * share)
+    return rates
 
 
 def commit(sequence: Sequence, *token_ids: int) -> None:
@@ -36,6 +46,7 @@ class FakeDraft:
         self.there = True
         self.num_caught_up = 0
         self.in_flight: list[TokenTree] = []
+        self.followed: list[tuple[Budget, TokenTree]] = []
         self.pushed: list[Growth] = []  # without being waited for
         self.num_advances = 0
 
@@ -48,6 +59,11 @@ class FakeDraft:
         if self.answer is not None:
             self.script.extend(self.answer(self, sequence, budget))
         return True
+
+    def follow(self, sequence: Sequence, budget: Budget, guess: TokenTree) -> bool:
+        self.followed.append((budget, guess))
+        self.num_advances += self.there
+        return self.there
 
     def catch_up(self, sequence: Sequence) -> None:
         self.num_caught_up += 1

@@ -193,3 +193,38 @@ def test_a_time_is_never_nothing():
         costs.verified(0, 0.1, Timings(0, number % 2, 0, 1, 1), 1, 1)
         assert costs.rounds[0] > 0
         costs.account(4, 1)
+
+
+def with_siblings(num_siblings: int, rows_per_token: int, num_tokens: int = 4) -> Costs:
+    """Rows are dear: what it takes depends on how many a draft token really has."""
+    costs = Costs(8, num_siblings=num_siblings)
+    for number in range(120):
+        depth = (0, num_tokens, 1)[number % 3]
+        num_nodes = depth * rows_per_token
+        if depth:
+            costs.drafted(depth, 0.002 * depth)
+            costs.grown(num_nodes, depth)
+        pass_s = 0.010 + 0.002 * (num_nodes + 1)
+        timings = Timings(0, int(1e6 * pass_s) + number % 2, 0, num_nodes + 1, 1)
+        costs.verified(num_nodes, pass_s + 0.0005, timings, 1, 1)
+    return costs
+
+
+def test_rows_are_those_that_trees_have_and_not_those_that_were_asked_for():
+    """A draft without the capability sends no siblings."""
+    without, asked_in_vain = with_siblings(0, 1).rounds, with_siblings(2, 1).rounds
+    assert asked_in_vain == pytest.approx(without, rel=0.03)
+    assert with_siblings(2, 3).rounds[4] == pytest.approx(without[4] + 8 * 0.002, rel=0.05)
+
+
+def test_before_a_tree_was_seen_it_is_taken_to_have_what_was_asked_for():
+    asked, none = Costs(8, num_siblings=2), Costs(8)
+    for costs in (asked, none):
+        for depth in (0, 4, 1):
+            costs.drafted(max(1, depth), 0.002 * max(1, depth))
+            costs.verified(depth, 0.03, Timings(0, 10_000 + 2_000 * (depth + 1), 0, depth + 1, 1), 1, 1)
+    assert asked.rounds[4] > none.rounds[4] + 0.01
+
+
+def test_chains_that_are_there_already_have_a_row_a_token():
+    assert with_siblings(2, 3).unwaited[4] == pytest.approx(with_siblings(0, 1).unwaited[4], rel=0.05)

@@ -11,7 +11,7 @@ from orchestrator.draft_client import DraftClient
 from orchestrator.link import Lane
 from orchestrator.sequence import Sequence
 from orchestrator.tally import Tally
-from specdec.rounds import Budget, Growth, GrowthEnd, Verdict
+from specdec.rounds import AHEAD, Budget, Growth, GrowthEnd, ModelInfo, Verdict
 from specdec.sequence import Method, SamplingParams
 from specdec.tree import EMPTY_TREE, TokenTree
 
@@ -31,6 +31,7 @@ class FakeReplica:
         self.link = FakeLink()
         self.lanes: list[Lane] = []
         self.tally = Tally()
+        self.info: ModelInfo | None = None
 
     def lane(self) -> Lane:
         self.lanes.append(Lane(self.link, len(self.lanes)))
@@ -170,3 +171,23 @@ async def test_a_late_chain_is_never_dropped_for_its_lateness(monkeypatch, metho
     late = Growth(0, 2, (), TokenTree.chain([5]), GrowthEnd.BUDGET)
     replica.lanes[0].put(late)
     assert await waiting is late
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "context_length", "told"), [((AHEAD,), 7, True), ((), 7, False), ((AHEAD,), 6, False)]
+)
+async def test_a_guess_is_told_to_a_draft_that_can_grow_around_it(capabilities, context_length, told):
+    """The others would refuse it, or have no use for it."""
+    pool, costs = FakePool(), Measured()
+    costs.foreseen = lambda foreseen: costs.told.append(("foreseen", foreseen))  # type: ignore[method-assign]
+    pool.replica.info = ModelInfo("d", "", 9, "", context_length, capabilities=capabilities)
+    client = DraftClient(pool, costs)  # type: ignore[arg-type]
+    sequence = Sequence([1, 2, 3, 1], 20, SamplingParams(), 0, Method.COUPLED)
+    guess = TokenTree.chain([2, 3, 1])
+    assert not client.follow(sequence, Budget(0, 6, 20), guess), "it was never opened"
+    client.advance(sequence, Budget(2, 2))
+    before, costs.told = len(pool.replica.link.sent), []
+    assert client.follow(sequence, Budget(0, 6, 20), guess) is told
+    assert not costs.told, "says nothing of how often the draft foresees"
+    sent = pool.replica.link.sent[before:]
+    assert [list(entry.in_flight.token_ids) for entry in sent] == [[2, 3, 1]] * told

@@ -25,6 +25,7 @@ ALONE = (
 """Measured: the rounds without draft tokens, but for what they waited for a draft that did not come."""
 PARTS = f'sum by (part) (rate(specdec_round_time_seconds_total{{part!="open"}}[{RATE}]))'
 DRAFTS = f"sum(rate(vllm:spec_decode_num_drafts_total[{RATE}]))"
+ACCEPTED = f"sum(rate(vllm:spec_decode_num_accepted_tokens_total[{RATE}]))"
 ROUNDS = f'sum(rate(specdec_rounds_total{{kind!="open"}}[{RATE}]))'
 
 
@@ -73,7 +74,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Mean accepted length",
             "1 + accepted / drafts: the tokens that a round with draft tokens brings.",
-            (Query(f"1 + sum(rate(vllm:spec_decode_num_accepted_tokens_total[{RATE}])) / {DRAFTS}", "tokens"),),
+            (Query(f"1 + {ACCEPTED} / {DRAFTS}", "tokens"),),
             width=6,
         ),
         Panel(
@@ -143,6 +144,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 ),
             ),
             "percentunit",
+            width=6,
         ),
         Panel(
             "Wait for a draft, per round",
@@ -154,6 +156,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 ),
             ),
             "s",
+            width=6,
         ),
         Panel(
             "Late and unused",
@@ -170,6 +173,18 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 ),
             ),
             "percentunit",
+            width=6,
+        ),
+        Panel(
+            "Draft or lookup? Accepted tokens",
+            "Lookup: tokens that the orchestrator found earlier in the text and no draft proposed.",
+            (
+                Query(f"{ACCEPTED} - sum(rate(specdec_lookup_accepted_tokens_total[{RATE}]))", "draft"),
+                Query(f"sum(rate(specdec_lookup_accepted_tokens_total[{RATE}]))", "lookup"),
+            ),
+            "ops",
+            stacked=True,
+            width=6,
         ),
     ),
     "Is the target saturated?": (

@@ -1,0 +1,80 @@
+"""Rows 7, 9: a draft far away, and one that comes and goes. Knows what speculation may cost: hardly anything."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from dataclasses import replace
+
+from bench.chaos.lab import Deployment, Lab
+from bench.chaos.outcome import Outcome
+from bench.chaos.traffic import Answer, Traffic, check_same, several
+from bench.fault_proxy import FaultProxy
+
+_STREAMS = 4
+_PASS_MS = 20.0  # so that what the message path costs on a busy machine is little beside it
+_MOST = 1.10
+_FRONTS = {"waited for": (), "ahead": ("--num-ahead-tokens=60",)}
+
+
+async def row_07(lab: Lab, seed: int, short: bool) -> Outcome:
+    """A draft behind a proxy, 50 and 200 ms away, waited for and growing ahead; in turns with the target alone."""
+    outcome = Outcome()
+    repeats, max_tokens = (1, 48) if short else (3, 160)
+    for name, flags in _FRONTS.items():
+        async with lab.deployment(pass_ms=_PASS_MS, step_ms=2.0, proxied=True, orchestrator=flags) as found:
+            for round_trip_ms in (50, 200):
+                found.proxies[found.drafts[0]].set(latency_s=round_trip_ms / 2e3)
+                await _pair(found, lab, max_tokens // 2)  # what it takes there is not known at first
+                pairs = [await _pair(found, lab, max_tokens) for _ in range(repeats)]
+                _compare(outcome, lab, pairs, f"{name}, {round_trip_ms} ms")
+    return outcome
+
+
+async def row_09(lab: Lab, seed: int, short: bool) -> Outcome:
+    """A draft whose connections are reset and refused every other second for a minute, waited for and growing ahead."""
+    outcome = Outcome()
+    lasts_s = 8.0 if short else 60.0
+    for name, flags in _FRONTS.items():
+        async with lab.deployment(pass_ms=_PASS_MS, step_ms=2.0, proxied=True, orchestrator=flags) as found:
+            await _pair(found, lab, 64)
+            flapping = asyncio.create_task(_flap(found.proxies[found.drafts[0]]))
+            try:
+                pairs, until = [], time.monotonic() + lasts_s
+                while time.monotonic() < until:
+                    pairs.append(await _pair(found, lab, 100))
+            finally:
+                flapping.cancel()
+            _compare(outcome, lab, pairs, name)
+    return outcome
+
+
+async def _flap(proxy: FaultProxy) -> None:
+    while True:
+        proxy.refuse = not proxy.refuse
+        if proxy.refuse:
+            proxy.reset()
+        await asyncio.sleep(1.0)
+
+
+_Timed = tuple[float, list[Answer]]
+
+
+async def _pair(found: Deployment, lab: Lab, max_tokens: int) -> tuple[_Timed, _Timed]:
+    """The same requests with as many draft tokens as pay, and with none; seconds of each."""
+    asked = several(_STREAMS, max_tokens, lab.chance)
+    runs = []
+    for each in (asked, [replace(one, num_draft_tokens=0) for one in asked]):
+        started = time.monotonic()
+        async with Traffic(found.client, each) as traffic:
+            answers = await traffic.finished()
+        runs.append((time.monotonic() - started, answers))
+    return runs[0], runs[1]
+
+
+def _compare(outcome: Outcome, lab: Lab, pairs: list[tuple[_Timed, _Timed]], name: str) -> None:
+    answers = [answer for pair in pairs for _, of_run in pair for answer in of_run]
+    check_same(outcome, answers, lab.table, f"requests, {name},")
+    ratio = statistics.median(with_draft / alone for (with_draft, _), (alone, _) in pairs)
+    outcome.at_most(f"{name}: time over the target's alone", ratio, _MOST, "x")
