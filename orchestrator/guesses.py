@@ -1,0 +1,109 @@
+"""What of a sequence's prompt lookup is verified, and how much may come unasked for its sake.
+
+Knows what rounds cost and how likely a guess is; refuses to know where guesses come from and why the draft is asked
+for so much. Pure: no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.costs import Costs
+from orchestrator.promises import OFF, ON, promises
+from orchestrator.prompt_lookup import MOST_GUESSED, PromptLookup, Rival
+from orchestrator.sequence import Sequence
+from specdec.rounds import Verdict
+from specdec.tree import EMPTY_TREE, TokenTree
+
+_SHORT_RUN_ON = 8
+"""Where the text may begin to repeat itself: nothing can be verified among tokens that come unasked."""
+
+_FIRST = 4
+"""Tokens of a guess while it is not known what rows cost."""
+
+_CHECK_EVERY = 128
+"""Rounds with a guess after which one goes without, to see that the target alone is still as slow as it is taken
+to be."""
+
+_AGAIN = 4
+"""Rounds after a guess in which the target is asked for each token, because copied text goes on after an edit."""
+
+
+class Guesses:
+    """Of one sequence."""
+
+    def __init__(self, costs: Costs, lookup: PromptLookup) -> None:
+        self._costs = costs
+        self._lookup = lookup
+        self._num_rounds = 0
+        self._num_worthwhile = 0  # rounds in a row that promise more with a guess than without
+        self._granted_at = -_AGAIN  # the round that was granted a guess last
+        self._cut = False  # for the lookup's sake nothing more may come unasked
+        self._held = False  # and so this round had to be asked for
+        self._unasked = 0  # rounds that may still come unasked
+
+    def grant(self, sequence: Sequence, drafting: bool, beaten: Callable[[float], Rival]) -> int:
+        """Grant what the lookup guesses for the round to come, as far as it is worth verifying.
+
+        ``beaten`` tells the best of what promises less than a guess does, which the guess then goes before. How many
+        tokens may come unasked after the round: none where a guess is there that is worth to be verified.
+        """
+        self._num_rounds += 1
+        self._lookup.grant(0, Rival.NOTHING)
+        most = self._most_unasked(sequence, beaten)
+        self._held = self._cut and not (drafting or self._unasked)
+        self._cut = not (drafting or most)
+        return most
+
+    def goes_on(self, run_on: int) -> None:
+        """So many tokens may come unasked after the round to come."""
+        self._unasked = max(self._unasked - 1, run_on)
+
+    def forgo(self) -> None:
+        """The round to come is to show what the target takes alone."""
+        self._num_rounds += 1
+        self._lookup.grant(0, Rival.NOTHING)
+        self._held = self._cut = False
+
+    def observe(self, tree: TokenTree, verdict: Verdict) -> None:
+        """The outcome of a round, whoever proposed the tree."""
+        if not verdict.round:
+            self._unasked = 0  # it was opened anew
+        elif self._costs.alone_known:
+            guessed = tree if self.taken is not None else EMPTY_TREE
+            asked = bool(guessed) or self._held
+            self._costs.account_lookup(len(guessed), len(verdict.accepted) + 1, asked)
+
+    @property
+    def taken(self) -> Rival | None:
+        """What the guess that was verified was preferred to; None: there was none."""
+        return self._lookup.taken
+
+    def _most_unasked(self, sequence: Sequence, beaten: Callable[[float], Rival]) -> int:
+        costs, most = self._costs, sequence.remaining - 1
+        if costs.lookup_savings <= 0 or most <= 0 or not sequence.num_committed:
+            return _SHORT_RUN_ON
+        if not costs.rows_known:
+            # What rows cost is to be known, where no draft shows it.
+            num_guessed, promise = min(_FIRST, most, len(self._lookup.look(sequence.ids))), 1.0
+        elif max(promises([1.0] * MOST_GUESSED, costs.unwaited, costs.alone_s)) < ON:
+            return most  # rows cost so much that nothing would be gained if all were right
+        else:
+            num_guessed, promise = self._best(self._lookup.look(sequence.ids)[:most])
+        self._num_worthwhile = self._num_worthwhile + 1 if num_guessed else 0
+        if not num_guessed or self._num_worthwhile % _CHECK_EVERY == 0:
+            return 0 if self._num_rounds - self._granted_at <= _AGAIN else _SHORT_RUN_ON
+        if not self._unasked:
+            self._lookup.grant(num_guessed, beaten(promise))
+            self._granted_at = self._num_rounds
+        return 0
+
+    def _best(self, chances: list[float]) -> tuple[int, float]:
+        """How many tokens of the guess promise the most, and what; 0: the target alone promises as much."""
+        costs = self._costs
+        promised = promises(chances, costs.unwaited, costs.alone_s)
+        promise = max(promised)
+        # Will it be there still when all has come that comes unasked? If not, a round is asked for in vain.
+        alive = [1.0, *chances][self._unasked] if self._unasked <= len(chances) else 0.0
+        hope = alive * promise + (1 - alive) * costs.alone_s / costs.unwaited[0]
+        return promised.index(promise) if hope >= (OFF if self._num_worthwhile else ON) else 0, promise

@@ -1,0 +1,25 @@
+"""What speculation promises: expected tokens over the time they take, beside the target alone. Pure arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+
+ON, OFF = 1.05, 1.02
+"""How much faster than the target alone speculation must promise to be: to begin, and to go on."""
+
+
+def promises(chances: Iterable[float], rounds: Sequence[float], alone_s: float) -> list[float]:
+    """How many times the target alone's tokens per second, by K; ``chances`` are those of the first 1, 2, ... draft
+    tokens all being accepted, ``rounds`` seconds by K."""
+    found, expected = [1.0], 1.0
+    for chance, seconds in zip(chances, rounds[1:], strict=False):
+        expected += chance
+        found.append(expected * alone_s / seconds)
+    return found
+
+
+def powers(acceptance: float) -> Iterator[float]:
+    """Chances for ``promises`` where each token is accepted alike."""
+    return itertools.accumulate(itertools.repeat(acceptance), operator.mul)
