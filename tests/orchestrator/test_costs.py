@@ -183,6 +183,14 @@ def test_growing_ahead_is_hoped_to_spare_the_wait_until_it_is_known():
     assert far_away(Costs(8, ahead=True), waits=False)[4] < 0.05
 
 
+def test_who_waits_for_a_draft_waits_all_of_it_however_much_is_foreseen_as_a_rule():
+    costs = known()
+    for _ in range(200):
+        costs.foreseen(True)
+    assert costs.rounds[4] - costs.rounds[0] == pytest.approx(0.0005, abs=0.0005), "hardly any round waits"
+    assert costs.waited_s(4) - costs.rounds[0] == pytest.approx(0.0095, rel=0.1), "9 ms of drafting, 0.5 beyond the pass"
+
+
 def test_a_time_is_never_nothing():
     """Where a line through what was measured reaches zero: nothing may be divided by it."""
     curve = measured({10: 0.001, 20: 0.01, 40: 0.03}, times=20)
