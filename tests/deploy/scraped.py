@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import signal
+import sys
 import tempfile
 import time
 import urllib.parse
@@ -28,6 +29,7 @@ from tests.deploy.manifests import ROOT
 from tests.deploy.test_observability import panels
 
 FOLDER = ROOT / "deploy" / "observability" / "prometheus"
+DRAW = ROOT / "deploy" / "observability" / "grafana" / "draw_dashboard.py"
 METRICS_PORT = 9464
 PROMPTS = ("def main(", "import os\n\n", "class Node:\n    def __init__(self", "for i in range(")
 
@@ -37,7 +39,8 @@ class Prometheus:
 
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._url = f"127.0.0.1:{free_ports(1)[0]}"
+        self._address = f"127.0.0.1:{free_ports(1)[0]}"
+        self.url = f"http://{self._address}"
         self._data = tempfile.TemporaryDirectory(prefix="prometheus-")
 
     async def __aenter__(self) -> Prometheus:
@@ -46,7 +49,7 @@ class Prometheus:
             "prometheus",
             f"--config.file={FOLDER / 'prometheus.yml'}",
             f"--storage.tsdb.path={self._data.name}",
-            f"--web.listen-address={self._url}",
+            f"--web.listen-address={self._address}",
             "--log.level=warn",
         )
         return self
@@ -58,7 +61,7 @@ class Prometheus:
 
     async def ask(self, path: str, **fields: object) -> Any:
         """Raises OSError where it does not answer or refuses the question."""
-        url = f"http://{self._url}/api/v1/{path}?{urllib.parse.urlencode(fields)}"
+        url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(fields)}"
         return await asyncio.to_thread(lambda: json.load(urllib.request.urlopen(url, timeout=30))["data"])
 
 
@@ -99,8 +102,8 @@ async def wrong(prometheus: Prometheus, started: float) -> list[str]:
     return found
 
 
-async def watch(seconds: float) -> int:
-    """How much was not as it should be."""
+async def watch(seconds: float, picture: str | None) -> int:
+    """How much was not as it should be. The dashboard is drawn into the file ``picture``."""
     names = await Names.create({})
     assert names is not None, "this needs root and mount namespaces"
     async with names, AsyncExitStack() as stack:
@@ -137,6 +140,10 @@ async def watch(seconds: float) -> int:
         print("a target was lost, a draft drained")
         await asyncio.sleep(seconds / 2)
         found = await wrong(prometheus, started)
+        if picture:
+            minutes = f"--minutes={(time.time() - started) / 60}"
+            drawing = [str(DRAW), prometheus.url, minutes, f"--output={picture}"]
+            await (await asyncio.create_subprocess_exec(sys.executable, *drawing)).wait()
         if [health for _, _, health in scrapes] != ["up"] * 5:
             found.append(f"not five scrapes that are up: {scrapes}")
         stopping.set()
@@ -148,7 +155,9 @@ async def watch(seconds: float) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=120.0, help="of load")
-    raise SystemExit(bool(asyncio.run(watch(parser.parse_args().seconds))))
+    parser.add_argument("--draw", metavar="FILE", help="draw the dashboard at the end (PNG; needs matplotlib)")
+    told = parser.parse_args()
+    raise SystemExit(bool(asyncio.run(watch(told.seconds, told.draw))))
 
 
 if __name__ == "__main__":

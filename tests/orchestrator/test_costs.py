@@ -188,7 +188,9 @@ def test_who_waits_for_a_draft_waits_all_of_it_however_much_is_foreseen_as_a_rul
     for _ in range(200):
         costs.foreseen(True)
     assert costs.rounds[4] - costs.rounds[0] == pytest.approx(0.0005, abs=0.0005), "hardly any round waits"
-    assert costs.waited_s(4) - costs.rounds[0] == pytest.approx(0.0095, rel=0.1), "9 ms of drafting, 0.5 beyond the pass"
+    assert costs.waited_s(4) - costs.rounds[0] == pytest.approx(0.0095, rel=0.1), (
+        "9 ms of drafting, 0.5 beyond the pass"
+    )
 
 
 def test_a_time_is_never_nothing():
