@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bench.distance.modes import AHEAD, ALONE, is_fixed
+from bench.distance.modes import AHEAD, ALONE, is_synchronous
 from bench.distance.pairs import PairName
 from bench.distance.row import Row
 
@@ -54,7 +54,7 @@ class _Rates:
 
     def best_sync(self, round_trip_ms: float) -> float:
         situation = f"{round_trip_ms:g} ms"
-        rates = [rate for (where, mode), rate in self._rates.items() if where == situation and is_fixed(mode)]
+        rates = [rate for (where, mode), rate in self._rates.items() if where == situation and is_synchronous(mode)]
         if not rates:
             raise KeyError(situation)
         return max(rates)

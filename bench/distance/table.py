@@ -11,9 +11,10 @@ from bench.distance.modes import AHEAD, ALONE
 from bench.distance.row import Row
 
 LEGEND = (
-    "drafted, accepted: tokens per round. foreseen: verdicts after which the next tree was there. on time: drafts that"
-    " nobody waited for. unused: nodes per round that came and were never verified. Of a round's time: waiting for the"
-    " draft; at the target in its queue, the pass and sampling, as the target says; the rest."
+    "drafted, accepted: tokens per round, with those that adaptive and ahead guess from the text itself. foreseen:"
+    " verdicts after which the next tree was there. on time: drafts that nobody waited for. unused: nodes per"
+    " round that came and were never verified. Of a round's time: waiting for the draft; at the target in its queue,"
+    " the pass and sampling, as the target says; the rest."
 )
 
 
