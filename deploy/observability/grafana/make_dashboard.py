@@ -25,6 +25,7 @@ ALONE = (
 """Measured: the rounds without draft tokens, but for what they waited for a draft that did not come."""
 PARTS = f'sum by (part) (rate(specdec_round_time_seconds_total{{part!="open"}}[{RATE}]))'
 DRAFTS = f"sum(rate(vllm:spec_decode_num_drafts_total[{RATE}]))"
+FIRST_POSITIONS = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{position=~"[0-7]"}'
 ACCEPTED = f"sum(rate(vllm:spec_decode_num_accepted_tokens_total[{RATE}]))"
 ROUNDS = f'sum(rate(specdec_rounds_total{{kind!="open"}}[{RATE}]))'
 
@@ -79,10 +80,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Acceptance by depth",
-            "Share of the rounds with draft tokens in which the token at this depth was accepted.",
+            "Share of the rounds with draft tokens in which the token at this depth was accepted. Deeper than 7 there "
+            "are guesses of the prompt lookup alone.",
             (
                 Query(
-                    f"{rate('vllm:spec_decode_num_accepted_tokens_per_pos_total', 'position')} / scalar({DRAFTS})",
+                    f"{rate(FIRST_POSITIONS, 'position')} / scalar({DRAFTS})",
                     "depth {{position}}",
                 ),
             ),
