@@ -127,6 +127,8 @@ class PromptLookup:
 
     def _score(self, ids: Sequence[int]) -> None:
         """Compare what was guessed with what came."""
+        if not self._prints:
+            self._prints = bytearray(max(0, len(ids) - _WINDOW))  # what lies before is never searched
         seen = len(self._prints)
         self._ids = ids
         self._prints += bytes([token_id % _PRINT for token_id in ids[seen:]])
