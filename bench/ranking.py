@@ -48,8 +48,8 @@ def main(
     tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
     texts = [each["text"] for each in json.loads((DEMO / "prompts.json").read_text())][:prompts]
     table = Table(box=None, header_style="bold")
-    for column in ("T", "ranked by", *(f"{what}, F = {n}" for what in ("bonus", "correction") for n in FIRST)):
-        table.add_column(column, justify="right")
+    for column in ("T", "ranked by", *(f"{what}\nF = {n}" for what in ("bonus", "correction") for n in FIRST)):
+        table.add_column(column, justify="right", no_wrap=True)
     for each in temperature or [0.6, 1.0]:
         hits = Hits()
         for seed, text in enumerate(track(texts, f"T = {each:g}", transient=True)):
