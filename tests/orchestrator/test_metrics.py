@@ -20,15 +20,15 @@ from specdec.v1 import generation_pb2
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster
 from tests.faulty_models import FaultyVerifier
+from tests.instruments import total
 from tests.orchestrator.fakes import FakeDraft, new_sequence
-from tests.specdec.test_telemetry import measured, total  # noqa: F401
 from tests.table_model import TableRunner
 
 LENGTH = 60
 REQUEST = dict(token_ids={"token_ids": [1, 2, 3, 1, 2, 3, 7, 7]}, max_tokens=LENGTH, seed=7)
 
 
-async def test_a_target_that_drains_is_counted_with_its_reason_and_the_tokens_fed_again(measured):  # noqa: F811
+async def test_a_target_that_drains_is_counted_with_its_reason_and_the_tokens_fed_again(measured):
     verifiers = [LmVerifier(TableRunner(seed=1)) for _ in range(2)]
     async with cluster(verifiers, num_draft_tokens=0) as deployment:
         sample = None
@@ -47,7 +47,7 @@ async def test_a_target_that_drains_is_counted_with_its_reason_and_the_tokens_fe
     assert 8 < tokens < 8 + LENGTH, "the prompt and what had been committed"
 
 
-async def test_a_target_that_stands_still_is_counted_as_the_watchdogs_and_so_are_its_replays(measured):  # noqa: F811
+async def test_a_target_that_stands_still_is_counted_as_the_watchdogs_and_so_are_its_replays(measured):
     stands_still = threading.Event()
 
     class Wedged(TableVerifier):
@@ -70,7 +70,7 @@ async def test_a_target_that_stands_still_is_counted_as_the_watchdogs_and_so_are
     assert replays == {"WATCHDOG_FIRED": 1}
 
 
-async def test_a_sequence_that_is_preempted_is_counted_with_that_reason(measured):  # noqa: F811
+async def test_a_sequence_that_is_preempted_is_counted_with_that_reason(measured):
     verifier = FaultyVerifier(Table(), pass_s=0.002)
     async with cluster([verifier]) as deployment:
         requests = [deployment.client.generate(**REQUEST | {"seed": seed}) for seed in range(2)]
@@ -84,7 +84,7 @@ async def test_a_sequence_that_is_preempted_is_counted_with_that_reason(measured
     assert replays == {"PREEMPTED": 1}
 
 
-async def test_a_parked_sequence_is_counted_and_so_is_its_replay(measured):  # noqa: F811
+async def test_a_parked_sequence_is_counted_and_so_is_its_replay(measured):
     async with cluster([TableVerifier(Table())], park_after_s=0.1) as deployment:
         responses = deployment.orchestrator._servicer._responses(
             generation_pb2.GenerateRequest(**REQUEST | {"max_tokens": 200}), "r", Account(None)
@@ -102,7 +102,7 @@ async def test_a_parked_sequence_is_counted_and_so_is_its_replay(measured):  # n
     assert replays == {"PARKED": 1}
 
 
-def test_what_came_and_was_never_verified_is_waste(measured):  # noqa: F811
+def test_what_came_and_was_never_verified_is_waste(measured):
     counted = Metrics()
     counted.sample_ended(Statistics(num_received_nodes=12, num_draft_tokens=9))
     counted.sample_ended(Statistics(num_received_nodes=4, num_draft_tokens=4, replays=[("PREEMPTED", 30)]))
@@ -129,7 +129,7 @@ async def test_a_node_is_received_once_however_often_its_tree_is_pushed():
     assert sequence.statistics.num_received_nodes == 5, "what was decided otherwise meanwhile came too late to count"
 
 
-async def test_a_pair_that_disagrees_is_seen_in_what_is_accepted(measured):  # noqa: F811
+async def test_a_pair_that_disagrees_is_seen_in_what_is_accepted(measured):
     pair = [LmVerifier(TableRunner(seed=1))], [LanguageModelDrafter(TableRunner(seed=2))]
     async with cluster(*pair) as deployment:
         [sample] = await deployment.client.generate(**REQUEST, num_draft_tokens=4)

@@ -14,8 +14,8 @@ from orchestrator.tally import Tally
 from orchestrator.text import Piece
 from specdec.rounds import Budget, Growth, Verdict
 from specdec.tree import EMPTY_TREE, TokenTree
+from tests.instruments import total
 from tests.orchestrator.fakes import FakeDraft, commit, hit_rates, new_sequence
-from tests.specdec.test_telemetry import measured, total  # noqa: F401
 
 chain = TokenTree.chain
 BUDGET = Budget(2, 2)
@@ -124,7 +124,7 @@ async def test_what_the_draft_gives_is_verified_where_the_guess_is_second_best()
     assert lookup.taken is None
 
 
-async def test_guesses_are_counted_among_all_and_apart_and_not_for_the_draft(measured):  # noqa: F811
+async def test_guesses_are_counted_among_all_and_apart_and_not_for_the_draft(measured):
     draft, metrics, tally = FakeDraft(), Metrics(), Tally()
     sequence, speculation, lookup = begun(draft)
     for granted, accepted in ((3, (0, 1)), (0, (0,))):

@@ -11,9 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from opentelemetry import metrics, propagate, trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry import propagate, trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -24,6 +22,7 @@ from specdec.telemetry import JsonFormatter, context_of, traceparent
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster
+from tests.instruments import total
 from tests.table_model import TableRunner
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,27 +37,6 @@ def spans(monkeypatch) -> InMemorySpanExporter:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
     return exporter
-
-
-@pytest.fixture
-def measured(monkeypatch) -> InMemoryMetricReader:
-    reader = InMemoryMetricReader()
-    monkeypatch.setattr(metrics, "get_meter", MeterProvider([reader]).get_meter)
-    return reader
-
-
-def total(reader: InMemoryMetricReader) -> dict[str, dict[tuple, float]]:
-    """Per instrument and attributes: the sum (a histogram's count)."""
-    data = reader.get_metrics_data()
-    return {
-        metric.name: {
-            tuple(sorted(point.attributes.items())): getattr(point, "value", None) or getattr(point, "count", 0)
-            for point in metric.data.data_points
-        }
-        for resource in data.resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-    }
 
 
 def pair():

@@ -20,7 +20,7 @@ from specdec.transforms import Transforms, transformed
 from specdec.tree import EMPTY_TREE, TokenTree
 from specdec.verification import verify_block, verify_token
 from tests.automaton import Automaton
-from tests.specdec.test_verification import Pair, error
+from tests.specdec.exact_law import Pair, error
 
 VOCAB = 7
 

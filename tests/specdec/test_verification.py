@@ -1,15 +1,6 @@
-"""Laws of verification, by full enumeration: every draft, every accept decision, every continuation.
-
-`output_law` treats a verifier as a black box: it finds by bisection where the answer changes with each accept
-uniform and sums over the cells between. So the joint law of the output is exact, and the planted mutants at
-the end go through the same check as the real functions.
-"""
+"""Laws of verification, by full enumeration (exact_law), and its edges."""
 
 from __future__ import annotations
-
-import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -22,129 +13,15 @@ from specdec import verification
 from specdec.noise import Domain, Key, exponentials, uniforms
 from specdec.sampling import dense_from_sparse, race, sparse_support
 from specdec.verification import descend, verify_block, verify_token
-
-Verifier = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[int, Tensor]]
-BOTH = pytest.mark.parametrize("verify", [verify_token, verify_block])
-TOLERANCE = 1e-9
-
-
-# --- the check ------------------------------------------------------------------------------------
-
-
-@dataclass
-class Pair:
-    """Two language models as tables: the next-token distribution after every prefix of up to K tokens."""
-
-    vocab_size: int
-    num_draft_tokens: int
-    target: dict[tuple[int, ...], np.ndarray]
-    draft: dict[tuple[int, ...], np.ndarray]
-
-    def rows(self, model: dict[tuple[int, ...], np.ndarray], path: tuple[int, ...], num_rows: int) -> Tensor:
-        if num_rows == 0:
-            return torch.zeros(0, self.vocab_size, dtype=torch.float64)
-        return torch.tensor(np.array([model[path[:i]] for i in range(num_rows)]))
-
-    def paths(self, length: int) -> Iterator[tuple[int, ...]]:
-        return itertools.product(range(self.vocab_size), repeat=length)
-
-    def law(self, model: dict[tuple[int, ...], np.ndarray], path: tuple[int, ...], start: int = 0) -> float:
-        return float(np.prod([model[path[:i]][path[i]] for i in range(start, len(path))]))
-
-
-def random_row(rng: np.random.Generator, vocab_size: int, kind: str) -> np.ndarray:
-    row = rng.dirichlet(np.full(vocab_size, 0.7))
-    if kind == "sparse":  # zero mass here and there
-        row[rng.random(vocab_size) < 0.4] = 0.0
-        row[rng.integers(vocab_size)] += 0.1
-    if kind == "one-hot":
-        row = np.eye(vocab_size)[rng.integers(vocab_size)]
-    return row / row.sum()
-
-
-def random_pair(
-    seed: int, vocab_size: int, num_draft_tokens: int, target_kind: str = "dense", draft_kind: str = "dense"
-) -> Pair:
-    """Every row depends on its whole prefix, so that an answer from the wrong row shows."""
-    rng = np.random.default_rng(seed)
-    pair = Pair(vocab_size, num_draft_tokens, {}, {})
-    for length in range(num_draft_tokens + 1):
-        for prefix in pair.paths(length):
-            pair.target[prefix] = random_row(rng, vocab_size, target_kind)
-            pair.draft[prefix] = random_row(rng, vocab_size, draft_kind)
-    return pair
-
-
-def constant_pair(target: list[float], draft: list[float], num_draft_tokens: int) -> Pair:
-    pair = Pair(len(target), num_draft_tokens, {}, {})
-    for length in range(num_draft_tokens + 1):
-        for prefix in pair.paths(length):
-            pair.target[prefix], pair.draft[prefix] = np.array(target), np.array(draft)
-    return pair
-
-
-ALMOST_ONE = 1.0 - 2.0**-40
-
-
-def cells(answer: Callable[[list[float]], int], num_uniforms: int) -> Iterator[tuple[float, list[float]]]:
-    """Boxes of accept uniforms in which the answer is constant: (volume, a point inside)."""
-    edges: list[list[float]] = []
-    for i in range(num_uniforms):
-        cuts = set()
-        for others in itertools.product([0.0, ALMOST_ONE], repeat=num_uniforms - 1):
-
-            def at(uniform: float, i: int = i, others: tuple[float, ...] = others) -> int:
-                return answer([*others[:i], uniform, *others[i:]])
-
-            low, high = 0.0, ALMOST_ONE
-            if (start := at(low)) == at(high):
-                continue
-            while high - low > 1e-11:
-                middle = 0.5 * (low + high)
-                low, high = (middle, high) if at(middle) == start else (low, middle)
-            cuts.add(0.5 * (low + high))
-        edges.append([0.0, *sorted(cuts), 1.0])
-    for box in itertools.product(*(itertools.pairwise(edge) for edge in edges)):
-        yield float(np.prod([high - low for low, high in box])), [0.5 * (low + high) for low, high in box]
-
-
-def output_law(verify: Verifier, pair: Pair) -> tuple[np.ndarray, float]:
-    """The joint law of the first K + 1 output tokens, [vocab] * (K + 1), and the expected number accepted.
-
-    After the token that follows the accepted ones the target goes on alone.
-    """
-    num_draft_tokens = pair.num_draft_tokens
-    law = np.zeros([pair.vocab_size] * (num_draft_tokens + 1))
-    expected_accepted = 0.0
-    for drafted in pair.paths(num_draft_tokens):
-        chance = pair.law(pair.draft, drafted)
-        if chance == 0.0:
-            continue
-        target_probs = pair.rows(pair.target, drafted, num_draft_tokens + 1)
-        draft_probs = pair.rows(pair.draft, drafted, num_draft_tokens)
-        token_ids = torch.tensor(drafted, dtype=torch.int64)
-
-        def answer(point: list[float], rows=(target_probs, draft_probs, token_ids)) -> tuple[int, Tensor]:
-            return verify(*rows, torch.tensor(point, dtype=torch.float64))
-
-        for volume, point in cells(lambda point: answer(point)[0], num_draft_tokens):
-            num_accepted, next_probs = answer(point)
-            assert next_probs.shape == (pair.vocab_size,)
-            expected_accepted += chance * volume * num_accepted
-            for token, prob in enumerate(next_probs.tolist()):
-                emitted = (*drafted[:num_accepted], token)
-                for rest in pair.paths(num_draft_tokens - num_accepted):
-                    going_on = pair.law(pair.target, emitted + rest, start=len(emitted)) if prob else 0.0
-                    law[emitted + rest] += chance * volume * prob * going_on
-    return law, expected_accepted
-
-
-def error(verify: Verifier, pair: Pair) -> float:
-    """How far the output is from the target's law: the largest difference over all sequences."""
-    law, _ = output_law(verify, pair)
-    expected = [pair.law(pair.target, path) for path in pair.paths(pair.num_draft_tokens + 1)]
-    return float(np.abs(law.ravel() - np.array(expected)).max())
-
+from tests.specdec.exact_law import (
+    BOTH,
+    TOLERANCE,
+    constant_pair,
+    error,
+    output_law,
+    random_pair,
+    random_row,
+)
 
 # --- the laws -------------------------------------------------------------------------------------
 
@@ -366,94 +243,3 @@ def test_descend_gives_a_prefix_of_what_the_target_says_alone(data, num_nodes):
         alone += (said_after(alone),)
     assert (*(prefixes[node][-1] for node in accepted), token) == alone
     assert alone not in prefixes  # it went as far as it could
-
-
-# --- planted mutants: the check must see each of them ---------------------------------------------
-
-
-def rows_off_by_one(verify: Verifier) -> Verifier:
-    return lambda target, draft, ids, u: verify(target.roll(-1, 0), draft, ids, u)
-
-
-def residual_is_target(verify: Verifier) -> Verifier:
-    def mutant(target: Tensor, draft: Tensor, ids: Tensor, u: Tensor) -> tuple[int, Tensor]:
-        num_accepted, _ = verify(target, draft, ids, u)
-        return num_accepted, target[num_accepted]
-
-    return mutant
-
-
-def cut_by_its_own_content(verify: Verifier) -> Verifier:
-    """Keeps a draft token only where the draft was sure of it: looks harmless, and biases."""
-
-    def mutant(target: Tensor, draft: Tensor, ids: Tensor, u: Tensor) -> tuple[int, Tensor]:
-        sure = (draft.gather(1, ids[:, None])[:, 0] >= 0.5).long()
-        keep = int(sure.cumprod(0).sum())
-        return verify(target[: keep + 1], draft[:keep], ids[:keep], u[:keep])
-
-    return mutant
-
-
-def bonus_from_the_row_before(verify: Verifier) -> Verifier:
-    def mutant(target: Tensor, draft: Tensor, ids: Tensor, u: Tensor) -> tuple[int, Tensor]:
-        num_accepted, row = verify(target, draft, ids, u)
-        return num_accepted, target[num_accepted - 1] if num_accepted == len(ids) else row
-
-    return mutant
-
-
-MUTANTS = [rows_off_by_one, residual_is_target, cut_by_its_own_content, bonus_from_the_row_before]
-
-
-@BOTH
-@pytest.mark.parametrize("mutate", MUTANTS)
-def test_the_check_rejects_a_mutant(verify, mutate):
-    pair = random_pair(17, 3, 2)
-    assert error(verify, pair) < TOLERANCE
-    assert error(mutate(verify), pair) > 1e-3
-
-
-def inverted_ratio(original):
-    return lambda target, draft, ids: [(b, a) for a, b in original(target, draft, ids)]
-
-
-def scored_by_the_row_after(original):
-    return lambda target, draft, ids: original(target.roll(-1, 0), draft, ids)
-
-
-def ratio_of_logs(original):
-    return lambda target, draft, ids: [(a**0.5, b**0.5) for a, b in original(target, draft, ids)]
-
-
-@BOTH
-@pytest.mark.parametrize("mutate", [inverted_ratio, scored_by_the_row_after, ratio_of_logs])
-def test_the_check_rejects_a_wrong_ratio(verify, mutate, monkeypatch):
-    monkeypatch.setattr(verification, "_scored", mutate(verification._scored))
-    assert error(verify, random_pair(17, 3, 2)) > 1e-3
-
-
-def without_clamp(joint, target, draft):
-    difference = (joint * target - draft).abs()
-    return difference / difference.sum()
-
-
-def without_joint(joint, target, draft, original=verification._residual):
-    return original(1.0, target, draft)
-
-
-def test_the_check_rejects_a_wrong_residual(monkeypatch):
-    pair = random_pair(17, 3, 2)
-    monkeypatch.setattr(verification, "_residual", without_joint)
-    assert error(verify_block, pair) > 1e-3
-    assert error(verify_token, pair) < TOLERANCE  # there it is 1 anyway
-    monkeypatch.setattr(verification, "_residual", without_clamp)
-    assert error(verify_block, pair) > 1e-3
-    assert error(verify_token, pair) > 1e-3
-
-
-def test_dropping_unlikely_drafts_gives_the_bias_that_theory_says():
-    """target = draft = (.9, .1): dropping what the draft was not sure of lifts P(0) from .9 to .99."""
-    pair = constant_pair([0.9, 0.1], [0.9, 0.1], 1)
-    for verify in (verify_token, verify_block):
-        law, _ = output_law(cut_by_its_own_content(verify), pair)
-        assert law.sum(1)[0] == pytest.approx(0.99, abs=TOLERANCE)

@@ -8,83 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.batching import Key
 from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Overloaded, Preempted
-from specdec.rounds import ModelInfo, Round, Timings, Verdict
-from specdec.sequence import Method, SamplingParams, SequenceSpec
-from specdec.tree import ROOT, TokenTree
-from target_service.engine import Decision, Job, TargetEngine, TargetOpen
-
-VOCAB, CONTEXT = 10, 30
-chain = TokenTree.chain
-A, B = Key(1, 1), Key(1, 2)
-
-
-def law(ids: list[int]) -> int:
-    state = 7
-    for token_id in ids:
-        state = (state * 31 + token_id + 1) % 10_007
-    return state % VOCAB
-
-
-def said(ids, count: int) -> list[int]:
-    """The next tokens after ids."""
-    text = list(ids)
-    for _ in range(count):
-        text.append(law(text))
-    return text[len(ids) :]
-
-
-class FakeVerifier:
-    """Greedy by ``law``. ``next_outcome`` of a memory overrides its decisions; ``fail`` raises in the pass."""
-
-    def __init__(self) -> None:
-        self.info = ModelInfo("fake", "digest", VOCAB, "", CONTEXT)
-        self.live: list[dict] = []
-        self.jobs: list[list[Job]] = []
-        self.fail: Exception | None = None
-
-    def open(self, spec: SequenceSpec) -> dict:
-        self.live.append({"spec": spec, "outcomes": []})
-        return self.live[-1]
-
-    def close(self, memory: dict) -> None:
-        self.live = [each for each in self.live if each is not memory]
-
-    def cache_use(self) -> tuple[int, int]:
-        return 300, 5000
-
-    def verify(self, jobs):
-        self.jobs.append([Job(job.memory, list(job.ids), job.tree) for job in jobs])
-        if self.fail is not None:
-            raise self.fail
-        return [self._decide(job) for job in jobs], Timings(pass_us=5, sample_us=6, rows=7, sequences=len(jobs))
-
-    def _decide(self, job: Job):
-        if job.memory["outcomes"]:
-            return job.memory["outcomes"].pop(0)
-        text, accepted, node = list(job.ids), [], ROOT
-        while (child := job.tree.child(node, law(text))) is not None:
-            node = child
-            accepted.append(child)
-            text.append(job.tree.token_ids[child])
-        return Decision(tuple(accepted), law(text), (law(list(job.ids)), *job.tree.token_ids))
-
-
-def opened(ids=(1, 2), *, key=A, engine=None, first=True, **options) -> tuple[TargetEngine, FakeVerifier]:
-    """An engine with a sequence of which, if ``first``, the first token is said."""
-    verifier = engine._verifier if engine else FakeVerifier()
-    engine = engine or TargetEngine(verifier)
-    spec = {name: options.pop(name) for name in ("method", "sampling") if name in options}
-    engine.open(key, TargetOpen(SequenceSpec(tuple(ids), 2, **spec), **options))
-    if first:
-        engine.step()
-    return engine, verifier
-
-
-def text_of(engine: TargetEngine, key=A) -> list[int]:
-    return engine._sequences[key].ids
-
+from specdec.rounds import Round, Verdict
+from specdec.sequence import Method, SamplingParams
+from specdec.tree import TokenTree
+from target_service.engine import TargetEngine
+from tests.target_service.fakes import CONTEXT, VOCAB, A, B, FakeVerifier, chain, law, opened, run, said, text_of
 
 # --- verdicts -----------------------------------------------------------------------------------------------
 
@@ -219,60 +148,6 @@ def test_under_token_and_block_a_tree_that_branches_is_refused(method):
     assert caught.value.violations[0][0] == "tree"
     greedy, _ = opened(method=method, sampling=SamplingParams(0.0))
     greedy.submit(A, Round(1, 3, tree))
-
-
-# --- run-on -------------------------------------------------------------------------------------------------
-
-
-def run(engine: TargetEngine, limit: int = 50) -> list[Verdict]:
-    verdicts = []
-    while not engine.idle and limit:
-        verdicts += [verdict for _, verdict in engine.step()]
-        limit -= 1
-    return verdicts
-
-
-@pytest.mark.parametrize("allowance", [0, 1, 5])
-def test_run_on_says_as_many_tokens_as_were_allowed_and_repeats_the_round(allowance):
-    engine, _ = opened()
-    engine.submit(A, Round(1, 3, run_on=allowance))
-    verdicts = run(engine)
-    assert [verdict.round for verdict in verdicts] == [1] * (1 + allowance)
-    assert [verdict.base for verdict in verdicts] == list(range(3, 4 + allowance))
-    assert text_of(engine) == [1, 2, *said([1, 2], 2 + allowance)]
-
-
-def test_a_new_round_ends_the_run_on():
-    engine, _ = opened()
-    engine.submit(A, Round(1, 3, run_on=9))
-    engine.step()
-    engine.step()
-    engine.submit(A, Round(2, 5))
-    assert [(verdict.round, verdict.base) for verdict in run(engine)] == [(2, 5)]
-
-
-def test_run_on_stops_after_a_stop_token():
-    stop = said([1, 2], 5)[4]
-    engine, _ = opened(stop_token_ids=frozenset({stop}))
-    engine.submit(A, Round(1, 3, run_on=9))
-    run(engine)
-    text = text_of(engine)[2:]
-    assert text[-1] == stop
-    assert stop not in text[1:-1]
-
-
-def test_run_on_stops_after_a_stop_token_among_the_accepted():
-    tokens = said([1, 2], 3)
-    engine, _ = opened(stop_token_ids=frozenset({tokens[1]}))
-    engine.submit(A, Round(1, 3, chain(tokens[1:]), run_on=9))
-    assert len(run(engine)) == 1
-
-
-def test_run_on_stops_at_the_end_of_the_context():
-    engine, _ = opened([1] * (CONTEXT - 4))
-    engine.submit(A, Round(1, CONTEXT - 3, run_on=1000))
-    run(engine)
-    assert len(text_of(engine)) == CONTEXT
 
 
 # --- out of step --------------------------------------------------------------------------------------------

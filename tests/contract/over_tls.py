@@ -1,0 +1,66 @@
+"""A target over TLS, and callers that show a certificate of their choice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from specdec import rpc
+from specdec.model_service import ModelServer
+from specdec.settings import ServiceSettings
+from specdec.tls import Tls
+from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
+from target_service.lm_verifier import LmVerifier
+from target_service.server import create_server as create_target_server
+from tests.certificates import files
+from tests.contract.bad import runner
+from tests.contract.raw import target_open
+
+REQUEST: dict[str, Any] = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 40, "seed": 1}
+PATIENCE_S = 20.0
+
+
+@asynccontextmanager
+async def target(directory: Path | None, **settings: Any) -> AsyncIterator[ModelServer]:
+    own = files(directory, "target") if directory else {}
+    server = create_target_server(LmVerifier(runner()), ServiceSettings(**own, **settings))
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def unary(address: str, tls: Tls | None, name: str = "target") -> common_pb2.GetModelInfoResponse:
+    async with rpc.channel(address, tls, name) as channel:
+        stub = target_pb2_grpc.TargetServiceStub(channel)
+        try:
+            answer: common_pb2.GetModelInfoResponse = await stub.GetModelInfo(
+                common_pb2.GetModelInfoRequest(), timeout=PATIENCE_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise rpc.error_of(error) from error
+        return answer
+
+
+async def verify(address: str, tls: Tls | None) -> int:
+    """The base of the verdict on an open."""
+    async with rpc.channel(address, tls, "target") as channel:
+        call = target_pb2_grpc.TargetServiceStub(channel).Verify(timeout=PATIENCE_S)
+        try:
+            await call.write(target_pb2.VerifyRequest(opens=[target_open(1)]))
+            while not (response := await call.read()).verdicts:
+                pass
+            return int(response.verdicts[0].base)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, AttributeError):
+            error = grpc.aio.AioRpcError(
+                await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details()
+            )
+            raise rpc.error_of(error) from None
+        finally:
+            call.cancel()

@@ -1,0 +1,51 @@
+"""The target goes on unasked: how far, and what ends it."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec.rounds import Round
+from tests.target_service.fakes import CONTEXT, A, chain, opened, run, said, text_of
+
+
+@pytest.mark.parametrize("allowance", [0, 1, 5])
+def test_run_on_says_as_many_tokens_as_were_allowed_and_repeats_the_round(allowance):
+    engine, _ = opened()
+    engine.submit(A, Round(1, 3, run_on=allowance))
+    verdicts = run(engine)
+    assert [verdict.round for verdict in verdicts] == [1] * (1 + allowance)
+    assert [verdict.base for verdict in verdicts] == list(range(3, 4 + allowance))
+    assert text_of(engine) == [1, 2, *said([1, 2], 2 + allowance)]
+
+
+def test_a_new_round_ends_the_run_on():
+    engine, _ = opened()
+    engine.submit(A, Round(1, 3, run_on=9))
+    engine.step()
+    engine.step()
+    engine.submit(A, Round(2, 5))
+    assert [(verdict.round, verdict.base) for verdict in run(engine)] == [(2, 5)]
+
+
+def test_run_on_stops_after_a_stop_token():
+    stop = said([1, 2], 5)[4]
+    engine, _ = opened(stop_token_ids=frozenset({stop}))
+    engine.submit(A, Round(1, 3, run_on=9))
+    run(engine)
+    text = text_of(engine)[2:]
+    assert text[-1] == stop
+    assert stop not in text[1:-1]
+
+
+def test_run_on_stops_after_a_stop_token_among_the_accepted():
+    tokens = said([1, 2], 3)
+    engine, _ = opened(stop_token_ids=frozenset({tokens[1]}))
+    engine.submit(A, Round(1, 3, chain(tokens[1:]), run_on=9))
+    assert len(run(engine)) == 1
+
+
+def test_run_on_stops_at_the_end_of_the_context():
+    engine, _ = opened([1] * (CONTEXT - 4))
+    engine.submit(A, Round(1, CONTEXT - 3, run_on=1000))
+    run(engine)
+    assert len(text_of(engine)) == CONTEXT
