@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -82,8 +82,12 @@ def _us_per_look(base: Sequence[int], news: Sequence[int]) -> float:
     return best_s / len(news) * 1e6
 
 
-def main(tokens: int = 160, repeats: int = 3, period: int = 40) -> None:
-    """``period``: tokens after which the text that repeats itself does so."""
+def main(
+    tokens: Annotated[int, typer.Option(help="per run")] = 160,
+    repeats: Annotated[int, typer.Option(help="runs of each; medians are shown")] = 3,
+    period: Annotated[int, typer.Option(help="tokens after which the text repeats itself")] = 40,
+) -> None:
+    """Measure what guessing from the text itself brings, with and without a draft, and what a guess costs."""
     print("| text | draft | alone, tokens/s | adaptive | ratio | passes | guessed tokens accepted | of the draft |")
     print("|---|---|---|---|---|---|---|---|")
     for name, every in (("repeats itself", period), ("does not", 0)):

@@ -1,4 +1,4 @@
-"""``python -m bench.ranking``: how often the target's token is among the bundled draft's likeliest, by their ranking.
+"""``specdec bench ranking``: how often the target's token is among the bundled draft's likeliest, by their ranking.
 
 Texts are sampled from the target with coupled noise, and both models are read at every position. A token that follows
 the last node in flight is looked for among the draft's first F; a correction among the first F that are left once the

@@ -57,16 +57,24 @@ def serve(context: typer.Context, role: Role) -> None:
     os.execv(sys.executable, [sys.executable, "-m", module, *context.args])
 
 
+class Bench(StrEnum):
+    rounds = "rounds"
+    soak = "soak"
+    peers = "peers"
+    distance = "distance"
+    lookup = "lookup"
+    ranking = "ranking"
+    plan = "plan"
+
+
 @app.command(context_settings=PASS_ON)
-def bench(
-    context: typer.Context, name: Annotated[str, typer.Argument(help="rounds, soak, peers, distance or plan")]
-) -> None:
-    """Measure: rounds (message path), soak (what grows), peers (us and transformers), distance (a draft far away), plan
-    (specdec plan beside a deployment).
+def bench(context: typer.Context, name: Bench) -> None:
+    """Measure: rounds (message path), soak (what grows), peers (us and transformers), distance (a draft far away),
+    lookup (a text that repeats itself), ranking (which guesses are right), plan (specdec plan beside a deployment).
 
     Own flags follow; needs a checkout of the repository.
     """
-    os.execv(sys.executable, [sys.executable, "-m", f"bench.{name}", *context.args])
+    os.execv(sys.executable, [sys.executable, "-m", f"bench.{name.value}", *context.args])
 
 
 app.command()(plan)
