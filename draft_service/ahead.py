@@ -1,15 +1,18 @@
 """Where a tree grows while a part of it is being verified.
 
-Knows its shape and what of it is in flight; refuses to know tokens. A verdict is a path through what is in flight and
-one token more: the token after all of it, or a correction on the way. So every branch begins at one of these, and all
-branches grow alike until the verdict comes.
+Knows how likely its nodes are; refuses to know tokens. The verdict is a path from the root. It may leave the tree
+anywhere, so the tree grows wherever the text is likeliest to go: deep below guesses that are right as a rule, wide
+where they are not.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from specdec.tree import ROOT, TokenTree
+from specdec.chances import likeliest
+from specdec.tree import TokenTree
 
 
 class Spot(NamedTuple):
@@ -19,15 +22,12 @@ class Spot(NamedTuple):
     num_children: int
 
 
-def spots(tree: TokenTree, num_flying: int, branched: bool, max_nodes: int, max_depth: int) -> tuple[Spot, ...]:
-    """For one pass, the most likely first; no more than ``max_nodes`` children come of them, none at ``max_depth``.
+def spots(tree: TokenTree, of_ranks: Sequence[float], max_nodes: int, max_depth: int) -> tuple[Spot, ...]:
+    """For one pass, the likeliest first: ``max_nodes`` children at most come of them, none at ``max_depth``.
 
-    The first ``num_flying`` nodes of ``tree`` are in flight. Unless it ``branched`` before, every one of them, and the
-    root, gets its likeliest child that is not there yet; branches get one at their end.
+    ``of_ranks`` are the chances of a node's first, second, ... child.
     """
-    depths = (-1, *tree.depths)  # by node, from ROOT on
-    with_children = set(tree.parents)
-    found = [Spot(node, 1) for node in range(num_flying, len(tree)) if node not in with_children]
-    if not branched:
-        found += [Spot(node, 1 + (node in with_children)) for node in range(num_flying - 1, ROOT - 1, -1)]
-    return tuple(spot for spot in found if depths[spot.parent + 1] + 1 < max_depth)[: max(0, max_nodes)]
+    most: dict[int, int] = {}
+    for each in itertools.islice(likeliest(of_ranks, tree, max_depth), max(0, max_nodes)):
+        most[each.parent] = each.rank + 1
+    return tuple(Spot(*spot) for spot in most.items())

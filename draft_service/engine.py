@@ -13,10 +13,14 @@ from typing import Any, Protocol
 from draft_service.ahead import Spot, spots
 from draft_service.budgets import MOST_NODES, check_budget, check_in_flight
 from specdec.batching import Key, Results
+from specdec.chances import Chances
 from specdec.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo
 from specdec.sequence import SequenceSpec
 from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
+
+_LEAST_GROWN = 8
+"""Nodes that a pass grows ahead, if less is in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +93,13 @@ class _Work:
     """A sequence and the advance it works on (the open is advance 0). A newer advance is new work."""
 
     sequence: DraftSequence
+    chances: Chances  # of its guesses
     advance: int
     budget: Budget
     num_grown: int = 0
     num_ahead: int = 0
     num_flying: int = 0  # so many of the tree's first nodes are being verified, or soon will be
     ahead: bool = False  # what was asked for is there; now it grows below what is in flight
-    branched: bool = False  # what is in flight has its runners-up
     siblings: list[Node] = field(default_factory=list)  # of what was grown; leaves, which the chain does without
     answered: bool = False
     learnt: bool = False
@@ -108,6 +112,7 @@ class DraftEngine:
     def __init__(self, drafter: Drafter, max_sequences: int = 1024) -> None:
         self._drafter = drafter
         self._max_sequences = max_sequences
+        self._chances = Chances()
         self._works: dict[Key, _Work] = {}
         self._fresh: dict[Key, _Work] = {}  # have an advance that no step has seen yet
         self._batch: list[Key] = []
@@ -126,7 +131,7 @@ class DraftEngine:
         memory = self._drafter.open(open_.spec)
         ids, num_siblings = list(open_.spec.token_ids), open_.budget.max_siblings
         sequence = DraftSequence(open_.spec, ids, memory=memory, num_siblings=num_siblings)
-        self._works[key] = self._fresh[key] = _Work(sequence, 0, open_.budget)
+        self._works[key] = self._fresh[key] = _Work(sequence, Chances(self._chances), 0, open_.budget)
 
     def submit(self, key: Key, advance: Advance, arrived: float | None = None) -> None:
         work = self._works.get(key)
@@ -143,7 +148,8 @@ class DraftEngine:
         if not work.answered:
             superseded.append(Growth(work.advance, sequence.base, (), EMPTY_TREE, GrowthEnd.SUPERSEDED))
         # A chain that is verified against its distribution is drawn afresh for every base.
-        sequence.tree = sequence.tree.descend(advance.token_ids) if sequence.spec.keyed_by_token else EMPTY_TREE
+        keyed = sequence.spec.keyed_by_token
+        sequence.tree = work.chances.descended(sequence.tree, advance.token_ids) if keyed else EMPTY_TREE
         sequence.ids.extend(advance.token_ids)
         in_flight = advance.in_flight if advance.budget.max_ahead else EMPTY_TREE
         sequence.tree = in_flight.merge(sequence.tree).prefix(2 * MOST_NODES)
@@ -152,11 +158,12 @@ class DraftEngine:
         sequence.num_siblings = advance.budget.max_siblings
         self._works[key] = self._fresh[key] = _Work(
             sequence,
+            work.chances,
             advance.number,
             advance.budget,
             num_flying=min(len(in_flight), len(sequence.tree)),
             # Growing takes in what was committed; where nothing is to be grown, that is done when nobody waits.
-            learnt=bool(advance.budget.max_nodes or in_flight),
+            learnt=bool(advance.budget.max_nodes or advance.budget.max_ahead),
             superseded=superseded,
         )
 
@@ -287,7 +294,6 @@ class DraftEngine:
                 nodes = nodes[: work.budget.max_ahead - work.num_ahead]
                 sequence.tree = _extended(sequence.tree, nodes)
                 work.num_ahead += len(nodes)
-                work.branched = True
                 results.append((key, Growth(work.advance, sequence.base, (), sequence.tree, None)))
         return results
 
@@ -295,7 +301,8 @@ class DraftEngine:
         """Where the next pass grows ahead, so far as it may."""
         base, room = work.sequence.base, min(work.budget.max_ahead, MOST_NODES) - work.num_ahead
         deepest = min(work.budget.max_depth, self._drafter.info.context_length - base + 1)
-        return spots(work.sequence.tree, work.num_flying, work.branched, room, deepest)
+        at_once = min(room, max(_LEAST_GROWN, work.num_flying + 1))
+        return spots(work.sequence.tree, work.chances.of_ranks, at_once, deepest)
 
     def _learn(self, learning: dict[Key, _Work]) -> list[tuple[Key, Growth | SpecdecError]]:
         learnt = self._drafter.learn([work.sequence for work in learning.values()])

@@ -9,12 +9,12 @@ import itertools
 from functools import partial
 from typing import Protocol
 
-from orchestrator.acceptance import Acceptance
 from orchestrator.costs import Costs
 from orchestrator.guesses import Guesses
-from orchestrator.promises import OFF, ON, powers, promises
+from orchestrator.promises import OFF, ON, chain, promises
 from orchestrator.prompt_lookup import PromptLookup, Rival
 from orchestrator.sequence import Sequence
+from specdec.chances import Chances, best_chances
 from specdec.rounds import Budget, Verdict
 from specdec.tree import TokenTree
 
@@ -28,9 +28,10 @@ _CHECK_EVERY, _CLEAR = 32, 1.5
 """Rounds with speculation after which one goes without, to see that the target alone is still as slow as it is taken
 to be; four times as many where speculation is so much faster that a mistake is unlikely."""
 
+_PROBE_AHEAD, _HOPELESS = 4, 0.95
+"""Rounds of a probe that waits for nobody, and the share without a tree from which there will be none."""
+
 _DOUBTS = 3
-_PRIOR_TRIALS = 6
-_MEMORY_TRIALS = 100
 _FIRST_PAUSE, _LONGEST_PAUSE = 8, 64
 
 _MOST_RUN_ON = 32
@@ -79,21 +80,32 @@ class Adaptive:
     is booked in an account that all requests share (orchestrator.costs): when that is empty nobody drafts.
     """
 
-    def __init__(self, costs: Costs, lookup: PromptLookup | None = None) -> None:
-        """``lookup``: of this sequence, whose guesses are verified where they promise more than the draft does."""
+    def __init__(
+        self,
+        costs: Costs,
+        lookup: PromptLookup | None = None,
+        chances: Chances | None = None,
+        ahead: bool = False,
+    ) -> None:
+        """``lookup``: of this sequence, whose guesses are verified where they promise more than the draft does;
+        ``chances`` of its draft tokens are learnt here; ``ahead``: the draft is asked to grow ahead."""
         self._costs = costs
+        self._chances = chances or Chances(costs.chances)
         self._guesses = Guesses(costs, lookup) if lookup is not None else None
-        self._acceptance = Acceptance(_MEMORY_TRIALS)  # of draft tokens
+        self._ahead = ahead
         self._num_draft_tokens = 0
-        self._depth = 0  # of a tree that is there already
+        self._waits = True  # where no tree is there, for so many draft tokens; else such a round goes on alone
+        self._depth = 0  # nodes of a tree that is there already, of which are expected:
+        self._expected = 1.0  # tokens, with the one after them
         self._asked = 0  # of these, in this round
         self._num_rounds = 0
         self._num_on = 0  # rounds since it drafts, a probe left out
         self._doubts = 0  # of these, the last ones that promised too little
         self._pause = _FIRST_PAUSE
         self._paused = 0  # rounds that it still does without
-        self._probing = False
+        self._probing = 0  # rounds that it is still tried for
         self._borrowed = 0.0  # for a probe: see Costs
+        self._gained = 0.0  # since it began
         self._checking = False  # for one round, what the target takes alone
         self._num_missed = 0  # rounds in a row that asked for a draft in vain
         self.run_on = 0
@@ -103,7 +115,8 @@ class Adaptive:
         self._checking = False
         self._num_draft_tokens = self._choose() if self._costs.known else self._try()
         num_draft_tokens = 0 if self._checking else self._num_draft_tokens
-        budget = _chain(num_draft_tokens, max(num_draft_tokens, self._depth), sequence)
+        waits_for = num_draft_tokens if self._waits else 0
+        budget = _chain(waits_for, max(waits_for, self._depth) if num_draft_tokens else 0, sequence)
         self._asked = budget.max_nodes
         self.run_on = self._run_on(sequence, num_draft_tokens)
         return budget
@@ -120,18 +133,16 @@ class Adaptive:
         drafted = bool(tree) and taken is None
         waited = taken in (None, Rival.NOTHING)
         self._num_missed = 0 if drafted else self._num_missed + (waited and self._asked > 0)
-        right, depth = len(verdict.accepted), max(tree.depths, default=-1) + 1
         # Booked also for a draft that never came, but not where nobody waited for it.
-        asked, num_tokens = self._asked if waited else 0, right + 1 if taken is None else 1
-        gained = self._costs.known and self._costs.account(asked, num_tokens) > 0
+        num_tokens = len(verdict.accepted) + 1 if taken is None else 1
+        if self._costs.known and self._num_draft_tokens and not self._waits:
+            self._gained += self._costs.account_unwaited(len(tree) if drafted else 0, num_tokens)
+        elif self._costs.known:
+            self._gained += self._costs.account(self._asked if waited else 0, num_tokens)
         if not drafted:
             return
-        tried = min(right + 1, depth)  # what follows the first rejection was not tried
-        self._acceptance.observe(right, tried)
-        self._costs.tried(right, tried)
-        self._costs.grown(len(tree), depth)
-        if self._probing and gained:
-            self._paused = 0
+        self._chances.observe(tree, verdict.accepted, ended=True)
+        self._costs.grown(len(tree), max(tree.depths) + 1)
 
     def _try(self) -> int:
         """Long, short and none must be seen to tell what a token more costs."""
@@ -145,15 +156,23 @@ class Adaptive:
         return min((0, _FIRST, 1)[self._num_rounds % 3], self._costs.most)
 
     def _choose(self) -> int:
-        acceptance = self._accepted
-        promised = promises(powers(acceptance), self._costs.rounds, self._costs.rounds[0])
-        unwaited = self._unwaited(acceptance) if self._costs.waits < 1 else [1.0]
-        self._depth = unwaited.index(max(unwaited))
+        promised = self._promised()
         promise = max(promised[1:])
         best = promised.index(promise, 1)
-        if self._num_draft_tokens and not self._probing:
-            return self._go_on(promised, best)
-        self._probing = False
+        if self._probing > 1:
+            self._probing -= 1
+            return self._num_draft_tokens
+        on = self._num_draft_tokens and not self._probing
+        if self._probing and self._gained > 0:
+            self._paused = 0
+        self._probing = 0
+        if self._ahead:
+            alone = self._promised_alone()
+            # Either is kept where the other promises little more.
+            self._waits = promise > alone * (_STAY if on and self._waits else 1 / _STAY)
+            promise = max(promise, alone)
+        if on:
+            return self._go_on(promised, best, promise)
         if self._paused:
             self._paused -= 1
             return 0
@@ -165,15 +184,35 @@ class Adaptive:
             return 0
         return self._probe()
 
-    @property
-    def _accepted(self) -> float:
-        """What share of the draft tokens is."""
-        return self._acceptance.share(self._costs.acceptance, _PRIOR_TRIALS)
+    def _promised(self) -> list[float]:
+        """By the number of draft tokens that are waited for, where nothing was foreseen."""
+        costs, of_ranks = self._costs, self._chances.of_ranks
+        drafted = chain(of_ranks, costs.num_siblings)
+        if not self._ahead:
+            return promises(drafted, costs.waited, costs.alone_s)
+        unwaited = self._unwaited(of_ranks)
+        self._depth = unwaited.index(max(unwaited))
+        self._expected = 1.0 + sum(itertools.islice(best_chances(of_ranks), self._depth))
+        # Of all rounds a share waits, in the others such a tree is there.
+        share = costs.waits
+        foreseen, foreseen_s = (1 - share) * self._expected, (1 - share) * costs.unwaited[self._depth]
+        found, expected = [1.0], 1.0
+        for chance, seconds in zip(drafted, costs.waited[1:], strict=False):
+            expected += chance
+            found.append((share * expected + foreseen) * costs.alone_s / (share * seconds + foreseen_s))
+        return found
 
-    def _unwaited(self, acceptance: float) -> list[float]:
-        """What trees of the draft promise that are there already."""
+    def _promised_alone(self) -> float:
+        """If a round for which nothing was foreseen goes on alone."""
+        costs = self._costs
+        share = costs.misses
+        expected = share + (1 - share) * self._expected
+        return expected * costs.alone_s / (share * costs.unwaited[0] + (1 - share) * costs.unwaited[self._depth])
+
+    def _unwaited(self, of_ranks: list[float]) -> list[float]:
+        """By its nodes, what a tree of the draft's promises that is there already."""
         rounds = self._costs.unwaited[: self._costs.most + 1]
-        return promises(powers(acceptance), rounds, self._costs.alone_s)
+        return promises(best_chances(of_ranks), rounds, self._costs.alone_s)
 
     def _run_on(self, sequence: Sequence, num_draft_tokens: int) -> int:
         """How many tokens may come unasked after the round to come, in which a guess may be verified."""
@@ -194,39 +233,45 @@ class Adaptive:
             return Rival.TREE  # which nobody would verify
         if self._probing or not self._costs.known:
             return Rival.NOTHING  # the draft is being measured
-        acceptance = self._accepted
-        if promise >= max(self._unwaited(acceptance)):
+        of_ranks = self._chances.of_ranks
+        if promise >= max(self._unwaited(of_ranks)):
             return Rival.TREE
-        expected = 1.0 + sum(itertools.islice(powers(acceptance), num_draft_tokens))
-        waiting = expected * self._costs.alone_s / self._costs.waited_s(num_draft_tokens)
+        if not self._waits:
+            return Rival.WAIT
+        expected = 1.0 + sum(itertools.islice(chain(of_ranks, self._costs.num_siblings), num_draft_tokens))
+        waiting = expected * self._costs.alone_s / self._costs.waited[num_draft_tokens]
         return Rival.WAIT if promise >= waiting else Rival.NOTHING
 
-    def _go_on(self, promised: list[float], best: int) -> int:
+    def _go_on(self, promised: list[float], best: int, promise: float) -> int:
         self._num_on += 1
-        self._doubts = self._doubts + 1 if promised[best] < OFF else 0
+        self._doubts = self._doubts + 1 if promise < OFF else 0
         if self._doubts >= _DOUBTS or self._costs.savings <= 0:
             # What was learnt on this text will be old when it is tried again.
-            self._acceptance.forget(_PRIOR_TRIALS)
+            self._chances.forget()
             self._rest()
             return 0
         if self._num_on > _LONGEST_PAUSE:
             self._pause = _FIRST_PAUSE
         now = self._num_draft_tokens
-        self._checking = self._num_on % (_CHECK_EVERY if promised[best] < _CLEAR else 4 * _CHECK_EVERY) == 0
+        self._checking = self._num_on % (_CHECK_EVERY if promise < _CLEAR else 4 * _CHECK_EVERY) == 0
         if abs(best - now) <= 1 and promised[now] > _STAY * promised[best]:
             return now
         return min(best, now + 1)  # up step by step, each measured before the next
 
     def _probe(self) -> int:
-        """One round, as long as it costs little more than the shortest."""
+        """A few rounds that wait for nobody, or one that waits, as long as it costs little more than the shortest."""
         rounds = self._costs.rounds
         dearest = rounds[0] + 1.5 * (rounds[1] - rounds[0])
         length = max(k for k in range(1, len(rounds)) if k == 1 or rounds[k] <= dearest)
-        self._borrowed = self._costs.borrow(length)
+        self._waits = not self._ahead or self._costs.misses > _HOPELESS
+        if self._waits:
+            self._probing, self._borrowed = 1, self._costs.borrow(length)
+        else:
+            self._probing, self._borrowed = _PROBE_AHEAD, self._costs.borrow_unwaited(self._depth, _PROBE_AHEAD)
         if not self._borrowed:
-            self._paused = _LONGEST_PAUSE
+            self._paused, self._probing = _LONGEST_PAUSE, 0
             return 0
-        self._probing = True
+        self._gained = 0.0
         self._rest()
         return length
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.acceptance import Acceptance
 from orchestrator.curve import Curve
 from orchestrator.prompt_lookup import MOST_GUESSED, HitRates
+from specdec.acceptance import Acceptance
+from specdec.chances import Chances
 from specdec.rounds import Timings
 
 _UNKNOWN_PATIENCE_S = 1.0
@@ -23,11 +24,9 @@ _LATE = 1.25
 """A growth that nobody waited for any longer would have taken at least so many times what was waited."""
 
 _GAIN = 0.1
-_RARELY = 0.02
-_HOPE, _HOPE_TRIALS = 0.5, 4
-"""Share of the rounds that are taken to wait for a draft which grows ahead, until so many were seen: where it is far
-away rounds that wait never pay, and what was not tried would never be known."""
-_ACCEPTANCE, _ACCEPTANCE_TRIALS, _ACCEPTANCE_MEMORY = 0.7, 4, 500
+_HOPE, _HOPE_TRIALS, _MISSES = 0.5, 4, 50
+"""Share of the rounds that are taken to find no tree of a draft which grows ahead, until so many were seen: where it is
+far away rounds that wait never pay, and what was not tried would never be known. And how many are remembered."""
 _MOST_APART = 3.0
 _REVIEW_EVERY, _YOUNG = 4, 64
 """Passes after which the rounds are worked out anew, once there were many: it takes longer than all else here."""
@@ -52,8 +51,8 @@ class Costs:
     def __init__(self, most: int, ahead: bool = False, num_siblings: int = 0) -> None:
         self.most = most
         self._most_rows = max(most * (1 + num_siblings), MOST_GUESSED) + 1
-        # Of the target. Not every draft proposes siblings, and what is grown ahead has none.
-        self._rows_per_token = 1.0 + num_siblings
+        self._rows_per_token = 1.0 + num_siblings  # of the target; not every draft proposes siblings
+        self._ahead = ahead
         self._drafts = Curve()
         self._passes = Curve()
         self._beyond_s = 0.0  # of a round with the target: all that is neither queue nor pass
@@ -62,13 +61,13 @@ class Costs:
         self._apart = 0.0  # with speculation. 0: all are in the same pass; 1: some are while others are not
         self._last_pass = (0, 0, 0, 0)
         self._rounds: list[float] = []
+        self._waited: list[float] = []
         self._unwaited: list[float] = []
         self._num_passes = self._num_wide = 0
-        # Share of the rounds with speculation that wait for the draft: not those that were foreseen.
-        self._waits = _HOPE if ahead else 1.0
-        self._num_waits = _HOPE_TRIALS
+        self._misses = [Acceptance(_MISSES, _HOPE, _HOPE_TRIALS) for _ in (False, True)]  # by whether they wait
         self._longest_wait_s = math.inf  # for a draft: see patience_s
-        self._acceptance = Acceptance(_ACCEPTANCE_MEMORY, _ACCEPTANCE, _ACCEPTANCE_TRIALS)
+        self.chances = Chances()
+        """Of draft tokens, over all requests."""
         self.hit_rates = HitRates()
         """Of the prompt lookups of all requests."""
         self.savings = _SAVINGS  # in rounds of the target alone
@@ -110,19 +109,38 @@ class Costs:
 
     @property
     def unwaited(self) -> list[float]:
-        """The same, up to MOST_GUESSED, for a chain that is there already. Needs ``alone_known``."""
+        """The same, up to MOST_GUESSED, for a tree that is there already. Needs ``alone_known``."""
         if not self._unwaited:
             self._unwaited = [self._round_s(k, self._beyond_s) for k in range(MOST_GUESSED + 1)]
         return self._unwaited
 
     @property
-    def waits(self) -> float:
-        """The share of the drafts that are waited for: not those that were foreseen."""
-        return self._waits
+    def waited(self) -> list[float]:
+        """Seconds of a round with 0, 1, ... ``most`` draft tokens that are waited for, whatever is foreseen as a rule.
+        Needs ``known``."""
+        if not self._waited:
+            tokens = range(1, self.most + 1)
+            away = (self._away_s(k, waits=1.0) for k in tokens)
+            self._waited = [
+                self.alone_s,
+                *(self._round_s(k * self._rows_per_token, away_s) for k, away_s in zip(tokens, away, strict=True)),
+            ]
+        return self._waited
 
-    def waited_s(self, num_draft_tokens: int) -> float:
-        """A round with so many that are waited for, whatever is foreseen as a rule. Needs ``known``."""
-        return self._round_s(num_draft_tokens * self._rows_per_token, self._away_s(num_draft_tokens, waits=1.0))
+    @property
+    def waits(self) -> float:
+        """Where rounds that find no tree wait for one, the share of those: not of what was foreseen."""
+        return self._misses[True].share() if self._ahead else 1.0
+
+    @property
+    def misses(self) -> float:
+        """Where they go on alone, the share of those that find none."""
+        return self._misses[False].share()
+
+    @property
+    def num_siblings(self) -> int:
+        """That a draft token has which is waited for."""
+        return round(self._rows_per_token) - 1
 
     def _round_s(self, num_nodes: float, away_s: float) -> float:
         """If every sequence verifies so many, and its rows are away from the target so long."""
@@ -134,17 +152,10 @@ class Costs:
         # The longer of both; where they are alike, who is late by little waits for a whole pass.
         return pass_s + math.pow(away_s**3 + (self._apart * pass_s) ** 3, 1 / 3)
 
-    @property
-    def acceptance(self) -> float:
-        """Per draft token that was tried, over all requests."""
-        return self._acceptance.share()
-
-    def tried(self, right: int, tried: int) -> None:
-        """Of ``tried`` draft tokens in a row ``right`` were accepted."""
-        self._acceptance.observe(right, tried)
-
     def grown(self, num_nodes: int, depth: int) -> None:
         """A draft's tree of ``num_nodes`` was verified, which was so deep."""
+        if self._ahead:
+            return  # what was not waited for has any shape
         self._rows_per_token += _GAIN * (num_nodes / depth - self._rows_per_token)
 
     def borrow(self, num_draft_tokens: int) -> float:
@@ -152,7 +163,14 @@ class Costs:
 
         0: there is not enough left. Taken at once, because many may wish to try at the same time.
         """
-        loss = max(1e-9, self._loss(num_draft_tokens, 1))
+        return self._borrow(self._loss(num_draft_tokens, 1))
+
+    def borrow_unwaited(self, num_nodes: int, num_rounds: int) -> float:
+        """The same for rounds with trees of so many nodes if they are there, and without any if not."""
+        return self._borrow(num_rounds * self._loss_unwaited(num_nodes, 1))
+
+    def _borrow(self, loss: float) -> float:
+        loss = max(1e-9, loss)
         if self.savings < min(_SAVINGS, loss):
             return 0.0
         self.savings -= loss
@@ -164,24 +182,33 @@ class Costs:
         self.savings = _booked(self.savings, gain)
         return gain
 
+    def account_unwaited(self, num_nodes: int, num_tokens: int) -> float:
+        """A round that waited for nobody, with a tree of so many nodes or none, committed so many: what was gained."""
+        gain = -self._loss_unwaited(num_nodes, num_tokens)
+        self.savings = _booked(self.savings, gain)
+        return gain
+
     def account_lookup(self, num_guessed: int, num_tokens: int, asked: bool) -> None:
         """The same for a round with so many guessed tokens, or that was ``asked`` for in case there are some. Needs
         ``alone_known``."""
-        loss = self.unwaited[num_guessed] / self.alone_s - num_tokens if asked else -_PROBING
-        self.lookup_savings = _booked(self.lookup_savings, -loss / self._everybody)
+        loss = self._loss_unwaited(num_guessed, num_tokens) if asked else -_PROBING / self._everybody
+        self.lookup_savings = _booked(self.lookup_savings, -loss)
 
     def _loss(self, num_draft_tokens: int, num_tokens: int) -> float:
         """In rounds of everybody without speculation."""
         return (self.rounds[num_draft_tokens] / self.rounds[0] - num_tokens) / self._everybody
 
+    def _loss_unwaited(self, num_nodes: int, num_tokens: int) -> float:
+        return (self.unwaited[min(num_nodes, MOST_GUESSED)] / self.alone_s - num_tokens) / self._everybody
+
     def drafted(self, num_nodes: int, seconds: float) -> None:
         """From the advance to the end of its growth."""
         self._drafts.observe(num_nodes, seconds)
 
-    def foreseen(self, foreseen: bool) -> None:
-        """A draft was asked: for what follows a tree that is there already, or for a tree that is waited for."""
-        self._num_waits += 1
-        self._waits += max(_RARELY, 1 / self._num_waits) * ((not foreseen) - self._waits)
+    def foreseen(self, foreseen: bool, waits: bool = True) -> None:
+        """A draft was asked: for what follows a tree that is there already, or because none was; if so, the round
+        ``waits`` or goes on alone."""
+        self._misses[waits].observe(not foreseen, 1)
 
     def late(self, num_nodes: int, seconds: float) -> None:
         """Nobody waits any longer for a growth of ``num_nodes``."""
@@ -221,7 +248,7 @@ class Costs:
         self._last_pass = mine
         self._num_passes += 1
         if self._num_passes < _YOUNG or self._num_passes % _REVIEW_EVERY == 0:
-            self._rounds, self._unwaited = [], []
+            self._rounds, self._waited, self._unwaited = [], [], []
         # Rows of prompts tell nothing of rounds.
         if 0 < timings.rows <= timings.sequences * self._most_rows:
             self._passes.observe(timings.rows, pass_s)
@@ -233,7 +260,7 @@ class Costs:
         A share ``waits`` of the rounds waits for the draft; None: as many as do.
         """
         draft_s = self._drafts.seconds(num_nodes) if num_nodes else 0.0
-        return self._beyond_s + (self._waits if waits is None else waits) * min(draft_s, self._longest_wait_s)
+        return self._beyond_s + (self.waits if waits is None else waits) * min(draft_s, self._longest_wait_s)
 
 
 def _booked(savings: float, gain: float) -> float:

@@ -61,9 +61,15 @@ class DraftClient:
             self._lane.close()
             self._lane = None
 
-    def advance(self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> bool:
-        """Tell what was committed and what is about to be verified, and ask for nodes. False: there is no draft."""
-        self._asked, self._asked_nodes = time.monotonic(), budget.max_nodes
+    def advance(
+        self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE, waits: bool = True
+    ) -> bool:
+        """Tell what was committed and what is about to be verified, and ask for nodes. False: there is no draft.
+
+        ``waits``: if nothing is about to be verified, these nodes are waited for."""
+        self._asked = time.monotonic()
+        # Where nobody waits for a tree, what its first nodes take is measured all the same.
+        self._asked_nodes = budget.max_nodes or int(not in_flight)
         if self._lane is None:
             if self._asked < self._paused_until:
                 return False
@@ -73,7 +79,7 @@ class DraftClient:
             if self._lane is None or sequence.keyed_by_token or not sequence.num_committed:
                 return self._lane is not None
         if sequence.keyed_by_token:
-            self._costs.foreseen(bool(in_flight))  # the others always wait, which says nothing of these
+            self._costs.foreseen(bool(in_flight), waits)  # the others always wait, which says nothing of these
         self._tell(self._lane, sequence, budget, in_flight)
         return True
 

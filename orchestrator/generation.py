@@ -31,6 +31,7 @@ from orchestrator.speculation import Speculation
 from orchestrator.target_client import TargetClient
 from orchestrator.text import Piece
 from specdec import telemetry
+from specdec.chances import Chances
 from specdec.noise import derive_seed
 from specdec.v1 import generation_pb2
 
@@ -99,8 +100,13 @@ class Generator:
         sequence = await asyncio.to_thread(make) if len(received) > _MANY_RECEIVED else make()
         fixed = request.num_draft_tokens
         lookup = PromptLookup(self._costs.hit_rates) if fixed is None and sequence.keyed_by_token else None
-        controller: Controller = Adaptive(self._costs, lookup) if fixed is None else Fixed(fixed)
+        chances = Chances(self._costs.chances)
         ahead, siblings = self._settings.num_ahead_tokens, self._settings.num_siblings
+        controller: Controller = (
+            Adaptive(self._costs, lookup, chances, ahead > 0 and sequence.keyed_by_token)
+            if fixed is None
+            else Fixed(fixed)
+        )
         span = trace.get_current_span()
         traceparent = telemetry.traceparent()
         wait_s = self._settings.target_wait_s
@@ -111,7 +117,10 @@ class Generator:
                 DraftClient(self._drafts, self._costs, traceparent) as draft,
                 aclosing(
                     decode(
-                        sequence, clock := RoundClock(target), Speculation(draft, ahead, siblings, lookup), controller
+                        sequence,
+                        clock := RoundClock(target),
+                        Speculation(draft, ahead, siblings, lookup, chances),
+                        controller,
                     )
                 ) as steps,
             ):

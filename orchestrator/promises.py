@@ -12,7 +12,7 @@ ON, OFF = 1.05, 1.02
 
 def promises(chances: Iterable[float], rounds: Sequence[float], alone_s: float) -> list[float]:
     """How many times the target alone's tokens per second, by K; ``chances`` are those of the first 1, 2, ... draft
-    tokens all being accepted, ``rounds`` seconds by K."""
+    tokens being accepted, ``rounds`` seconds by K."""
     found, expected = [1.0], 1.0
     for chance, seconds in zip(chances, rounds[1:], strict=False):
         expected += chance
@@ -20,6 +20,8 @@ def promises(chances: Iterable[float], rounds: Sequence[float], alone_s: float) 
     return found
 
 
-def powers(acceptance: float) -> Iterator[float]:
-    """Chances for ``promises`` where each token is accepted alike."""
-    return itertools.accumulate(itertools.repeat(acceptance), operator.mul)
+def chain(of_ranks: Sequence[float], num_siblings: int = 0) -> Iterator[float]:
+    """Chances for ``promises`` of a chain of first guesses; ``num_siblings`` of each token are verified, too, which may
+    be right but lead no further."""
+    here = sum(of_ranks[: 1 + num_siblings])
+    return itertools.accumulate(itertools.repeat(of_ranks[0]), operator.mul, initial=here)

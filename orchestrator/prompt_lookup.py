@@ -11,7 +11,7 @@ from bisect import bisect
 from collections.abc import Sequence
 from enum import IntEnum
 
-from orchestrator.acceptance import Acceptance
+from specdec.acceptance import Acceptance
 from specdec.tree import EMPTY_TREE, TokenTree
 
 MOST_GUESSED = 16

@@ -11,6 +11,7 @@ import dataclasses
 from orchestrator.draft_client import DraftClient
 from orchestrator.prompt_lookup import PromptLookup, Rival
 from orchestrator.sequence import Sequence
+from specdec.chances import Chances, best
 from specdec.rounds import Budget, Growth
 from specdec.tree import EMPTY_TREE, TokenTree
 
@@ -25,9 +26,15 @@ class Speculation:
     """
 
     def __init__(
-        self, draft: DraftClient, max_ahead: int = 0, max_siblings: int = 0, lookup: PromptLookup | None = None
+        self,
+        draft: DraftClient,
+        max_ahead: int = 0,
+        max_siblings: int = 0,
+        lookup: PromptLookup | None = None,
+        chances: Chances | None = None,
     ) -> None:
         self._draft = draft
+        self._chances = chances or Chances()
         self._lookup = lookup
         self._max_ahead = max_ahead
         self._max_siblings = max_siblings
@@ -53,27 +60,29 @@ class Speculation:
         if self._guess:
             self._grow_around_guess(sequence, budget)
             return
-        if not budget.max_nodes:
+        waits, grows_ahead = budget.max_nodes > 0, self._max_ahead > 0 and sequence.keyed_by_token
+        if not waits and not (grows_ahead and budget.max_depth):
             self._draft.catch_up(sequence)
             return
         in_flight = EMPTY_TREE
         if self._max_siblings and sequence.keyed_by_token:
             budget = dataclasses.replace(budget, max_siblings=self._max_siblings)
             self._num_nodes = budget.max_nodes * (1 + self._max_siblings)
-        if self._max_ahead and sequence.keyed_by_token:
+        if grows_ahead:
             # Below the last node in flight, as many again; the last token of all comes from the target.
             depth = min(2 * budget.max_depth + 1, sequence.remaining - 1)
-            in_flight = self._trie.prefix(budget.max_depth)
+            in_flight = best(self._chances.of_ranks, self._trie, budget.max_depth)
+            self._trie = in_flight.merge(self._trie)
             max_nodes = 0 if in_flight else budget.max_nodes
             budget = dataclasses.replace(budget, max_nodes=max_nodes, max_depth=depth, max_ahead=self._max_ahead)
             self._num_nodes = len(in_flight) or self._num_nodes
         self._granted = max(self._granted, self._base + budget.max_depth)
-        self._growing = self._draft.advance(sequence, budget, in_flight) and not in_flight
+        self._growing = self._draft.advance(sequence, budget, in_flight, waits) and waits and not in_flight
         sequence.statistics.asked(self._draft.num_advances, len(self._trie))
 
     def _grow_around_guess(self, sequence: Sequence, budget: Budget) -> None:
         """The draft may grow below a guess and at its corrections, unless it will hardly be needed."""
-        if not (budget.max_nodes and self._max_ahead and self._lookup and self._lookup.in_doubt):
+        if not (budget.max_depth and self._max_ahead and self._lookup and self._lookup.in_doubt):
             self._draft.catch_up(sequence)
             return
         self._trie = self._guess.merge(self._trie)

@@ -97,14 +97,20 @@ class TokenTree:
             0 <= node < len(self) and self.parents[node] == parent for parent, node in zip(above, nodes, strict=False)
         )
 
+    def trace(self, path: Sequence[int]) -> list[int]:
+        """The nodes along ``path`` (token ids from the root), as far as it stays in the tree."""
+        nodes: list[int] = []
+        for token_id in path:
+            node = self.child(nodes[-1] if nodes else ROOT, token_id)
+            if node is None:
+                break
+            nodes.append(node)
+        return nodes
+
     def walk(self, path: Sequence[int]) -> int | None:
         """The node at the end of ``path`` (token ids from the root); ROOT for an empty path, None if absent."""
-        node: int | None = ROOT
-        for token_id in path:
-            node = self.child(node, token_id)  # type: ignore[arg-type]
-            if node is None:
-                return None
-        return node
+        nodes = self.trace(path)
+        return None if len(nodes) < len(path) else nodes[-1] if nodes else ROOT
 
     def below(self, node: int) -> tuple[TokenTree, tuple[int, ...]]:
         """The tree rooted at ``node``, and for each of its nodes the index it has in this tree."""

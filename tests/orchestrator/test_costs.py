@@ -61,8 +61,8 @@ def test_a_slower_machine_is_slower_at_every_count():
     assert curve.seconds(1) == pytest.approx(0.04, rel=0.15)
 
 
-def known(most: int = 8) -> Costs:
-    costs = Costs(most)
+def known(most: int = 8, ahead: bool = False) -> Costs:
+    costs = Costs(most, ahead)
     for number in range(40):
         depth = number % 3
         if depth:
@@ -184,13 +184,11 @@ def test_growing_ahead_is_hoped_to_spare_the_wait_until_it_is_known():
 
 
 def test_who_waits_for_a_draft_waits_all_of_it_however_much_is_foreseen_as_a_rule():
-    costs = known()
+    costs = known(ahead=True)
     for _ in range(200):
         costs.foreseen(True)
     assert costs.rounds[4] - costs.rounds[0] == pytest.approx(0.0005, abs=0.0005), "hardly any round waits"
-    assert costs.waited_s(4) - costs.rounds[0] == pytest.approx(0.0095, rel=0.1), (
-        "9 ms of drafting, 0.5 beyond the pass"
-    )
+    assert costs.waited[4] - costs.rounds[0] == pytest.approx(0.0095, rel=0.1), "9 ms of drafting, 0.5 beyond the pass"
 
 
 def test_a_time_is_never_nothing():

@@ -238,10 +238,10 @@ def test_a_text_that_does_not_repeat_itself_is_left_alone():
 def test_what_a_draft_gets_accepted_and_what_a_lookup_does_are_not_mixed():
     where, costs = PLACES["draft"], Costs(8)
     decoded(where, *text_of("random", 600), costs)
-    before = costs.acceptance
+    before = costs.chances.of_ranks[0]
     outcome = decoded(where, *text_of("page"), costs)
     assert outcome.num_right / outcome.num_guessed > 0.9
-    assert costs.acceptance == pytest.approx(before, abs=0.05)
+    assert costs.chances.of_ranks[0] == pytest.approx(before, abs=0.05)
     assert costs.hit_rates.after(16) > 0.95
 
 
@@ -297,14 +297,15 @@ def test_on_a_miss_and_on_a_hit_the_better_one_is_verified(share, draft_s, beate
         if depth:
             costs.drafted(depth, draft_s * depth / 4)
             costs.foreseen(number % 8 != 1)
-            costs.tried(4 * depth // 5, depth)
+            right = 4 * depth // 5
+            costs.chances.observe(TokenTree.chain([1] * depth), range(right), ended=right < depth)
         timings = Timings(0, 20_000 + number % 2 + 10 * depth, 0, depth + 1, 1)
         costs.verified(depth, 0.0205, timings, 1, 1)
     lookup = PromptLookup(hit_rates(share))
-    controller = Adaptive(costs, lookup)
+    controller = Adaptive(costs, lookup, ahead=True)
     sequence = SimpleNamespace(ids=[*range(20), *range(10)], num_committed=10, remaining=1 << 20)
     budgets = [controller.budget(sequence) for _ in range(2)]
-    assert budgets[-1].max_nodes > 0, "the draft is worth its while"
+    assert budgets[-1].max_depth > 0, "the draft is worth its while"
     assert [bool(lookup.take(rival)) for rival in Rival] == [rival <= beaten for rival in Rival]
 
 

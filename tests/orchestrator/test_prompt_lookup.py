@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator import prompt_lookup
-from orchestrator.acceptance import Acceptance
 from orchestrator.prompt_lookup import MOST_GUESSED, HitRates, PromptLookup, Rival
+from specdec.acceptance import Acceptance
 from specdec.tree import EMPTY_TREE
 from tests.orchestrator.fakes import hit_rates
 

@@ -1,0 +1,145 @@
+"""How likely the children of a node are, by their rank: what a draft's first, second, third guess is worth.
+
+Knows ranks and the shapes of trees; refuses to know tokens, models and times. Both ends learn it from verdicts: a draft
+grows where the text is likeliest to go, an orchestrator asks for what is worth a row. Under token and block
+verification a proposal must not depend on this.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from specdec.acceptance import Acceptance
+from specdec.tree import ROOT, TokenTree
+
+PRIOR = (0.7, 0.33, 0.22, 0.17, 0.13, 0.11, 0.1, 0.09)
+"""How often a guess is right where those before it were wrong, until that is known. The first is what a good draft
+reaches, the others are of a small model at temperature 1 (bench/LOG.md)."""
+
+_PRIOR_TRIALS = 6
+_MEMORY, _MEMORY_OF_ALL = 100, 500
+
+
+class Open(NamedTuple):
+    """A child that a tree does not have yet: the ``rank``-th of node ``parent``, committed with this ``chance``."""
+
+    chance: float
+    parent: int
+    rank: int
+
+
+class Chances:
+    """Of every rank, how often that guess was right where those before it were wrong.
+
+    ``of_all`` is what it begins with, and learns what is learnt here."""
+
+    def __init__(self, of_all: Chances | None = None) -> None:
+        self._of_all = of_all
+        if of_all is None:
+            self._by_rank = [Acceptance(_MEMORY_OF_ALL, share, _PRIOR_TRIALS) for share in PRIOR]
+        else:
+            self._by_rank = [Acceptance(_MEMORY) for _ in PRIOR]
+
+    def observe(self, tree: TokenTree, path: Sequence[int], ended: bool) -> None:
+        """The nodes of ``path``, from the root down, were committed; ``ended``: and then no child of the last."""
+        children: dict[int, list[int]] = {node: [] for node in (ROOT, *path)}
+        for node, parent in enumerate(tree.parents):
+            if parent in children:
+                children[parent].append(node)
+        for parent, right in itertools.zip_longest((ROOT, *path), path):
+            if right is not None or ended:
+                self._tried(children[parent], right)
+
+    def descended(self, tree: TokenTree, token_ids: Sequence[int]) -> TokenTree:
+        """What is left of ``tree`` once these tokens were committed, whoever guessed them; learns which it had."""
+        path = tree.trace(token_ids)
+        self.observe(tree, path, ended=len(path) < len(token_ids))
+        return tree.descend(token_ids)
+
+    def _tried(self, children: list[int], right: int | None) -> None:
+        for rank, child in enumerate(children[: len(PRIOR)]):
+            self._observe(rank, child == right)
+            if child == right:
+                return
+
+    def _observe(self, rank: int, right: bool) -> None:
+        self._by_rank[rank].observe(right, 1)
+        if self._of_all is not None:
+            self._of_all._observe(rank, right)
+
+    def forget(self) -> None:
+        """What was learnt here hardly counts from now on."""
+        for acceptance in self._by_rank:
+            acceptance.forget(_PRIOR_TRIALS)
+
+    def _share(self, rank: int) -> float:
+        if self._of_all is None:
+            return self._by_rank[rank].share()
+        return self._by_rank[rank].share(self._of_all._share(rank), _PRIOR_TRIALS)
+
+    @property
+    def of_ranks(self) -> list[float]:
+        """How often a node's first, second, ... child is right."""
+        wrong, found = 1.0, []
+        for rank in range(len(PRIOR)):
+            share = self._share(rank)
+            found.append(wrong * share)
+            wrong *= 1.0 - share
+        return found
+
+
+def likeliest(of_ranks: Sequence[float], tree: TokenTree, max_depth: int) -> Iterator[Open]:
+    """The children that ``tree`` lacks, likeliest first, none of them at ``max_depth`` or below."""
+    chances, depths = (1.0, *_chances(of_ranks, tree)), (-1, *tree.depths)  # by node, from ROOT on
+    num_children = Counter(tree.parents)
+    heap = [
+        (-chances[node + 1] * of_ranks[num_children[node]], node, num_children[node])
+        for node in range(ROOT, len(tree))
+        if num_children[node] < len(of_ranks) and depths[node + 1] + 1 < max_depth
+    ]
+    heapq.heapify(heap)
+    while heap:
+        chance, parent, rank = heap[0]
+        yield Open(-chance, parent, rank)
+        if rank + 1 < len(of_ranks):
+            heapq.heapreplace(heap, (-chances[parent + 1] * of_ranks[rank + 1], parent, rank + 1))
+        else:
+            heapq.heappop(heap)
+
+
+def best(of_ranks: Sequence[float], tree: TokenTree, num_nodes: int) -> TokenTree:
+    """The part of ``tree`` that is likeliest to hold what is committed, likeliest nodes first."""
+    if num_nodes >= len(tree) or tree.is_chain:
+        return tree.prefix(num_nodes)
+    chances = _chances(of_ranks, tree)
+    # A node is never likelier than its parent, which comes before it.
+    kept = sorted(range(len(tree)), key=lambda node: -chances[node])[:num_nodes]
+    place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
+    return TokenTree(tuple(tree.token_ids[node] for node in kept), tuple(place[tree.parents[node]] for node in kept))
+
+
+def best_chances(of_ranks: Sequence[float]) -> Iterator[float]:
+    """Of the first, second, ... node of the tree that is likeliest to hold what is committed, where any may grow."""
+    heap = [(-of_ranks[0], 1.0, 0)]
+    while True:
+        chance, above, rank = heapq.heappop(heap)
+        yield -chance
+        heapq.heappush(heap, (chance * of_ranks[0], -chance, 0))
+        if rank + 1 < len(of_ranks):
+            heapq.heappush(heap, (-above * of_ranks[rank + 1], above, rank + 1))
+
+
+def _chances(of_ranks: Sequence[float], tree: TokenTree) -> list[float]:
+    """That each node is committed."""
+    num_children: Counter[int] = Counter()
+    chances: list[float] = []
+    for parent in tree.parents:
+        rank = num_children[parent]
+        num_children[parent] += 1
+        above = 1.0 if parent == ROOT else chances[parent]
+        chances.append(above * of_ranks[rank] if rank < len(of_ranks) else 0.0)
+    return chances

@@ -1,0 +1,151 @@
+"""What a draft's guesses are worth by their rank, and which nodes that makes worth growing and verifying."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.chances import PRIOR, Chances, best, best_chances, likeliest
+from specdec.tree import EMPTY_TREE, ROOT, TokenTree
+
+OF_RANKS = [0.5, 0.2, 0.1, 0.05]
+
+
+@st.composite
+def trees(draw: st.DrawFn, most: int = 12) -> TokenTree:
+    """Every node has another token."""
+    size = draw(st.integers(0, most))
+    return TokenTree(tuple(range(size)), tuple(draw(st.integers(-1, node - 1)) for node in range(size)))
+
+
+def by_hand(tree: TokenTree) -> list[float]:
+    """The chance of each node, from its path to the root."""
+    found = []
+    for node in range(len(tree)):
+        chance, here = 1.0, node
+        while here != ROOT:
+            siblings = [other for other, parent in enumerate(tree.parents) if parent == tree.parents[here]]
+            rank = siblings.index(here)
+            chance *= OF_RANKS[rank] if rank < len(OF_RANKS) else 0.0
+            here = tree.parents[here]
+        found.append(chance)
+    return found
+
+
+@pytest.mark.parametrize("shares", [(0.7, 0.1, 0.3), (0.4, 0.35, 0.0)])
+def test_the_shares_of_the_ranks_are_learnt_whatever_the_trees_look_like(shares):
+    chances, rng = Chances(), random.Random(1)
+    for _ in range(4000):
+        # Two levels, each with one to three children; the text goes on by the shares.
+        tree = EMPTY_TREE
+        for parent in (ROOT, 0):
+            count = rng.randint(1, 3)
+            size = len(tree)
+            tree = TokenTree((*tree.token_ids, *range(size, size + count)), (*tree.parents, *[parent] * count))
+        path, node = [], ROOT
+        while children := [child for child, parent in enumerate(tree.parents) if parent == node]:
+            right = [child for child, share in zip(children, shares, strict=False) if rng.random() < share]
+            if not right:
+                break
+            path.append(node := right[0])
+        chances.observe(tree, path, ended=True)
+    wrong = 1.0
+    for found, share in zip(chances.of_ranks, shares, strict=False):
+        assert found == pytest.approx(wrong * share, abs=0.06)
+        wrong *= 1 - share
+
+
+def test_what_was_not_tried_is_not_learnt():
+    tree = TokenTree.chain([5, 6, 7])
+    never, cut = Chances(), Chances()
+    never.observe(tree, [0], ended=False)
+    cut.observe(tree.prefix(1), [0], ended=True)
+    assert never.of_ranks == cut.of_ranks, "what would have come after the first token is not known"
+    assert Chances().of_ranks[0] < never.of_ranks[0]
+    ended = Chances()
+    ended.observe(tree, [0], ended=True)
+    assert ended.of_ranks[0] < never.of_ranks[0]
+
+
+def test_of_committed_tokens_it_learns_and_what_is_left_is_the_tree_below():
+    tree = TokenTree.chain([5, 6]).merge(TokenTree.chain([8, 9]))
+    chances = Chances()
+    assert chances.descended(tree, [8]) == TokenTree.chain([9])
+    assert chances.of_ranks[1] > Chances().of_ranks[1]
+    assert chances.descended(tree, [8, 1]) == EMPTY_TREE
+    assert chances.descended(tree, []) == tree
+
+
+def test_a_sequence_begins_with_what_all_have_learnt_and_goes_its_own_way():
+    of_all = Chances()
+    for _ in range(200):
+        Chances(of_all).observe(TokenTree.chain([1]), [], ended=True)
+    assert of_all.of_ranks[0] < 0.1
+    own = Chances(of_all)
+    assert own.of_ranks[0] == pytest.approx(of_all.of_ranks[0])
+    for _ in range(60):
+        own.observe(TokenTree.chain([1]), [0], ended=True)
+    assert own.of_ranks[0] > 0.85 > of_all.of_ranks[0]
+    own.forget()
+    for _ in range(12):
+        own.observe(TokenTree.chain([1]), [], ended=True)
+    assert own.of_ranks[0] < 0.4
+
+
+@given(st.lists(st.tuples(trees(), st.booleans()), max_size=20))
+def test_chances_are_chances(observed):
+    chances = Chances(Chances())
+    for tree, ended in observed:
+        chances.observe(tree, [0] if tree else [], ended)
+    assert len(chances.of_ranks) == len(PRIOR)
+    assert all(0 <= chance <= 1 for chance in chances.of_ranks)
+    assert sum(chances.of_ranks) <= 1 + 1e-9
+
+
+@given(trees(), st.integers(1, 6))
+def test_the_likeliest_children_come_first_and_none_that_is_there(tree, max_depth):
+    depths = (-1, *tree.depths)
+    chance = dict(enumerate(by_hand(tree))) | {ROOT: 1.0}
+    expected = sorted(
+        (
+            chance[node] * OF_RANKS[rank]
+            for node in range(ROOT, len(tree))
+            for rank in range(tree.parents.count(node), len(OF_RANKS))
+            if depths[node + 1] + 1 < max_depth
+        ),
+        reverse=True,
+    )
+    found = list(likeliest(OF_RANKS, tree, max_depth))
+    assert [each.chance for each in found] == pytest.approx(expected)
+    ranks: dict[int, list[int]] = {}
+    for each in found:
+        ranks.setdefault(each.parent, []).append(each.rank)
+    for parent, of_parent in ranks.items():
+        assert of_parent == list(range(tree.parents.count(parent), len(OF_RANKS))), "a rank after the one before it"
+
+
+@given(trees(), st.integers(0, 12))
+def test_the_best_part_of_a_tree_is_a_tree_and_no_part_is_likelier(tree, num_nodes):
+    part = best(OF_RANKS, tree, num_nodes)
+    assert part.problem(100) is None
+    assert len(part) == min(num_nodes, len(tree))
+    assert part.merge(tree).merge(EMPTY_TREE).problem(100) is None
+    assert len(part.merge(tree)) == len(tree), "nothing but nodes of the tree, where they were"
+    chances = by_hand(tree)
+    kept = sum(chances[token] for token in part.token_ids)
+    assert kept == pytest.approx(sum(sorted(chances, reverse=True)[: len(part)]))
+
+
+def test_where_any_node_may_grow_the_best_ones_are_those_that_would_be_grown():
+    tree = EMPTY_TREE
+    grown = []
+    for _ in range(20):
+        each = next(likeliest(OF_RANKS, tree, 99))
+        grown.append(each.chance)
+        tree = TokenTree((*tree.token_ids, len(tree)), (*tree.parents, each.parent))
+    assert list(itertools.islice(best_chances(OF_RANKS), 20)) == pytest.approx(grown)
+    assert grown == sorted(grown, reverse=True)
