@@ -22,12 +22,15 @@ class Spot(NamedTuple):
     num_children: int
 
 
-def spots(tree: TokenTree, of_ranks: Sequence[float], max_nodes: int, max_depth: int) -> tuple[Spot, ...]:
-    """For one pass, the likeliest first: ``max_nodes`` children at most come of them, none at ``max_depth``.
+def spots(tree: TokenTree, of_ranks: Sequence[float], least: float, max_nodes: int, max_depth: int) -> tuple[Spot, ...]:
+    """For one pass, the likeliest first: all that are as likely as ``least``, or the likeliest one if none is.
 
-    ``of_ranks`` are the chances of a node's first, second, ... child.
+    ``max_nodes`` children at most come of them, none at ``max_depth``. ``of_ranks`` are the chances of a node's first,
+    second, ... child.
     """
     most: dict[int, int] = {}
     for each in itertools.islice(likeliest(of_ranks, tree, max_depth), max(0, max_nodes)):
+        if each.chance < least and most:
+            break
         most[each.parent] = each.rank + 1
     return tuple(Spot(*spot) for spot in most.items())

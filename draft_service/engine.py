@@ -19,9 +19,6 @@ from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo
 from specdec.sequence import SequenceSpec
 from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
 
-_LEAST_GROWN = 8
-"""Nodes that a pass grows ahead, if less is in flight."""
-
 
 @dataclass(frozen=True, slots=True)
 class DraftOpen:
@@ -301,8 +298,9 @@ class DraftEngine:
         """Where the next pass grows ahead, so far as it may."""
         base, room = work.sequence.base, min(work.budget.max_ahead, MOST_NODES) - work.num_ahead
         deepest = min(work.budget.max_depth, self._drafter.info.context_length - base + 1)
-        at_once = min(room, max(_LEAST_GROWN, work.num_flying + 1))
-        return spots(work.sequence.tree, work.chances.of_ranks, at_once, deepest)
+        # What a later pass would rather grow is left to it, but the verdict may come before that.
+        least = work.chances.least(2 * work.budget.max_ahead)
+        return spots(work.sequence.tree, work.chances.of_ranks, least, room, deepest)
 
     def _learn(self, learning: dict[Key, _Work]) -> list[tuple[Key, Growth | SpecdecError]]:
         learnt = self._drafter.learn([work.sequence for work in learning.values()])
