@@ -189,30 +189,29 @@ class Adaptive:
         costs, of_ranks = self._costs, self._chances.of_ranks
         drafted = chain(of_ranks, costs.num_siblings)
         if not self._ahead:
-            return promises(drafted, costs.waited, costs.alone_s)
+            return promises(drafted, costs.waited, costs.waited[0])
         unwaited = self._unwaited(of_ranks)
-        self._depth = unwaited.index(max(unwaited))
-        self._expected = 1.0 + sum(itertools.islice(best_chances(of_ranks), self._depth))
+        alone_s, self._depth = costs.waited[0], unwaited.index(max(unwaited))
+        self._expected = unwaited[self._depth] * costs.unwaited[self._depth] / alone_s if self._depth else 1.0
         # Of all rounds a share waits, in the others such a tree is there.
         share = costs.waits
         foreseen, foreseen_s = (1 - share) * self._expected, (1 - share) * costs.unwaited[self._depth]
         found, expected = [1.0], 1.0
         for chance, seconds in zip(drafted, costs.waited[1:], strict=False):
             expected += chance
-            found.append((share * expected + foreseen) * costs.alone_s / (share * seconds + foreseen_s))
+            found.append((share * expected + foreseen) * alone_s / (share * seconds + foreseen_s))
         return found
 
     def _promised_alone(self) -> float:
         """If a round for which nothing was foreseen goes on alone."""
-        costs = self._costs
-        share = costs.misses
+        unwaited, share = self._costs.unwaited, self._costs.misses
         expected = share + (1 - share) * self._expected
-        return expected * costs.alone_s / (share * costs.unwaited[0] + (1 - share) * costs.unwaited[self._depth])
+        return expected * self._costs.waited[0] / (share * unwaited[0] + (1 - share) * unwaited[self._depth])
 
     def _unwaited(self, of_ranks: list[float]) -> list[float]:
         """By its nodes, what a tree of the draft's promises that is there already."""
         rounds = self._costs.unwaited[: self._costs.most + 1]
-        return promises(best_chances(of_ranks), rounds, self._costs.alone_s)
+        return promises(best_chances(of_ranks), rounds, self._costs.waited[0])
 
     def _run_on(self, sequence: Sequence, num_draft_tokens: int) -> int:
         """How many tokens may come unasked after the round to come, in which a guess may be verified."""

@@ -101,10 +101,7 @@ class Costs:
     def rounds(self) -> list[float]:
         """Seconds of a round with 0, 1, ... ``most`` draft tokens, as the load is now. Needs ``known``."""
         if not self._rounds:
-            alone_s = self.alone_s
-            self._longest_wait_s = _LATE * self.most * alone_s
-            tokens = range(1, self.most + 1)
-            self._rounds = [alone_s, *(self._round_s(k * self._rows_per_token, self._away_s(k)) for k in tokens)]
+            self._rounds = self._with_draft(self.waits)
         return self._rounds
 
     @property
@@ -116,16 +113,19 @@ class Costs:
 
     @property
     def waited(self) -> list[float]:
-        """Seconds of a round with 0, 1, ... ``most`` draft tokens that are waited for, whatever is foreseen as a rule.
-        Needs ``known``."""
+        """The same with draft tokens that are waited for, whatever is foreseen as a rule. Needs ``known``."""
+        if not self._ahead:
+            return self.rounds
         if not self._waited:
-            tokens = range(1, self.most + 1)
-            away = (self._away_s(k, waits=1.0) for k in tokens)
-            self._waited = [
-                self.alone_s,
-                *(self._round_s(k * self._rows_per_token, away_s) for k, away_s in zip(tokens, away, strict=True)),
-            ]
+            self._waited = self._with_draft(waits=1.0)
         return self._waited
+
+    def _with_draft(self, waits: float) -> list[float]:
+        """If such a share of the rounds waits."""
+        alone_s = self.alone_s
+        self._longest_wait_s = _LATE * self.most * alone_s
+        tokens = range(1, self.most + 1)
+        return [alone_s, *(self._round_s(k * self._rows_per_token, self._away_s(k, waits)) for k in tokens)]
 
     @property
     def waits(self) -> float:
@@ -220,7 +220,7 @@ class Costs:
         if not self.known:
             return _UNKNOWN_PATIENCE_S
         usual_s = _PATIENCE * self._drafts.seconds(num_nodes)
-        return max(_LEAST_PATIENCE_S, min(usual_s, self.most * self.rounds[0]))
+        return max(_LEAST_PATIENCE_S, min(usual_s, self.most * self.alone_s))
 
     def verified(self, num_nodes: int, seconds: float, timings: Timings, num_passes: int, everybody: int) -> None:
         """From a round with ``num_nodes`` to its verdict; the replica made ``num_passes`` since the verdict before,
@@ -231,7 +231,7 @@ class Costs:
         self._beyond_s += _GAIN * (min(beyond_s, 2 * self._beyond_s + 1e-3) - self._beyond_s)
         if self._drafts.is_known and num_nodes:
             # Of the passes meanwhile that were not its own, how many more than it was away for?
-            passes_away = max(1.0, self._away_s(num_nodes / self._rows_per_token) / pass_s)
+            passes_away = max(1.0, self._away_s(num_nodes / self._rows_per_token, self.waits) / pass_s)
             apart = min(_MOST_APART, max(0, num_passes - 1) / passes_away)
             self._apart += _GAIN * (apart - self._apart)
         self._passed(timings, pass_s, everybody)
@@ -254,13 +254,11 @@ class Costs:
             self._passes.observe(timings.rows, pass_s)
             self._num_wide += timings.rows > timings.sequences
 
-    def _away_s(self, num_nodes: float, waits: float | None = None) -> float:
-        """From a verdict to the next time that the rows are at the target, if nobody else is there.
-
-        A share ``waits`` of the rounds waits for the draft; None: as many as do.
-        """
+    def _away_s(self, num_nodes: float, waits: float) -> float:
+        """From a verdict to the next time that the rows are at the target, if nobody else is there, and such a share of
+        the rounds waits for the draft."""
         draft_s = self._drafts.seconds(num_nodes) if num_nodes else 0.0
-        return self._beyond_s + (self.waits if waits is None else waits) * min(draft_s, self._longest_wait_s)
+        return self._beyond_s + waits * min(draft_s, self._longest_wait_s)
 
 
 def _booked(savings: float, gain: float) -> float:

@@ -21,12 +21,12 @@ async def several(place: Place, **options: int) -> float:
     return statistics.median(outcome.tokens_per_s for outcome in outcomes) / place.alone
 
 
-@pytest.mark.parametrize("step_ms", [1.0, 4.0, 16.0, 60.0])
-@pytest.mark.parametrize("acceptance", [0.0, 0.2, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("step_ms", [2.0, 16.0, 60.0])
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 0.95])
 async def test_no_draft_however_far_is_slower_than_the_target_alone(acceptance, step_ms):
     for distance_ms in FAR:
         place = Place(acceptance, step_ms=step_ms, distance_ms=distance_ms)
-        outcome = await decoded(place)
+        outcome = await decoded(place, 400)
         print(distance_ms, outcome.tokens_per_s / place.alone)
         assert outcome.tokens_per_s >= 0.95 * place.alone
 
