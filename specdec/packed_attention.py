@@ -1,17 +1,19 @@
 """Attention of packed rows over paged keys and values, as a transformers attention function.
 
 Knows which rows see which keys; refuses to know models and sequences' lives. Segments of similar size are attended to
-in one call. So that the bits of a row do not depend on its company, its neighbours in the tree or the chunks of its
-prompt, every call keeps to what the kernel of ``scaled_dot_product_attention`` needs (measured, see bench/LOG.md):
-query rows per key head in multiples of four, and keys, from the first one on, in multiples of KEY_MULTIPLE.
+in one call. So that the bits of a row do not depend on its company, the tree below it or the chunks of its prompt,
+every call keeps to what the kernel of ``scaled_dot_product_attention`` needs (measured, see bench/LOG.md): query rows
+per key head in multiples of four, and keys, from the first one on, as many as ``KeyCounts`` says for their positions.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -23,10 +25,33 @@ from specdec.kv_store import KvStore
 ATTENTION = "specdec_packed"
 
 ROW_MULTIPLE = 4
-KEY_MULTIPLE = {torch.bfloat16: 16}
-KEY_MULTIPLE_OTHERWISE = 512  # the kernel takes keys in blocks of 512, and float32 sums a shorter one differently
 _SMALL = 16
 _FEW_KEYS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCounts:
+    """How many keys a row is attended over. The first that its own position in the text is below, and no other.
+
+    The kernel takes keys in blocks of 512, and float32 sums a shorter block in another order. So its length must not
+    depend on anything but the row's text. Whole blocks after a row's own change nothing: beyond ``short`` any multiple
+    of ``multiple`` will do.
+    """
+
+    short: tuple[int, ...]
+    multiple: int
+
+    def level(self, position: int) -> int:
+        """Rows of different levels are never attended to in one call."""
+        return bisect_right(self.short, position)
+
+    def at_least(self, level: int, num_keys: int) -> int:
+        """For rows of one level, which see ``num_keys`` at most."""
+        return self.short[level] if level < len(self.short) else _rounded(num_keys, self.multiple)
+
+
+KEY_COUNTS = {torch.bfloat16: KeyCounts((), 16)}
+KEY_COUNTS_OTHERWISE = KeyCounts((64, 128, 256), 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +82,44 @@ class Segment:
         return [self.num_context + depth for depth in depths]
 
 
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """Rows of one segment that are attended to in one call."""
+
+    segment: Segment
+    start: int  # the pass row of the segment's first
+    level: int
+    rows: Sequence[int]  # counted in the segment, as in ``path``
+    positions: Sequence[int]  # of ``rows``
+    end: int  # the number of keys
+    path: Sequence[int] | None = None  # the rows whose keys follow the context; None: all, in their order
+    is_tree: bool = False  # some of ``rows`` do not see each other
+
+    @property
+    def pass_rows(self) -> list[int]:
+        return [self.start + row for row in self.rows]
+
+
 @dataclass(slots=True)
 class _Bucket:
-    """Segments attended to in one call; S segments of up to R rows over up to N keys."""
+    """Members attended to in one call; S members of up to R rows over up to N keys."""
 
-    blocks: Tensor  # [S * N / block_size]
+    slots: Tensor  # [S * N]: of the keys
     shape: tuple[int, int]  # S, R
     queries: Tensor  # [S * R]: the pass row of each query; of padding, any
     places: Tensor | None  # [rows]: where the rows are among the queries; None: there is no padding
     rows: Tensor  # [rows]: their pass rows
     visible: Tensor  # [S, R, N] bool
-    distance: Tensor  # [S, R, N]: query position - key position
+    query_positions: Tensor  # [S, R]
+    key_positions: Tensor  # [S or 1, N]
     masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None, dtype: torch.dtype, groups: int) -> Tensor:
         """What is added to the scores: 0 or -inf, [S, 1, R * groups, N]."""
         if (window, dtype) not in self.masks:
-            visible = self.visible if window is None else self.visible & (self.distance < window)
+            visible = self.visible
+            if window is not None:
+                visible = visible & (self.query_positions[:, :, None] - self.key_positions[:, None, :] < window)
             hidden = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
             self.masks[window, dtype] = hidden.repeat_interleave(groups, dim=1)[:, None]
         return self.masks[window, dtype]
@@ -85,78 +131,83 @@ class PackedPass:
     def __init__(self, store: KvStore, segments: Sequence[Segment], block_size: int, device: torch.device) -> None:
         self.store = store
         self.positions = [segment.positions for segment in segments]
-        self.slots = torch.tensor(
-            [
-                segment.block_table[position // block_size] * block_size + position % block_size
-                for segment in segments
-                for position in range(segment.num_context, segment.num_context + len(segment.token_ids))
-            ],
-            dtype=torch.int64,
-            device=device,
-        )
         self._segments = segments
         self._block_size = block_size
         self._device = device
+        self._row_slots = [
+            segment.block_table[position // block_size] * block_size + position % block_size
+            for segment in segments
+            for position in range(segment.num_context, segment.num_context + len(segment.token_ids))
+        ]
+        self.slots = self._tensor(self._row_slots)
         self._buckets: dict[tuple[int, torch.dtype], list[_Bucket]] = {}
 
     def buckets(self, groups: int, dtype: torch.dtype) -> list[_Bucket]:
         """For ``groups`` query heads per key head. Made at the first layer that asks."""
         if (groups, dtype) not in self._buckets:
+            counts = KEY_COUNTS.get(dtype, KEY_COUNTS_OTHERWISE)
             alike = defaultdict(list)
             start = 0
             for segment, positions in zip(self._segments, self.positions, strict=True):
-                num_rows = len(positions)
-                alike[_class(num_rows, _SMALL), _class(segment.num_context + num_rows, _FEW_KEYS)].append(
-                    (start, segment, positions)
-                )
-                start += num_rows
+                for member in _members(segment, start, positions, counts):
+                    sizes = _class(len(member.rows), _SMALL), _class(member.end, _FEW_KEYS)
+                    alike[member.level, *sizes].append(member)
+                start += len(positions)
             row_multiple = ROW_MULTIPLE // math.gcd(groups, ROW_MULTIPLE)
-            self._buckets[groups, dtype] = [self._bucket(members, row_multiple, dtype) for members in alike.values()]
+            self._buckets[groups, dtype] = [self._bucket(members, row_multiple, counts) for members in alike.values()]
         return self._buckets[groups, dtype]
 
-    def _bucket(
-        self, members: Sequence[tuple[int, Segment, list[int]]], row_multiple: int, dtype: torch.dtype
-    ) -> _Bucket:
-        num_rows = _rounded(max(len(positions) for _, _, positions in members), row_multiple)
-        most_keys = max(segment.num_context + len(positions) for _, segment, positions in members)
-        num_keys = _rounded(most_keys, max(KEY_MULTIPLE.get(dtype, KEY_MULTIPLE_OTHERWISE), self._block_size))
-        num_blocks = num_keys // self._block_size
-        blocks: list[int] = []
+    def _bucket(self, members: Sequence[_Member], row_multiple: int, counts: KeyCounts) -> _Bucket:
+        num_rows = _rounded(max(len(member.rows) for member in members), row_multiple)
+        num_keys = counts.at_least(members[0].level, max(member.end for member in members))
         queries: list[int] = []
-        last_seen: list[int] = []  # by each query: of a chain, that is all there is to it
         query_positions: list[int] = []
         rows: list[int] = []
         places: list[int] = []
-        for place, (start, segment, positions) in enumerate(members):
-            padding = num_rows - len(positions)
-            own = range(start, start + len(positions))
-            blocks += [*segment.block_table[:num_blocks], *[0] * (num_blocks - len(segment.block_table))]
-            queries += [*own, *[start] * padding]
-            end = segment.num_context + len(positions)
-            last_seen += [*range(segment.num_context, end), *[0] * padding]
-            query_positions += [*positions, *[0] * padding]
+        for place, member in enumerate(members):
+            padding = num_rows - len(member.rows)
+            own = member.pass_rows
+            queries += [*own, *[member.start] * padding]
+            query_positions += [*member.positions, *[0] * padding]
             rows += own
-            places += range(place * num_rows, place * num_rows + len(positions))
-        keys = torch.arange(num_keys, device=self._device)
+            places += range(place * num_rows, place * num_rows + len(own))
         shape = (len(members), num_rows)
-        visible = keys <= self._tensor(last_seen).view(*shape, 1)
-        key_positions = keys.expand(len(members), num_keys)
-        trees = [(place, *member[1:]) for place, member in enumerate(members) if not member[1].is_chain]
+        positions = self._tensor(query_positions).view(shape)
+        keys = torch.arange(num_keys, device=self._device)
+        visible = keys <= positions[:, :, None]
+        key_positions = keys[None]
+        trees = [(place, member) for place, member in enumerate(members) if member.is_tree]
         if trees:
-            key_positions = key_positions.clone()
-        for place, segment, positions in trees:
-            among = slice(segment.num_context, segment.num_context + len(positions))
-            visible[place, : len(positions), among] = _ancestors(segment.parents).to(self._device)
-            key_positions[place, among] = self._tensor(positions)
+            key_positions = key_positions.repeat(len(members), 1)
+        for place, member in trees:
+            among = slice(member.segment.num_context, member.end)
+            visible[place, : len(member.rows), among] = _ancestors(member.segment.parents).to(self._device)
+            key_positions[place, among] = self._tensor(member.positions)
         return _Bucket(
-            self._tensor(blocks),
+            self._key_slots(members, num_keys),
             shape,
             self._tensor(queries),
             None if len(places) == len(queries) else self._tensor(places),
             self._tensor(rows),
             visible,
-            self._tensor(query_positions).view(*shape, 1) - key_positions[:, None, :],
+            positions,
+            key_positions,
         )
+
+    def _key_slots(self, members: Sequence[_Member], num_keys: int) -> Tensor:
+        size = self._block_size
+        num_blocks = _rounded(num_keys, size) // size
+        blocks: list[int] = []
+        for member in members:
+            table = member.segment.block_table[:num_blocks]
+            blocks += [*table, *[0] * (num_blocks - len(table))]
+        firsts = self._tensor(blocks).view(len(members), num_blocks, 1) * size
+        slots = (firsts + torch.arange(size, device=self._device)).flatten(1)[:, :num_keys].flatten()
+        for place, member in enumerate(members):
+            if member.path is not None:
+                path = [self._row_slots[member.start + row] for row in member.path]
+                slots[place * num_keys + member.segment.num_context :][: len(path)] = self._tensor(path)
+        return slots
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
@@ -175,7 +226,7 @@ def packed_attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of each segment over its own blocks. Returns [1, rows, heads, head_dim]."""
+    """Attention of each row over its own text. Returns [1, rows, heads, head_dim]."""
     num_rows = len(packed_pass.slots)
     layer: int = module.layer_idx  # type: ignore[assignment]
     keys, values = packed_pass.store.write(
@@ -198,8 +249,8 @@ def packed_attention(
         attend = torch.nn.functional.scaled_dot_product_attention if softcap is None else _softcapped(softcap)
         attended = attend(
             grouped,
-            keys.index_select(0, bucket.blocks).view(size, -1, *keys.shape[2:]).transpose(1, 2),
-            values.index_select(0, bucket.blocks).view(size, -1, *values.shape[2:]).transpose(1, 2),
+            keys.index_select(0, bucket.slots).view(size, -1, *keys.shape[1:]).transpose(1, 2),
+            values.index_select(0, bucket.slots).view(size, -1, *values.shape[1:]).transpose(1, 2),
             attn_mask=bucket.mask(sliding_window, query.dtype, groups),
             scale=scale,
         )
@@ -219,6 +270,42 @@ def _softcapped(softcap: float) -> Any:
         return scores.softmax(-1).to(query.dtype) @ values
 
     return attend
+
+
+def _members(segment: Segment, start: int, positions: Sequence[int], counts: KeyCounts) -> Iterator[_Member]:
+    """The rows of a segment, apart where their keys must be counted differently.
+
+    A row of a tree is stored after its siblings, beyond its position. Where that may be in another level, the tree is
+    taken for what it is to its rows: chains, each with the keys of its own path and no others.
+    """
+    first, end = segment.num_context, segment.num_context + len(positions)
+    own = range(len(positions))
+    is_chain = segment.is_chain
+    if counts.level(first) == counts.level(end - 1):
+        yield _Member(segment, start, counts.level(first), own, positions, end, is_tree=not is_chain)
+        return
+    for path, num_shared in [(own, 0)] if is_chain else _paths(segment.parents):
+        for level, of_level in groupby(path[num_shared:], lambda row: counts.level(positions[row])):
+            rows = list(of_level)
+            end = positions[rows[-1]] + 1
+            yield _Member(
+                segment, start, level, rows, [positions[row] for row in rows], end,
+                path=None if is_chain else path[: end - first],
+            )  # fmt: skip
+
+
+def _paths(parents: Sequence[int]) -> Iterator[tuple[Sequence[int], int]]:
+    """Paths down a tree, and how many rows at the beginning of each are also in one before it."""
+    path_of: list[list[int]] = []
+    paths: list[tuple[list[int], int]] = []
+    for row, parent in enumerate(parents):
+        path = path_of[parent] if parent >= 0 else []
+        if not path or path[-1] != parent:
+            path = path[: path.index(parent) + 1] if path else []
+            paths.append((path, len(path)))
+        path.append(row)
+        path_of.append(path)
+    yield from paths
 
 
 def _class(size: int, small: int) -> int:
