@@ -21,15 +21,12 @@ class KvStore:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Put key and value [rows, kv_heads, head_dim] into slots [rows].
-
-        Returns all keys and values of the layer, by slot: [num_slots, kv_heads, head_dim].
-        """
+        """Put key and value [rows, kv_heads, head_dim] into slots [rows]. Returns the layer's whole tensors."""
         if layer not in self._layers:  # made at the first write, when the shape is known
             self._layers[layer] = (self._zeros(key), self._zeros(value))
-        keys, values = (tensor.flatten(0, 1) for tensor in self._layers[layer])
-        keys.index_copy_(0, slots, key)
-        values.index_copy_(0, slots, value)
+        keys, values = self._layers[layer]
+        keys.flatten(0, 1).index_copy_(0, slots, key)
+        values.flatten(0, 1).index_copy_(0, slots, value)
         return keys, values
 
     @property
