@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 
 from specdec.kv_cache import BlockPool, Move, SequenceCache
 from specdec.kv_store import KvStore
-from specdec.packed_attention import ATTENTION, PackedPass, Segment
+from specdec.packed_attention import ATTENTION, PackedPass
 from specdec.packed_linear import pack_linears, row_multiple
+from specdec.packed_rows import Segment
 from specdec.rounds import ModelInfo
 
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from specdec.kv_cache import SequenceCache
 from specdec.model_runner import ModelRunner
-from specdec.packed_attention import Segment
+from specdec.packed_rows import Segment
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,10 @@ def _packed_logits(runner: ModelRunner) -> tuple[Tensor, bool]:
     trunk.release()
     lone.release()
     again = runner.new_cache()
-    [alone] = runner.forward([_chain(again, one[:first_length])])
+    alone = []  # row by row: no company, and as few rows as there can be
+    for token in one[:first_length]:
+        alone += [outputs.logits for outputs in runner.forward([_chain(again, [token])])]
+        again.keep(range(1))
     again.release()
     logits = torch.stack(
         [
@@ -132,7 +135,7 @@ def _packed_logits(runner: ModelRunner) -> tuple[Tensor, bool]:
             torch.cat([third_first, third_second]),
         ]
     )
-    return logits, not torch.equal(alone.logits, first)
+    return logits, not torch.equal(torch.cat(alone), first)
 
 
 def _chain(cache: SequenceCache, ids: list[int]) -> Segment:

@@ -16,7 +16,7 @@ from torch import Tensor
 from specdec.errors import Preempted, SpecdecError
 from specdec.kv_cache import Move, PoolFullError, SequenceCache
 from specdec.model_runner import ModelRunner, RowOutputs
-from specdec.packed_attention import Segment
+from specdec.packed_rows import Segment
 from specdec.prefill import rows_to_feed
 from specdec.rounds import CACHE_SALT, FEATURES, TRANSFORMS, Features, Timings
 from specdec.sampling_state import SamplingState

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec.kv_cache import BlockPool, Move, SequenceCache
 from specdec.model_runner import RowOutputs
-from specdec.packed_attention import Segment
+from specdec.packed_rows import Segment
 from specdec.rounds import ModelInfo
 
 

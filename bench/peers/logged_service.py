@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.peers.pass_log import Pass, now, write_pass
 from bench.peers.unshared import share_nothing_unless
 from specdec.model_runner import ModelRunner, RowOutputs
-from specdec.packed_attention import Segment
+from specdec.packed_rows import Segment
 
 _FLAG = "--pass-log="
 

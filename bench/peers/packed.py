@@ -16,7 +16,7 @@ from transformers import DynamicCache
 
 from bench.peers.contender import THREADS, Prompts
 from specdec.model_runner import ModelRunner
-from specdec.packed_attention import Segment
+from specdec.packed_rows import Segment
 
 SEQUENCES, ROWS, CONTEXT = 16, 6, 96
 

@@ -18,7 +18,7 @@ from draft_service.proposal import propose, propose_children
 from specdec.errors import Overloaded, SpecdecError
 from specdec.kv_cache import PoolFullError, SequenceCache
 from specdec.model_runner import ModelRunner
-from specdec.packed_attention import Segment
+from specdec.packed_rows import Segment
 from specdec.prefill import rows_to_feed
 from specdec.rounds import AHEAD, CACHE_SALT, SIBLINGS
 from specdec.sampling_state import SamplingState

@@ -11,7 +11,7 @@ import torch
 
 from bench.table_model import Table, TableVerifier
 from specdec.model_runner import RowOutputs
-from specdec.packed_attention import Segment
+from specdec.packed_rows import Segment
 from specdec.v1 import target_pb2
 from specdec.wire import FEATURE_BYTES
 from target_service.lm_verifier import LmVerifier

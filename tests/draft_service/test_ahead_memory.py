@@ -12,7 +12,7 @@ from draft_service.engine import DraftEngine, DraftOpen
 from specdec.batching import Key
 from specdec.kv_cache import BlockPool
 from specdec.model_runner import RowOutputs
-from specdec.packed_attention import Segment
+from specdec.packed_rows import Segment
 from specdec.prefix_index import TextBlock
 from specdec.rounds import Advance, Budget
 from specdec.sequence import SamplingParams, SequenceSpec

@@ -11,7 +11,7 @@ import transformers as hf
 
 from specdec.kv_cache import SequenceCache
 from specdec.model_runner import ModelRunner
-from specdec.packed_attention import Segment
+from specdec.packed_rows import Segment
 from specdec.rounds import ModelInfo
 from specdec.tree import ROOT
 

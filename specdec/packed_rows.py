@@ -1,0 +1,122 @@
+"""The rows of a pass, and over which keys each is attended to. No tensors.
+
+Knows texts, positions and trees; refuses to know how attention is computed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One sequence's rows in a pass: plain data.
+
+    ``parents[i]`` is the row before row i in the text, or -1 if that is the last cached position: a row sees the
+    cached context, its ancestors and itself. Position p of the context and then row r (p = num_context + r) are in
+    block ``block_table[p // block_size]``. ``logit_rows`` are the rows whose logits are wanted.
+    """
+
+    token_ids: Sequence[int]
+    parents: Sequence[int]
+    num_context: int
+    block_table: Sequence[int]
+    logit_rows: Sequence[int]
+
+    @property
+    def positions(self) -> list[int]:
+        """Of each row in the text: siblings have the same."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return [self.num_context + depth for depth in depths]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCounts:
+    """How many keys a row is attended over. The first that its own position in the text is below, and no other.
+
+    The kernel takes keys in blocks of 512, and float32 sums a shorter block in another order. So its length must not
+    depend on anything but the row's text. Whole blocks after a row's own change nothing: beyond ``short`` any multiple
+    of ``multiple`` will do.
+    """
+
+    short: tuple[int, ...]
+    multiple: int
+
+    def level(self, position: int) -> int:
+        """Rows of different levels are never attended to in one call."""
+        return bisect_right(self.short, position)
+
+    def at_least(self, level: int, num_keys: int) -> int:
+        """For rows of one level, which see ``num_keys`` at most."""
+        return self.short[level] if level < len(self.short) else rounded(num_keys, self.multiple)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Rows of one segment that are attended to in one call. Rows are counted in the segment."""
+
+    segment: Segment
+    start: int  # the pass row of the segment's first
+    level: int
+    rows: Sequence[int]
+    keys: Sequence[int]  # the rows whose keys follow those of the context
+    row_positions: Sequence[int]  # of all rows of the segment
+
+    @property
+    def num_keys(self) -> int:
+        return self.segment.num_context + len(self.keys)
+
+    @property
+    def is_stored_so(self) -> bool:
+        """The keys are one after the other in the segment's blocks."""
+        return all(row == place for place, row in enumerate(self.keys))
+
+    @property
+    def is_chain(self) -> bool:
+        """Every row sees all keys up to its own position, and no others."""
+        return self.row_positions[self.keys[-1]] == self.num_keys - 1
+
+
+def members_of(segment: Segment, start: int, row_positions: Sequence[int], counts: KeyCounts) -> Iterator[Member]:
+    """The rows of a segment, apart where their keys must be counted differently.
+
+    A row of a tree is stored after its siblings, beyond its position. Where that is in another level too, rows of the
+    tree are taken for what they are to themselves: chains, each with the keys of its own path and no others.
+    """
+    first = segment.num_context
+    by_level: dict[int, list[int]] = {}
+    for row, position in enumerate(row_positions):
+        by_level.setdefault(counts.level(position), []).append(row)
+    for level, rows in by_level.items():
+        last = rows[-1]
+        whole = Member(segment, start, level, rows, range(last + 1), row_positions)
+        if whole.is_chain or counts.level(first + last) == level:
+            yield whole
+            continue
+        for path, num_shared in paths(segment.parents):
+            own = [row for row in path[num_shared:] if counts.level(row_positions[row]) == level]
+            if own:
+                keys = path[: row_positions[own[-1]] + 1 - first]
+                yield Member(segment, start, level, own, keys, row_positions)
+
+
+def paths(parents: Sequence[int]) -> list[tuple[list[int], int]]:
+    """Paths down a tree, and how many rows at the beginning of each are in one before it too."""
+    path_of: list[list[int]] = []
+    found: list[tuple[list[int], int]] = []
+    for row, parent in enumerate(parents):
+        path = path_of[parent] if parent >= 0 else []
+        if not path or path[-1] != parent:
+            path = path[: path.index(parent) + 1] if path else []
+            found.append((path, len(path)))
+        path.append(row)
+        path_of.append(path)
+    return found
+
+
+def rounded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
