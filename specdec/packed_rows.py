@@ -17,6 +17,9 @@ class Segment:
     ``parents[i]`` is the row before row i in the text, or -1 if that is the last cached position: a row sees the
     cached context, its ancestors and itself. Position p of the context and then row r (p = num_context + r) are in
     block ``block_table[p // block_size]``. ``logit_rows`` are the rows whose logits are wanted.
+
+    ``exact``: the rows of a branch get the bits of the same text without branches, for which each branch reads the
+    context for itself. A draft does without: what it proposes decides nothing.
     """
 
     token_ids: Sequence[int]
@@ -24,6 +27,7 @@ class Segment:
     num_context: int
     block_table: Sequence[int]
     logit_rows: Sequence[int]
+    exact: bool = True
 
     @property
     def positions(self) -> list[int]:
@@ -84,8 +88,9 @@ class Member:
 def members_of(segment: Segment, start: int, row_positions: Sequence[int], counts: KeyCounts) -> Iterator[Member]:
     """The rows of a segment, apart where their keys must be counted differently.
 
-    A row of a tree is stored after its siblings, beyond its position. Where that is in another level too, rows of the
-    tree are taken for what they are to themselves: chains, each with the keys of its own path and no others.
+    A row of a tree is stored after its siblings, and the kernel sums in an order that depends on where a key stands
+    among those that are hidden. So exact rows are taken for what they are to themselves: chains, each with the keys
+    of its own path and no others.
     """
     first = segment.num_context
     by_level: dict[int, list[int]] = {}
@@ -93,8 +98,8 @@ def members_of(segment: Segment, start: int, row_positions: Sequence[int], count
         by_level.setdefault(counts.level(position), []).append(row)
     for level, rows in by_level.items():
         last = rows[-1]
-        whole = Member(segment, start, level, rows, range(last + 1), row_positions)
-        if whole.is_chain or counts.level(first + last) == level:
+        whole = Member(segment, start, counts.level(first + last), rows, range(last + 1), row_positions)
+        if whole.is_chain or not segment.exact:
             yield whole
             continue
         for path, num_shared in paths(segment.parents):

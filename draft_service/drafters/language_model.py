@@ -149,6 +149,7 @@ class LanguageModelDrafter:
                     num_context,
                     cache.block_table,
                     [num_rows + node for node in _read_at(sequences[index])] if complete else [],
+                    exact=False,
                 )
         outputs = self._runner.forward(list(segments.values())) if segments else []
         for (index, segment), output in zip(segments.items(), outputs, strict=True):

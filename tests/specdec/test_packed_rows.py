@@ -87,6 +87,17 @@ def test_any_multiple_will_do_where_no_number_is_short() -> None:
     counts = KeyCounts((), 16)
     for num_context in LENGTHS:
         segment = segment_of(rng, num_context)
-        [member] = members_of(segment, 0, segment.positions, counts)
-        assert counts.at_least(member.level, member.num_keys) % 16 == 0
-        assert member.is_stored_so
+        for member in members_of(segment, 0, segment.positions, counts):
+            assert counts.at_least(member.level, member.num_keys) % 16 == 0
+            assert member.is_chain
+
+
+def test_a_tree_that_need_not_be_exact_stays_as_it_is_stored() -> None:
+    rng = random.Random(1)
+    for num_context in LENGTHS:
+        segment = replace(segment_of(rng, num_context), exact=False)
+        members = list(members_of(segment, 0, segment.positions, COUNTS))
+        assert all(member.is_stored_so for member in members)
+        assert sorted(row for member in members for row in member.rows) == list(range(len(segment.parents)))
+        for member in members:
+            assert COUNTS.at_least(member.level, member.num_keys) >= member.num_keys
