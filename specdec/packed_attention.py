@@ -51,8 +51,8 @@ class _Bucket:
         """Of a layer's keys, or values, [num_blocks, block_size, kv_heads, head_dim], those of each member.
 
         [S, kv_heads, N, head_dim], in memory that the next layer uses again: new memory of that size comes page by page
-        from the operating system, which takes ten times longer than the copy. By blocks it takes a fifth less time than by
-        slots.
+        from the operating system, which takes ten times longer than the copy. By blocks it takes a fifth less time
+        than by slots.
         """
         source = layer if self.by_block else layer.flatten(0, 1)
         kept = self.scratch.get(scratch)
