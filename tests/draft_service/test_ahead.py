@@ -132,6 +132,31 @@ def test_after_a_verdict_it_goes_on_from_the_branch_that_came_true(sampling):
     assert hits > 5
 
 
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_where_nothing_was_asked_for_it_grows_below_the_last_token(sampling):
+    engine = opened(sampling)
+    engine.submit(A, Advance(1, 5, (4, 6), budget=Budget(0, 9, 12)))
+    growths = rest(engine)
+    assert len(growths[-1].tree) == 12
+    assert growths[-1].end is GrowthEnd.BUDGET
+    check_said(sampling, [1, 2, 3, 4, 6], growths[-1].tree)
+
+
+def test_a_draft_that_is_right_grows_deep_and_one_that_is_not_grows_wide():
+    trees = {}
+    for right in (True, False):
+        engine, ids = opened(SamplingParams(0.0)), [1, 2, 3]
+        for number in range(1, 60):
+            engine.submit(
+                A, Advance(number, len(ids), tuple(ids[engine._works[A].sequence.base :]), budget=Budget(2, 9, 9))
+            )
+            tree = rest(engine)[-1].tree
+            ids.append(tree.token_ids[0] if right else (tree.token_ids[0] + 1) % 8)
+        trees[right] = tree
+    assert max(trees[True].depths) > max(trees[False].depths)
+    assert trees[False].parents.count(ROOT) > trees[True].parents.count(ROOT)
+
+
 def test_several_sequences_grow_ahead_in_one_pass_and_only_when_nobody_waits_for_a_token():
     engine = opened(SamplingParams(0.0))
     engine.open(B, DraftOpen(SequenceSpec((4, 5), 2, SamplingParams(0.0)), Budget()))

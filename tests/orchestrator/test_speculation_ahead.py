@@ -61,6 +61,37 @@ async def test_a_verdict_that_was_not_foreseen_waits_as_without():
     assert await speculation.next(sequence) == chain([3, 4])
 
 
+async def test_where_waiting_does_not_pay_the_draft_grows_from_the_last_token_and_nobody_waits():
+    draft = FakeDraft()
+    sequence, speculation = flying(draft)
+    await speculation.next(sequence)
+    commit(sequence, 6, 1)
+    speculation.advance(sequence, Budget(0, 2))
+    assert (draft.budgets[-1], draft.in_flight[-1]) == (Budget(0, 5, 20), EMPTY_TREE)
+    assert await speculation.next(sequence) == EMPTY_TREE
+    draft.pushed = [Growth(2, 5, (), chain([3, 4]).merge(chain([8, 2])), None)]
+    commit(sequence, 8)
+    speculation.advance(sequence, Budget(0, 2))
+    assert draft.in_flight[-1] == chain([2]), "what came meanwhile counts"
+    assert await speculation.next(sequence) == chain([2])
+    speculation.advance(sequence, Budget())
+    assert draft.num_caught_up == 1, "and where nothing is worth growing, nothing is asked for"
+
+
+async def test_of_what_is_there_the_likeliest_nodes_are_verified():
+    draft = FakeDraft()
+    sequence, speculation = flying(draft)
+    await speculation.next(sequence)
+    tree = chain([8, 9, 1, 2]).merge(chain([3])).merge(chain([8, 4]))
+    draft.pushed = [Growth(1, 3, (), tree.under((6, 7, 5)), None)]
+    commit(sequence, 6, 7, 5)
+    speculation.advance(sequence, Budget(2, 5))
+    flying_now = await speculation.next(sequence)
+    assert flying_now == draft.in_flight[-1]
+    # By the ranks' first guess at what they are worth: 0.7 a first child, 0.1 a second one.
+    assert flying_now.token_ids == (8, 9, 1, 2, 3)
+
+
 async def test_near_the_end_nothing_is_grown_that_could_not_be_used():
     draft = FakeDraft()
     sequence, speculation = new_sequence(max_tokens=5), Speculation(draft, max_ahead=20)
