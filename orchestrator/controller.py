@@ -76,6 +76,7 @@ class Fixed:
 class Adaptive:
     """As many as promise the most tokens per second, none if that is the target alone.
 
+    Where a draft grows ahead and nothing was foreseen, a round waits for it or goes on alone, whichever promises more.
     Where it drafts none it tries again now and then. What that loses, and what it loses where a promise is not kept,
     is booked in an account that all requests share (orchestrator.costs): when that is empty nobody drafts.
     """
@@ -135,7 +136,7 @@ class Adaptive:
         self._num_missed = 0 if drafted else self._num_missed + (waited and self._asked > 0)
         # Booked also for a draft that never came, but not where nobody waited for it.
         num_tokens = len(verdict.accepted) + 1 if taken is None else 1
-        if self._costs.known and self._num_draft_tokens and not self._waits:
+        if self._costs.known and waited and self._num_draft_tokens and not self._waits:
             self._gained += self._costs.account_unwaited(len(tree) if drafted else 0, num_tokens)
         elif self._costs.known:
             self._gained += self._costs.account(self._asked if waited else 0, num_tokens)

@@ -5,9 +5,11 @@ Knows what is measured and how often; refuses to know how any of it works, and h
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -26,6 +28,11 @@ from bench.peers.transformers_peers import TransformersPair
 
 _OUR_DRAFT_TOKENS = (4, 6, 8)
 _PROMPT = 64  # tokens
+
+_QUICK_S, _QUICK_RATE = 150.0, 28.0
+"""What is to be quick takes so long at most, and all of it where generate makes so many tokens per second."""
+
+_RATE_TOKENS = 8
 
 
 class Section(StrEnum):
@@ -53,6 +60,8 @@ class Plan:
     longest: int
     """Prompt for the time to first token beside a prefill."""
     threads: Sequence[int]
+    limit_s: float = math.inf
+    """Batches that would take longer are left out."""
 
     @staticmethod
     def of(
@@ -66,8 +75,22 @@ class Plan:
         """What is None is measured in full."""
         sections, counts, of_each = only or tuple(Section), streams or BATCHES, threads or THREADS
         if quick:
-            return Plan(sections, counts, 1, 1, 48, 24, 24, 8, False, 1, longest, of_each)
+            return Plan(sections, counts, 1, 1, 48, 24, 24, 8, False, 1, longest, of_each, _QUICK_S)
         return Plan(sections, counts, repeats, max(1, repeats - 2), 64, 48, 48, 24, True, 2, longest, of_each)
+
+    def fitting(self, tokens_per_s: float) -> Plan:
+        """For a machine on which generate is so fast: what is to be quick has fewer tokens on a slow one."""
+        if math.isinf(self.limit_s):
+            return self
+        share = min(1.0, tokens_per_s / _QUICK_RATE)
+        return replace(
+            self,
+            single_tokens=max(12, int(share * self.single_tokens)),
+            batch_tokens=max(8, int(share * self.batch_tokens)),
+            calibration_tokens=max(6, int(share * self.calibration_tokens)),
+            batch_calibration_tokens=max(4, int(share * self.batch_calibration_tokens)),
+            longest=max(1000, int(share * self.longest)),
+        )
 
 
 @dataclass(slots=True)
@@ -77,6 +100,7 @@ class Comparison:
     rows: list[Row] = field(default_factory=list)
     packed: PackedResult | None = None
     latency: tuple[Latency, Settings] | None = None
+    left_out: list[int] = field(default_factory=list)  # streams for which there was no time
     acceptance: float = 0.0  # of the draft's first guess, over greedy outputs of the target
     load: float = 0.0  # of the machine before anything was measured: another's work shows in every figure
 
@@ -99,6 +123,7 @@ class Comparison:
             ],
             "packed": asdict(self.packed) if self.packed else None,
             "latency": self.latency[0].as_dict() if self.latency else None,
+            "streams_left_out": self.left_out,
         }
 
 
@@ -112,11 +137,14 @@ async def compare(
     show: Callable[[str], None],
 ) -> Comparison:
     """``report`` is told what is going on, ``show`` what came of it."""
+    started = time.monotonic()
     result = Comparison(load=os.getloadavg()[0])
     report("Loading the models")
     theirs = TransformersPair(pair, dtype, plan.threads)
     ours = InProcess(pair, dtype, _OUR_DRAFT_TOKENS, plan.threads)
     generate, *_ = theirs.contenders(1)
+    first_guess = Settings(generate.threads[0], generate.num_draft_tokens[0])
+    plan = plan.fitting((await generate.run(first_guess, prompts.take(1, _PROMPT), _RATE_TOKENS)).tokens_per_s)
     alone = await _calibrated(generate, prompts, plan, report, show)
 
     async def reference(prompt: list[int], max_tokens: int) -> list[int]:
@@ -150,12 +178,6 @@ async def compare(
             *services.contenders(1, (*_OUR_DRAFT_TOKENS, ADAPTIVE)),
         ]
         await turns(contenders, plan.repeats, plan.single_tokens)
-    if Section.batch in plan.sections:
-        continuous = ContinuousBatching(theirs)
-        for streams in plan.streams:
-            contenders = [*theirs.contenders(streams), continuous.contender(streams)]
-            contenders += services.contenders(streams, (ADAPTIVE,))
-            await turns(contenders, plan.batch_repeats, plan.batch_tokens)
     if Section.packed in plan.sections:
         report("packed and padded passes")
         taken = prompts.take(SEQUENCES, CONTEXT + ROWS)
@@ -171,6 +193,20 @@ async def compare(
             repeats=min(plan.repeats, 3),
             report=report,
         )
+    if Section.batch in plan.sections:
+        continuous = ContinuousBatching(theirs)
+        before_s, before = 0.0, 1
+        for streams in plan.streams:
+            begun = time.monotonic()
+            # Mostly prompts: so many times as many take so many times as long.
+            if begun - started + before_s * streams / before > plan.limit_s:
+                result.left_out.append(streams)
+                show(f"{streams} at a time: left out, there is no time for it")
+                continue
+            contenders = [*theirs.contenders(streams), continuous.contender(streams)]
+            contenders += services.contenders(streams, (ADAPTIVE,))
+            await turns(contenders, plan.batch_repeats, plan.batch_tokens)
+            before_s, before = time.monotonic() - begun, streams
     return result
 
 

@@ -1,40 +1,102 @@
 """How far a tree has grown below what is in flight. The counterpart of draft_service/ahead.py, in counts.
 
-Every pass makes every branch one node longer: the chain's end, and a runner-up beside each node in flight.
+A draft is right with its first guess as often as the plan says, with its second where the first is wrong, and never
+with a third. What grows is worked out once for every chain in flight.
 """
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass, field
+
+from specdec.chances import best_chances, likeliest
 from specdec.plan.request import Met
+from specdec.plan.scenario import Scenario
+from specdec.tree import ROOT, TokenTree
 
 
-def num_branches(flying: int, behind: int) -> int:
-    """The end of the chain and the runner-ups; the token after the chain has one only if the chain goes on."""
-    return flying + 1 + (behind > 0)
+@dataclass(slots=True)
+class _Passes:
+    """What became of one chain, by the number of passes."""
+
+    trees: list[TokenTree]
+    below: dict[tuple[int, int, bool], int] = field(default_factory=dict)
 
 
-def most_passes(flying: int, behind: int, most_nodes: int, most_depth: int) -> int:
-    """After so many there is nothing left to grow."""
-    return min(-(-most_nodes // num_branches(flying, behind)), most_depth)
+class Ahead:
+    """Trees of a draft that grows ``most_nodes`` ahead, to ``most_depth`` at most."""
+
+    def __init__(self, acceptance: float, runner_up: float, most_nodes: int, most_depth: int) -> None:
+        self._of_ranks = (acceptance, (1.0 - acceptance) * runner_up)
+        self._most_nodes = most_nodes
+        self._most_depth = most_depth
+        self._least = next(itertools.islice(best_chances(self._of_ranks), 2 * most_nodes - 1, None))
+        self._known: dict[tuple[int, int], _Passes] = {}
+
+    @staticmethod
+    def of(scenario: Scenario) -> Ahead | None:
+        """None: nothing grows ahead."""
+        pair, drafting = scenario.pair, scenario.drafting
+        if not drafting.num_ahead_tokens:
+            return None
+        return Ahead(pair.acceptance, pair.runner_up, drafting.num_ahead_tokens, 2 * drafting.num_draft_tokens + 1)
+
+    def most_passes(self, flying: int, behind: int) -> int:
+        """After so many there is nothing left to grow."""
+        return len(self._passes(flying, behind).trees) - 1
+
+    def num_branches(self, flying: int, behind: int) -> int:
+        """Nodes of a pass, as a rule."""
+        trees = self._passes(flying, behind).trees
+        return -(-(len(trees[-1]) - len(trees[0])) // max(1, len(trees) - 1))
+
+    def nodes_below(self, met: Met, accepted: int, flying: int, behind: int, passes: int) -> int:
+        """Nodes below the token that ended the verdict, where the draft had it.
+
+        ``accepted`` of ``flying`` nodes were; ``behind`` of the same chain followed them before the ``passes`` began.
+        """
+        if met is Met.NOWHERE:
+            return 0
+        known = self._passes(flying, behind)
+        passes = min(passes, len(known.trees) - 1)
+        at_tail = met is Met.TAIL
+        asked = (passes, flying if at_tail else accepted, at_tail)
+        if asked not in known.below:
+            known.below[asked] = _below(known.trees[passes], *asked[1:])
+        return known.below[asked]
+
+    def _passes(self, flying: int, behind: int) -> _Passes:
+        known = self._known.get((flying, behind))
+        if known is None:
+            trees, left = [TokenTree.chain(range(flying + behind))], self._most_nodes
+            while (tree := self._grown(trees[-1], left)) is not trees[-1]:
+                left -= len(tree) - len(trees[-1])
+                trees.append(tree)
+            known = self._known[flying, behind] = _Passes(trees)
+        return known
+
+    def _grown(self, tree: TokenTree, left: int) -> TokenTree:
+        """After one pass more."""
+        parents: list[int] = []
+        for each in itertools.islice(likeliest(self._of_ranks, tree, self._most_depth), left):
+            if each.chance < self._least and parents:
+                break
+            parents.append(each.parent)
+        if not parents:
+            return tree
+        size = len(tree)
+        return TokenTree((*tree.token_ids, *range(size, size + len(parents))), (*tree.parents, *parents))
 
 
-def nodes_below(
-    met: Met, accepted: int, flying: int, behind: int, passes: int, most_nodes: int, most_depth: int
-) -> int:
-    """Nodes below the token that ended the verdict, where the draft had it.
-
-    ``accepted`` of ``flying`` nodes were; ``behind`` of the same chain followed them before the ``passes`` began.
-    """
-    branches = num_branches(flying, behind)
-    if met is Met.TAIL:
-        grown = min(passes, _share(most_nodes, branches, 0))
-        return max(0, min(flying + behind + grown, most_depth) - flying - 1)
-    if met is Met.BRANCH and (accepted < flying or behind):
-        grown = min(passes, _share(most_nodes, branches, flying - accepted + (behind > 0)))
-        return max(0, min(grown, most_depth - accepted) - 1)
-    return 0
-
-
-def _share(most_nodes: int, branches: int, index: int) -> int:
-    """Of a budget that is dealt out in turns; deeper branches are dealt first."""
-    return (most_nodes - index + branches - 1) // branches
+def _below(tree: TokenTree, accepted: int, at_tail: bool) -> int:
+    """Of a chain and its branches: nodes of the longest path below the first child of the last accepted node, or below
+    its second; after a verdict the tree is taken for a chain."""
+    last = accepted - 1 if accepted else ROOT
+    children = [node for node, parent in enumerate(tree.parents) if parent == last]
+    if len(children) <= (not at_tail):
+        return 0
+    heights = [0] * len(tree)
+    for node in range(len(tree) - 1, -1, -1):
+        if (parent := tree.parents[node]) != ROOT:
+            heights[parent] = max(heights[parent], heights[node] + 1)
+    return heights[children[0 if at_tail else 1]]

@@ -10,11 +10,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from specdec.plan.ahead import most_passes, nodes_below, num_branches
+from specdec.plan.ahead import Ahead
 from specdec.plan.events import Events
 from specdec.plan.pass_time import PassTime
 from specdec.plan.request import Advance, Request
-from specdec.plan.scenario import Drafting
 from specdec.prefill import ROWS_PER_PASS, fair_share
 
 
@@ -42,16 +41,15 @@ class Work:
 
 
 class Draft:
-    """Answers after ``way_s`` more."""
+    """Answers after ``way_s`` more; ``ahead``: and goes on below what is in flight."""
 
-    def __init__(self, events: Events, pass_time: PassTime, way_s: float, drafting: Drafting) -> None:
+    def __init__(self, events: Events, pass_time: PassTime, way_s: float, ahead: Ahead | None) -> None:
         self.live = 0
         self.busy_s = 0.0
         self._events = events
         self._pass_time = pass_time
         self._way_s = way_s
-        self._most_ahead = drafting.num_ahead_tokens
-        self._most_depth = 2 * drafting.num_draft_tokens + 1
+        self._ahead = ahead
         self._inbox: list[Advance] = []
         self._busy = False
         self._feeding: list[Work] = []
@@ -76,9 +74,9 @@ class Draft:
 
     def below(self, work: Work, advance: Advance, passes: int) -> int:
         """Nodes that follow what was committed, after so many passes ahead."""
-        return nodes_below(
-            advance.met, advance.accepted, work.flying, work.behind, passes, self._most_ahead, self._most_depth
-        )
+        if self._ahead is None:
+            return 0
+        return self._ahead.nodes_below(advance.met, advance.accepted, work.flying, work.behind, passes)
 
     def _go(self) -> None:
         """Between two passes: take in what came, then the next pass."""
@@ -164,14 +162,14 @@ class Draft:
         work.began = self._events.now
         work.ahead_from = len(self._ahead_ended)
         work.state = _State.IDLE
-        if self._most_ahead:
+        if self._ahead:
             work.state = _State.AHEAD
             self._count_ahead(work, 1)
-            until = work.ahead_from + most_passes(flying, behind, self._most_ahead, self._most_depth)
+            until = work.ahead_from + self._ahead.most_passes(flying, behind)
             self._full.setdefault(until, []).append(work)
 
     def _count_ahead(self, work: Work, sign: int) -> None:
-        branches = num_branches(work.flying, work.behind)
+        branches = self._ahead.num_branches(work.flying, work.behind) if self._ahead else 0
         self._num_ahead += sign
         self._rows += sign * (work.flying + work.behind)
         self._branches += sign * branches

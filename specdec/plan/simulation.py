@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from specdec.plan.ahead import Ahead
 from specdec.plan.draft import Draft
 from specdec.plan.events import Events
 from specdec.plan.orchestrator import Orchestrator
@@ -29,9 +30,8 @@ class Simulation:
         pair, paths, deployment = scenario.pair, scenario.paths, scenario.deployment
         to_target_s, to_draft_s = paths.overhead_s / 2, (paths.overhead_s + paths.round_trip_s) / 2
         self._targets = [Target(self._events, pair.target, to_target_s) for _ in range(deployment.targets)]
-        self._drafts = [
-            Draft(self._events, pair.draft, to_draft_s, scenario.drafting) for _ in range(deployment.drafts)
-        ]
+        ahead = Ahead.of(scenario)
+        self._drafts = [Draft(self._events, pair.draft, to_draft_s, ahead) for _ in range(deployment.drafts)]
         self._orchestrators = [
             Orchestrator(self._events, scenario, self._targets, self._drafts, lots, self._ended)
             for _ in range(deployment.orchestrators)

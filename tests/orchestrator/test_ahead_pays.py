@@ -26,7 +26,7 @@ async def several(place: Place, **options: int) -> float:
 async def test_no_draft_however_far_is_slower_than_the_target_alone(acceptance, step_ms):
     for distance_ms in FAR:
         place = Place(acceptance, step_ms=step_ms, distance_ms=distance_ms)
-        outcome = await decoded(place, 400)
+        outcome = await decoded(place)
         print(distance_ms, outcome.tokens_per_s / place.alone)
         assert outcome.tokens_per_s >= 0.95 * place.alone
 

@@ -71,7 +71,7 @@ async def texts(client: Client, asked: Sequence[dict[str, Any]], **fields: Any) 
 
 def waits(running: Cluster) -> float:
     """The share of rounds that waited for the draft."""
-    return running.orchestrator._servicer._generator._costs._waits
+    return running.orchestrator._servicer._generator._costs.waits
 
 
 @pytest.mark.parametrize("num_ahead_tokens", [4, 30])

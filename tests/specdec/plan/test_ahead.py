@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from draft_service.ahead import spots
-from specdec.plan.ahead import most_passes, nodes_below
+from specdec.chances import best_chances
+from specdec.plan.ahead import Ahead
 from specdec.plan.request import Met
 from specdec.tree import ROOT, TokenTree
 
+PAIRS = [(0.8, 0.5), (0.45, 0.4), (0.95, 0.0)]
 
-def grown(flying, behind, passes, most_nodes, most_depth):
+
+def grown(pair, chain, passes, most_nodes, most_depth):
     """As draft_service/engine.py does: every child is a new token."""
-    tree, left = TokenTree.chain(range(flying + behind)), most_nodes
-    for number in range(passes):
-        for parent, num_children in spots(tree, flying, number > 0, left, most_depth):
-            have = sum(1 for each in tree.parents if each == parent)
-            new = num_children - have
+    acceptance, runner_up = pair
+    of_ranks = (acceptance, (1 - acceptance) * runner_up)
+    least = next(itertools.islice(best_chances(of_ranks), 2 * most_nodes - 1, None))
+    tree, left = TokenTree.chain(range(chain)), most_nodes
+    for _ in range(passes):
+        for parent, num_children in spots(tree, of_ranks, least, left, most_depth):
+            new = num_children - tree.parents.count(parent)
             tree = TokenTree(tree.token_ids + (len(tree),) * new, (*tree.parents, *(parent,) * new))
             left -= new
     return tree
@@ -28,41 +35,45 @@ def below(tree, node):
     return max((1 + below(tree, child) for child in children), default=0)
 
 
-@pytest.mark.parametrize("flying", [1, 2, 4, 6])
-@pytest.mark.parametrize("behind", [0, 1, 3])
-@pytest.mark.parametrize("passes", [0, 1, 2, 5, 20])
-@pytest.mark.parametrize("most_nodes", [5, 60, 256])
-def test_branches_are_as_long_as_the_drafts(flying, behind, passes, most_nodes):
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("most_nodes", [5, 60])
+@pytest.mark.parametrize("behind", [0, 3])
+@pytest.mark.parametrize("flying", [1, 4, 6])
+def test_paths_are_as_long_as_the_drafts(flying, behind, most_nodes, pair):
     most_depth = 2 * max(4, flying) + 1
-    tree = grown(flying, behind, passes, most_nodes, most_depth)
-
-    def counted(met, accepted):
-        return nodes_below(met, accepted, flying, behind, passes, most_nodes, most_depth)
-
-    # What branches that are full leave over goes to the others: only where that matters may the count be lower.
-    spare = 1 if passes < most_nodes // (flying + 2) else 3
-    chain = [*range(flying + behind)]
-    tail = next((i for i, p in enumerate(tree.parents) if p == flying - 1), None)
-    real = 0 if tail is None else below(tree, tail)
-    assert counted(Met.TAIL, flying) <= real < counted(Met.TAIL, flying) + spare + (spare > 1) * most_depth
-    for accepted in range(flying + (behind > 0)):
-        parent = accepted - 1 if accepted else ROOT
-        branch = [i for i, p in enumerate(tree.parents) if p == parent and i not in chain]
-        real = below(tree, branch[0]) if branch else 0
-        mine = counted(Met.BRANCH, accepted)
-        assert mine <= real < mine + spare + (spare > 1) * most_depth
-        if spare == 1:
-            assert mine == real
+    ahead = Ahead(*pair, most_nodes, most_depth)
+    for passes in (0, 1, 2, 5, 20):
+        tree = grown(pair, flying + behind, passes, most_nodes, most_depth)
+        for accepted in range(flying + 1):
+            last = accepted - 1 if accepted else ROOT
+            children = [node for node, parent in enumerate(tree.parents) if parent == last]
+            if accepted < flying:
+                real = below(tree, children[1]) if len(children) > 1 else 0
+                assert ahead.nodes_below(Met.BRANCH, accepted, flying, behind, passes) == real
+            else:
+                real = below(tree, children[0]) if children else 0
+                assert ahead.nodes_below(Met.TAIL, accepted, flying, behind, passes) == real
 
 
 @pytest.mark.parametrize(("flying", "behind"), [(1, 0), (4, 0), (4, 2)])
 def test_nothing_grows_after_the_last_pass(flying, behind):
-    last = most_passes(flying, behind, 60, 9)
-    full = [nodes_below(Met.TAIL, flying, flying, behind, passes, 60, 9) for passes in (last, last + 5)]
+    ahead = Ahead(0.8, 0.5, 60, 9)
+    last = ahead.most_passes(flying, behind)
+    full = [ahead.nodes_below(Met.TAIL, flying, flying, behind, passes) for passes in (last, last + 5)]
     assert full[0] == full[1]
-    assert len(grown(flying, behind, last, 60, 9)) <= flying + behind + 60
+    size = len(grown((0.8, 0.5), flying + behind, last, 60, 9))
+    assert size <= flying + behind + 60
+    assert abs(flying + behind + last * ahead.num_branches(flying, behind) - size) < last, "rows, about"
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 1.0])
+def test_a_draft_that_is_never_or_always_right_is_counted_too(acceptance):
+    ahead = Ahead(acceptance, 0.0, 8, 9)
+    assert ahead.most_passes(2, 0) > 0
+    assert ahead.nodes_below(Met.TAIL, 2, 2, 0, 3) >= 0
 
 
 def test_what_was_not_met_has_nothing_below():
-    assert nodes_below(Met.NOWHERE, 2, 4, 0, 9, 60, 9) == 0
-    assert nodes_below(Met.BRANCH, 4, 4, 0, 9, 60, 9) == 0  # the token after the chain has no runner-up yet
+    ahead = Ahead(0.8, 0.5, 60, 9)
+    assert ahead.nodes_below(Met.NOWHERE, 2, 4, 0, 9) == 0
+    assert ahead.nodes_below(Met.BRANCH, 4, 4, 0, 0) == 0  # nothing has grown yet

@@ -33,9 +33,9 @@ def test_the_target_alone_takes_a_pass_per_token():
 
 @pytest.mark.parametrize("round_trip_s", [0.0, 0.008])
 def test_growing_ahead_hides_the_draft_where_the_verdict_was_foreseen(round_trip_s):
-    """h = a^(K+1) for the token after the whole chain, and the runner-up's share of the rest."""
+    """h = a^(K+1) for the token after the whole chain, and the runner-up's share of all others."""
     found = simulate(scenario(4, 60, round_trip_s=round_trip_s, output=60_000))
-    hit = 0.8**5 + (1 - 0.8**4) * 0.5
+    hit = 0.8**5 + (1 - 0.8**5) * 0.5
     away_s = (1 - hit) * (4 * STEP_S + STEP_S / 2 + round_trip_s)  # a step ahead under way is waited for
     assert found.foreseen == pytest.approx(hit, rel=0.02)
     assert found.tokens_per_s == pytest.approx(expected_tokens(0.8, 4) / (PASS_S + away_s), rel=0.02)
