@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import pytest
@@ -19,6 +20,9 @@ async def scraped():
         finished = [await deployment.generate(seed, max_tokens=60, num_draft_tokens=3) for seed in range(2)]
         finished += [await deployment.generate(2, max_tokens=20, num_draft_tokens=0)]
         texts = await deployment.scrape()
+        while not all("specdec_event_loop_lag_seconds_count" in text for text in texts.values()):
+            await asyncio.sleep(0.1)  # a service measures that for the first time when it is a second old
+            texts = await deployment.scrape()
     return [sample.finish.speculation for sample in finished], {name: samples(text) for name, text in texts.items()}
 
 
