@@ -36,7 +36,7 @@ class Shape:
     context_length: int = 8192
     damping: float = 0.03
     """What the residual outputs of the layers that the draft lacks are multiplied by: 1 leaves two strangers, 0 twins.
-    0.03 gives a greedy acceptance of about 0.8 with the defaults above."""
+    0.03 gives a greedy acceptance of about 0.8 with the defaults above (0.78 over greedy texts, 0.02 gives 0.83)."""
     seed: int = 0
 
     def config(self, layers: int) -> LlamaConfig:

@@ -109,3 +109,13 @@ def test_the_loop_in_one_process_finds_nothing_either(small_pair):
         cache.keep(range(len(ids)))
         cache.remember(ids)
         cache.release()
+
+
+def test_what_is_to_be_quick_has_fewer_tokens_on_a_slow_machine() -> None:
+    quick, full = (Plan.of(quick, 5, 4000, None, None, None) for quick in (True, False))
+    slow = quick.fitting(7.0)
+    assert slow.single_tokens < quick.single_tokens
+    assert slow.longest < quick.longest
+    assert quick.fitting(100.0) == quick
+    assert full.fitting(1.0) == full
+    assert quick.fitting(0.1).batch_calibration_tokens > 0
