@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,17 @@ log = logging.getLogger(__name__)
 
 
 def load_runner(settings: ModelServiceSettings) -> ModelRunner:
-    """Find, check and load the model of a service. Raises ValueError with a sentence for the operator."""
+    """Find, check and load the model of a service. Raises ValueError with a sentence for the operator.
+
+    In a thread that ends with it. Every thread that computes gets helpers of its own from OpenMP, and as soon as there
+    are more of them than cores all of them fall asleep at the end of every operation instead of waiting for the next:
+    with two threads on two cores a pass took twice as long.
+    """
+    with ThreadPoolExecutor(1, "loading") as loading:
+        return loading.submit(_load_runner, settings).result()
+
+
+def _load_runner(settings: ModelServiceSettings) -> ModelRunner:
     torch.set_num_threads(settings.threads or _own_threads())
     device = _device(settings.device)
     dtype: str = settings.dtype

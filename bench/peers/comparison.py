@@ -29,7 +29,7 @@ from bench.peers.transformers_peers import TransformersPair
 _OUR_DRAFT_TOKENS = (4, 6, 8)
 _PROMPT = 64  # tokens
 
-_QUICK_S, _QUICK_RATE = 150.0, 28.0
+_QUICK_S, _QUICK_RATE = 120.0, 28.0
 """What is to be quick takes so long at most, and all of it where generate makes so many tokens per second."""
 
 _RATE_TOKENS = 8

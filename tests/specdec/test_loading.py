@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -170,3 +172,21 @@ def test_threads_are_those_asked_for_or_what_a_container_may_use(directory, monk
     monkeypatch.setattr(cgroup, "cpu_quota", lambda: 1.5)
     load(directory)
     assert torch.get_num_threads() == 1
+
+
+def test_loading_leaves_no_helpers_that_compete_with_those_of_the_model_thread(directory):
+    """With two threads on two cores a pass took twice as long; OpenMP keeps helpers for every thread that computed."""
+    script = f"""
+import os
+from specdec import loading
+from specdec.settings import ModelServiceSettings
+
+settings = ModelServiceSettings(model={str(directory)!r}, threads=2, kv_slots=64)
+loading.load_runner(settings)
+left = len(os.listdir("/proc/self/task"))
+loading._load_runner(settings)  # in this thread, which goes on
+print(left, len(os.listdir("/proc/self/task")))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    left, with_helpers = map(int, done.stdout.split())
+    assert left < with_helpers
