@@ -29,12 +29,12 @@ def load_runner(settings: ModelServiceSettings) -> ModelRunner:
     are more of them than cores all of them fall asleep at the end of every operation instead of waiting for the next:
     with two threads on two cores a pass took twice as long.
     """
+    torch.set_num_threads(settings.threads or _own_threads())  # of this thread, and of those that are still to come
     with ThreadPoolExecutor(1, "loading") as loading:
         return loading.submit(_load_runner, settings).result()
 
 
 def _load_runner(settings: ModelServiceSettings) -> ModelRunner:
-    torch.set_num_threads(settings.threads or _own_threads())
     device = _device(settings.device)
     dtype: str = settings.dtype
     if dtype == "auto" and device.type == "cpu":
