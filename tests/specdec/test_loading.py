@@ -175,7 +175,7 @@ def test_threads_are_those_asked_for_or_what_a_container_may_use(directory, monk
 
 
 def test_loading_leaves_no_helpers_that_compete_with_those_of_the_model_thread(directory, monkeypatch):
-    """OpenMP keeps helpers for every thread that computed, for as long as it lives: with two threads on two cores a pass
+    """OpenMP keeps helpers for every thread that computed, as long as it lives: with two threads on two cores a pass
     took twice as long."""
     threads = []
 
