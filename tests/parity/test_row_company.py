@@ -61,6 +61,19 @@ def with_context(runner: ModelRunner, rng: random.Random, length: int) -> Sequen
     return sequence
 
 
+def with_tree_below(
+    runner: ModelRunner, rng: random.Random, cache: SequenceCache, num_context: int, chunk: list[int], tree: list[int]
+) -> Segment:
+    """A chunk of a text, whose logits are wanted, and random tokens below its end."""
+    return Segment(
+        [*chunk, *(rng.randrange(runner.info.vocab_size) for _ in tree)],
+        [*range(-1, len(chunk) - 1), *(len(chunk) + parent for parent in tree)],
+        num_context,
+        list(cache.block_table),
+        range(len(chunk)),
+    )
+
+
 def random_parts(rng: random.Random, total: int) -> list[int]:
     parts = []
     while total:
@@ -170,13 +183,7 @@ def test_a_rows_logits_do_not_depend_on_how_its_text_was_fed(dtype: str, threads
             tree = [rng.randrange(-1, node) if node else -1 for node in range(num_nodes)]
             num_context = len(cache)
             cache.take(len(chunk) + num_nodes)
-            segment = Segment(
-                [*chunk, *(rng.randrange(runner.info.vocab_size) for _ in tree)],
-                [*range(-1, len(chunk) - 1), *(len(chunk) + parent for parent in tree)],
-                num_context,
-                list(cache.block_table),
-                range(len(chunk)),
-            )
+            segment = with_tree_below(runner, rng, cache, num_context, chunk, tree)
             others = rng.sample(neighbours, rng.randint(0, 4))
             company = [other.segment(rng, rng.choice([1, 4, 9, 30]), "tree") for other in others]
             place = rng.randint(0, len(company))
@@ -217,13 +224,7 @@ def fed_again(runner: ModelRunner, rng: random.Random, span: tuple[int, int], nu
             chunk = text[num_context:][: rng.choice(sizes)]
             tree = [rng.randrange(-1, node) if node else -1 for node in range(rng.choice([0, 3, 8]))]
             cache.take(len(chunk) + len(tree))
-            segment = Segment(
-                [*chunk, *(rng.randrange(runner.info.vocab_size) for _ in tree)],
-                [*range(-1, len(chunk) - 1), *(len(chunk) + parent for parent in tree)],
-                num_context,
-                list(cache.block_table),
-                range(len(chunk)),
-            )
+            segment = with_tree_below(runner, rng, cache, num_context, chunk, tree)
             other = rng.choice(neighbours)
             logits = runner.forward([other.segment(rng, rng.choice([1, 4, 9]), "tree"), segment])[1].logits
             other.cache.keep(())
