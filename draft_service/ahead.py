@@ -7,11 +7,10 @@ where they are not.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specdec.chances import likeliest
+from specdec.chances import grown
 from specdec.tree import TokenTree
 
 
@@ -23,14 +22,9 @@ class Spot(NamedTuple):
 
 
 def spots(tree: TokenTree, of_ranks: Sequence[float], least: float, max_nodes: int, max_depth: int) -> tuple[Spot, ...]:
-    """For one pass, the likeliest first: all that are as likely as ``least``, or the likeliest one if none is.
-
-    ``max_nodes`` children at most come of them, none at ``max_depth``. ``of_ranks`` are the chances of a node's first,
-    second, ... child.
-    """
+    """For one pass, the likeliest first (see specdec.chances.grown): ``max_nodes`` children at most come of them, none
+    at ``max_depth``."""
     most: dict[int, int] = {}
-    for each in itertools.islice(likeliest(of_ranks, tree, max_depth), max(0, max_nodes)):
-        if each.chance < least and most:
-            break
+    for each in grown(of_ranks, least, tree, max_nodes, max_depth):
         most[each.parent] = each.rank + 1
     return tuple(Spot(*spot) for spot in most.items())

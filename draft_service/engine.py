@@ -95,7 +95,6 @@ class _Work:
     budget: Budget
     num_grown: int = 0
     num_ahead: int = 0
-    num_flying: int = 0  # so many of the tree's first nodes are being verified, or soon will be
     ahead: bool = False  # what was asked for is there; now it grows below what is in flight
     siblings: list[Node] = field(default_factory=list)  # of what was grown; leaves, which the chain does without
     answered: bool = False
@@ -158,7 +157,6 @@ class DraftEngine:
             work.chances,
             advance.number,
             advance.budget,
-            num_flying=min(len(in_flight), len(sequence.tree)),
             # Growing takes in what was committed; where nothing is to be grown, that is done when nobody waits.
             learnt=bool(advance.budget.max_nodes or advance.budget.max_ahead),
             superseded=superseded,
@@ -263,7 +261,6 @@ class DraftEngine:
             return [_answer(work, end)]
         sequence = work.sequence
         work.ahead = True
-        work.num_flying = work.num_flying or len(sequence.tree)
         return [Growth(work.advance, sequence.base, (), _told(work), None)] if work.budget.max_nodes else []
 
     def _grow_ahead(self, ahead: dict[Key, _Work]) -> list[tuple[Key, Growth | SpecdecError]]:

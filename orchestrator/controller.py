@@ -51,8 +51,8 @@ class Controller(Protocol):
     run_on: int
 
     def budget(self, sequence: Sequence) -> Budget:
-        """For the round to come: nodes that are worth waiting for, and the depth that is worth verifying if more are
-        there already."""
+        """For the round to come: nodes that are worth waiting for, and as ``max_depth`` how many are worth verifying if
+        more are there already. 0 and some: they may be grown, but nobody waits."""
 
     def observe(self, tree: TokenTree, verdict: Verdict) -> None:
         """The outcome of a round."""
@@ -98,7 +98,7 @@ class Adaptive:
         self._waits = True  # where no tree is there, for so many draft tokens; else such a round goes on alone
         self._depth = 0  # nodes of a tree that is there already, of which are expected:
         self._expected = 1.0  # tokens, with the one after them
-        self._asked = 0  # of these, in this round
+        self._asked = 0  # draft tokens that this round waits for
         self._num_rounds = 0
         self._num_on = 0  # rounds since it drafts, a probe left out
         self._doubts = 0  # of these, the last ones that promised too little

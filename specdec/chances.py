@@ -124,6 +124,14 @@ def likeliest(of_ranks: Sequence[float], tree: TokenTree, max_depth: int) -> Ite
             heapq.heappop(heap)
 
 
+def grown(of_ranks: Sequence[float], least: float, tree: TokenTree, max_nodes: int, max_depth: int) -> Iterator[Open]:
+    """What one pass of a draft adds: all that is as likely as ``least``, or the likeliest one if nothing is."""
+    for number, each in enumerate(itertools.islice(likeliest(of_ranks, tree, max_depth), max(0, max_nodes))):
+        if number and each.chance < least:
+            return
+        yield each
+
+
 def best(of_ranks: Sequence[float], tree: TokenTree, num_nodes: int) -> TokenTree:
     """The part of ``tree`` that is likeliest to hold what is committed, likeliest nodes first."""
     if num_nodes >= len(tree) or tree.is_chain:

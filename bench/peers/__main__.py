@@ -44,7 +44,7 @@ _LONGEST = {PairName.damped: 4000, PairName.bundled: 1500}
 def main(
     pair: Annotated[PairName, typer.Option(help="whose checkpoints")] = PairName.damped,
     dtype: Annotated[str, typer.Option(help="of every contender's weights")] = "bfloat16",
-    quick: Annotated[bool, typer.Option("--quick", help="one repetition, 3 minutes at most")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="one repetition of few tokens: about 3 minutes")] = False,
     only: Annotated[list[Section] | None, typer.Option(help="measure this part; may be repeated")] = None,
     streams: Annotated[list[int] | None, typer.Option(help="requests at a time; may be repeated")] = None,
     threads: Annotated[

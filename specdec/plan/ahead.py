@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
-from specdec.chances import best_chances, likeliest
+from specdec.chances import best_chances, grown
 from specdec.plan.request import Met
 from specdec.plan.scenario import Scenario
 from specdec.tree import ROOT, TokenTree
@@ -77,11 +77,7 @@ class Ahead:
 
     def _grown(self, tree: TokenTree, left: int) -> TokenTree:
         """After one pass more."""
-        parents: list[int] = []
-        for each in itertools.islice(likeliest(self._of_ranks, tree, self._most_depth), left):
-            if each.chance < self._least and parents:
-                break
-            parents.append(each.parent)
+        parents = [each.parent for each in grown(self._of_ranks, self._least, tree, left, self._most_depth)]
         if not parents:
             return tree
         size = len(tree)
