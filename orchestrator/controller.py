@@ -9,9 +9,9 @@ import itertools
 from functools import partial
 from typing import Protocol
 
-from orchestrator.costs import Costs
+from orchestrator.concert import FIRST_PAUSE, Concert, Turn
 from orchestrator.guesses import Guesses
-from orchestrator.promises import OFF, ON, chain, promises
+from orchestrator.promises import chain, promises
 from orchestrator.prompt_lookup import PromptLookup, Rival
 from orchestrator.sequence import Sequence
 from specdec.chances import Chances, best_chances
@@ -19,20 +19,10 @@ from specdec.rounds import Budget, Verdict
 from specdec.tree import TokenTree
 
 _FIRST = 4
-"""Draft tokens while nothing is known, and of a probe."""
+"""Draft tokens while nothing is known, and when it begins."""
 
 _STAY = 0.98
 """A number of draft tokens that promises this share of the best one's is kept."""
-
-_CHECK_EVERY, _CLEAR = 32, 1.5
-"""Rounds with speculation after which one goes without, to see that the target alone is still as slow as it is taken
-to be; four times as many where speculation is so much faster that a mistake is unlikely."""
-
-_PROBE_AHEAD, _HOPELESS = 4, 0.95
-"""Rounds of a probe that waits for nobody, and the share without a tree from which there will be none."""
-
-_DOUBTS = 3
-_FIRST_PAUSE, _LONGEST_PAUSE = 8, 64
 
 _MOST_RUN_ON = 32
 """Unasked tokens: what a slow client has not read of them stays here."""
@@ -74,25 +64,26 @@ class Fixed:
 
 
 class Adaptive:
-    """As many as promise the most tokens per second, none if that is the target alone.
+    """As many as promise the most tokens per second, when all requests draft (orchestrator.concert).
 
     Where a draft grows ahead and nothing was foreseen, a round waits for it or goes on alone, whichever promises more.
-    Where it drafts none it tries again now and then. What that loses, and what it loses where a promise is not kept,
-    is booked in an account that all requests share (orchestrator.costs): when that is empty nobody drafts.
+    What a trial loses, and what is lost where a promise is not kept, is booked in an account that all requests share
+    (orchestrator.costs): when that is empty nobody drafts.
     """
 
     def __init__(
         self,
-        costs: Costs,
+        concert: Concert,
         lookup: PromptLookup | None = None,
         chances: Chances | None = None,
         ahead: bool = False,
     ) -> None:
         """``lookup``: of this sequence, whose guesses are verified where they promise more than the draft does;
         ``chances`` of its draft tokens are learnt here; ``ahead``: the draft is asked to grow ahead."""
-        self._costs = costs
-        self._chances = chances or Chances(costs.chances)
-        self._guesses = Guesses(costs, lookup) if lookup is not None else None
+        self._concert = concert
+        self._costs = concert.costs
+        self._chances = chances or Chances(concert.costs.chances)
+        self._guesses = Guesses(concert.costs, lookup) if lookup is not None else None
         self._ahead = ahead
         self._num_draft_tokens = 0
         self._waits = True  # where no tree is there, for so many draft tokens; else such a round goes on alone
@@ -100,36 +91,35 @@ class Adaptive:
         self._expected = 1.0  # tokens, with the one after them
         self._asked = 0  # draft tokens that this round waits for
         self._num_rounds = 0
-        self._num_on = 0  # rounds since it drafts, a probe left out
-        self._doubts = 0  # of these, the last ones that promised too little
-        self._pause = _FIRST_PAUSE
-        self._paused = 0  # rounds that it still does without
-        self._probing = 0  # rounds that it is still tried for
-        self._borrowed = 0.0  # for a probe: see Costs
-        self._gained = 0.0  # since it began
-        self._checking = False  # for one round, what the target takes alone
-        self._num_missed = 0  # rounds in a row that asked for a draft in vain
+        self._turn = Turn.REST
+        self._num_missed = 0  # rounds in a row that asked for a draft in vain, while nothing is known
+        self._without = 0  # rounds that it still does without because of that
+        self._unasked = 0  # rounds to come that the target may make unasked
         self.run_on = 0
 
     def budget(self, sequence: Sequence) -> Budget:
         self._num_rounds += 1
-        self._checking = False
-        self._num_draft_tokens = self._choose() if self._costs.known else self._try()
-        num_draft_tokens = 0 if self._checking else self._num_draft_tokens
+        self._without = max(0, self._without - 1)
+        if self._unasked:
+            self._turn, self._num_draft_tokens = Turn.REST, 0
+        else:
+            self._num_draft_tokens = self._choose() if self._costs.known else self._try()
+        num_draft_tokens = 0 if self._turn is Turn.CHECK else self._num_draft_tokens
         waits_for = num_draft_tokens if self._waits else 0
         budget = _chain(waits_for, max(waits_for, self._depth) if num_draft_tokens else 0, sequence)
         self._asked = budget.max_nodes
         self.run_on = self._run_on(sequence, num_draft_tokens)
+        self._unasked = max(self._unasked - 1, self.run_on)
         return budget
 
     def observe(self, tree: TokenTree, verdict: Verdict) -> None:
-        self._costs.savings += self._borrowed
-        self._borrowed = 0.0
+        self._concert.passed()
         taken = None
         if self._guesses:
             self._guesses.observe(tree, verdict)
             taken = self._guesses.taken
         if not verdict.round:
+            self._unasked = 0  # it was opened anew
             return
         drafted = bool(tree) and taken is None
         waited = taken in (None, Rival.NOTHING)
@@ -137,9 +127,9 @@ class Adaptive:
         # Booked also for a draft that never came, but not where nobody waited for it.
         num_tokens = len(verdict.accepted) + 1 if taken is None else 1
         if self._costs.known and waited and self._num_draft_tokens and not self._waits:
-            self._gained += self._costs.account_unwaited(len(tree) if drafted else 0, num_tokens)
+            self._concert.booked(self._costs.account_unwaited(len(tree) if drafted else 0, num_tokens))
         elif self._costs.known:
-            self._gained += self._costs.account(self._asked if waited else 0, num_tokens)
+            self._concert.booked(self._costs.account(self._asked if waited else 0, num_tokens))
         if not drafted:
             return
         self._chances.observe(tree, verdict.accepted, ended=True)
@@ -147,43 +137,39 @@ class Adaptive:
 
     def _try(self) -> int:
         """Long, short and none must be seen to tell what a token more costs."""
-        if self._paused:
-            self._paused -= 1
+        if self._without:
             return 0
         if self._num_missed >= _MISSED:
             self._num_missed = _MISSED - 1
-            self._paused = _NO_DRAFT_PAUSE
+            self._without = _NO_DRAFT_PAUSE
             return 0
         return min((0, _FIRST, 1)[self._num_rounds % 3], self._costs.most)
 
     def _choose(self) -> int:
+        drafting, now = self._turn in (Turn.DRAFT, Turn.CHECK), self._num_draft_tokens
         promised = self._promised()
         promise = max(promised[1:])
         best = promised.index(promise, 1)
-        if self._probing > 1:
-            self._probing -= 1
-            return self._num_draft_tokens
-        on = self._num_draft_tokens and not self._probing
-        if self._probing and self._gained > 0:
-            self._paused = 0
-        self._probing = 0
         if self._ahead:
             alone = self._promised_alone()
             # Either is kept where the other promises little more.
-            self._waits = promise > alone * (_STAY if on and self._waits else 1 / _STAY)
+            self._waits = promise > alone * (_STAY if drafting and self._waits else 1 / _STAY)
             promise = max(promise, alone)
-        if on:
-            return self._go_on(promised, best, promise)
-        if self._paused:
-            self._paused -= 1
+        young = self._num_rounds <= FIRST_PAUSE
+        self._turn = self._concert.turn(promise, self._num_rounds == 1, young, self._depth)
+        if self._turn is Turn.REST:
+            if drafting:
+                # What was learnt on this text will be old when it is tried again.
+                self._chances.forget()
             return 0
-        if promise >= ON and self._costs.savings > 0:
-            self._num_on = self._doubts = 0
+        if self._turn is Turn.TRY:
+            self._waits = self._concert.waits or not self._ahead
+            return self._concert.num_tried
+        if not drafting:
             return min(best, _FIRST)
-        if self._num_rounds == 1:
-            self._rest()  # a probe makes the draft take in the whole prompt: not for a text that may be short
-            return 0
-        return self._probe()
+        if abs(best - now) <= 1 and promised[now] > _STAY * promised[best]:
+            return now
+        return min(best, now + 1)  # up step by step, each measured before the next
 
     def _promised(self) -> list[float]:
         """By the number of draft tokens that are waited for, where nothing was foreseen."""
@@ -217,12 +203,15 @@ class Adaptive:
     def _run_on(self, sequence: Sequence, num_draft_tokens: int) -> int:
         """How many tokens may come unasked after the round to come, in which a guess may be verified."""
         most = _MOST_RUN_ON
-        if self._guesses and self._checking:
+        if self._guesses and self._turn is Turn.CHECK:
             self._guesses.forgo()
         elif self._guesses:
             beaten = partial(self._beaten, num_draft_tokens)
             most = self._guesses.grant(sequence, num_draft_tokens > 0, beaten)
-        run_on = 0 if num_draft_tokens else _run_on(min(self._paused, most), sequence)
+        run_on = 0
+        if not num_draft_tokens and self._turn is not Turn.CHECK:
+            rests = max(self._concert.rests - 1, FIRST_PAUSE - self._num_rounds) if self._costs.known else self._without
+            run_on = _run_on(min(rests, most), sequence)
         if self._guesses:
             self._guesses.goes_on(run_on)
         return run_on
@@ -231,7 +220,7 @@ class Adaptive:
         """The best of what promises less than a guess that promises so much."""
         if not num_draft_tokens:
             return Rival.TREE  # which nobody would verify
-        if self._probing or not self._costs.known:
+        if self._turn is Turn.TRY or not self._costs.known:
             return Rival.NOTHING  # the draft is being measured
         of_ranks = self._chances.of_ranks
         if promise >= max(self._unwaited(of_ranks)):
@@ -241,42 +230,6 @@ class Adaptive:
         expected = 1.0 + sum(itertools.islice(chain(of_ranks, self._costs.num_siblings), num_draft_tokens))
         waiting = expected * self._costs.alone_s / self._costs.waited[num_draft_tokens]
         return Rival.WAIT if promise >= waiting else Rival.NOTHING
-
-    def _go_on(self, promised: list[float], best: int, promise: float) -> int:
-        self._num_on += 1
-        self._doubts = self._doubts + 1 if promise < OFF else 0
-        if self._doubts >= _DOUBTS or self._costs.savings <= 0:
-            # What was learnt on this text will be old when it is tried again.
-            self._chances.forget()
-            self._rest()
-            return 0
-        if self._num_on > _LONGEST_PAUSE:
-            self._pause = _FIRST_PAUSE
-        now = self._num_draft_tokens
-        self._checking = self._num_on % (_CHECK_EVERY if promise < _CLEAR else 4 * _CHECK_EVERY) == 0
-        if abs(best - now) <= 1 and promised[now] > _STAY * promised[best]:
-            return now
-        return min(best, now + 1)  # up step by step, each measured before the next
-
-    def _probe(self) -> int:
-        """A few rounds that wait for nobody, or one that waits, as long as it costs little more than the shortest."""
-        rounds = self._costs.rounds
-        dearest = rounds[0] + 1.5 * (rounds[1] - rounds[0])
-        length = max(k for k in range(1, len(rounds)) if k == 1 or rounds[k] <= dearest)
-        self._waits = not self._ahead or self._costs.misses > _HOPELESS
-        if self._waits:
-            self._probing, self._borrowed = 1, self._costs.borrow(length)
-        else:
-            self._probing, self._borrowed = _PROBE_AHEAD, self._costs.borrow_unwaited(self._depth, _PROBE_AHEAD)
-        if not self._borrowed:
-            self._paused, self._probing = _LONGEST_PAUSE, 0
-            return 0
-        self._gained = 0.0
-        self._rest()
-        return length
-
-    def _rest(self) -> None:
-        self._paused, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
 
 
 def _chain(num_draft_tokens: int, depth: int, sequence: Sequence) -> Budget:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from orchestrator.contention import Contention
 from orchestrator.curve import Curve
 from orchestrator.prompt_lookup import MOST_GUESSED, HitRates
 from specdec.acceptance import Acceptance
@@ -52,12 +53,14 @@ class Costs:
         self.most = most
         self._most_rows = max(most * (1 + num_siblings), MOST_GUESSED) + 1
         self._rows_per_token = 1.0 + num_siblings  # of the target; not every draft proposes siblings
-        self._ahead = ahead
+        self.ahead = ahead
+        self.contention = Contention(ahead)
         self._drafts = Curve()
         self._passes = Curve()
         self._beyond_s = 0.0  # of a round with the target: all that is neither queue nor pass
         self._alone_seen = self._known = False
-        self._everybody = 1  # sequences that share the target, in this pass or another
+        self.everybody = 1
+        """Sequences that share the target, in this pass or another."""
         self._apart = 0.0  # with speculation. 0: all are in the same pass; 1: some are while others are not
         self._last_pass = (0, 0, 0, 0)
         self._rounds: list[float] = []
@@ -93,9 +96,13 @@ class Costs:
 
     @property
     def alone_s(self) -> float:
-        """A round of the target alone. Unasked, all are in every pass; an older target, which is asked for each token,
-        is a little slower. Needs ``alone_known``."""
-        return self._passes.seconds(self._everybody)
+        """A round of the target alone, without drafts that slow it down. Unasked, all are in every pass; an older
+        target, which is asked for each token, is a little slower. Needs ``alone_known``."""
+        return self.contention.share(self.everybody) * self._passes.seconds(self.everybody)
+
+    def alone_beside(self, drafting: bool) -> float:
+        """What ``unwaited`` is to be compared with: not ``drafting``, what drafts would cost both."""
+        return self.alone_s if drafting else self._passes.seconds(self.everybody)
 
     @property
     def rounds(self) -> list[float]:
@@ -114,7 +121,7 @@ class Costs:
     @property
     def waited(self) -> list[float]:
         """The same with draft tokens that are waited for, whatever is foreseen as a rule. Needs ``known``."""
-        if not self._ahead:
+        if not self.ahead:
             return self.rounds
         if not self._waited:
             self._waited = self._with_draft(waits=1.0)
@@ -130,7 +137,7 @@ class Costs:
     @property
     def waits(self) -> float:
         """Where rounds that find no tree wait for one, the share of those: not of what was foreseen."""
-        return self._misses[True].share() if self._ahead else 1.0
+        return self._misses[True].share() if self.ahead else 1.0
 
     @property
     def misses(self) -> float:
@@ -145,25 +152,25 @@ class Costs:
     def _round_s(self, num_nodes: float, away_s: float) -> float:
         """If every sequence verifies so many, and its rows are away from the target so long."""
         rows = num_nodes + 1
-        together: float = self._everybody
+        together: float = self.everybody
         for _ in range(3):
             pass_s = self._passes.seconds(together * rows)
-            together = max(1.0, self._everybody / (1 + self._apart * max(1.0, away_s / pass_s)))
+            together = max(1.0, self.everybody / (1 + self._apart * max(1.0, away_s / pass_s)))
         # The longer of both; where they are alike, who is late by little waits for a whole pass.
         return pass_s + math.pow(away_s**3 + (self._apart * pass_s) ** 3, 1 / 3)
 
     def grown(self, num_nodes: int, depth: int) -> None:
         """A draft's tree of ``num_nodes`` was verified, which was so deep."""
-        if self._ahead:
+        if self.ahead:
             return  # what was not waited for has any shape
         self._rows_per_token += _GAIN * (num_nodes / depth - self._rows_per_token)
 
-    def borrow(self, num_draft_tokens: int) -> float:
-        """For a round with so many that promises nothing: what it may lose, to be given back when it is booked.
+    def borrow(self, num_draft_tokens: int, num_rounds: int = 1) -> float:
+        """For rounds with so many that promise nothing: what they may lose, to be given back when they are booked.
 
-        0: there is not enough left. Taken at once, because many may wish to try at the same time.
+        0: there is not enough left.
         """
-        return self._borrow(self._loss(num_draft_tokens, 1))
+        return self._borrow(num_rounds * self._loss(num_draft_tokens, 1))
 
     def borrow_unwaited(self, num_nodes: int, num_rounds: int) -> float:
         """The same for rounds with trees of so many nodes if they are there, and without any if not."""
@@ -178,7 +185,7 @@ class Costs:
 
     def account(self, num_draft_tokens: int, num_tokens: int) -> float:
         """A round with so many draft tokens committed so many: what was gained against the target alone."""
-        gain = -self._loss(num_draft_tokens, num_tokens) if num_draft_tokens else _PROBING / self._everybody
+        gain = -self._loss(num_draft_tokens, num_tokens) if num_draft_tokens else _PROBING / self.everybody
         self.savings = _booked(self.savings, gain)
         return gain
 
@@ -188,21 +195,23 @@ class Costs:
         self.savings = _booked(self.savings, gain)
         return gain
 
-    def account_lookup(self, num_guessed: int, num_tokens: int, asked: bool) -> None:
+    def account_lookup(self, num_guessed: int, num_tokens: int, asked: bool, drafting: bool) -> None:
         """The same for a round with so many guessed tokens, or that was ``asked`` for in case there are some. Needs
         ``alone_known``."""
-        loss = self._loss_unwaited(num_guessed, num_tokens) if asked else -_PROBING / self._everybody
+        loss = self._loss_unwaited(num_guessed, num_tokens, drafting) if asked else -_PROBING / self.everybody
         self.lookup_savings = _booked(self.lookup_savings, -loss)
 
     def _loss(self, num_draft_tokens: int, num_tokens: int) -> float:
         """In rounds of everybody without speculation."""
-        return (self.rounds[num_draft_tokens] / self.rounds[0] - num_tokens) / self._everybody
+        return (self.rounds[num_draft_tokens] / self.rounds[0] - num_tokens) / self.everybody
 
-    def _loss_unwaited(self, num_nodes: int, num_tokens: int) -> float:
-        return (self.unwaited[min(num_nodes, MOST_GUESSED)] / self.alone_s - num_tokens) / self._everybody
+    def _loss_unwaited(self, num_nodes: int, num_tokens: int, drafting: bool = True) -> float:
+        alone_s = self.alone_beside(drafting)
+        return (self.unwaited[min(num_nodes, MOST_GUESSED)] / alone_s - num_tokens) / self.everybody
 
     def drafted(self, num_nodes: int, seconds: float) -> None:
         """From the advance to the end of its growth."""
+        self.contention.asked()
         self._drafts.observe(num_nodes, seconds)
 
     def foreseen(self, foreseen: bool, waits: bool = True) -> None:
@@ -212,6 +221,7 @@ class Costs:
 
     def late(self, num_nodes: int, seconds: float) -> None:
         """Nobody waits any longer for a growth of ``num_nodes``."""
+        self.contention.asked()
         self._drafts.observe(num_nodes, _LATE * seconds)
 
     def patience_s(self, num_nodes: int) -> float:
@@ -241,7 +251,7 @@ class Costs:
         self._passed(timings, max(1e-6, (timings.pass_us + timings.sample_us) / 1e6), everybody)
 
     def _passed(self, timings: Timings, pass_s: float, everybody: int) -> None:
-        self._everybody = max(1, timings.sequences, everybody)
+        self.everybody = max(1, timings.sequences, everybody)
         mine = (timings.pass_us, timings.sample_us, timings.rows, timings.sequences)
         if mine == self._last_pass:
             return  # the verdicts of one pass come one after the other
@@ -251,6 +261,8 @@ class Costs:
             self._rounds, self._waited, self._unwaited = [], [], []
         # Rows of prompts tell nothing of rounds.
         if 0 < timings.rows <= timings.sequences * self._most_rows:
+            usual_s = self._passes.seconds(timings.rows) if self._passes.trusts(timings.rows) else None
+            pass_s = self.contention.with_drafts(pass_s, usual_s, timings.sequences, self.everybody)
             self._passes.observe(timings.rows, pass_s)
             self._num_wide += timings.rows > timings.sequences
 

@@ -56,12 +56,17 @@ class Curve:
         counts = [cell.count for cell in self._cells.values()]
         return max(counts) / min(counts) if counts else 0.0
 
+    def trusts(self, count: int) -> bool:
+        """There are measurements at about ``count``, not only a line through those at others."""
+        cell = self._cells.get(_bucket(count))
+        return cell is not None and cell.weight >= _TRUST
+
     def observe(self, count: int, seconds: float) -> None:
         """``count`` > 0 took ``seconds``."""
         seconds = max(seconds, _LEAST_S)
         if not self._cells:
             self._level_s = seconds
-        bucket = count if count < 16 else int(16 + 8 * math.log2(count / 16))
+        bucket = _bucket(count)
         cell = self._cells.get(bucket)
         if cell is None:
             cell = self._cells[bucket] = _Cell(count, self._first(count, seconds) / self._level_s)
@@ -123,3 +128,7 @@ class Curve:
         for index in range(len(shapes) - 2, -1, -1):
             shapes[index] = min(shapes[index], shapes[index + 1])
         return counts, shapes
+
+
+def _bucket(count: int) -> int:
+    return count if count < 16 else int(16 + 8 * math.log2(count / 16))

@@ -101,6 +101,8 @@ class DraftClient:
             self._tell(self._lane, sequence, Budget())
 
     def _tell(self, lane: Lane, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> None:
+        if budget.max_nodes or budget.max_ahead:
+            self._costs.contention.asked()
         self._advance += 1
         new = tuple(sequence.ids[self._base :])
         self._base = sequence.base
@@ -194,6 +196,7 @@ class DraftClient:
             self._lane = lane = self._replica.lane()
         except SpecdecError:
             return
+        self._costs.contention.asked()
         self._advance, self._base = 0, sequence.base
         if not sequence.keyed_by_token:
             budget = Budget()

@@ -14,6 +14,7 @@ from functools import partial
 from opentelemetry import trace
 from tokenizers import Tokenizer
 
+from orchestrator.concert import Concert
 from orchestrator.controller import Adaptive, Controller, Fixed
 from orchestrator.costs import Costs
 from orchestrator.decoder import Step, decode
@@ -61,6 +62,7 @@ class Generator:
         self._metrics = metrics
         ahead, siblings = settings.num_ahead_tokens > 0, settings.num_siblings
         self._costs = Costs(_MOST_DRAFT_TOKENS, ahead, siblings)
+        self._concert = Concert(self._costs)
 
     async def chunks(self, request: Request, model_digest: str) -> AsyncGenerator[generation_pb2.Chunk, None]:
         """All chunks of all samples. Raises the first SpecdecError that ends one of them; closed, it ends them all."""
@@ -103,7 +105,7 @@ class Generator:
         chances = Chances(self._costs.chances)
         ahead, siblings = self._settings.num_ahead_tokens, self._settings.num_siblings
         controller: Controller = (
-            Adaptive(self._costs, lookup, chances, ahead > 0 and sequence.keyed_by_token)
+            Adaptive(self._concert, lookup, chances, ahead > 0 and sequence.keyed_by_token)
             if fixed is None
             else Fixed(fixed)
         )

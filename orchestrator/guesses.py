@@ -41,6 +41,7 @@ class Guesses:
         self._cut = False  # for the lookup's sake nothing more may come unasked
         self._held = False  # and so this round had to be asked for
         self._unasked = 0  # rounds that may still come unasked
+        self._drafting = False
 
     def grant(self, sequence: Sequence, drafting: bool, beaten: Callable[[float], Rival]) -> int:
         """Grant what the lookup guesses for the round to come, as far as it is worth verifying.
@@ -49,6 +50,7 @@ class Guesses:
         tokens may come unasked after the round: none where a guess is there that is worth to be verified.
         """
         self._num_rounds += 1
+        self._drafting = drafting
         self._lookup.grant(0, Rival.NOTHING)
         most = self._most_unasked(sequence, beaten)
         self._held = self._cut and not (drafting or self._unasked)
@@ -72,7 +74,7 @@ class Guesses:
         elif self._costs.alone_known:
             guessed = tree if self.taken is not None else EMPTY_TREE
             asked = bool(guessed) or self._held
-            self._costs.account_lookup(len(guessed), len(verdict.accepted) + 1, asked)
+            self._costs.account_lookup(len(guessed), len(verdict.accepted) + 1, asked, self._drafting)
 
     @property
     def taken(self) -> Rival | None:
@@ -86,7 +88,7 @@ class Guesses:
         if not costs.rows_known:
             # What rows cost is to be known, where no draft shows it.
             num_guessed, promise = min(_FIRST, most, len(self._lookup.look(sequence.ids))), 1.0
-        elif max(promises([1.0] * MOST_GUESSED, costs.unwaited, costs.alone_s)) < ON:
+        elif max(promises([1.0] * MOST_GUESSED, costs.unwaited, costs.alone_beside(self._drafting))) < ON:
             return most  # rows cost so much that nothing would be gained if all were right
         else:
             num_guessed, promise = self._best(self._lookup.look(sequence.ids)[:most])
@@ -100,10 +102,10 @@ class Guesses:
 
     def _best(self, chances: list[float]) -> tuple[int, float]:
         """How many tokens of the guess promise the most, and what; 0: the target alone promises as much."""
-        costs = self._costs
-        promised = promises(chances, costs.unwaited, costs.alone_s)
+        unwaited, alone_s = self._costs.unwaited, self._costs.alone_beside(self._drafting)
+        promised = promises(chances, unwaited, alone_s)
         promise = max(promised)
         # Will it be there still when all has come that comes unasked? If not, a round is asked for in vain.
         alive = [1.0, *chances][self._unasked] if self._unasked <= len(chances) else 0.0
-        hope = alive * promise + (1 - alive) * costs.alone_s / costs.unwaited[0]
+        hope = alive * promise + (1 - alive) * alone_s / unwaited[0]
         return promised.index(promise) if hope >= (OFF if self._num_worthwhile else ON) else 0, promise

@@ -25,10 +25,15 @@ from bench.distance.modes import AHEAD, ALONE, Mode
 from bench.distance.pairs import Pair, PairName, TableCosts, make
 from bench.distance.ratios import ratios
 from bench.distance.row import Row
-from bench.distance.situations import measure, situations
+from bench.distance.situations import measure, num_runs, situations
 from specdec.processes import StartError
 
 _COSTS = TableCosts()
+
+_QUICK_TOKENS, _QUICK_RATE, _FEWEST = 80, 20.0, 24
+"""What is to be quick has so many tokens a run where the target alone makes so many per second, and fewer where it is
+slower."""
+_RATE_TOKENS = 16
 
 
 def main(
@@ -51,7 +56,7 @@ def main(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     if quick:
-        tokens, repeats = min(tokens, 80), 1
+        tokens, repeats = min(tokens, _QUICK_TOKENS), 1
     costs = TableCosts(pass_ms, step_ms, acceptance)
     names = [each for each in PairName if each is not PairName.all] if pair is PairName.all else [pair]
     started = time.monotonic()
@@ -113,8 +118,12 @@ async def _measure(
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("Starting the services", total=sum(len(each.modes) for each in plan) * (1 + repeats))
+        task = progress.add_task("Starting the services", total=num_runs(plan, repeats))
         async with lab(pair, num_ahead_tokens) as running:
+            first = await running.run(ALONE, 0.0, 1, _RATE_TOKENS, seed=0)
+            if quick:
+                rate = first.num_tokens / first.seconds
+                tokens = max(_FEWEST, min(tokens, int(_QUICK_TOKENS * rate / _QUICK_RATE)))
             for situation in plan:
                 where = f"{situation.name}, T = {situation.temperature:g}"
 

@@ -23,6 +23,11 @@ class Mode:
     num_draft_tokens: int | None
     method: common_pb2.VerificationMethod = COUPLED
 
+    @property
+    def learns(self) -> bool:
+        """How much to draft."""
+        return self.num_draft_tokens is None
+
 
 ALONE = Mode("alone", "near", 0)
 ADAPTIVE = Mode("sync, adaptive", "near", None)

@@ -48,8 +48,14 @@ def situations(pair: Pair, quick: bool) -> list[Situation]:
     ]
 
 
+def num_runs(plan: Sequence[Situation], repeats: int) -> int:
+    """That ``measure`` makes of all of them."""
+    return sum(repeats + mode.learns for situation in plan for mode in situation.modes)
+
+
 async def measure(lab: Lab, situation: Situation, tokens: int, repeats: int, done: Callable[[Mode], None]) -> list[Row]:
-    """Every mode in turn, ``repeats`` times, after a short run that nobody counts. ``done`` hears of every run.
+    """Every mode in turn, ``repeats`` times; those that learn have a short run before, which nobody counts. ``done``
+    hears of every run.
 
     Samples that share the target with many others are short.
     """
@@ -61,8 +67,9 @@ async def measure(lab: Lab, situation: Situation, tokens: int, repeats: int, don
         tokens = max(16, tokens // 4)
     runs: dict[str, list[Run]] = {mode.name: [] for mode in situation.modes}
     for mode in situation.modes:
-        await lab.run(mode, situation.temperature, situation.streams, max(16, tokens // 4), seed=0)
-        done(mode)
+        if mode.learns:
+            await lab.run(mode, situation.temperature, situation.streams, max(16, tokens // 4), seed=0)
+            done(mode)
     for repeat in range(repeats):
         for mode in situation.modes:
             runs[mode.name].append(

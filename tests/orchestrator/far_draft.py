@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from bench.table_model import Table, TableDrafter
 from draft_service.engine import DraftEngine, DraftOpen
+from orchestrator.concert import Concert
 from orchestrator.controller import Adaptive, Controller, Fixed
 from orchestrator.costs import Costs
 from orchestrator.decoder import decode
@@ -211,7 +212,7 @@ async def decoded(
     sequence.statistics.clock = lambda: world.now
     chances = Chances(costs.chances)
     if controller is None:
-        adaptive = Adaptive(costs, None, chances, max_ahead > 0)
+        adaptive = Adaptive(Concert(costs), None, chances, max_ahead > 0)
         controller = adaptive if num_draft_tokens is None else Fixed(num_draft_tokens)
     target = NearTarget(world, costs)
     speculation = Speculation(cast(DraftClient, FarDraft(world, costs)), max_ahead, 0, None, chances)

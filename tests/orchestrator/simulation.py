@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from orchestrator.concert import Concert
 from orchestrator.controller import Adaptive, Controller, Fixed
 from orchestrator.costs import Costs
 from specdec.gathering import Gathering
@@ -37,6 +38,7 @@ class Place:
     knee_rows: float = 200.0  # beyond so many rows a pass takes as many times longer
     draft_knee_rows: float = 400.0
     noise: float = 0.05
+    contention: float = 0.0  # a pass takes so much longer while the draft works, and a draft step while the target does
     draft_dead: bool = False
 
     def pass_s(self, rows: int) -> float:
@@ -118,6 +120,8 @@ class Run:
         away_s = (self.place.overhead_ms + self.place.distance_ms) / 2e3
         patience_s = self._costs.patience_s(stream.depth) if self._costs else 1.0
         this = stream.round
+        if self._costs:
+            self._costs.contention.asked()
         self._at(patience_s, lambda: self._give_up(stream, this))
         if not self.place.draft_dead:
             self._at(away_s, lambda: self._arrive(stream, this))
@@ -136,7 +140,8 @@ class Run:
         self._draft_busy = bool(growing)
         if growing:
             rounds = [stream.round for stream in growing]
-            self._at(self._noisy(self.place.step_s(len(growing))), lambda: self._grown(growing, rounds))
+            step_s = self.place.step_s(len(growing)) * (1 + self.place.contention * self._target_busy)
+            self._at(self._noisy(step_s), lambda: self._grown(growing, rounds))
 
     def _grown(self, growing: list[_Stream], rounds: list[int]) -> None:
         back_s = (self.place.overhead_ms + self.place.distance_ms) / 2e3
@@ -189,7 +194,8 @@ class Run:
         if batch:
             self._rest += 1
             rows = sum(stream.depth + 1 for stream in batch)
-            pass_s, started = self._noisy(self.place.pass_s(rows)), self.now
+            pass_s = self.place.pass_s(rows) * (1 + self.place.contention * self._draft_busy)
+            pass_s, started = self._noisy(pass_s), self.now
             self._at(pass_s, lambda: self._verified(batch, rows, pass_s, started))
 
     def _rested(self, this: int) -> None:
@@ -256,9 +262,9 @@ def fixed(place: Place, num_draft_tokens: int) -> Run:
     return Run(place, lambda: Fixed(num_draft_tokens))
 
 
-def adaptive(place: Place, costs: Costs | None = None) -> Run:
-    costs = costs or Costs(MOST)
-    return Run(place, lambda: Adaptive(costs), costs)
+def adaptive(place: Place, seed: int = 0) -> Run:
+    concert = Concert(Costs(MOST))
+    return Run(place, lambda: Adaptive(concert), concert.costs, seed)
 
 
 def tokens_per_s(run: Run, warm_up: int = 40, rounds: int = 80) -> float:

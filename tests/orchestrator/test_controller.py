@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 import random
+import statistics
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.concert import Concert
 from orchestrator.controller import Adaptive, Fixed
 from orchestrator.costs import Costs
 from specdec.rounds import Budget, Timings, Verdict
@@ -45,6 +47,25 @@ def test_speculation_is_never_slower_than_the_target_alone(point):
     where = place(*point)
     alone = tokens_per_s(fixed(where, 0), 10, rounds(where.sequences))
     assert tokens_per_s(adaptive(where), 60, rounds(where.sequences)) >= 0.95 * alone
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 16])
+@pytest.mark.parametrize("contention", [0.5, 1.0])
+@pytest.mark.parametrize(("acceptance", "step"), [(0.3, 0.1), (0.6, 0.3), (0.8, 0.3)])
+def test_nor_where_drafts_slow_the_target_down(acceptance, step, contention, sequences):
+    """Draft and target share a device, and rows are dear."""
+    where = replace(place(acceptance, step, 0.0, sequences), contention=contention, knee_rows=40.0)
+    alone = tokens_per_s(fixed(where, 0), 10, rounds(sequences))
+    assert tokens_per_s(adaptive(where), 60, rounds(sequences)) >= 0.95 * alone
+
+
+def test_what_pays_only_if_all_draft_is_found():
+    """One that drafts while 15 go on unasked waits for a pass of theirs, and gains nothing."""
+    where = Place(0.6, step_ms=6.0, sequences=16, knee_rows=40.0)
+    alone = tokens_per_s(fixed(where, 0))
+    rates = [tokens_per_s(adaptive(where, seed=seed), 60, 120) / alone for seed in range(3)]
+    print(rates)
+    assert statistics.median(rates) > 1.1
 
 
 def test_it_comes_close_to_the_best_number_that_could_have_been_chosen_beforehand():
@@ -125,15 +146,16 @@ def test_a_dead_draft_costs_next_to_nothing():
 def test_what_all_requests_learnt_is_there_for_the_next():
     """With a draft that guesses nothing, short requests after the first ones hardly draft at all."""
     costs, where = Costs(MOST), Place(acceptance=0.0)
-    Run(where, lambda: Adaptive(costs), costs).on(200)
-    depths = [Run(where, lambda: Adaptive(costs), costs, seed).on(30).depths[0] for seed in range(20)]
+    concert = Concert(costs)
+    Run(where, lambda: Adaptive(concert), costs).on(200)
+    depths = [Run(where, lambda: Adaptive(concert), costs, seed).on(30).depths[0] for seed in range(20)]
     assert sum(map(sum, depths)) < 0.15 * sum(map(len, depths))
 
 
 def replayed(tokens: list[int]) -> list[Budget]:
     """The budgets of a controller whose proposals are made of ``tokens``; the same fate, whatever they are."""
     costs = Costs(MOST)
-    controller, chance, budgets = Adaptive(costs), random.Random(3), []
+    controller, chance, budgets = Adaptive(Concert(costs)), random.Random(3), []
     for number in range(1, 300):
         budget = controller.budget(UNENDING)
         budgets.append(budget)
@@ -155,7 +177,7 @@ def test_the_number_depends_on_the_past_and_never_on_tokens():
 
 def test_the_tokens_in_flight_are_not_seen_when_the_next_number_is_fixed():
     """Two controllers with the same past, one of which has drafted something that is not verified yet."""
-    first, second = Adaptive(Costs(MOST)), Adaptive(Costs(MOST))
+    first, second = Adaptive(Concert(Costs(MOST))), Adaptive(Concert(Costs(MOST)))
     for number in range(1, 9):
         budgets = [controller.budget(UNENDING) for controller in (first, second)]
         assert budgets[0] == budgets[1]
@@ -164,7 +186,7 @@ def test_the_tokens_in_flight_are_not_seen_when_the_next_number_is_fixed():
             controller.observe(TokenTree.chain([1]), Verdict(number, 0, (0,), 0))
 
 
-@pytest.mark.parametrize("controller", [Fixed(4), Adaptive(Costs(MOST))])
+@pytest.mark.parametrize("controller", [Fixed(4), Adaptive(Concert(Costs(MOST)))])
 def test_never_more_than_what_remains_less_one(controller):
     for remaining in (1, 2, 3, 9):
         assert controller.budget(SimpleNamespace(remaining=remaining)).max_nodes <= remaining - 1
@@ -173,6 +195,7 @@ def test_never_more_than_what_remains_less_one(controller):
 @pytest.mark.parametrize("most", [1, 2, 64])
 def test_the_setting_is_the_most_that_is_ever_drafted(most):
     costs = Costs(most)
-    depths = Run(Place(0.95, step_ms=0.2), lambda: Adaptive(costs), costs).on(300).depths[0]
+    concert = Concert(costs)
+    depths = Run(Place(0.95, step_ms=0.2), lambda: Adaptive(concert), costs).on(300).depths[0]
     assert max(depths) <= most
     assert sum(depths) > len(depths) / 2

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.concert import Concert
 from orchestrator.controller import Adaptive, Fixed
 from orchestrator.costs import Costs
 from orchestrator.prompt_lookup import PromptLookup, Rival
@@ -59,7 +60,7 @@ def decoded(
     """A request whose output is ``text``."""
     chance, outcome = random.Random(seed), Outcome()
     lookup = PromptLookup(costs.hit_rates)
-    controller = Adaptive(costs, lookup if guesses else None)
+    controller = Adaptive(Concert(costs), lookup if guesses else None)
     sequence = SimpleNamespace(ids=[*prompt, text[0]], num_committed=1, remaining=len(text) - 1)
     unasked, number = 0, 0
     while sequence.remaining:
@@ -250,7 +251,7 @@ def test_guesses_that_fail_cost_the_draft_none_of_its_savings():
     decoded(where, *text_of("changing", 300), costs)
     costs.lookup_savings, savings = 0.5, costs.savings
     for _ in range(20):
-        costs.account_lookup(16, 1, True)
+        costs.account_lookup(16, 1, asked=True, drafting=False)
         costs.account(0, 1)
     assert costs.lookup_savings < 0
     assert costs.savings >= savings
@@ -266,7 +267,7 @@ def test_without_savings_nothing_is_guessed():
 
 def test_without_any_draft_the_target_goes_on_unasked():
     costs = Costs(8)
-    controller, unasked, asked = Adaptive(costs), 0, 0
+    controller, unasked, asked = Adaptive(Concert(costs)), 0, 0
     sequence = SimpleNamespace(remaining=1 << 30)
     for number in range(1, 400):
         controller.budget(sequence)
@@ -302,7 +303,7 @@ def test_on_a_miss_and_on_a_hit_the_better_one_is_verified(share, draft_s, beate
         timings = Timings(0, 20_000 + number % 2 + 10 * depth, 0, depth + 1, 1)
         costs.verified(depth, 0.0205, timings, 1, 1)
     lookup = PromptLookup(hit_rates(share))
-    controller = Adaptive(costs, lookup, ahead=True)
+    controller = Adaptive(Concert(costs), lookup, ahead=True)
     sequence = SimpleNamespace(ids=[*range(20), *range(10)], num_committed=10, remaining=1 << 20)
     budgets = [controller.budget(sequence) for _ in range(2)]
     assert budgets[-1].max_depth > 0, "the draft is worth its while"

@@ -1,0 +1,155 @@
+"""When the requests of this process draft, and when none does.
+
+They begin together, stop together, try together and see together what the target takes alone: a request that drafts
+while the others go on unasked waits for a whole pass of theirs in every round, and slows them down. How much each of
+them drafts is its own affair. Knows what is promised and gained; refuses to know tokens, trees and clocks: its time is
+counted in passes, of which every request takes part in one at a time.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from orchestrator.costs import Costs
+from orchestrator.promises import OFF, ON
+
+FIRST_PAUSE, _LONGEST_PAUSE = 8, 64
+"""Passes without drafts after one that did not pay, twice as many each time."""
+
+_DOUBTS = 3
+"""Passes in a row that promised too little."""
+
+_TRIAL, _TRIAL_AHEAD = 2, 4
+"""Passes of a trial; one where a single request waits for its draft, which shows at once what it takes, and more where
+nobody waits for what is grown meanwhile."""
+
+_CHECK_EVERY, _FIRST_CHECK, _CLEAR = 32, 8, 1.5
+"""Passes with drafts after which some go without, to see what the target takes alone; four times as many where
+speculation is so much faster that a mistake is unlikely, sooner at first."""
+_LONGEST_CHECK = 6
+
+_HOPELESS = 0.95
+"""The share of rounds without a tree from which there will be none of a draft that nobody waits for."""
+
+
+class Turn(Enum):
+    """What a request does in the round to come."""
+
+    REST = auto()
+    DRAFT = auto()
+    TRY = auto()
+    CHECK = auto()
+
+
+class Concert:
+    """Of all requests that choose for themselves how much to draft. ``costs`` is what they have measured."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self._now = 0.0
+        self._drafting = False
+        self._promise = 1.0  # the mean of what the requests promised last
+        self._since = 0  # the pass in which it began to draft, or to try
+        self._trial = 0  # passes that it is tried for; 0: it is not
+        self._borrowed = 0.0  # for that: see Costs
+        self._gained = 0.0  # since it began
+        self._until = 0  # before this pass nobody drafts
+        self._pause = FIRST_PAUSE
+        self._doubts = self._doubted = 0
+        self._checked = self._num_checks = 0
+        self._check: tuple[int, int] | None = None  # since when, and how many calm passes there had been
+        self.num_tried = 0
+        """Draft tokens in a round of the trial."""
+        self.waits = True
+        """In a trial: for the draft; else trees are verified if they are there."""
+
+    @property
+    def now(self) -> int:
+        """Passes so far."""
+        return int(self._now + 1e-6)
+
+    @property
+    def rests(self) -> int:
+        """Passes to come in which nobody drafts."""
+        return 0 if self._drafting or self._trial else max(0, self._until - self.now)
+
+    def turn(self, promise: float, new: bool, young: bool, depth: int) -> Turn:
+        """Of a request that promises so much if it drafts, with trees of ``depth`` nodes where nobody waits for them.
+
+        A ``young`` request tries nothing: its draft would have to take in a prompt, and it may be short. One that is
+        ``new`` and alone begins afresh, as its text is another.
+        """
+        if new and self.costs.everybody == 1:
+            self._until, self._pause = 0, FIRST_PAUSE
+        self._promise += (promise - self._promise) / self.costs.everybody
+        if self._trial and self.now >= self._since + self._trial:
+            self._trial = 0
+            if self._gained > 0:
+                self._until = 0
+        if self._trial:
+            return Turn.REST if young else Turn.TRY
+        if self._drafting:
+            return self._go_on()
+        if self.rests:
+            return Turn.REST
+        if self._promise >= ON and self.costs.savings > 0:
+            self._drafting, self._since, self._doubts = True, self.now, 0
+            self._checked, self._num_checks, self._check = self.now, 0, None
+            return Turn.DRAFT
+        return Turn.REST if young or not self._try(depth) else Turn.TRY
+
+    def booked(self, gain: float) -> None:
+        """A request gained so much in a round."""
+        self._gained += gain
+
+    def passed(self) -> None:
+        """A request has a verdict, from a pass that all of them were in."""
+        self._now += 1 / self.costs.everybody
+        self.costs.savings += self._borrowed
+        self._borrowed = 0.0
+
+    def _go_on(self) -> Turn:
+        now = self.now
+        if now != self._doubted:
+            self._doubted = now
+            self._doubts = self._doubts + 1 if self._promise < OFF else 0
+        if self._doubts >= _DOUBTS or self.costs.savings <= 0:
+            self._drafting = False
+            self._rest()
+            return Turn.REST
+        if now - self._since > _LONGEST_PAUSE:
+            self._pause = FIRST_PAUSE
+        if self._check is not None:
+            since, num_calm = self._check
+            if self.costs.contention.num_calm == num_calm and now - since < _LONGEST_CHECK:
+                return Turn.CHECK
+            self._check, self._checked = None, now
+            self._num_checks += 1
+        every = min(_CHECK_EVERY if self._promise < _CLEAR else 4 * _CHECK_EVERY, _FIRST_CHECK << self._num_checks)
+        if now - self._checked < every:
+            return Turn.DRAFT
+        self._check = now, self.costs.contention.num_calm
+        return Turn.CHECK
+
+    def _try(self, depth: int) -> bool:
+        """Rounds that wait for nobody, or that wait, for as long a draft as costs little more than the shortest."""
+        costs, rounds = self.costs, self.costs.rounds
+        dearest = rounds[0] + 1.5 * (rounds[1] - rounds[0])
+        self.num_tried = max(k for k in range(1, len(rounds)) if k == 1 or rounds[k] <= dearest)
+        self.waits = not costs.ahead or costs.misses > _HOPELESS
+        trial = _TRIAL_AHEAD
+        if self.waits:
+            trial = 1 if costs.everybody == 1 else _TRIAL
+            self._borrowed = costs.borrow(self.num_tried, trial * costs.everybody)
+        else:
+            self._borrowed = costs.borrow_unwaited(depth, trial * costs.everybody)
+        if not self._borrowed:
+            self._until = self.now + _LONGEST_PAUSE
+            return False
+        self._trial, self._since, self._gained = trial, self.now, 0.0
+        self._rest()
+        self._until += trial
+        return True
+
+    def _rest(self) -> None:
+        self._until, self._pause = self.now + self._pause, min(2 * self._pause, _LONGEST_PAUSE)

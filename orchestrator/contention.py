@@ -1,0 +1,60 @@
+"""How much of a pass's time is left when no draft is being made: less than all where draft and target share a device.
+
+Knows passes and how many sequences asked for drafts; refuses to know why they did.
+"""
+
+from __future__ import annotations
+
+import math
+
+_GAIN, _MOST_NEWS, _NOISE = 0.2, 0.3, 0.03
+_CALM = 2
+"""So many passes after the last draft still tell what drafts cost. Later ones may be faster for other reasons."""
+
+_FADE = 0.998
+"""What is known of it fades by this with every pass without drafts: it may have changed meanwhile."""
+
+
+class Contention:
+    """By the number of sequences (within a factor of two) that share the target.
+
+    ``ahead``: a draft of which nothing more is asked still uses up what it was granted.
+    """
+
+    def __init__(self, ahead: bool = False) -> None:
+        self._still_drafting = int(ahead)  # passes after the last draft that was asked for
+        self._logs: dict[int, float] = {}
+        self._asked = 0  # drafts since the last pass
+        self._calm = 1 << 30  # passes in a row in which nobody asked for one
+        self.num_calm = 0
+        """Passes without drafts, right after some with drafts."""
+
+    def asked(self) -> None:
+        """A draft is asked for, or has come: it was being made until now."""
+        self._asked += 1
+
+    def share(self, everybody: int) -> float:
+        """Of a pass's time with drafts, without."""
+        return math.exp(min(0.0, self._logs.get(everybody.bit_length(), 0.0) + _NOISE))
+
+    def with_drafts(self, pass_s: float, usual_s: float | None, num_drawn: int, everybody: int) -> float:
+        """What a pass of ``num_drawn`` sequences, which took ``pass_s``, would have taken with drafts of all of them.
+
+        ``usual_s``: what such a pass takes with drafts as a rule, None while that is not known.
+        """
+        asked, self._asked = self._asked, 0
+        if asked:
+            self._calm = 0
+            return pass_s / math.pow(self.share(everybody), 1.0 - min(1.0, asked / num_drawn))
+        self._calm += 1
+        size = everybody.bit_length()
+        known = self._logs.get(size, 0.0)
+        num_calm = self._calm - self._still_drafting
+        if 0 < num_calm <= _CALM:
+            self.num_calm += 1
+            if usual_s is not None:
+                news = math.log(pass_s / usual_s) - known
+                self._logs[size] = known + _GAIN * max(-_MOST_NEWS, min(_MOST_NEWS, news))
+        elif num_calm > 0:
+            self._logs[size] = known * _FADE
+        return pass_s / self.share(everybody)

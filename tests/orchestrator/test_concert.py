@@ -1,0 +1,109 @@
+"""Requests begin, stop, try and look together, and a trial is paid for before it begins."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.concert import FIRST_PAUSE, Concert, Turn
+from orchestrator.costs import Costs
+from specdec.rounds import Timings
+
+
+def concert_of(sequences: int = 4, ahead: bool = False) -> Concert:
+    """Where rounds are known: a pass of 20 ms, 2 ms for a draft token."""
+    costs = Costs(8, ahead)
+    for number in range(40):
+        depth = number % 3
+        if depth:
+            costs.drafted(depth, 0.002 * depth)
+        rows = sequences * (depth + 1)
+        costs.verified(depth, 0.0205, Timings(0, 20_000 + number, 0, rows, sequences), 1, sequences)
+    assert costs.known
+    return Concert(costs)
+
+
+def turns(concert: Concert, promise: float, young: bool = False) -> list[Turn]:
+    """Of all requests for one pass, which is then over."""
+    found = [concert.turn(promise, new=False, young=young, depth=4) for _ in range(concert.costs.everybody)]
+    for _ in found:
+        concert.passed()
+    return found
+
+
+def test_all_begin_together_once_the_mean_of_their_promises_is_worth_it():
+    concert = concert_of()
+    assert turns(concert, 1.5) == [Turn.DRAFT] * 4
+
+
+def test_all_try_together_and_then_rest_twice_as_long_each_time():
+    concert = concert_of()
+    seen = [turns(concert, 0.5) for _ in range(200)]
+    assert all(len(set(each)) == 1 for each in seen)
+    tried = [number for number, each in enumerate(seen) if each[0] is Turn.TRY]
+    assert tried[:10] == [0, 1, 10, 11, 28, 29, 62, 63, 128, 129]
+
+
+def test_a_trial_is_paid_for_when_it_begins_and_given_back_when_it_is_booked():
+    concert = concert_of()
+    before = concert.costs.savings
+    concert.turn(0.5, new=False, young=False, depth=4)
+    assert concert.costs.savings < before
+    concert.passed()
+    assert concert.costs.savings == before
+
+
+def test_what_cannot_be_paid_for_is_not_tried():
+    concert = concert_of()
+    concert.costs.savings = 0.0
+    assert turns(concert, 0.5) == [Turn.REST] * 4
+    assert concert.rests > FIRST_PAUSE
+
+
+def test_a_gain_ends_the_rest_after_a_trial():
+    concert = concert_of()
+    for _ in range(2):
+        assert turns(concert, 0.9)[0] is Turn.TRY
+        concert.booked(0.1)
+    assert turns(concert, 0.9)[0] is Turn.TRY
+
+
+def test_who_has_just_begun_tries_nothing_but_drafts_with_the_others():
+    concert = concert_of()
+    assert turns(concert, 0.5, young=True) == [Turn.REST] * 4
+    assert concert.turn(0.5, new=False, young=False, depth=4) is Turn.TRY
+    assert concert.turn(0.5, new=False, young=True, depth=4) is Turn.REST
+    other = concert_of()
+    assert turns(other, 1.5, young=True) == [Turn.DRAFT] * 4
+
+
+def test_all_stop_together_after_three_passes_that_promise_too_little():
+    concert = concert_of()
+    for _ in range(3):
+        turns(concert, 1.5)
+    seen = [turns(concert, 0.5)[-1] for _ in range(6)]
+    assert Turn.REST in seen[2:]
+    assert turns(concert, 0.5) == [Turn.REST] * 4
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_all_look_at_the_target_alone_together_until_it_was_seen(ahead):
+    concert = concert_of(ahead=ahead)
+    seen = []
+    for number in range(70):
+        found = turns(concert, 1.3)
+        seen.append(found[0])
+        assert len(set(found)) == 1
+        if found[0] is Turn.DRAFT:
+            concert.costs.contention.asked()
+        timings = Timings(0, 20_000 + number, 0, 4, 4)
+        concert.costs.went_on(timings, 4)
+    lengths = [len(run) for run in "".join("c" if each is Turn.CHECK else " " for each in seen).split()]
+    assert len(lengths) == 3, "after 8, 16 and 32 passes"
+    assert set(lengths) == {1 + ahead}
+
+
+def test_who_is_new_and_alone_begins_afresh():
+    concert = concert_of(1)
+    turns(concert, 0.5)
+    assert turns(concert, 0.5) == [Turn.REST]
+    assert concert.turn(1.5, new=True, young=True, depth=4) is Turn.DRAFT
