@@ -1,13 +1,14 @@
 """When the requests of this process draft, and when none does.
 
 They begin together, stop together, try together and see together what the target takes alone: a request that drafts
-while the others go on unasked waits for a whole pass of theirs in every round, and slows them down. How much each of
-them drafts is its own affair. Knows what is promised and gained; refuses to know tokens, trees and clocks: its time is
-counted in passes, of which every request takes part in one at a time.
+while the others go on unasked waits for a whole pass of theirs in every round, and slows them down; one that drafts
+less than the others waits for their drafts. Knows what is promised and gained; refuses to know tokens, trees and
+clocks: its time is counted in passes, of which every request takes part in one at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, auto
 
 from orchestrator.costs import Costs
@@ -28,6 +29,9 @@ _CHECK_EVERY, _FIRST_CHECK, _CLEAR = 32, 8, 1.5
 speculation is so much faster that a mistake is unlikely, sooner at first."""
 _LONGEST_CHECK = 6
 
+_FIRST, _STAY = 4, 0.98
+"""Draft tokens at first; a number that promises this share of the best one's is kept."""
+
 _HOPELESS = 0.95
 """The share of rounds without a tree from which there will be none of a draft that nobody waits for."""
 
@@ -46,42 +50,42 @@ class Concert:
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
-        self._now = 0.0
+        self.now = 0
+        """The pass that the quickest of them is in."""
         self._drafting = False
         self._promise = 1.0  # the mean of what the requests promised last
+        self._promised = [1.0] * (1 + costs.most)  # the same by the number of draft tokens, if they are waited for
         self._since = 0  # the pass in which it began to draft, or to try
         self._trial = 0  # passes that it is tried for; 0: it is not
         self._borrowed = 0.0  # for that: see Costs
         self._gained = 0.0  # since it began
         self._until = 0  # before this pass nobody drafts
         self._pause = FIRST_PAUSE
-        self._doubts = self._doubted = 0
+        self._doubts = self._reviewed = 0
         self._checked = self._num_checks = 0
         self._check: tuple[int, int] | None = None  # since when, and how many calm passes there had been
-        self.num_tried = 0
-        """Draft tokens in a round of the trial."""
+        self.num_draft_tokens = 0
+        """Of everybody, where somebody drafts: who drafts less than the others would wait for them."""
         self.waits = True
         """In a trial: for the draft; else trees are verified if they are there."""
-
-    @property
-    def now(self) -> int:
-        """Passes so far."""
-        return int(self._now + 1e-6)
 
     @property
     def rests(self) -> int:
         """Passes to come in which nobody drafts."""
         return 0 if self._drafting or self._trial else max(0, self._until - self.now)
 
-    def turn(self, promise: float, new: bool, young: bool, depth: int) -> Turn:
-        """Of a request that promises so much if it drafts, with trees of ``depth`` nodes where nobody waits for them.
+    def turn(self, promise: float, promised: Sequence[float], new: bool, young: bool, depth: int) -> Turn:
+        """Of a request that promises so much if it drafts: ``promised`` by the number of draft tokens that it waits
+        for, or with trees of ``depth`` nodes that nobody waits for.
 
         A ``young`` request tries nothing: its draft would have to take in a prompt, and it may be short. One that is
         ``new`` and alone begins afresh, as its text is another.
         """
         if new and self.costs.everybody == 1:
             self._until, self._pause = 0, FIRST_PAUSE
-        self._promise += (promise - self._promise) / self.costs.everybody
+        weight = 1 / self.costs.everybody
+        self._promise += weight * (promise - self._promise)
+        self._promised = [mean + weight * (one - mean) for mean, one in zip(self._promised, promised, strict=True)]
         if self._trial and self.now >= self._since + self._trial:
             self._trial = 0
             if self._gained > 0:
@@ -93,7 +97,8 @@ class Concert:
         if self.rests:
             return Turn.REST
         if self._promise >= ON and self.costs.savings > 0:
-            self._drafting, self._since, self._doubts = True, self.now, 0
+            self._drafting, self._since, self._doubts, self._reviewed = True, self.now, 0, self.now
+            self.num_draft_tokens = min(self._best, _FIRST)
             self._checked, self._num_checks, self._check = self.now, 0, None
             return Turn.DRAFT
         return Turn.REST if young or not self._try(depth) else Turn.TRY
@@ -102,17 +107,22 @@ class Concert:
         """A request gained so much in a round."""
         self._gained += gain
 
-    def passed(self) -> None:
-        """A request has a verdict, from a pass that all of them were in."""
-        self._now += 1 / self.costs.everybody
+    def passed(self, before: int) -> int:
+        """A request has a verdict, ``before`` being the pass that it was in when it had one last. Returns the pass that
+        it is in now: all of one target are in the same, and nobody stays behind."""
+        self.now = max(self.now, before + 1)
         self.costs.savings += self._borrowed
         self._borrowed = 0.0
+        return self.now
 
     def _go_on(self) -> Turn:
         now = self.now
-        if now != self._doubted:
-            self._doubted = now
+        if now != self._reviewed:
+            self._reviewed = now
             self._doubts = self._doubts + 1 if self._promise < OFF else 0
+            best, kept = self._best, self.num_draft_tokens
+            if abs(best - kept) > 1 or self._promised[kept] <= _STAY * self._promised[best]:
+                self.num_draft_tokens = min(best, kept + 1)  # up step by step, each measured before the next
         if self._doubts >= _DOUBTS or self.costs.savings <= 0:
             self._drafting = False
             self._rest()
@@ -131,16 +141,20 @@ class Concert:
         self._check = now, self.costs.contention.num_calm
         return Turn.CHECK
 
+    @property
+    def _best(self) -> int:
+        return self._promised.index(max(self._promised[1:]), 1)
+
     def _try(self, depth: int) -> bool:
         """Rounds that wait for nobody, or that wait, for as long a draft as costs little more than the shortest."""
         costs, rounds = self.costs, self.costs.rounds
         dearest = rounds[0] + 1.5 * (rounds[1] - rounds[0])
-        self.num_tried = max(k for k in range(1, len(rounds)) if k == 1 or rounds[k] <= dearest)
+        self.num_draft_tokens = max(k for k in range(1, len(rounds)) if k == 1 or rounds[k] <= dearest)
         self.waits = not costs.ahead or costs.misses > _HOPELESS
         trial = _TRIAL_AHEAD
         if self.waits:
             trial = 1 if costs.everybody == 1 else _TRIAL
-            self._borrowed = costs.borrow(self.num_tried, trial * costs.everybody)
+            self._borrowed = costs.borrow(self.num_draft_tokens, trial * costs.everybody)
         else:
             self._borrowed = costs.borrow_unwaited(depth, trial * costs.everybody)
         if not self._borrowed:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 
 _GAIN, _MOST_NEWS, _NOISE = 0.2, 0.3, 0.03
-_CALM = 2
-"""So many passes after the last draft still tell what drafts cost. Later ones may be faster for other reasons."""
+_FEW, _CALM = 0.2, 2
+"""A pass is calm where a smaller share drafts; and so many after the last other one tell what drafts cost. Later ones
+may be faster for other reasons."""
 
 _FADE = 0.998
 """What is known of it fades by this with every pass without drafts: it may have changed meanwhile."""
@@ -25,7 +26,7 @@ class Contention:
         self._still_drafting = int(ahead)  # passes after the last draft that was asked for
         self._logs: dict[int, float] = {}
         self._asked = 0  # drafts since the last pass
-        self._calm = 1 << 30  # passes in a row in which nobody asked for one
+        self._calm = 1 << 30  # passes in a row
         self.num_calm = 0
         """Passes without drafts, right after some with drafts."""
 
@@ -43,10 +44,11 @@ class Contention:
         ``usual_s``: what such a pass takes with drafts as a rule, None while that is not known.
         """
         asked, self._asked = self._asked, 0
-        if asked:
-            self._calm = 0
-            return pass_s / math.pow(self.share(everybody), 1.0 - min(1.0, asked / num_drawn))
-        self._calm += 1
+        # Whoever is not in the pass may be waiting for a draft.
+        drafting = min(1.0, asked / num_drawn + max(0, everybody - num_drawn) / everybody)
+        self._calm = self._calm + 1 if drafting < _FEW else 0
+        if not self._calm:
+            return pass_s / math.pow(self.share(everybody), 1.0 - drafting)
         size = everybody.bit_length()
         known = self._logs.get(size, 0.0)
         num_calm = self._calm - self._still_drafting

@@ -19,10 +19,14 @@ from specdec.rounds import Budget, Verdict
 from specdec.tree import TokenTree
 
 _FIRST = 4
-"""Draft tokens while nothing is known, and when it begins."""
+"""Draft tokens while nothing is known."""
 
 _STAY = 0.98
-"""A number of draft tokens that promises this share of the best one's is kept."""
+"""To wait or not to wait is kept where it promises this share of the other."""
+
+_SLOWER, _DOUBTS = 0.93, 3
+_LEAVE, _LONGEST_LEAVE = 64, 256
+"""A text that promises less than this for so many rounds goes without while others draft, for so many passes."""
 
 _MOST_RUN_ON = 32
 """Unasked tokens: what a slow client has not read of them stays here."""
@@ -64,7 +68,8 @@ class Fixed:
 
 
 class Adaptive:
-    """As many as promise the most tokens per second, when all requests draft (orchestrator.concert).
+    """Draft tokens where they promise more tokens per second, as many and at the same time as all requests
+    (orchestrator.concert).
 
     Where a draft grows ahead and nothing was foreseen, a round waits for it or goes on alone, whichever promises more.
     What a trial loses, and what is lost where a promise is not kept, is booked in an account that all requests share
@@ -92,6 +97,10 @@ class Adaptive:
         self._asked = 0  # draft tokens that this round waits for
         self._num_rounds = 0
         self._turn = Turn.REST
+        self._pass = concert.now
+        self._doubts = 0  # rounds in a row in which this text promised less than the target alone
+        self._leave = _LEAVE  # passes that it will then go without
+        self._back = 0  # the pass in which it drafts with the others again
         self._num_missed = 0  # rounds in a row that asked for a draft in vain, while nothing is known
         self._without = 0  # rounds that it still does without because of that
         self._unasked = 0  # rounds to come that the target may make unasked
@@ -113,7 +122,7 @@ class Adaptive:
         return budget
 
     def observe(self, tree: TokenTree, verdict: Verdict) -> None:
-        self._concert.passed()
+        self._pass = self._concert.passed(self._pass)
         taken = None
         if self._guesses:
             self._guesses.observe(tree, verdict)
@@ -146,30 +155,37 @@ class Adaptive:
         return min((0, _FIRST, 1)[self._num_rounds % 3], self._costs.most)
 
     def _choose(self) -> int:
-        drafting, now = self._turn in (Turn.DRAFT, Turn.CHECK), self._num_draft_tokens
+        drafting = self._turn in (Turn.DRAFT, Turn.CHECK)
+        if self._concert.now < self._back:
+            return 0
         promised = self._promised()
-        promise = max(promised[1:])
-        best = promised.index(promise, 1)
+        promise, alone = max(promised[1:]), 0.0
         if self._ahead:
             alone = self._promised_alone()
             # Either is kept where the other promises little more.
             self._waits = promise > alone * (_STAY if drafting and self._waits else 1 / _STAY)
             promise = max(promise, alone)
         young = self._num_rounds <= FIRST_PAUSE
-        self._turn = self._concert.turn(promise, self._num_rounds == 1, young, self._depth)
+        self._turn = self._concert.turn(promise, promised, self._num_rounds == 1, young, self._depth)
         if self._turn is Turn.REST:
             if drafting:
                 # What was learnt on this text will be old when it is tried again.
                 self._chances.forget()
             return 0
+        num_draft_tokens = self._concert.num_draft_tokens
         if self._turn is Turn.TRY:
             self._waits = self._concert.waits or not self._ahead
-            return self._concert.num_tried
-        if not drafting:
-            return min(best, _FIRST)
-        if abs(best - now) <= 1 and promised[now] > _STAY * promised[best]:
-            return now
-        return min(best, now + 1)  # up step by step, each measured before the next
+            return num_draft_tokens
+        return 0 if self._leaves(max(promised[num_draft_tokens], alone)) else num_draft_tokens
+
+    def _leaves(self, promise: float) -> bool:
+        """To draft with the others is not for this text."""
+        self._doubts = self._doubts + 1 if promise < _SLOWER else 0
+        if self._doubts < _DOUBTS:
+            return False
+        self._doubts, self._turn = 0, Turn.REST
+        self._back, self._leave = self._concert.now + self._leave, min(2 * self._leave, _LONGEST_LEAVE)
+        return True
 
     def _promised(self) -> list[float]:
         """By the number of draft tokens that are waited for, where nothing was foreseen."""
@@ -210,11 +226,17 @@ class Adaptive:
             most = self._guesses.grant(sequence, num_draft_tokens > 0, beaten)
         run_on = 0
         if not num_draft_tokens and self._turn is not Turn.CHECK:
-            rests = max(self._concert.rests - 1, FIRST_PAUSE - self._num_rounds) if self._costs.known else self._without
-            run_on = _run_on(min(rests, most), sequence)
+            run_on = _run_on(min(self._rests, most), sequence)
         if self._guesses:
             self._guesses.goes_on(run_on)
         return run_on
+
+    @property
+    def _rests(self) -> int:
+        """Rounds after the one to come that have no draft."""
+        if not self._costs.known:
+            return self._without
+        return max(self._concert.rests - 1, self._back - self._concert.now - 1, FIRST_PAUSE - self._num_rounds)
 
     def _beaten(self, num_draft_tokens: int, promise: float) -> Rival:
         """The best of what promises less than a guess that promises so much."""

@@ -27,7 +27,7 @@ from bench.peers.services import Services
 from bench.peers.transformers_peers import TransformersPair
 
 _OUR_DRAFT_TOKENS = (4, 6, 8)
-_PROMPT = 64  # tokens
+_PROMPT, _PREFIX = 64, 1000  # tokens
 
 _QUICK_S, _QUICK_RATE = 120.0, 28.0
 """What is to be quick takes so long at most, and all of it where generate makes so many tokens per second."""
@@ -59,6 +59,8 @@ class Plan:
     """Outputs of a batch that are compared with generate's, per repetition: each of them costs a generate."""
     longest: int
     """Prompt for the time to first token beside a prefill."""
+    prefix: int
+    """Tokens that two prompts have in common."""
     threads: Sequence[int]
     limit_s: float = math.inf
     """Batches that would take longer are left out."""
@@ -75,8 +77,8 @@ class Plan:
         """What is None is measured in full."""
         sections, counts, of_each = only or tuple(Section), streams or BATCHES, threads or THREADS
         if quick:
-            return Plan(sections, counts, 1, 1, 48, 24, 24, 8, False, 1, longest, of_each, _QUICK_S)
-        return Plan(sections, counts, repeats, max(1, repeats - 2), 64, 48, 48, 24, True, 2, longest, of_each)
+            return Plan(sections, counts, 1, 1, 48, 24, 24, 8, False, 1, longest, _PREFIX, of_each, _QUICK_S)
+        return Plan(sections, counts, repeats, max(1, repeats - 2), 64, 48, 48, 24, True, 2, longest, _PREFIX, of_each)
 
     def fitting(self, tokens_per_s: float) -> Plan:
         """For a machine on which generate is so fast: what is to be quick has fewer tokens on a slow one."""
@@ -90,6 +92,7 @@ class Plan:
             calibration_tokens=max(6, int(share * self.calibration_tokens)),
             batch_calibration_tokens=max(4, int(share * self.batch_calibration_tokens)),
             longest=max(1000, int(share * self.longest)),
+            prefix=max(400, int(share * self.prefix)),
         )
 
 
@@ -188,7 +191,7 @@ async def compare(
             prompts,
             [Settings(threads, _OUR_DRAFT_TOKENS[0]) for threads in services.threads],
             short_length=_PROMPT,
-            prefix_length=1000,
+            prefix_length=plan.prefix,
             long_length=plan.longest,
             repeats=min(plan.repeats, 3),
             report=report,

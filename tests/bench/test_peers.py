@@ -61,6 +61,7 @@ async def test_ratios_come_out_of_real_services(small_pair, tmp_path):
         thorough=False,
         num_compared=2,
         longest=1200,
+        prefix=1000,
         threads=(1,),
     )
     shown: list[str] = []
@@ -116,6 +117,7 @@ def test_what_is_to_be_quick_has_fewer_tokens_on_a_slow_machine() -> None:
     slow = quick.fitting(7.0)
     assert slow.single_tokens < quick.single_tokens
     assert slow.longest < quick.longest
+    assert slow.prefix < quick.prefix
     assert quick.fitting(100.0) == quick
     assert full.fitting(1.0) == full
     assert quick.fitting(0.1).batch_calibration_tokens > 0

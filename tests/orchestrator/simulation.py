@@ -40,6 +40,10 @@ class Place:
     noise: float = 0.05
     contention: float = 0.0  # a pass takes so much longer while the draft works, and a draft step while the target does
     draft_dead: bool = False
+    odd_acceptance: float | None = None  # of every second sequence, if it is another
+
+    def acceptance_of(self, index: int) -> float:
+        return self.acceptance if self.odd_acceptance is None or index % 2 == 0 else self.odd_acceptance
 
     def pass_s(self, rows: int) -> float:
         return self.pass_ms * max(1.0, 0.9 + 0.1 * rows / self.knee_rows, rows / self.knee_rows) / 1e3
@@ -225,11 +229,13 @@ class Run:
         self._pass()
 
     def _commit(self, stream: _Stream, timings: Timings, asked: bool, goes_on: bool) -> None:
-        right = 0
-        while right < stream.depth and self._random.random() < self.place.acceptance:
+        right, acceptance = 0, self.place.acceptance_of(stream.index)
+        while right < stream.depth and self._random.random() < acceptance:
             right += 1
         # What is to be expected, not what came: the same with less noise.
-        self.tokens += sum(self.place.acceptance**depth for depth in range(stream.depth + 1))
+        tokens = sum(acceptance**depth for depth in range(stream.depth + 1))
+        self.tokens += tokens
+        stream.tokens += tokens
         if self._costs and asked:
             num_passes = self._num_passes - stream.passes
             self._costs.verified(stream.depth, self.now - stream.since, timings, num_passes, len(self.streams))
@@ -250,7 +256,7 @@ class _Stream:
         self.index = index
         self.controller = controller
         self.round = self.depth = self.left = self.passes = self.unasked = 0
-        self.since = self.queued = 0.0
+        self.since = self.queued = self.tokens = 0.0
         self.submitted = self.ended = False
         self.asked = True
 

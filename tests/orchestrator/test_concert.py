@@ -24,9 +24,10 @@ def concert_of(sequences: int = 4, ahead: bool = False) -> Concert:
 
 def turns(concert: Concert, promise: float, young: bool = False) -> list[Turn]:
     """Of all requests for one pass, which is then over."""
-    found = [concert.turn(promise, new=False, young=young, depth=4) for _ in range(concert.costs.everybody)]
-    for _ in found:
-        concert.passed()
+    promised = [1.0, *[promise] * 8]
+    found = [concert.turn(promise, promised, new=False, young=young, depth=4) for _ in range(concert.costs.everybody)]
+    before = concert.now
+    assert [concert.passed(before) for _ in found] == [before + 1] * len(found)
     return found
 
 
@@ -46,9 +47,9 @@ def test_all_try_together_and_then_rest_twice_as_long_each_time():
 def test_a_trial_is_paid_for_when_it_begins_and_given_back_when_it_is_booked():
     concert = concert_of()
     before = concert.costs.savings
-    concert.turn(0.5, new=False, young=False, depth=4)
+    concert.turn(0.5, [0.5] * 9, new=False, young=False, depth=4)
     assert concert.costs.savings < before
-    concert.passed()
+    concert.passed(0)
     assert concert.costs.savings == before
 
 
@@ -70,8 +71,8 @@ def test_a_gain_ends_the_rest_after_a_trial():
 def test_who_has_just_begun_tries_nothing_but_drafts_with_the_others():
     concert = concert_of()
     assert turns(concert, 0.5, young=True) == [Turn.REST] * 4
-    assert concert.turn(0.5, new=False, young=False, depth=4) is Turn.TRY
-    assert concert.turn(0.5, new=False, young=True, depth=4) is Turn.REST
+    assert concert.turn(0.5, [0.5] * 9, new=False, young=False, depth=4) is Turn.TRY
+    assert concert.turn(0.5, [0.5] * 9, new=False, young=True, depth=4) is Turn.REST
     other = concert_of()
     assert turns(other, 1.5, young=True) == [Turn.DRAFT] * 4
 
@@ -102,8 +103,18 @@ def test_all_look_at_the_target_alone_together_until_it_was_seen(ahead):
     assert set(lengths) == {1 + ahead}
 
 
+def test_whose_target_is_slower_is_in_the_pass_of_the_quickest():
+    concert, slow, quick = concert_of(), 0, 0
+    for number in range(1, 20):
+        quick = concert.passed(quick)
+        assert quick == number
+        if number % 3 == 0:
+            slow = concert.passed(slow)
+            assert slow == quick
+
+
 def test_who_is_new_and_alone_begins_afresh():
     concert = concert_of(1)
     turns(concert, 0.5)
     assert turns(concert, 0.5) == [Turn.REST]
-    assert concert.turn(1.5, new=True, young=True, depth=4) is Turn.DRAFT
+    assert concert.turn(1.5, [1.5] * 9, new=True, young=True, depth=4) is Turn.DRAFT

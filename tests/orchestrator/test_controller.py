@@ -68,6 +68,18 @@ def test_what_pays_only_if_all_draft_is_found():
     assert statistics.median(rates) > 1.1
 
 
+def test_a_text_that_no_draft_foresees_is_not_held_up_by_those_that_draft():
+    where = Place(0.85, sequences=8, knee_rows=60.0, odd_acceptance=0.1)
+    alone = tokens_per_s(fixed(where, 0)) / 8
+    run = adaptive(where).on(60)
+    before, since = [stream.tokens for stream in run.streams], run.now
+    run.on(160)
+    rates = [(stream.tokens - one) / (run.now - since) / alone for stream, one in zip(run.streams, before, strict=True)]
+    print(rates)
+    assert min(rates[1::2]) >= 0.95
+    assert min(rates[::2]) > 1.8
+
+
 def test_it_comes_close_to_the_best_number_that_could_have_been_chosen_beforehand():
     """Within a tenth nearly everywhere. Where it is not, drafts take many passes, so that to find out takes long."""
     shares = {}
