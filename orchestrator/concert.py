@@ -135,7 +135,7 @@ class Concert:
                 return Turn.CHECK
             self._check, self._checked = None, now
             self._num_checks += 1
-        every = min(_CHECK_EVERY if self._promise < _CLEAR else 4 * _CHECK_EVERY, _FIRST_CHECK << self._num_checks)
+        every = min(_CHECK_EVERY if self._promise < _CLEAR else 4 * _CHECK_EVERY, _FIRST_CHECK << min(self._num_checks, 4))
         if now - self._checked < every:
             return Turn.DRAFT
         self._check = now, self.costs.contention.num_calm
