@@ -135,8 +135,8 @@ class Concert:
                 return Turn.CHECK
             self._check, self._checked = None, now
             self._num_checks += 1
-        every = min(_CHECK_EVERY if self._promise < _CLEAR else 4 * _CHECK_EVERY, _FIRST_CHECK << min(self._num_checks, 4))
-        if now - self._checked < every:
+        every = _CHECK_EVERY if self._promise < _CLEAR else 4 * _CHECK_EVERY
+        if now - self._checked < min(every, _FIRST_CHECK << min(self._num_checks, 4)):
             return Turn.DRAFT
         self._check = now, self.costs.contention.num_calm
         return Turn.CHECK
