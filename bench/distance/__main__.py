@@ -30,7 +30,7 @@ from specdec.processes import StartError
 
 _COSTS = TableCosts()
 
-_QUICK_TOKENS, _QUICK_RATE, _FEWEST = 80, 20.0, 24
+_QUICK_TOKENS, _QUICK_RATE, _FEWEST = 80, 24.0, 24
 """What is to be quick has so many tokens a run where the target alone makes so many per second, and fewer where it is
 slower."""
 _RATE_TOKENS = 16
