@@ -26,7 +26,7 @@ nobody waits for what is grown meanwhile."""
 
 _CHECK_EVERY, _FIRST_CHECK, _CLEAR = 32, 8, 1.5
 """Passes with drafts after which some go without, to see what the target takes alone; four times as many where
-speculation is so much faster that a mistake is unlikely, sooner at first."""
+speculation is so much faster that a mistake is unlikely, sooner at first where several may slow each other down."""
 _LONGEST_CHECK = 6
 
 _FIRST, _STAY = 4, 0.98
@@ -136,7 +136,9 @@ class Concert:
             self._check, self._checked = None, now
             self._num_checks += 1
         every = _CHECK_EVERY if self._promise < _CLEAR else 4 * _CHECK_EVERY
-        if now - self._checked < min(every, _FIRST_CHECK << min(self._num_checks, 4)):
+        if self.costs.everybody > 1:
+            every = min(every, _FIRST_CHECK << min(self._num_checks, 4))
+        if now - self._checked < every:
             return Turn.DRAFT
         self._check = now, self.costs.contention.num_calm
         return Turn.CHECK
