@@ -74,7 +74,7 @@ def bench(context: typer.Context, name: Bench) -> None:
 
     Own flags follow; needs a checkout of the repository.
     """
-    os.execv(sys.executable, [sys.executable, "-m", f"bench.{name.value}", *context.args])
+    _exec_bench(f"bench.{name.value}", context.args)
 
 
 app.command()(plan)
@@ -83,7 +83,7 @@ app.command()(plan)
 @app.command(context_settings=PASS_ON)
 def chaos(context: typer.Context) -> None:
     """Break a deployment on purpose, row by row of the fault table (chaos --help). Needs a checkout."""
-    os.execv(sys.executable, [sys.executable, "-m", "bench.chaos", *context.args])
+    _exec_bench("bench.chaos", context.args)
 
 
 @app.command()
@@ -251,6 +251,16 @@ def doctor(
 
 app.command()(certificates)
 app.command()(key)
+
+
+def _exec_bench(module: str, arguments: list[str]) -> None:
+    """Become a module of the repository's own, wherever the caller stands. Raises typer.Exit where there is none."""
+    checkout = Path(__file__).resolve().parent.parent
+    if not (checkout / "bench").is_dir():
+        print("specdec: benchmarks are in the repository alone; install it with pip install -e", file=sys.stderr)
+        raise typer.Exit(1)
+    path = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
+    os.execve(sys.executable, [sys.executable, "-m", module, *arguments], {**os.environ, "PYTHONPATH": path})
 
 
 def _bias(text: str) -> tuple[int, float]:

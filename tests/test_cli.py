@@ -27,13 +27,16 @@ TOKENIZER = str(ROOT / "models" / "demo" / "target")
 
 
 async def run(
-    *arguments: str, module: str = "specdec.cli", environment: dict[str, str] | None = None
+    *arguments: str,
+    module: str = "specdec.cli",
+    environment: dict[str, str] | None = None,
+    directory: Path = ROOT,
 ) -> tuple[int, str, str]:
     """Exit status, standard output, standard error."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "SPECDEC_"))}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module, *arguments),
-        cwd=ROOT,
+        cwd=directory,
         env=clean | {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"} | (environment or {}),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -47,6 +50,12 @@ def served():
     """A cluster whose models speak the demo's vocabulary, so that there is text."""
     runners = [TableRunner(vocab_size=4096, order=1, seed=1, blend=blend) for blend in (None, (2, 0.2))]
     return cluster([LmVerifier(runners[0])], [LanguageModelDrafter(runners[1])], tokenizer=TOKENIZER)
+
+
+async def test_a_benchmark_is_found_wherever_one_stands(tmp_path: Path):
+    status, out, err = await run("bench", "lookup", "--help", directory=tmp_path)
+    assert (status, err) == (0, "")
+    assert "guessing" in out
 
 
 def test_help_says_what_there_is():

@@ -29,7 +29,7 @@ from bench.peers.transformers_peers import TransformersPair
 _OUR_DRAFT_TOKENS = (4, 6, 8)
 _PROMPT, _PREFIX = 64, 1000  # tokens
 
-_QUICK_S, _QUICK_RATE = 120.0, 28.0
+_QUICK_S, _QUICK_RATE = 120.0, 16.0
 """What is to be quick takes so long at most, and all of it where generate makes so many tokens per second."""
 
 _RATE_TOKENS = 8
@@ -75,9 +75,12 @@ class Plan:
         threads: Sequence[int] | None,
     ) -> Plan:
         """What is None is measured in full."""
-        sections, counts, of_each = only or tuple(Section), streams or BATCHES, threads or THREADS
+        sections, counts = only or tuple(Section), streams or BATCHES
         if quick:
+            # Each number of threads is a set of services, which takes longer to start than all its runs.
+            of_each = threads or THREADS[-1:]
             return Plan(sections, counts, 1, 1, 48, 24, 24, 8, False, 1, longest, _PREFIX, of_each, _QUICK_S)
+        of_each = threads or THREADS
         return Plan(sections, counts, repeats, max(1, repeats - 2), 64, 48, 48, 24, True, 2, longest, _PREFIX, of_each)
 
     def fitting(self, tokens_per_s: float) -> Plan:
@@ -87,9 +90,9 @@ class Plan:
         share = min(1.0, tokens_per_s / _QUICK_RATE)
         return replace(
             self,
-            single_tokens=max(12, int(share * self.single_tokens)),
+            single_tokens=max(24, int(share * self.single_tokens)),
             batch_tokens=max(8, int(share * self.batch_tokens)),
-            calibration_tokens=max(6, int(share * self.calibration_tokens)),
+            calibration_tokens=max(10, int(share * self.calibration_tokens)),
             batch_calibration_tokens=max(4, int(share * self.batch_calibration_tokens)),
             longest=max(1000, int(share * self.longest)),
             prefix=max(400, int(share * self.prefix)),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from bench.peers.contender import Settings
+from bench.peers.contender import ADAPTIVE, Settings
 from bench.peers.latency import Latency
 from bench.peers.measuring import Row
 from bench.peers.packed import CONTEXT, ROWS, SEQUENCES, PackedResult
@@ -40,7 +40,7 @@ def contenders(rows: Sequence[Row]) -> Table:
 
 LEGEND = (
     "x peer: over the fastest of transformers; threads: of the process, or of the target + of the draft; K: draft"
-    " tokens asked for; same: outputs that are generate's, token by token (bfloat16 has near ties)"
+    " tokens asked for, auto: as many as pay; same: outputs that are generate's, token by token (bfloat16 has near ties)"
 )
 
 
@@ -51,7 +51,9 @@ def best_peer(block: Sequence[Row]) -> float | None:
 
 def _draft_tokens(row: Row) -> str:
     mean = row.figure("mean_draft_tokens")
-    return row.settings.draft_tokens + ("" if mean is None or not row.settings.draft_tokens else f" ({mean:.1f})")
+    # Shorter than its name: 80 columns are all that many terminals have.
+    asked_for = "auto" if row.settings.num_draft_tokens == ADAPTIVE else row.settings.draft_tokens
+    return asked_for + ("" if mean is None or not row.settings.draft_tokens else f" ({mean:.1f})")
 
 
 def packed_in_words(result: PackedResult) -> str:

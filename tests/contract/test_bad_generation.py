@@ -1,9 +1,8 @@
-"""Every row of the status table, provoked over gRPC at the orchestrator; it serves as before afterwards."""
+"""Whatever is wrong with a request, provoked over gRPC at the orchestrator; it serves as before afterwards."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,34 +11,17 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.message import Message
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec import rpc
-from specdec.errors import (
-    ContextExceeded,
-    DeadlineExceeded,
-    InvalidArgument,
-    NoReplica,
-    Overloaded,
-    ReplicaLost,
-    SpecdecError,
-)
+from specdec.errors import ContextExceeded, InvalidArgument, Overloaded
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import Cluster, cluster
-from tests.contract.bad import CONTEXT, INF, NAN, HeldVerifier, runner, scribble
-from tests.contract.raw import (
-    BLOCK,
-    PATIENCE_S,
-    TOKEN,
-    draft,
-    orchestrator,
-    target,
-)
-
-IDS = {"token_ids": [1, 2, 3]}
+from tests.contract.bad import CONTEXT, INF, NAN, runner, scribble
+from tests.contract.raw import BLOCK, PATIENCE_S, TOKEN
+from tests.contract.refusal import IDS, generate_request, refusal
 
 
 @asynccontextmanager
@@ -60,34 +42,6 @@ def tokenizer_file(tmp_path: Path) -> str:
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(tmp_path / "tokenizer.json"))
     return str(tmp_path / "tokenizer.json")
-
-
-def generate_request(**fields: Any) -> generation_pb2.GenerateRequest:
-    fields = {"max_tokens": 5, **fields}
-    if not {"text", "chat", "token_ids"} & fields.keys():
-        fields["token_ids"] = IDS
-    return generation_pb2.GenerateRequest(**fields)
-
-
-async def refusal(running: Cluster, message: Message | bytes, timeout_s: float = PATIENCE_S) -> SpecdecError:
-    """The error that a request ends with, from its bytes on the wire."""
-    data = message if isinstance(message, bytes) else message.SerializeToString()
-    async with rpc.channel(f"127.0.0.1:{running.orchestrator.port}") as channel:
-        call = channel.unary_stream(
-            "/specdec.v1.GenerationService/Generate",
-            response_deserializer=generation_pb2.GenerateResponse.FromString,
-        )(data, timeout=timeout_s)
-        try:
-            async for _ in call:
-                pass
-        except grpc.aio.AioRpcError as error:
-            failure = error
-        else:
-            raise AssertionError("the request was served")
-        finally:
-            call.cancel()
-    assert failure.code() not in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN), failure
-    return rpc.error_of(failure)
 
 
 BAD_VALUES: list[tuple[str, dict[str, Any]]] = [
@@ -203,100 +157,6 @@ async def test_the_last_token_of_the_context_can_be_had() -> None:
             assert len(sample.token_ids) == CONTEXT - 3
         [sample] = await running.client.generate(token_ids={"token_ids": [1] * (CONTEXT - 1)})
         assert len(sample.token_ids) == 1
-
-
-async def test_a_full_queue_is_resource_exhausted_with_a_time_to_come_back() -> None:
-    verifier = HeldVerifier(runner())
-    async with cluster([verifier], max_live_sequences=3, max_waiting_requests=0) as running:
-        verifier.gate.clear()
-        held = asyncio.create_task(running.client.generate(token_ids=IDS, n=3, max_tokens=4, seed=1))
-        async with asyncio.timeout(PATIENCE_S):
-            while running.orchestrator.live_sequences < 3:
-                await asyncio.sleep(0.01)
-        error = await refusal(running, generate_request())
-        assert isinstance(error, Overloaded)
-        assert error.retry_after_s > 0
-        verifier.gate.set()
-        assert [len(sample.token_ids) for sample in await held] == [4, 4, 4]
-        assert len((await running.client.generate(token_ids=IDS, n=3, max_tokens=4))[0].token_ids) == 4
-
-
-async def test_more_samples_than_are_ever_served_at_a_time_are_refused() -> None:
-    async with cluster([LmVerifier(runner())], max_live_sequences=3) as running:
-        assert isinstance(await refusal(running, generate_request(n=4)), Overloaded)
-
-
-async def test_the_callers_deadline_ends_the_request_and_frees_everything() -> None:
-    verifier, drafter = HeldVerifier(runner()), LanguageModelDrafter(runner(blend=(2, 0.3)))
-    async with cluster([verifier], [drafter]) as running:
-        verifier.gate.clear()
-        error = await refusal(running, generate_request(n=4), timeout_s=0.2)
-        assert isinstance(error, DeadlineExceeded)
-        async with asyncio.timeout(PATIENCE_S):
-            while running.orchestrator.live_sequences:
-                await asyncio.sleep(0.01)
-        verifier.gate.set()
-        await running.settled(PATIENCE_S)
-        assert len((await running.client.generate(token_ids=IDS, max_tokens=4))[0].token_ids) == 4
-
-
-async def test_the_servers_own_deadline_ends_the_request_and_frees_everything() -> None:
-    verifier, drafter = HeldVerifier(runner()), LanguageModelDrafter(runner(blend=(2, 0.3)))
-    async with cluster([verifier], [drafter], request_timeout_s=0.2) as running:
-        verifier.gate.clear()
-        error = await refusal(running, generate_request(n=4))
-        assert isinstance(error, DeadlineExceeded)
-        assert running.orchestrator.live_sequences == 0
-        verifier.gate.set()
-        await running.settled(PATIENCE_S)
-
-
-async def test_without_a_target_a_request_is_unavailable_and_says_what_is_wrong() -> None:
-    async with cluster([LmVerifier(runner())], target_wait_s=0.1) as running:
-        await running.targets[0].stop()
-        error = await refusal(running, generate_request())
-        assert isinstance(error, NoReplica | ReplicaLost)
-        assert f"127.0.0.1:{running.targets[0].port}" in str(error)
-
-
-@pytest.mark.parametrize("other", [dict(vocab_size=9), dict(name="x")])
-async def test_a_draft_with_another_vocabulary_is_refused_and_the_target_serves_alone(other: dict[str, Any]) -> None:
-    stranger = runner(**other)
-    if "name" in other:
-        stranger.info = dataclasses.replace(stranger.info, tokenizer_fingerprint="f" * 64)
-    async with cluster([LmVerifier(runner())]) as alone:
-        [expected] = await alone.client.generate(token_ids=IDS, max_tokens=20, seed=1)
-    async with (
-        target(LmVerifier(runner())) as targets,
-        draft(LanguageModelDrafter(stranger)) as service,
-        orchestrator([targets.server.port], [service.server.port]) as (_, client),
-    ):
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                info = await client.server_info()
-                replica = next(replica for replica in info.replicas if replica.role == "draft")
-                if "has the vocabulary" in replica.problem:
-                    break
-                await asyncio.sleep(0.02)
-        assert not replica.ready
-        assert not info.HasField("draft")
-        theirs = (str(stranger.info.vocab_size), "8") if "name" not in other else ("f" * 12, "without a name")
-        assert all(word in replica.problem for word in theirs), replica.problem
-        [sample] = await client.generate(token_ids=IDS, max_tokens=20, seed=1)
-        assert sample.token_ids == expected.token_ids
-        assert sample.finish.speculation.num_drafts == 0
-        assert (await service.load()).live_sequences == 0
-
-
-async def test_a_request_for_which_the_pool_is_full_just_now_waits_and_is_served() -> None:
-    verifier = LmVerifier(runner(num_slots=40))
-    async with cluster([verifier]) as running:
-        async with asyncio.timeout(PATIENCE_S):
-            both = await asyncio.gather(
-                *(running.client.generate(token_ids=IDS, max_tokens=30, seed=seed) for seed in (1, 2))
-            )
-        assert [len(samples[0].token_ids) for samples in both] == [30, 30]
-        await running.settled(PATIENCE_S)
 
 
 async def test_no_request_breaks_the_orchestrator(tokenizer_file: str) -> None:
