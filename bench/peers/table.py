@@ -40,7 +40,7 @@ def contenders(rows: Sequence[Row]) -> Table:
 
 LEGEND = (
     "x peer: over the fastest of transformers; threads: of the process, or of the target + of the draft; K: draft"
-    " tokens asked for, auto: as many as pay; same: outputs that are generate's, token by token (bfloat16 has near ties)"
+    " tokens asked for, auto: what pays; same: outputs that are generate's, token by token (bfloat16 has near ties)"
 )
 
 
