@@ -17,8 +17,8 @@ from orchestrator.promises import OFF, ON
 FIRST_PAUSE, _LONGEST_PAUSE = 8, 64
 """Passes without drafts after one that did not pay, twice as many each time."""
 
-_DOUBTS = 3
-"""Passes in a row that promised too little."""
+_DOUBTS = 0.1
+"""What passes in a row may promise too little, in all: a few where it is near, one where the load has grown a lot."""
 
 _TRIAL, _TRIAL_AHEAD = 2, 4
 """Passes of a trial; one where a single request waits for its draft, which shows at once what it takes, and more where
@@ -55,13 +55,15 @@ class Concert:
         self._drafting = False
         self._promise = 1.0  # the mean of what the requests promised last
         self._promised = [1.0] * (1 + costs.most)  # the same by the number of draft tokens, if they are waited for
+        self._load = costs.num_loads  # under which that was promised
         self._since = 0  # the pass in which it began to draft, or to try
         self._trial = 0  # passes that it is tried for; 0: it is not
         self._borrowed = 0.0  # for that: see Costs
         self._gained = 0.0  # since it began
         self._until = 0  # before this pass nobody drafts
         self._pause = FIRST_PAUSE
-        self._doubts = self._reviewed = 0
+        self._doubts = 0.0
+        self._reviewed = 0
         self._checked = self._num_checks = 0
         self._check: tuple[int, int] | None = None  # since when, and how many calm passes there had been
         self.num_draft_tokens = 0
@@ -74,16 +76,19 @@ class Concert:
         """Passes to come in which nobody drafts."""
         return 0 if self._drafting or self._trial else max(0, self._until - self.now)
 
-    def turn(self, promise: float, promised: Sequence[float], new: bool, young: bool, depth: int) -> Turn:
+    def turn(self, promise: float, promised: Sequence[float], depth: int, num_rounds: int) -> Turn:
         """Of a request that promises so much if it drafts: ``promised`` by the number of draft tokens that it waits
         for, or with trees of ``depth`` nodes that nobody waits for.
 
-        A ``young`` request tries nothing: its draft would have to take in a prompt, and it may be short. One that is
-        ``new`` and alone begins afresh, as its text is another.
+        In the first of its ``num_rounds`` a request tries nothing: its draft would have to take in a prompt, and it may
+        be short. One that is alone begins afresh, as its text is another.
         """
-        if new and self.costs.everybody == 1:
+        young = num_rounds <= FIRST_PAUSE
+        if num_rounds == 1 and self.costs.everybody == 1:
             self._until, self._pause = 0, FIRST_PAUSE
         weight = 1 / self.costs.everybody
+        if self._load != self.costs.num_loads:
+            self._load, self._reviewed, weight = self.costs.num_loads, -1, 1.0
         self._promise += weight * (promise - self._promise)
         self._promised = [mean + weight * (one - mean) for mean, one in zip(self._promised, promised, strict=True)]
         if self._trial and self.now >= self._since + self._trial:
@@ -93,11 +98,12 @@ class Concert:
         if self._trial:
             return Turn.REST if young else Turn.TRY
         if self._drafting:
+            self._doubts = max(0.0, self._doubts + (OFF - promise) / self.costs.everybody)
             return self._go_on()
         if self.rests:
             return Turn.REST
         if self._promise >= ON and self.costs.savings > 0:
-            self._drafting, self._since, self._doubts, self._reviewed = True, self.now, 0, self.now
+            self._drafting, self._since, self._doubts, self._reviewed = True, self.now, 0.0, self.now
             self.num_draft_tokens = min(self._best, _FIRST)
             self._checked, self._num_checks, self._check = self.now, 0, None
             return Turn.DRAFT
@@ -119,7 +125,6 @@ class Concert:
         now = self.now
         if now != self._reviewed:
             self._reviewed = now
-            self._doubts = self._doubts + 1 if self._promise < OFF else 0
             best, kept = self._best, self.num_draft_tokens
             if abs(best - kept) > 1 or self._promised[kept] <= _STAY * self._promised[best]:
                 self.num_draft_tokens = min(best, kept + 1)  # up step by step, each measured before the next

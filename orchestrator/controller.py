@@ -165,8 +165,7 @@ class Adaptive:
             # Either is kept where the other promises little more.
             self._waits = promise > alone * (_STAY if drafting and self._waits else 1 / _STAY)
             promise = max(promise, alone)
-        young = self._num_rounds <= FIRST_PAUSE
-        self._turn = self._concert.turn(promise, promised, self._num_rounds == 1, young, self._depth)
+        self._turn = self._concert.turn(promise, promised, self._depth, self._num_rounds)
         if self._turn is Turn.REST:
             if drafting:
                 # What was learnt on this text will be old when it is tried again.

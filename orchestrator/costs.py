@@ -32,6 +32,9 @@ _MOST_APART = 3.0
 _REVIEW_EVERY, _YOUNG = 4, 64
 """Passes after which the rounds are worked out anew, once there were many: it takes longer than all else here."""
 
+_ANOTHER_LOAD = 2
+"""So many times as many sequences, or as few, cost something else. Several targets may well have 3 and 5."""
+
 _REACH = 1.5
 """The draft is known once so different numbers of nodes were measured."""
 
@@ -61,6 +64,9 @@ class Costs:
         self._alone_seen = self._known = False
         self.everybody = 1
         """Sequences that share the target, in this pass or another."""
+        self._usual = 1  # the same, roughly
+        self.num_loads = 0
+        """How often that has changed so much that nothing holds of what was promised before."""
         self._apart = 0.0  # with speculation. 0: all are in the same pass; 1: some are while others are not
         self._last_pass = (0, 0, 0, 0)
         self._rounds: list[float] = []
@@ -252,19 +258,27 @@ class Costs:
 
     def _passed(self, timings: Timings, pass_s: float, everybody: int) -> None:
         self.everybody = max(1, timings.sequences, everybody)
+        if not self._usual / _ANOTHER_LOAD < self.everybody < self._usual * _ANOTHER_LOAD:
+            self._usual = self.everybody
+            self.num_loads += 1
+            self._forget_rounds()
         mine = (timings.pass_us, timings.sample_us, timings.rows, timings.sequences)
         if mine == self._last_pass:
             return  # the verdicts of one pass come one after the other
         self._last_pass = mine
         self._num_passes += 1
         if self._num_passes < _YOUNG or self._num_passes % _REVIEW_EVERY == 0:
-            self._rounds, self._waited, self._unwaited = [], [], []
+            self._forget_rounds()
         # Rows of prompts tell nothing of rounds.
         if 0 < timings.rows <= timings.sequences * self._most_rows:
             usual_s = self._passes.seconds(timings.rows) if self._passes.trusts(timings.rows) else None
             pass_s = self.contention.with_drafts(pass_s, usual_s, timings.sequences, self.everybody)
             self._passes.observe(timings.rows, pass_s)
             self._num_wide += timings.rows > timings.sequences
+
+    def _forget_rounds(self) -> None:
+        """They are worked out anew when they are asked for."""
+        self._rounds, self._waited, self._unwaited = [], [], []
 
     def _away_s(self, num_nodes: float, waits: float) -> float:
         """From a verdict to the next time that the rows are at the target, if nobody else is there, and such a share of

@@ -89,15 +89,25 @@ class Curve:
             self._points = None
 
     def _first(self, count: int, seconds: float) -> float:
-        """A count's first measurement. It may be an accident, after which nobody would measure there again."""
+        """A count's first measurement. It may be an accident, after which nobody would measure there again, but also
+        what has grown with the count since the nearest that was measured."""
         if len(self._cells) < 2:
             return seconds
         expected_s = self.seconds(count)
-        return min(max(seconds, expected_s / _LARGEST_NEWS), expected_s * _LARGEST_NEWS)
+        nearest = min((cell.count for cell in self._cells.values()), key=lambda known: abs(math.log(count / known)))
+        in_proportion_s = self.seconds(nearest) * count / nearest
+        least_s, most_s = sorted((expected_s, in_proportion_s))
+        return min(max(seconds, least_s / _LARGEST_NEWS), most_s * _LARGEST_NEWS)
 
     def seconds(self, count: float) -> float:
-        """What ``count`` > 0 takes now; never nothing. Needs a measurement."""
+        """What ``count`` > 0 takes now; never nothing. Needs a measurement.
+
+        The line goes on up to twice what was measured. Beyond that nothing is known, and the time is taken to grow with
+        the count: who tries more finds out step by step.
+        """
         counts, shapes = self._points = self._points or self._fit()
+        if count > counts[-1]:
+            return max(_LEAST_S, self._level_s * shapes[-1] * count / counts[-1])
         above = min(max(bisect(counts, count), 1), len(counts) - 1)
         left, right = counts[above - 1], counts[above]
         share = (count - left) / (right - left)

@@ -110,7 +110,8 @@ class Run:
         budget = stream.controller.budget(UNENDING)
         assert 0 <= budget.max_nodes == budget.max_depth
         assert not (budget.max_nodes and (unasked or stream.controller.run_on))
-        stream.depth = stream.left = budget.max_nodes
+        # The first token comes of the prompt, with nothing verified.
+        stream.depth = stream.left = budget.max_nodes if stream.round >= 0 else 0
         stream.since = self.now
         stream.round += 1
         self.depths[stream.index].append(stream.depth)
@@ -255,7 +256,8 @@ class _Stream:
     def __init__(self, index: int, controller: Controller) -> None:
         self.index = index
         self.controller = controller
-        self.round = self.depth = self.left = self.passes = self.unasked = 0
+        self.round = -1
+        self.depth = self.left = self.passes = self.unasked = 0
         self.since = self.queued = self.tokens = 0.0
         self.submitted = self.ended = False
         self.asked = True

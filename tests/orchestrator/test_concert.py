@@ -25,7 +25,9 @@ def concert_of(sequences: int = 4, ahead: bool = False) -> Concert:
 def turns(concert: Concert, promise: float, young: bool = False) -> list[Turn]:
     """Of all requests for one pass, which is then over."""
     promised = [1.0, *[promise] * 8]
-    found = [concert.turn(promise, promised, new=False, young=young, depth=4) for _ in range(concert.costs.everybody)]
+    found = [
+        concert.turn(promise, promised, depth=4, num_rounds=2 if young else 99) for _ in range(concert.costs.everybody)
+    ]
     before = concert.now
     assert [concert.passed(before) for _ in found] == [before + 1] * len(found)
     return found
@@ -47,7 +49,7 @@ def test_all_try_together_and_then_rest_twice_as_long_each_time():
 def test_a_trial_is_paid_for_when_it_begins_and_given_back_when_it_is_booked():
     concert = concert_of()
     before = concert.costs.savings
-    concert.turn(0.5, [0.5] * 9, new=False, young=False, depth=4)
+    concert.turn(0.5, [0.5] * 9, depth=4, num_rounds=99)
     assert concert.costs.savings < before
     concert.passed(0)
     assert concert.costs.savings == before
@@ -71,19 +73,41 @@ def test_a_gain_ends_the_rest_after_a_trial():
 def test_who_has_just_begun_tries_nothing_but_drafts_with_the_others():
     concert = concert_of()
     assert turns(concert, 0.5, young=True) == [Turn.REST] * 4
-    assert concert.turn(0.5, [0.5] * 9, new=False, young=False, depth=4) is Turn.TRY
-    assert concert.turn(0.5, [0.5] * 9, new=False, young=True, depth=4) is Turn.REST
+    assert concert.turn(0.5, [0.5] * 9, depth=4, num_rounds=99) is Turn.TRY
+    assert concert.turn(0.5, [0.5] * 9, depth=4, num_rounds=2) is Turn.REST
     other = concert_of()
     assert turns(other, 1.5, young=True) == [Turn.DRAFT] * 4
 
 
-def test_all_stop_together_after_three_passes_that_promise_too_little():
+def test_all_stop_together_when_they_promise_too_little():
     concert = concert_of()
     for _ in range(3):
         turns(concert, 1.5)
     seen = [turns(concert, 0.5)[-1] for _ in range(6)]
     assert Turn.REST in seen[2:]
     assert turns(concert, 0.5) == [Turn.REST] * 4
+
+
+def test_the_more_is_lost_the_sooner_all_stop():
+    def passes_until_it_stops(promise: float) -> int:
+        concert = concert_of()
+        turns(concert, 1.5)
+        return next(number for number in range(1, 20) if turns(concert, promise)[-1] is Turn.REST)
+
+    assert passes_until_it_stops(0.5) == 1
+    assert 1 < passes_until_it_stops(0.97) <= 3 < passes_until_it_stops(1.01) < 20
+
+
+def test_under_another_load_what_was_promised_before_is_forgotten():
+    concert = concert_of()
+    rising = [1.0 + 0.1 * depth for depth in range(9)]
+    for now in range(6):
+        concert.turn(1.8, rising, depth=4, num_rounds=99)
+        concert.passed(now)
+    assert concert.num_draft_tokens > 4
+    concert.costs.went_on(Timings(0, 40_000, 0, 32, 32), 32)
+    assert concert.turn(1.1, [1.0, 1.1, *[0.5] * 7], depth=4, num_rounds=99) is Turn.DRAFT
+    assert concert.num_draft_tokens == 1
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -117,4 +141,4 @@ def test_who_is_new_and_alone_begins_afresh():
     concert = concert_of(1)
     turns(concert, 0.5)
     assert turns(concert, 0.5) == [Turn.REST]
-    assert concert.turn(1.5, [1.5] * 9, new=True, young=True, depth=4) is Turn.DRAFT
+    assert concert.turn(1.5, [1.5] * 9, depth=4, num_rounds=1) is Turn.DRAFT

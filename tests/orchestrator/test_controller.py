@@ -142,6 +142,23 @@ def test_it_stops_while_the_target_is_saturated():
     assert tokens_per_s(run, 600, 100) > 0.85 * quiet
 
 
+@pytest.mark.parametrize(("step", "contention"), [(0.1, 0.0), (0.1, 0.5), (0.3, 0.5)])
+def test_a_sudden_crowd_costs_next_to_nothing(step, contention):
+    """One sequence gains by long drafts when 31 others come, for short texts, and each row costs all the others."""
+    where = Place(0.8, pass_ms=110.0, step_ms=110.0 * step, contention=contention, knee_rows=7.0)
+
+    def after_the_jump(run: Run) -> float:
+        run.on(150).join(31)
+        before, since = run.tokens, run.now
+        run.on(48)
+        return (run.tokens - before) / (run.now - since)
+
+    alone = after_the_jump(fixed(where, 0))
+    rates = [after_the_jump(adaptive(where, seed)) for seed in range(5)]
+    assert statistics.median(rates) > 0.87 * alone
+    assert min(rates) > 0.8 * alone
+
+
 @pytest.mark.parametrize("point", [(0.8, 0.1, 0.0, 1), (0.6, 0.1, 0.25, 16), (0.0, 0.1, 1.0, 16), (0.7, 0.3, 1.0, 1)])
 def test_it_does_not_swing_between_drafting_and_not(point):
     depths = adaptive(place(*point)).on(400).depths

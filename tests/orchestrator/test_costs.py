@@ -38,6 +38,21 @@ def test_from_one_count_all_of_the_time_is_taken_to_grow():
     assert curve.seconds(40) == pytest.approx(0.2)
 
 
+def test_far_beyond_what_was_measured_the_time_is_taken_to_grow_with_the_count():
+    curve = measured({4: 0.020, 10: 0.020})
+    assert curve.seconds(20) == pytest.approx(0.020)
+    assert curve.seconds(200) == pytest.approx(0.200)
+
+
+def test_a_first_measurement_far_away_is_believed_as_far_as_the_time_may_have_grown():
+    curve = measured({4: 0.020, 10: 0.020})
+    for count, seconds in ((160, 0.300), (11, 0.300)):
+        curve.observe(count, seconds)
+    assert curve.seconds(160) == pytest.approx(0.300, rel=0.1)
+    assert curve.seconds(11) < 0.035, "an accident"
+    assert curve.seconds(4) == pytest.approx(0.020, rel=0.1)
+
+
 def test_it_never_falls():
     curve = measured({1: 0.02, 2: 0.05, 3: 0.01, 4: 0.03, 9: 0.02})
     values = [curve.seconds(count) for count in range(1, 30)]
@@ -236,3 +251,23 @@ def test_before_a_tree_was_seen_it_is_taken_to_have_what_was_asked_for():
 
 def test_chains_that_are_there_already_have_a_row_a_token():
     assert with_siblings(2, 3).unwaited[4] == pytest.approx(with_siblings(0, 1).unwaited[4], rel=0.05)
+
+
+def test_rounds_are_worked_out_anew_when_the_load_changes():
+    costs = known()
+    for number in range(100):
+        costs.verified(0, 0.0205, Timings(0, 20_000 + number, 0, 1, 1), 1, 1)
+    before, num_loads = costs.rounds, costs.num_loads
+    costs.went_on(Timings(0, 40_000, 0, 8, 8), 8)
+    assert costs.rounds != before
+    assert costs.num_loads == num_loads + 1
+
+
+def test_targets_with_about_as_many_sequences_are_the_same_load():
+    costs = known()
+    costs.went_on(Timings(0, 20_000, 0, 5, 5), 5)
+    num_loads = costs.num_loads
+    for number in range(20):
+        of_one = 3 + 2 * (number % 2)
+        costs.went_on(Timings(0, 20_000 + number, 0, of_one, of_one), of_one)
+    assert costs.num_loads == num_loads
