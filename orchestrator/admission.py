@@ -7,11 +7,12 @@ is not overtaken by small ones.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from specdec.errors import Overloaded
+from specdec.errors import InvalidArgument, Overloaded
 
 _SMOOTHING = 0.2
 
@@ -34,9 +35,12 @@ class Admission:
 
     @asynccontextmanager
     async def admitted(self, count: int) -> AsyncIterator[None]:
-        """Wait until ``count`` sequences may start. Raises Overloaded at once if the queue is full."""
+        """Wait until ``count`` sequences may start. Raises Overloaded at once if the queue is full, InvalidArgument if
+        there are never so many at a time."""
+        if count > self._max_live:
+            raise InvalidArgument([("n", f"at most {self._max_live} samples at a time are served here, not {count}")])
         if self.live + count > self._max_live or self._queue:
-            if len(self._queue) >= self._max_waiting or count > self._max_live:
+            if len(self._queue) >= self._max_waiting:
                 raise Overloaded(
                     f"{self.live} sequences are being generated and {len(self._queue)} requests wait",
                     self._retry_after_s(),
@@ -61,7 +65,8 @@ class Admission:
             if turn.done() and not turn.cancelled():
                 self.live -= count
             else:
-                self._queue.remove(place)
+                with contextlib.suppress(ValueError):  # passed over already, by whoever left in this same moment
+                    self._queue.remove(place)
             self._let_in()
             raise
 

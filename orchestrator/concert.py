@@ -58,7 +58,6 @@ class Concert:
         self._load = costs.num_loads  # under which that was promised
         self._since = 0  # the pass in which it began to draft, or to try
         self._trial = 0  # passes that it is tried for; 0: it is not
-        self._borrowed = 0.0  # for that: see Costs
         self._gained = 0.0  # since it began
         self._until = 0  # before this pass nobody drafts
         self._pause = FIRST_PAUSE
@@ -117,8 +116,6 @@ class Concert:
         """A request has a verdict, ``before`` being the pass that it was in when it had one last. Returns the pass that
         it is in now: all of one target are in the same, and nobody stays behind."""
         self.now = max(self.now, before + 1)
-        self.costs.savings += self._borrowed
-        self._borrowed = 0.0
         return self.now
 
     def _go_on(self) -> Turn:
@@ -161,10 +158,10 @@ class Concert:
         trial = _TRIAL_AHEAD
         if self.waits:
             trial = 1 if costs.everybody == 1 else _TRIAL
-            self._borrowed = costs.borrow(self.num_draft_tokens, trial * costs.everybody)
+            affordable = costs.affords(self.num_draft_tokens, trial * costs.everybody)
         else:
-            self._borrowed = costs.borrow_unwaited(depth, trial * costs.everybody)
-        if not self._borrowed:
+            affordable = costs.affords_unwaited(depth, trial * costs.everybody)
+        if not affordable:
             self._until = self.now + _LONGEST_PAUSE
             return False
         self._trial, self._since, self._gained = trial, self.now, 0.0

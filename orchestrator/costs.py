@@ -171,23 +171,13 @@ class Costs:
             return  # what was not waited for has any shape
         self._rows_per_token += _GAIN * (num_nodes / depth - self._rows_per_token)
 
-    def borrow(self, num_draft_tokens: int, num_rounds: int = 1) -> float:
-        """For rounds with so many that promise nothing: what they may lose, to be given back when they are booked.
+    def affords(self, num_draft_tokens: int, num_rounds: int = 1) -> bool:
+        """Whether what was saved covers what so many rounds lose if none of their draft tokens is accepted."""
+        return self.savings >= min(_SAVINGS, max(1e-9, num_rounds * self._loss(num_draft_tokens, 1)))
 
-        0: there is not enough left.
-        """
-        return self._borrow(num_rounds * self._loss(num_draft_tokens, 1))
-
-    def borrow_unwaited(self, num_nodes: int, num_rounds: int) -> float:
+    def affords_unwaited(self, num_nodes: int, num_rounds: int) -> bool:
         """The same for rounds with trees of so many nodes if they are there, and without any if not."""
-        return self._borrow(num_rounds * self._loss_unwaited(num_nodes, 1))
-
-    def _borrow(self, loss: float) -> float:
-        loss = max(1e-9, loss)
-        if self.savings < min(_SAVINGS, loss):
-            return 0.0
-        self.savings -= loss
-        return loss
+        return self.savings >= min(_SAVINGS, max(1e-9, num_rounds * self._loss_unwaited(num_nodes, 1)))
 
     def account(self, num_draft_tokens: int, num_tokens: int) -> float:
         """A round with so many draft tokens committed so many: what was gained against the target alone."""

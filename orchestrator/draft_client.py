@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from orchestrator.costs import Costs
 from orchestrator.frames import chunked
@@ -17,7 +18,7 @@ from orchestrator.pool import Pool
 from orchestrator.replica import Replica
 from orchestrator.sequence import Sequence
 from orchestrator.tally import Tally
-from specdec.errors import SpecdecError
+from specdec.errors import Overloaded, ReplicaLost, SpecdecError
 from specdec.rounds import AHEAD, SIBLINGS, Advance, Budget, Growth, GrowthEnd
 from specdec.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import draft_pb2
@@ -27,6 +28,16 @@ _PATIENCE_S = 1.0
 _FIRST_PAUSE_S = 5.0
 """A draft whose heart beats may still owe an answer. One round does not wait for it longer than that pays; when it has
 answered nothing for so long, it is done without for a while, twice as long each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """An advance that asks for nodes, and when."""
+
+    advance: int
+    num_nodes: int
+    at: float
+
 
 _CATCH_UP = 16
 """Tokens that a draft of which nothing is asked may be behind: they are fed in one pass, at its leisure."""
@@ -42,8 +53,7 @@ class DraftClient:
         self._replica: Replica | None = None
         self._lane: Lane | None = None
         self._advance = 0
-        self._asked_nodes = 0  # in the last advance, and when; 0: that is answered
-        self._asked = 0.0
+        self._asked: _Asked | None = None  # that is not answered yet
         self._owed_since: float | None = None  # nothing came since then though something was asked for
         self._pause_s = _FIRST_PAUSE_S
         self._paused_until = 0.0
@@ -67,21 +77,30 @@ class DraftClient:
         """Tell what was committed and what is about to be verified, and ask for nodes. False: there is no draft.
 
         ``waits``: if nothing is about to be verified, these nodes are waited for."""
-        self._asked = time.monotonic()
+        now = time.monotonic()
         # Where nobody waits for a tree, what its first nodes take is measured all the same.
-        self._asked_nodes = budget.max_nodes or int(not in_flight)
+        num_nodes = budget.max_nodes or int(not in_flight)
+        if self._lane is not None and not self._has_room(sequence):
+            self.park()
         if self._lane is None:
-            if self._asked < self._paused_until:
+            if now < self._paused_until:
                 return False
             self._owed_since = None
             self._open(sequence, budget)
+            self._asked = _Asked(0, num_nodes, now)
             # A chain that is verified against its distribution is never drawn before the first token is known.
             if self._lane is None or sequence.keyed_by_token or not sequence.num_committed:
                 return self._lane is not None
         if sequence.keyed_by_token:
             self._costs.foreseen(bool(in_flight), waits)  # the others always wait, which says nothing of these
         self._tell(self._lane, sequence, budget, in_flight)
+        self._asked = _Asked(self._advance, num_nodes, now)
         return True
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """For the text in the draft's context, which may be shorter than the target's."""
+        info = self._replica.info if self._replica is not None else None
+        return info is None or sequence.base <= info.context_length
 
     def follow(self, sequence: Sequence, budget: Budget, guess: TokenTree) -> bool:
         """Tell that something is about to be verified which is not of the draft, so that it grows around that. False:
@@ -91,7 +110,7 @@ class DraftClient:
         if self._lane is None or not able:
             self.catch_up(sequence)
             return False
-        self._asked_nodes = 0
+        self._asked = None
         self._tell(self._lane, sequence, budget, guess)
         return True
 
@@ -124,14 +143,15 @@ class DraftClient:
         """
         if self._lane is None:
             return None
-        patience_s = min(_PATIENCE_S, self._costs.patience_s(self._asked_nodes)) if sequence.keyed_by_token else None
+        num_nodes = self._asked.num_nodes if self._asked else 0
+        patience_s = min(_PATIENCE_S, self._costs.patience_s(num_nodes)) if sequence.keyed_by_token else None
         try:
             growth: Growth = await self._lane.receive(patience_s)
         except TimeoutError:
             self._late()
             return None
-        except SpecdecError:
-            self._lane = None
+        except SpecdecError as error:
+            self._lose(error)
             return None
         self._observe(self._lane, growth)
         return growth
@@ -141,36 +161,52 @@ class DraftClient:
         while self._lane is not None and self._lane.arrived:
             try:
                 growth: Growth = self._lane.take()
-            except SpecdecError:
-                self._lane = None
+            except SpecdecError as error:
+                self._lose(error)
                 return
             self._observe(self._lane, growth)
             yield growth
 
     def _observe(self, lane: Lane, growth: Growth) -> None:
-        num_nodes = self._asked_nodes
+        num_nodes = self._asked.num_nodes if self._asked else 0
         answered = growth.advance == self._advance and bool(growth.end or len(growth.tree) >= num_nodes)
         self._owed_since = None if answered else time.monotonic()
-        # The answer to an open has a prefill in it.
-        if answered and num_nodes and growth.advance and self._replica is not None:
-            self._asked_nodes = 0
-            took_s = max(0.0, lane.heard - self._asked)
-            self._replica.observe(took_s)
-            if growth.end in (None, GrowthEnd.BUDGET):
-                self._costs.drafted(num_nodes, took_s)
+        if not answered:
+            return
+        self._pause_s = _FIRST_PAUSE_S
+        asked, self._asked = self._asked, None
+        # What is asked of it later may be answered instead; and the answer to an open has a prefill in it.
+        if asked is None or growth.advance != asked.advance or not (asked.advance and num_nodes):
+            return
+        took_s = max(0.0, lane.heard - asked.at)
+        if self._replica is not None:
+            self._replica.observe(took_s / num_nodes)  # drafts are compared, of which one may be asked for more
+        if growth.end in (None, GrowthEnd.BUDGET):
+            self._costs.drafted(num_nodes, took_s)
+
+    def _lose(self, error: SpecdecError) -> None:
+        """The lane has ended. Who refused the text would take in all of it again, only to refuse it once more."""
+        self._lane = None
+        if not isinstance(error, ReplicaLost):
+            self._pause(max(self._pause_s, error.retry_after_s if isinstance(error, Overloaded) else 0.0))
+
+    def _pause(self, seconds: float) -> None:
+        """Do without, and longer the next time."""
+        self._paused_until = time.monotonic() + seconds
+        self._pause_s *= 2
 
     def _late(self) -> None:
         """This round does without; the answer may still count in the next."""
         now = time.monotonic()
         if self._replica is not None:
             self._replica.tally.num_late += 1
-        if self._advance and self._asked_nodes:  # the answer to an open has a prefill in it
-            self._costs.late(self._asked_nodes, now - self._asked)
-        self._owed_since = self._owed_since or self._asked
-        if now - self._owed_since >= _PATIENCE_S:
+        if self._asked is not None:
+            if self._asked.advance and self._asked.num_nodes:  # the answer to an open has a prefill in it
+                self._costs.late(self._asked.num_nodes, now - self._asked.at)
+            self._owed_since = self._owed_since or self._asked.at
+        if now - (self._owed_since or now) >= _PATIENCE_S:
             self.park()
-            self._paused_until = now + self._pause_s
-            self._pause_s *= 2
+            self._pause(self._pause_s)
 
     @property
     def tally(self) -> Tally | None:
@@ -190,7 +226,7 @@ class DraftClient:
 
     def _open(self, sequence: Sequence, budget: Budget) -> None:
         self._replica = self._pool.pick(needs=sequence.draft_needs)
-        if self._replica is None:
+        if self._replica is None or not self._has_room(sequence):
             return
         try:
             self._lane = lane = self._replica.lane()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,12 +48,9 @@ def chunked(
     spec: SequenceSpec, digest: str, traceparent: str, make: Callable[[common_pb2.SequenceSpec, bool], Any]
 ) -> Iterator[Any]:
     """The open entries of a spec: the first carries everything, all of them a part of the ids."""
-    whole = wire.write_spec(spec, digest, traceparent)
     ids = spec.token_ids
     for start in range(0, len(ids), wire.IDS_PER_OPEN):
-        part = common_pb2.SequenceSpec()
-        if start == 0:
-            part.CopyFrom(whole)
-            del part.token_ids[:]
+        first = dataclasses.replace(spec, token_ids=())
+        part = common_pb2.SequenceSpec() if start else wire.write_spec(first, digest, traceparent)
         part.token_ids.extend(ids[start : start + wire.IDS_PER_OPEN])
         yield make(part, start + wire.IDS_PER_OPEN < len(ids))

@@ -6,7 +6,6 @@ Knows what a sample is made of; refuses to know the loop (orchestrator.decoder),
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
@@ -64,11 +63,14 @@ class Generator:
         self._costs = Costs(_MOST_DRAFT_TOKENS, ahead, siblings)
         self._concert = Concert(self._costs)
 
-    async def chunks(self, request: Request, model_digest: str) -> AsyncGenerator[generation_pb2.Chunk, None]:
-        """All chunks of all samples. Raises the first SpecdecError that ends one of them; closed, it ends them all."""
+    async def chunks(
+        self, request: Request, model_digest: str, arrived: float
+    ) -> AsyncGenerator[generation_pb2.Chunk, None]:
+        """All chunks of all samples; the request ``arrived`` then (monotonic clock). Raises the first SpecdecError that
+        ends one of them; closed, it ends them all."""
         outbox = Outbox(self._settings.park_after_s)
         samples = [
-            asyncio.create_task(self._sample(request, index, model_digest, outbox))
+            asyncio.create_task(self._sample(request, index, model_digest, arrived, outbox))
             for index in range(request.num_samples)
         ]
         try:
@@ -82,7 +84,7 @@ class Generator:
                 sample.cancel()
             await asyncio.gather(*samples, return_exceptions=True)
 
-    async def _sample(self, request: Request, index: int, model_digest: str, outbox: Outbox) -> None:
+    async def _sample(self, request: Request, index: int, model_digest: str, arrived: float, outbox: Outbox) -> None:
         """Decode one sample into the outbox; an exception goes there too."""
         received = request.resume.get(index, ())
         make = partial(
@@ -115,7 +117,7 @@ class Generator:
         position = len(received)
         try:
             async with (
-                TargetClient(self._targets, self._costs, model_digest, traceparent, wait_s, time.monotonic()) as target,
+                TargetClient(self._targets, self._costs, model_digest, traceparent, wait_s, arrived) as target,
                 DraftClient(self._drafts, self._costs, traceparent) as draft,
                 aclosing(
                     decode(

@@ -19,6 +19,9 @@ from specdec.rounds import Load
 from specdec.rpc import error_of
 from specdec.wire import read_load
 
+_IDS_PER_FRAME = 1 << 16
+"""Of opens. A frame of them is far below what a message may have."""
+
 
 class Frames(Protocol):
     """A service's frames, seen from the caller."""
@@ -113,7 +116,7 @@ class Link:
         self._stuck_after_s = stuck_after_s
         self._lanes: dict[int, Lane] = {}
         self._next_sequence = 1
-        self._opens: list[Any] = []
+        self._opens: deque[Any] = deque()  # in chunks
         self._entries: list[Any] = []
         self._closes: list[int] = []
         self._wake = asyncio.Event()
@@ -147,6 +150,7 @@ class Link:
 
     def leave(self, lane: Lane) -> None:
         if self._lanes.pop(lane.sequence, None) is not None:
+            self._opens = deque(message for message in self._opens if message.sequence != lane.sequence)
             self._closes.append(lane.sequence)
             self._wake.set()
 
@@ -185,10 +189,20 @@ class Link:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            if self._opens or self._entries or self._closes:
-                frame = self._frames.frame(self._opens, self._entries, self._closes)
-                self._opens, self._entries, self._closes = [], [], []
-                await call.write(frame)
+            while self._opens or self._entries or self._closes:
+                await call.write(self._next_frame())
+
+    def _next_frame(self) -> Any:
+        """All there is to say, but of opens only so much that a long prompt delays nobody else."""
+        opens, num_ids = [], 0
+        while self._opens and num_ids < _IDS_PER_FRAME:
+            opens.append(self._opens.popleft())
+            num_ids += len(opens[-1].spec.token_ids)
+        half_open = {message.sequence for message in self._opens}
+        entries = [message for message in self._entries if message.sequence not in half_open]
+        self._entries = [message for message in self._entries if message.sequence in half_open]
+        closes, self._closes = self._closes, []
+        return self._frames.frame(opens, entries, closes)
 
     async def _watch(self) -> None:
         """While somebody waits, a living replica is heard four times a second and its counter of passes moves.
@@ -209,7 +223,7 @@ class Link:
             if now - self._heard > silence_s:
                 raise WatchdogFired(f"nothing was heard of the replica for {now - self._heard:.1f} s")
             if now - self._moved > max(self._stuck_after_s, 5 * self._slowest_pass_s):
-                raise WatchdogFired(f"the replica made no pass for {now - self._moved:.1f} s")
+                raise WatchdogFired(f"the replica made no pass for {now - self._moved:.1f} s", stood_still=True)
 
     @property
     def _waited_for(self) -> bool:
@@ -232,7 +246,11 @@ class Link:
 
 
 class WatchdogFired(ReplicaLost):
-    """A replica that is silent, or stands still."""
+    """A replica that is silent, or ``stood_still``: it speaks but makes no pass. A request may have done that to it."""
+
+    def __init__(self, message: str, stood_still: bool = False) -> None:
+        super().__init__(message)
+        self.stood_still = stood_still
 
 
 class HostileReplica(ReplicaLost):
@@ -247,7 +265,8 @@ def _why(tasks: Iterable[asyncio.Task[None]]) -> SpecdecError:
             return error
         if isinstance(error, grpc.aio.AioRpcError):
             reason = error_of(error)
-            # Not a client's affair: its sequences go elsewhere, and we stay away for a while.
-            refused = isinstance(reason, PermissionDenied)
-            return HostileReplica(f"it refuses this orchestrator: {reason}") if refused else reason
+            # Whatever ended the stream of all is no client's affair: their sequences go elsewhere.
+            if isinstance(reason, PermissionDenied):
+                return HostileReplica(f"it refuses this orchestrator: {reason}")
+            return reason if isinstance(reason, ReplicaLost) else ReplicaLost(f"the stream ended: {reason}")
     return ReplicaLost("the replica ended the stream")

@@ -80,7 +80,7 @@ class Pool:
                 return replica
         except TimeoutError:
             problems = [
-                f"{replica.address}: {replica.problem or 'knows less than this request needs'}"
+                f"{replica.address}: {replica.why_not or 'knows less than this request needs'}"
                 for replica in self.replicas
             ]
             problems += [f"{address}: {why}" for address, why in self.unresolved.items()]

@@ -18,7 +18,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from orchestrator.link import HostileReplica, Lane, Link
+from orchestrator.link import HostileReplica, Lane, Link, WatchdogFired
 from orchestrator.tally import Tally
 from specdec import rpc, wire
 from specdec.errors import ModelMismatch, ReplicaLost, SpecdecError
@@ -37,6 +37,9 @@ _SMOOTHING = 0.1
 _NO_CONNECTION = "no connection: "
 """Before what TLS says."""
 _LOSSES = ("DRAINING", "REPLICA_LOST", "SET_ASIDE", "WATCHDOG_FIRED")
+_SHORT_S, _LONGEST_PAUSE_S = 5.0, 1.0
+"""A stream that ends so soon makes its replica unproven, like one that stood still: it must not draw everybody again.
+And before the next one there is a pause."""
 _UNKNOWN_LATENCY_S = 0.001
 """Of a replica that has answered nothing yet: small, so that it is tried, but among such the less busy goes first."""
 
@@ -69,6 +72,7 @@ class Replica:
         self._aside = asyncio.Event()
         self._aside_s = _FIRST_ASIDE_S
         self._unproven = 0  # answers that it owes before it is trusted again
+        self._num_short = 0  # streams in a row that ended at once
         self._dead: set[str] = set()  # instances that are known to have ended
         self._left: set[str] = set()  # instances that said that they were going away: those did not crash
         self._fate_known = asyncio.Event()
@@ -76,6 +80,15 @@ class Replica:
     @property
     def ready(self) -> bool:
         return self.link is not None and not self.link.draining and self._serving
+
+    @property
+    def why_not(self) -> str:
+        """It is not ready; empty if it is."""
+        if self.problem or self.link is None:
+            return self.problem
+        if self.link.draining:
+            return "it is draining"
+        return "" if self._serving else "it says that it is not serving"
 
     def can(self, needs: frozenset[str]) -> bool:
         """Whether the model behind it has these capabilities."""
@@ -162,10 +175,12 @@ class Replica:
                 self._log(logging.INFO, "replica connected", instance=info.instance)
                 changed()
                 try:
-                    await self._carry(channel, link)
+                    await self._carry(channel, link, changed)
                 finally:
                     self.link, self.latency_s = None, None
                     changed()
+            if self._num_short:
+                await asyncio.sleep(min(0.02 * 2.0 ** min(self._num_short, 9), _LONGEST_PAUSE_S))
             if self._aside.is_set():
                 self._unproven = _PROOF_ANSWERS
                 await asyncio.sleep(self._aside_s)
@@ -197,22 +212,25 @@ class Replica:
                 self.role.admit(self.address, info)
         return info
 
-    async def _carry(self, channel: grpc.aio.Channel, link: Link) -> None:
+    async def _carry(self, channel: grpc.aio.Channel, link: Link, changed: Callable[[], None]) -> None:
         self._fate_known.clear()
         started = time.monotonic()
         stream = asyncio.create_task(link.run())
-        others = {asyncio.create_task(self._aside.wait()), asyncio.create_task(self._watch_health(channel))}
+        others = {asyncio.create_task(self._aside.wait()), asyncio.create_task(self._watch_health(channel, changed))}
         try:
             pending: set[asyncio.Task[Any]] = {stream, *others}
             while not (stream.done() or self._aside.is_set()):
                 # The health watch may end by itself: not every server has one.
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             if stream.done():
-                error = stream.exception()
+                error, short = stream.exception(), time.monotonic() - started < _SHORT_S
+                self._num_short = self._num_short + 1 if short else 0
                 self.problem = str(error)
                 self.losses[error.reason if isinstance(error, SpecdecError) else "REPLICA_LOST"] += 1
                 if link.draining:
                     self._left.add(self.instance)
+                elif short or (isinstance(error, WatchdogFired) and error.stood_still):
+                    self._unproven = _PROOF_ANSWERS
                 self._log(logging.WARNING, "replica lost", reason=str(error))
                 if isinstance(error, HostileReplica):
                     self.set_aside(str(error))
@@ -223,16 +241,16 @@ class Replica:
         if time.monotonic() - started > 2 * self._aside_s:
             self._aside_s = _FIRST_ASIDE_S  # it has behaved for a while
 
-    async def _watch_health(self, channel: grpc.aio.Channel) -> None:
+    async def _watch_health(self, channel: grpc.aio.Channel, changed: Callable[[], None]) -> None:
         """NOT_SERVING: no new sequences, while those that are there go on."""
         call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         try:
             async for response in call:
                 self._serving = response.status == health_pb2.HealthCheckResponse.SERVING
-                if not self._serving:
-                    self._left.add(self.instance)
+                changed()
         except grpc.aio.AioRpcError:
             self._serving = True  # the stream of sequences tells of its own end
+            changed()
         finally:
             call.cancel()
 

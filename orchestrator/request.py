@@ -47,6 +47,11 @@ class Request:
     cache_salt: bytes
 
 
+def requested_samples(message: generation_pb2.GenerateRequest) -> int:
+    """How many a request takes the place of, before it is read: 1 if what it says will be refused."""
+    return message.n if 1 <= message.n <= MAX_SAMPLES else 1
+
+
 def read_request(
     message: generation_pb2.GenerateRequest,
     target: ModelInfo,

@@ -66,7 +66,7 @@ def write_server_info(
         draft=written(drafts.info),
         replicas=[
             generation_pb2.Replica(
-                address=replica.address, role=replica.role.name, ready=replica.ready, problem=replica.problem
+                address=replica.address, role=replica.role.name, ready=replica.ready, problem=replica.why_not
             )
             for replica in (*targets.replicas, *drafts.replicas)
         ]

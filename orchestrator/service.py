@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from orchestrator.bounds import MAX_REQUEST_ID
 from orchestrator.generation import Generator
 from orchestrator.metrics import Metrics, RequestClock
 from orchestrator.pool import Pool
-from orchestrator.request import read_request
+from orchestrator.request import Request, read_request, requested_samples
 from orchestrator.responses import write_server_info
 from orchestrator.settings import OrchestratorSettings
 from specdec import telemetry
@@ -122,27 +123,33 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _responses(
         self, message: generation_pb2.GenerateRequest, request_id: str, account: Account
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        target = await self._target_info()
+        arrived, num_samples = time.monotonic(), requested_samples(message)
+        async with AsyncExitStack() as bounds:
+            await bounds.enter_async_context(account.used_by(num_samples))
+            # What is wrong with it is said at once. But nobody waits for a target outside of the queue.
+            request = await self._read(message, target) if (target := self._targets.info) else None
+            await bounds.enter_async_context(self._admission.admitted(num_samples))
+            if target is None or request is None:
+                target = await self._target_info()
+                request = await self._read(message, target)
+            async with aclosing(self._generator.chunks(request, target.model_digest, arrived)) as chunks:
+                account.spend(len(request.prompt_ids))
+                yield generation_pb2.GenerateResponse(
+                    admission=generation_pb2.Admission(
+                        request_id=request_id,
+                        seed=request.seed,
+                        model_digest=target.model_digest,
+                        num_prompt_tokens=len(request.prompt_ids),
+                    )
+                )
+                async for chunk in chunks:
+                    account.spend(len(chunk.token_ids))
+                    yield generation_pb2.GenerateResponse(chunk=chunk)
+
+    async def _read(self, message: generation_pb2.GenerateRequest, target: ModelInfo) -> Request:
         read = partial(read_request, message, target, self._tokenizer, self._settings.num_draft_tokens)
         # A long text takes seconds to tokenize, in which nobody else must stand still.
-        request = await asyncio.to_thread(read) if len(message.text) > _LONG_TEXT else read()
-        async with (
-            account.used_by(request.num_samples),
-            self._admission.admitted(request.num_samples),
-            aclosing(self._generator.chunks(request, target.model_digest)) as chunks,
-        ):
-            account.spend(len(request.prompt_ids))
-            yield generation_pb2.GenerateResponse(
-                admission=generation_pb2.Admission(
-                    request_id=request_id,
-                    seed=request.seed,
-                    model_digest=target.model_digest,
-                    num_prompt_tokens=len(request.prompt_ids),
-                )
-            )
-            async for chunk in chunks:
-                account.spend(len(chunk.token_ids))
-                yield generation_pb2.GenerateResponse(chunk=chunk)
+        return await asyncio.to_thread(read) if len(message.text) > _LONG_TEXT else read()
 
     def _account(self) -> Account:
         """Of the caller. Raises Unauthenticated."""

@@ -16,7 +16,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from orchestrator.costs import Costs
 from orchestrator.frames import chunked
-from orchestrator.link import HostileReplica, Lane
+from orchestrator.link import HostileReplica, Lane, WatchdogFired
 from orchestrator.pool import Pool
 from orchestrator.replica import Replica
 from orchestrator.sequence import Sequence
@@ -39,11 +39,12 @@ _backoff = wait_random_exponential(multiplier=0.02, max=1.0)
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """Of a replica under this request. Without a failed pass it may have been the network alone."""
+    """Of a replica under this request. If it did not fail or stand still in a pass it may have been the network."""
 
     replica: Replica
     instance: str
     failed_pass: bool
+    stood_still: bool
 
 
 class TargetClient:
@@ -120,17 +121,26 @@ class TargetClient:
 
     async def _begin(self, sequence: Sequence) -> Verdict:
         """The first verdict of the sequence on a replica; the first of all, or that of a replay."""
+        if self._opened_before:
+            await self._refuse_poison()
+        try:
+            # Before a turn is taken: who waits for a replica must not keep others from waiting, too.
+            replica = await self._pool.wait_for_one(self._wait_s, self._replica, sequence.needs)
+        except ReplicaLost as error:
+            raise NoReplica(str(error)) from error
         if not self._opened_before:
             self._opened_before = True
-            return await self._first_answer(sequence)
-        await self._refuse_poison()
+            return await self._first_answer(sequence, replica)
         async with self._pool.replays.turn(self._arrived, suspect=self._suspect):
+            # There may be another by now, or none any more.
+            replica = await self._pool.wait_for_one(0.0, self._replica, sequence.needs)
             if not self._refused:
                 sequence.statistics.replayed(self._cause, sequence.base)
-            return await self._first_answer(sequence)
+            return await self._first_answer(sequence, replica)
 
-    async def _first_answer(self, sequence: Sequence) -> Verdict:
-        lane = await self._open(sequence)
+    async def _first_answer(self, sequence: Sequence, replica: Replica) -> Verdict:
+        self._replica = replica
+        lane = self._open(sequence, replica)
         self._rounds = [Round(0, sequence.base)]
         return await self._answer(lane, sequence)
 
@@ -159,15 +169,10 @@ class TargetClient:
         self._replica.observe_pass(timings.pass_us / 1e6)
         return verdict
 
-    async def _open(self, sequence: Sequence) -> Lane:
-        """Open the sequence somewhere. Its first verdict is a plain token, whatever the draft proposes."""
-        try:
-            # A replica that gave the sequence back, full or failing, is asked again only if there is no other.
-            self._replica = await self._pool.wait_for_one(self._wait_s, self._replica, sequence.needs)
-        except ReplicaLost as error:
-            raise NoReplica(str(error)) from error
-        self._lane = lane = self._replica.lane()
-        self._instance = self._replica.instance
+    def _open(self, sequence: Sequence, replica: Replica) -> Lane:
+        """Open the sequence there. Its first verdict is a plain token, whatever the draft proposes."""
+        self._lane = lane = replica.lane()
+        self._instance = replica.instance
         self._round = 0
         age_ms = int((time.monotonic() - self._arrived) * 1e3)
         lane.open(
@@ -221,10 +226,14 @@ class TargetClient:
         self._refused = isinstance(error, Overloaded)
         self._num_preemptions += isinstance(error, Preempted)
         if isinstance(error, ReplicaLost) and not isinstance(error, Draining) and self._replica is not None:
-            self._losses.append(_Loss(self._replica, self._instance, isinstance(error, PassFailed)))
+            failed_pass, stood_still = (
+                isinstance(error, PassFailed),
+                isinstance(error, WatchdogFired) and error.stood_still,
+            )
+            self._losses.append(_Loss(self._replica, self._instance, failed_pass, stood_still))
 
     async def _refuse_poison(self) -> None:
-        """A lost stream is a crash only if the process behind it ended."""
+        """A lost stream is a crash only if the process behind it ended, or stood still in a pass."""
         before, recent = self._losses[: self._num_harmless], self._losses[self._num_harmless :]
         if len(recent) * _HARM_OF_CRASH < MAX_HARM and len(self._losses) * _HARM_OF_CRASH < MAX_HARM_IN_ALL:
             return
@@ -239,7 +248,7 @@ async def _harm(losses: Iterable[_Loss]) -> int:
     for loss in losses:
         if loss.failed_pass:
             harm += _HARM_OF_FAILED_PASS
-        elif await loss.replica.is_dead(loss.instance, _FATE_TIMEOUT_S):
+        elif loss.stood_still or await loss.replica.is_dead(loss.instance, _FATE_TIMEOUT_S):
             harm += _HARM_OF_CRASH
     return harm
 

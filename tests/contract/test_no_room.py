@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec.errors import DeadlineExceeded, NoReplica, Overloaded, ReplicaLost
+from specdec.errors import DeadlineExceeded, InvalidArgument, NoReplica, Overloaded, ReplicaLost
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster
 from tests.contract.bad import HeldVerifier, runner
@@ -35,7 +35,9 @@ async def test_a_full_queue_is_resource_exhausted_with_a_time_to_come_back() -> 
 
 async def test_more_samples_than_are_ever_served_at_a_time_are_refused() -> None:
     async with cluster([LmVerifier(runner())], max_live_sequences=3) as running:
-        assert isinstance(await refusal(running, generate_request(n=4)), Overloaded)
+        error = await refusal(running, generate_request(n=4))
+        assert isinstance(error, InvalidArgument)
+        assert [name for name, _ in error.violations] == ["n"]
 
 
 async def test_the_callers_deadline_ends_the_request_and_frees_everything() -> None:

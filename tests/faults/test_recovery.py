@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 from bench.fault_proxy import FaultProxy
 from bench.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
+from specdec.errors import NoReplica
 from specdec.settings import ServiceSettings
 from target_service.server import create_server as create_target_server
 from tests.cluster import cluster, connected
@@ -84,6 +86,23 @@ async def test_one_poisonous_request_ends_alone():
             assert len(sample.token_ids) == 60
 
 
+class Held(TableVerifier):
+    """Makes no pass before the gate is open."""
+
+    def __init__(self):
+        super().__init__(Table())
+        self.gate = threading.Event()
+        self.num_open = 0
+
+    def open(self, spec):
+        self.num_open += 1
+        return super().open(spec)
+
+    def verify(self, jobs):
+        self.gate.wait(60)
+        return super().verify(jobs)
+
+
 class Wedged(TableVerifier):
     """Stands still in its tenth pass, while its event loop goes on to say that it lives."""
 
@@ -107,4 +126,61 @@ async def test_a_target_that_lives_but_makes_no_pass_is_left():
         wedged.go_on.set()
         assert [len(sample.token_ids) for [sample] in samples] == [60, 60]
         assert max(sample.finish.speculation.num_replays for [sample] in samples) == 1
-        await found.settled()
+        # It is connected again in a moment, and idle; but it must not draw everybody at once.
+        left = found.orchestrator.targets.replicas[0]
+        async with asyncio.timeout(10):
+            while not left.ready:
+                await asyncio.sleep(0.01)
+        left.lane()
+        lanes = [found.orchestrator.targets.replicas[1].lane() for _ in range(8)]
+        assert {found.orchestrator.targets.pick() for _ in range(20)} == {found.orchestrator.targets.replicas[1]}
+        assert len(lanes) == 8
+
+
+class WedgedBy(TableVerifier):
+    """Stands still in a pass with the token 1000, until it is told to go on."""
+
+    def __init__(self, go_on, **arguments):
+        super().__init__(Table(), **arguments)
+        self._go_on = go_on
+        self.stood_still = False
+
+    def verify(self, jobs):
+        if any(1000 in job.ids for job in jobs):
+            self.stood_still = True
+            self._go_on.wait(60)
+        return super().verify(jobs)
+
+
+async def test_a_request_in_which_targets_stand_still_stops_two_at_most():
+    go_on = threading.Event()
+    verifiers = [WedgedBy(go_on) for _ in range(4)]
+    async with cluster(verifiers, watchdog_s=30.0, stuck_after_s=0.5) as found:
+        poison = {"token_ids": [1, 1000]}
+        try:
+            [error] = await asyncio.gather(
+                found.client.generate(token_ids=poison, max_tokens=5), return_exceptions=True
+            )
+            assert "replicas failed 2 times under this request" in str(error)
+            assert sum(each.stood_still for each in verifiers) == 2
+        finally:
+            go_on.set()
+
+
+async def test_an_outage_is_told_to_all_at_the_same_time():
+    """Once the replays took turns in waiting for a target, and the last of them was told by its deadline."""
+    held = Held()
+    async with cluster([held], target_wait_s=1.0) as found:
+        requests = [found.client.generate(token_ids=PROMPT, max_tokens=9, seed=seed) for seed in range(8)]
+        tasks = [asyncio.create_task(request) for request in requests]
+        while held.num_open < 8:
+            await asyncio.sleep(0.01)
+        stopping = asyncio.create_task(found.targets[0].stop())
+        while found.orchestrator.targets.replicas[0].link:
+            await asyncio.sleep(0.01)
+        held.gate.set()
+        since = time.monotonic()
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(error, NoReplica) for error in errors), errors
+        assert time.monotonic() - since < 4.0, "eight times a second, if they take turns"
+        await stopping

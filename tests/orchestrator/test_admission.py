@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.admission import Admission
 from orchestrator.replay_gate import PER_REPLICA, ReplayGate
-from specdec.errors import Overloaded
+from specdec.errors import InvalidArgument, Overloaded
 
 
 async def _turns(count: int = 5) -> None:
@@ -65,8 +65,22 @@ async def test_who_gives_up_just_when_admitted_gives_the_place_on():
     assert (admission.live, admission.waiting) == (0, 0)
 
 
+async def test_who_gives_up_in_the_moment_in_which_another_leaves_does_so_in_peace():
+    admission = Admission(max_live=1, max_waiting=9)
+    first = admission.admitted(1)
+    await first.__aenter__()
+    gone, stays = (asyncio.create_task(_enter(admission, 1)) for _ in range(2))
+    await _turns()
+    gone.cancel()  # has not run yet
+    await first.__aexit__(None, None, None)
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    await stays
+    assert (admission.live, admission.waiting) == (0, 0)
+
+
 async def test_more_than_can_ever_be_live_is_refused():
-    with pytest.raises(Overloaded):
+    with pytest.raises(InvalidArgument, match="at most 2 samples"):
         await Admission(max_live=2, max_waiting=9).admitted(3).__aenter__()
 
 

@@ -46,15 +46,6 @@ def test_all_try_together_and_then_rest_twice_as_long_each_time():
     assert tried[:10] == [0, 1, 10, 11, 28, 29, 62, 63, 128, 129]
 
 
-def test_a_trial_is_paid_for_when_it_begins_and_given_back_when_it_is_booked():
-    concert = concert_of()
-    before = concert.costs.savings
-    concert.turn(0.5, [0.5] * 9, depth=4, num_rounds=99)
-    assert concert.costs.savings < before
-    concert.passed(0)
-    assert concert.costs.savings == before
-
-
 def test_what_cannot_be_paid_for_is_not_tried():
     concert = concert_of()
     concert.costs.savings = 0.0

@@ -139,19 +139,19 @@ def test_savings_are_spent_by_losses_and_filled_by_gains_up_to_a_limit():
     full = costs.savings
     while costs.savings > 0:
         assert costs.account(8, 1) < 0
-    assert not costs.borrow(8)
+    assert not costs.affords(8)
     for _ in range(1000):
         costs.account(0, 1)
     assert costs.savings == full
 
 
-def test_what_is_borrowed_at_one_time_is_no_more_than_was_saved():
+def test_nobody_tries_what_may_lose_more_than_was_saved():
     costs = known()
-    full, borrowed = costs.savings, 0.0
-    while loan := costs.borrow(8):
-        borrowed += loan
-    assert 0 < borrowed <= full
-    assert costs.savings == pytest.approx(full - borrowed)
+    assert costs.affords(8, 2)
+    assert costs.affords_unwaited(8, 2)
+    costs.savings = 0.1
+    assert not costs.affords(8, 2)
+    assert not costs.affords_unwaited(8, 2)
 
 
 def test_figures_that_cannot_be_are_survived():
@@ -161,7 +161,7 @@ def test_figures_that_cannot_be_are_survived():
         costs.verified(0, 0.0, timings, 0, 0)
         costs.went_on(timings, 0)
         assert all(seconds > 0 for seconds in costs.rounds)
-        assert costs.borrow(1) >= 0
+        assert costs.affords(1) in (True, False)
     fresh = Costs(8)
     fresh.drafted(4, 0.01)
     fresh.drafted(1, 0.01)

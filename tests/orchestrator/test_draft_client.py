@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from orchestrator.draft_client import DraftClient
 from orchestrator.link import Lane
 from orchestrator.sequence import Sequence
 from orchestrator.tally import Tally
+from specdec.errors import Overloaded, ReplicaLost
 from specdec.rounds import AHEAD, Budget, Growth, GrowthEnd, ModelInfo, Verdict
 from specdec.sequence import Method, SamplingParams
 from specdec.tree import EMPTY_TREE, TokenTree
@@ -150,6 +152,71 @@ async def test_a_draft_that_was_never_needed_is_never_told():
     commit(sequence, *range(20))
     client.catch_up(sequence)
     assert not pool.replica.lanes
+
+
+async def test_what_a_late_draft_was_asked_is_not_measured_by_what_it_is_told_later():
+    """That once was booked as a draft that took as long as nothing had been asked of it."""
+    costs = Measured(patience_s=0.001)
+    client, sequence, replica = asked(costs=costs)
+    answer(client, replica, sequence)
+    await client.growth(sequence)
+    commit(sequence, 5)
+    client.advance(sequence, Budget(3, 3))
+    assert await client.growth(sequence) is None
+    costs.told.clear()
+    commit(sequence, *range(20))
+    client.catch_up(sequence)
+    replica.lanes[-1].put(Growth(client.num_advances, sequence.base, (), EMPTY_TREE, GrowthEnd.BUDGET))
+    assert len(list(client.arrived())) == 1
+    assert costs.told == []
+
+
+async def test_drafts_are_compared_by_what_a_node_takes():
+    client, sequence, replica = asked()
+    answer(client, replica, sequence)
+    await client.growth(sequence)
+    replica.observe = (told := []).append
+    for budget in (Budget(4, 4), Budget(64, 64)):
+        commit(sequence, 5)
+        client.advance(sequence, budget)
+        client._asked = replace(client._asked, at=time.monotonic() - 0.01 * budget.max_nodes)
+        answer(client, replica, sequence)
+        await client.growth(sequence)
+    assert told == pytest.approx([0.01, 0.01], rel=0.3)
+
+
+async def test_a_draft_that_refuses_a_text_is_not_asked_to_take_it_in_again_at_once():
+    client, sequence, replica = asked()
+    replica.lanes[-1].put(Overloaded("no room", retry_after_s=60.0))
+    assert await client.growth(sequence) is None
+    commit(sequence, 5)
+    assert not client.advance(sequence, Budget(4, 4))
+    assert len(replica.lanes) == 1
+    assert client._paused_until > time.monotonic() + 50
+
+
+async def test_a_draft_that_is_lost_is_asked_elsewhere_at_once():
+    client, sequence, replica = asked()
+    replica.lanes[-1].put(ReplicaLost("gone"))
+    assert await client.growth(sequence) is None
+    commit(sequence, 5)
+    assert client.advance(sequence, Budget(4, 4))
+    assert len(replica.lanes) == 2
+
+
+async def test_a_text_that_outgrows_the_drafts_context_leaves_it():
+    pool = FakePool()
+    pool.replica.info = ModelInfo("d", "", 9, "", 4)
+    client = DraftClient(pool, Costs(8))
+    sequence = Sequence([1, 2], 99, SamplingParams(), 0, Method.COUPLED)
+    assert client.advance(sequence, Budget(4, 4))
+    commit(sequence, 5, 6, 7)
+    left: list[Lane] = []
+    pool.replica.link.leave = left.append
+    assert not client.advance(sequence, Budget(4, 4))
+    assert left == pool.replica.lanes
+    assert not client.advance(sequence, Budget(4, 4))
+    assert len(pool.replica.lanes) == 1, "and is not opened there again"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -74,6 +74,21 @@ async def test_when_all_lack_a_capability_it_is_said():
         await _pool(older).wait_for_one(0.0, needs=frozenset({TRANSFORMS}))
 
 
+async def test_a_replica_that_serves_again_wakes_who_waits_and_meanwhile_says_why_not():
+    async with cluster([TableVerifier(Table())]) as running:
+        pool, [server] = running.orchestrator.targets, running.targets
+        [replica] = pool.replicas
+        await server._server.set_serving(False)
+        while replica.ready:
+            await asyncio.sleep(0.01)
+        with pytest.raises(ReplicaLost, match="it says that it is not serving"):
+            await pool.wait_for_one(0.05)
+        waiting = asyncio.create_task(pool.wait_for_one(20.0))
+        await asyncio.sleep(0.05)
+        await server._server.set_serving()
+        assert await asyncio.wait_for(waiting, 10.0) is replica
+
+
 def test_whoever_gave_the_sequence_back_is_asked_last():
     one, other = _replica("one"), _replica("other", lanes=50)
     assert _pool(one, other).pick(avoid=one) is other

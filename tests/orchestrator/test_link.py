@@ -1,0 +1,133 @@
+"""What is said in one frame, and what becomes of a stream that ends."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from orchestrator import link as link_
+from orchestrator.frames import TargetFrames, chunked
+from orchestrator.link import HostileReplica, Link
+from specdec.errors import ReplicaLost
+from specdec.rpc import MAX_MESSAGE_BYTES
+from specdec.sequence import Method, SamplingParams, SequenceSpec
+from specdec.v1 import target_pb2
+
+
+class Call:
+    """A stream that takes frames at once, and ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.frames: list[target_pb2.VerifyRequest] = []
+        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def write(self, frame: target_pb2.VerifyRequest) -> None:
+        self.frames.append(frame)
+        await asyncio.sleep(0)
+
+    def __aiter__(self) -> Any:
+        return self
+
+    async def __anext__(self) -> Any:
+        await self.end
+
+    def cancel(self) -> None: ...
+
+
+class Running:
+    """A link that is carried."""
+
+    async def __aenter__(self) -> "Running":
+        self.call = Call()
+        self.link = Link(lambda: self.call, TargetFrames(1 << 20), 60.0, 60.0)
+        self.task = asyncio.create_task(self.link.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    def open(self, num_ids: int) -> Any:
+        lane = self.link.lane()
+        spec = SequenceSpec(tuple(range(70_000, 70_000 + num_ids)), num_ids, SamplingParams(), 0, Method.COUPLED)
+        lane.open(
+            chunked(
+                spec,
+                "",
+                "",
+                lambda part, more: target_pb2.TargetOpen(sequence=lane.sequence, spec=part, more=more),
+            )
+        )
+        return lane
+
+    async def quiet(self) -> list[target_pb2.VerifyRequest]:
+        for _ in range(500):
+            await asyncio.sleep(0)
+        return self.call.frames
+
+
+async def test_long_opens_leave_in_frames_that_delay_nobody() -> None:
+    async with Running() as running:
+        for _ in range(64):
+            running.open(100_000)
+        frames = await running.quiet()
+        assert len(frames) > 64
+        assert max(frame.ByteSize() for frame in frames) < MAX_MESSAGE_BYTES / 16
+        ids: dict[int, list[int]] = {}
+        more: dict[int, bool] = {}
+        for frame in frames:
+            for each in frame.opens:
+                ids.setdefault(each.sequence, []).extend(each.spec.token_ids)
+                more[each.sequence] = each.more
+        assert list(ids.values()) == [list(range(70_000, 170_000))] * 64
+        assert not any(more.values())
+
+
+async def test_a_neighbours_round_does_not_wait_for_a_long_open() -> None:
+    async with Running() as running:
+        short, long = running.open(3), running.open(1_000_000)
+        short.send(target_pb2.Round(sequence=short.sequence, round=1))
+        long.send(target_pb2.Round(sequence=long.sequence, round=1))
+        frames = await running.quiet()
+        said = [(frame.rounds[0].sequence, number) for number, frame in enumerate(frames) if frame.rounds]
+        assert said == [(short.sequence, 0), (long.sequence, len(frames) - 1)]
+        assert not frames[-1].opens[-1].more
+
+
+async def test_of_a_lane_that_is_closed_nothing_more_is_said() -> None:
+    async with Running() as running:
+        lane = running.open(1_000_000)
+        running.link._wake.set()
+        while not running.call.frames:
+            await asyncio.sleep(0)
+        lane.close()
+        frames = await running.quiet()
+        assert [list(frame.closes) for frame in frames if frame.closes] == [[lane.sequence]]
+        assert sum(len(each.spec.token_ids) for frame in frames for each in frame.opens) < 200_000
+
+
+@pytest.mark.parametrize(
+    "code",
+    [code for code in grpc.StatusCode if code not in (grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED)],
+)
+async def test_however_the_stream_of_all_ends_each_sequence_is_replayed(code: grpc.StatusCode) -> None:
+    """A proxy may end it with any status; none of them is what a client did."""
+    async with Running() as running:
+        lane = running.open(3)
+        running.call.end.set_exception(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "why"))
+        with pytest.raises(ReplicaLost, match="why"):
+            await lane.receive()
+
+
+async def test_who_refuses_this_orchestrator_is_left_alone() -> None:
+    async with Running() as running:
+        lane = running.open(3)
+        denied = grpc.StatusCode.PERMISSION_DENIED
+        running.call.end.set_exception(grpc.aio.AioRpcError(denied, grpc.aio.Metadata(), grpc.aio.Metadata(), "why"))
+        with pytest.raises(HostileReplica, match="it refuses this orchestrator"):
+            await lane.receive()
+
+
+def test_a_frame_of_opens_has_room_for_many() -> None:
+    assert link_._IDS_PER_FRAME * 5 < MAX_MESSAGE_BYTES / 8
