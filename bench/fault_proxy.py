@@ -106,7 +106,9 @@ class FaultProxy:
         }
         self._tasks |= pumps
         try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            # A handler that is cancelled, when the whole program ends, makes asyncio complain.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for pump in pumps:
                 pump.cancel()

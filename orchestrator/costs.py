@@ -74,7 +74,6 @@ class Costs:
         self._unwaited: list[float] = []
         self._num_passes = self._num_wide = 0
         self._misses = [Acceptance(_MISSES, _HOPE, _HOPE_TRIALS) for _ in (False, True)]  # by whether they wait
-        self._longest_wait_s = math.inf  # for a draft: see patience_s
         self.chances = Chances()
         """Of draft tokens, over all requests."""
         self.hit_rates = HitRates()
@@ -135,10 +134,8 @@ class Costs:
 
     def _with_draft(self, waits: float) -> list[float]:
         """If such a share of the rounds waits."""
-        alone_s = self.alone_s
-        self._longest_wait_s = _LATE * self.most * alone_s
         tokens = range(1, self.most + 1)
-        return [alone_s, *(self._round_s(k * self._rows_per_token, self._away_s(k, waits)) for k in tokens)]
+        return [self.alone_s, *(self._round_s(k * self._rows_per_token, self._away_s(k, waits)) for k in tokens)]
 
     @property
     def waits(self) -> float:
@@ -274,7 +271,9 @@ class Costs:
         """From a verdict to the next time that the rows are at the target, if nobody else is there, and such a share of
         the rounds waits for the draft."""
         draft_s = self._drafts.seconds(num_nodes) if num_nodes else 0.0
-        return self._beyond_s + waits * min(draft_s, self._longest_wait_s)
+        if self.alone_known:
+            draft_s = min(draft_s, _LATE * self.most * self.alone_s)  # nobody waits longer: see patience_s
+        return self._beyond_s + waits * draft_s
 
 
 def _booked(savings: float, gain: float) -> float:
