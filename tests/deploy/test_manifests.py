@@ -286,6 +286,16 @@ def test_models_with_gpus_ask_for_one_each_and_the_demo_for_none() -> None:
 
 
 @needs_kubectl
+def test_on_one_node_all_pods_go_where_the_claim_and_the_gpus_are() -> None:
+    [claim] = kind(rendered("single-node-gpu"), "PersistentVolumeClaim").values()
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    for deployment in deployments("single-node-gpu", ()).values():
+        pod = deployment["spec"]["template"]["spec"]
+        assert pod["nodeSelector"] == {"specdec-pool": "all"}
+        assert "nvidia.com/gpu" in {each["key"] for each in pod["tolerations"]}
+
+
+@needs_kubectl
 def test_on_several_nodes_targets_spread_orchestrators_go_beside_them_and_drafts_elsewhere() -> None:
     pods = {role: each["spec"]["template"]["spec"] for role, each in deployments("multi-node", ()).items()}
     assert pods["target"]["nodeSelector"] != pods["draft"]["nodeSelector"]
