@@ -33,7 +33,12 @@ def observe(targets: Pool, drafts: Pool, live: Callable[[], int], waiting: Calla
         ]
 
     def ready() -> Points:
-        return [(int(each.ready), _labels(each)) for each in replicas()]
+        # A name that leads nowhere is told, too: nobody would miss a series that never was.
+        return [(int(each.ready), _labels(each)) for each in replicas()] + [
+            (0, {"role": role, "address": address})
+            for role, pool in (("target", targets), ("draft", drafts))
+            for address in list(pool.unresolved)
+        ]
 
     def latency() -> Points:
         return [(each.latency_s, _labels(each)) for each in replicas() if each.latency_s is not None]

@@ -125,7 +125,7 @@ def _exporter(signal: str) -> Any:
         for entry_point in entry_points(group=f"opentelemetry_{signal}_exporter", name=candidate):
             return entry_point.load()()
     raise ValueError(
-        f"OTEL_{signal.upper()}_EXPORTER={name}: no such exporter is installed (pip install 'specdec[otlp]')"
+        f"OTEL_{signal.upper()}_EXPORTER={name}: no such exporter is installed; in a checkout: pip install -e '.[otlp]'"
     )
 
 

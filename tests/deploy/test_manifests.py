@@ -285,6 +285,36 @@ def test_models_with_gpus_ask_for_one_each_and_the_demo_for_none() -> None:
         assert environment(only).get("SPECDEC_DEVICE", "cpu") == ("cuda:0" if wanted else "cpu")
 
 
+def test_the_job_that_takes_models_is_valid_and_as_restricted_as_the_services() -> None:
+    """Needs no kubectl."""
+    job = yaml.safe_load((KUBERNETES / "copy-models.yaml").read_text())
+    for version in VERSIONS:
+        kubernetes_validate.validate(job, version, strict=True)
+    pod = job["spec"]["template"]["spec"]
+    base = yaml.safe_load((KUBERNETES / "base" / "pod.yaml").read_text())["spec"]["template"]["spec"]
+    [only], [service] = pod["containers"], base["containers"]
+    assert pod["securityContext"] == base["securityContext"]
+    assert only["securityContext"] == service["securityContext"]
+    assert "readOnly" not in only["volumeMounts"][0]
+    [volume] = pod["volumes"]
+    single = KUBERNETES / "overlays" / "single-node-gpu"
+    claim = yaml.safe_load((single / "models.yaml").read_text())
+    assert volume["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
+    assert job["metadata"]["namespace"] == claim["metadata"]["namespace"]
+    node = yaml.safe_load((single / "node.yaml").read_text())
+    assert pod["nodeSelector"] == node["spec"]["template"]["spec"]["nodeSelector"]
+
+
+@needs_kubectl
+def test_on_one_node_all_pods_go_where_the_claim_and_the_gpus_are() -> None:
+    [claim] = kind(rendered("single-node-gpu"), "PersistentVolumeClaim").values()
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    for deployment in deployments("single-node-gpu", ()).values():
+        pod = deployment["spec"]["template"]["spec"]
+        assert pod["nodeSelector"] == {"specdec-pool": "all"}
+        assert "nvidia.com/gpu" in {each["key"] for each in pod["tolerations"]}
+
+
 @needs_kubectl
 def test_on_several_nodes_targets_spread_orchestrators_go_beside_them_and_drafts_elsewhere() -> None:
     pods = {role: each["spec"]["template"]["spec"] for role, each in deployments("multi-node", ()).items()}

@@ -129,6 +129,20 @@ async def test_a_node_is_received_once_however_often_its_tree_is_pushed():
     assert sequence.statistics.num_received_nodes == 5, "what was decided otherwise meanwhile came too late to count"
 
 
+async def test_an_address_that_cannot_be_resolved_is_told_as_not_ready(measured):
+    async with cluster([TableVerifier(Table())]) as deployment:
+        orchestrator = deployment.orchestrator
+        orchestrator.drafts.unresolved["nowhere.invalid:50052"] = "the name cannot be resolved"
+        ready = total(measured)["specdec.replica_ready"]
+        [target] = [replica.address for replica in orchestrator.targets.replicas]
+        assert ready == {
+            (("address", target), ("role", "target")): 1,
+            (("address", "nowhere.invalid:50052"), ("role", "draft")): 0,
+        }
+        del orchestrator.drafts.unresolved["nowhere.invalid:50052"]
+        assert list(total(measured)["specdec.replica_ready"]) == [(("address", target), ("role", "target"))]
+
+
 async def test_a_pair_that_disagrees_is_seen_in_what_is_accepted(measured):
     pair = [LmVerifier(TableRunner(seed=1))], [LanguageModelDrafter(TableRunner(seed=2))]
     async with cluster(*pair) as deployment:
