@@ -222,13 +222,10 @@ class Adaptive:
             self._guesses.forgo()
         elif self._guesses:
             beaten = partial(self._beaten, num_draft_tokens)
-            most = self._guesses.grant(sequence, num_draft_tokens > 0, beaten)
-        run_on = 0
-        if not num_draft_tokens and self._turn is not Turn.CHECK:
-            run_on = _run_on(min(self._rests, most), sequence)
-        if self._guesses:
-            self._guesses.goes_on(run_on)
-        return run_on
+            most = self._guesses.grant(sequence, num_draft_tokens > 0, self._unasked, beaten)
+        if num_draft_tokens or self._turn is Turn.CHECK:
+            return 0
+        return _run_on(min(self._rests, most), sequence)
 
     @property
     def _rests(self) -> int:

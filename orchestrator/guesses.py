@@ -40,26 +40,22 @@ class Guesses:
         self._granted_at = -_AGAIN  # the round that was granted a guess last
         self._cut = False  # for the lookup's sake nothing more may come unasked
         self._held = False  # and so this round had to be asked for
-        self._unasked = 0  # rounds that may still come unasked
         self._drafting = False
 
-    def grant(self, sequence: Sequence, drafting: bool, beaten: Callable[[float], Rival]) -> int:
+    def grant(self, sequence: Sequence, drafting: bool, unasked: int, beaten: Callable[[float], Rival]) -> int:
         """Grant what the lookup guesses for the round to come, as far as it is worth verifying.
 
-        ``beaten`` tells the best of what promises less than a guess does, which the guess then goes before. How many
-        tokens may come unasked after the round: none where a guess is there that is worth to be verified.
+        So many rounds, from this one on, come ``unasked``. ``beaten`` tells the best of what promises less than a guess
+        does, which the guess then goes before. How many tokens may come unasked after the round: none where a guess is
+        there that is worth to be verified.
         """
         self._num_rounds += 1
         self._drafting = drafting
         self._lookup.grant(0, Rival.NOTHING)
-        most = self._most_unasked(sequence, beaten)
-        self._held = self._cut and not (drafting or self._unasked)
+        most = self._most_unasked(sequence, unasked, beaten)
+        self._held = self._cut and not (drafting or unasked)
         self._cut = not (drafting or most)
         return most
-
-    def goes_on(self, run_on: int) -> None:
-        """So many tokens may come unasked after the round to come."""
-        self._unasked = max(self._unasked - 1, run_on)
 
     def forgo(self) -> None:
         """The round to come is to show what the target takes alone."""
@@ -69,9 +65,7 @@ class Guesses:
 
     def observe(self, tree: TokenTree, verdict: Verdict) -> None:
         """The outcome of a round, whoever proposed the tree."""
-        if not verdict.round:
-            self._unasked = 0  # it was opened anew
-        elif self._costs.alone_known:
+        if verdict.round and self._costs.alone_known:
             guessed = tree if self.taken is not None else EMPTY_TREE
             asked = bool(guessed) or self._held
             self._costs.account_lookup(len(guessed), len(verdict.accepted) + 1, asked, self._drafting)
@@ -81,7 +75,7 @@ class Guesses:
         """What the guess that was verified was preferred to; None: there was none."""
         return self._lookup.taken
 
-    def _most_unasked(self, sequence: Sequence, beaten: Callable[[float], Rival]) -> int:
+    def _most_unasked(self, sequence: Sequence, unasked: int, beaten: Callable[[float], Rival]) -> int:
         costs, most = self._costs, sequence.remaining - 1
         if costs.lookup_savings <= 0 or most <= 0 or not sequence.num_committed:
             return _SHORT_RUN_ON
@@ -91,21 +85,21 @@ class Guesses:
         elif max(promises([1.0] * MOST_GUESSED, costs.unwaited, costs.alone_beside(self._drafting))) < ON:
             return most  # rows cost so much that nothing would be gained if all were right
         else:
-            num_guessed, promise = self._best(self._lookup.look(sequence.ids)[:most])
+            num_guessed, promise = self._best(self._lookup.look(sequence.ids)[:most], unasked)
         self._num_worthwhile = self._num_worthwhile + 1 if num_guessed else 0
         if not num_guessed or self._num_worthwhile % _CHECK_EVERY == 0:
             return 0 if self._num_rounds - self._granted_at <= _AGAIN else _SHORT_RUN_ON
-        if not self._unasked:
+        if not unasked:
             self._lookup.grant(num_guessed, beaten(promise))
             self._granted_at = self._num_rounds
         return 0
 
-    def _best(self, chances: list[float]) -> tuple[int, float]:
+    def _best(self, chances: list[float], unasked: int) -> tuple[int, float]:
         """How many tokens of the guess promise the most, and what; 0: the target alone promises as much."""
         unwaited, alone_s = self._costs.unwaited, self._costs.alone_beside(self._drafting)
         promised = promises(chances, unwaited, alone_s)
         promise = max(promised)
         # Will it be there still when all has come that comes unasked? If not, a round is asked for in vain.
-        alive = [1.0, *chances][self._unasked] if self._unasked <= len(chances) else 0.0
+        alive = [1.0, *chances][unasked] if unasked <= len(chances) else 0.0
         hope = alive * promise + (1 - alive) * alone_s / unwaited[0]
         return promised.index(promise) if hope >= (OFF if self._num_worthwhile else ON) else 0, promise
