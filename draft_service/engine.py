@@ -293,8 +293,12 @@ class DraftEngine:
 
     def _spots(self, work: _Work) -> tuple[Spot, ...]:
         """Where the next pass grows ahead, so far as it may."""
-        base, room = work.sequence.base, min(work.budget.max_ahead, MOST_NODES) - work.num_ahead
-        deepest = min(work.budget.max_depth, self._drafter.info.context_length - base + 1)
+        room = min(work.budget.max_ahead, MOST_NODES) - work.num_ahead
+        # All of the tree is fed in every pass, while what was asked for may end at a node that no row can be fed for.
+        num_feedable = self._drafter.info.context_length - work.sequence.base
+        if max(work.sequence.tree.depths, default=-1) >= num_feedable:
+            return ()
+        deepest = min(work.budget.max_depth, num_feedable)
         # What a later pass would rather grow is left to it, but the verdict may come before that.
         least = work.chances.least(2 * work.budget.max_ahead)
         return spots(work.sequence.tree, work.chances.of_ranks, least, room, deepest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,6 +12,8 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen, DraftSequence
 from specdec.batching import Key
 from specdec.errors import InvalidArgument
+from specdec.model_runner import RowOutputs
+from specdec.packed_rows import Segment
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import EMPTY_TREE, ROOT, TokenTree
@@ -187,6 +190,34 @@ def test_it_never_grows_deeper_than_it_may_nor_beyond_the_context():
     short.submit(A, Advance(1, limit - 4, budget=Budget(2, 50, 50)))
     tree = rest(short)[-1].tree
     assert limit - 4 + max(tree.depths) <= limit
+
+
+@pytest.mark.parametrize("num_nodes", range(5))
+@pytest.mark.parametrize("distance", range(-1, 5))
+def test_no_row_is_fed_beyond_the_context(distance: int, num_nodes: int) -> None:
+    """A model with learned positions has none there."""
+
+    class Recording(TableRunner):
+        last = -1
+
+        def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
+            self.last = max(self.last, *(max(segment.positions) for segment in segments))
+            return super().forward(segments)
+
+    table = Recording(seed=3, context_length=40)
+    engine = DraftEngine(LanguageModelDrafter(table))
+    ids = tuple(i % 8 for i in range(40 - distance))
+    engine.open(A, DraftOpen(SequenceSpec(ids, len(ids), SamplingParams(0.0)), Budget()))
+    rest(engine)
+    engine.submit(A, Advance(1, len(ids), budget=Budget(num_nodes, 50, 50)))
+    grown = rest(engine)[-1]
+    assert grown.end in (GrowthEnd.BUDGET, GrowthEnd.CONTEXT)
+    # What was asked for stays in the tree, and the next advance may grow below it.
+    engine.submit(A, Advance(2, len(ids), budget=Budget(0, 50, 50)))
+    below = rest(engine)[-1]
+    assert table.last <= 39
+    if distance > num_nodes:
+        assert len(ids) + max(below.tree.depths) == 39, "as deep as a row could still be fed"
 
 
 def test_without_memory_for_branches_what_was_asked_for_still_comes():
