@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from specdec.errors import InvalidArgument
@@ -15,10 +16,17 @@ MOST_NODES = 256
 _MOST_SIBLINGS = 8
 
 
-def check_budget(spec: SequenceSpec, budget: Budget, drafter: ModelInfo) -> None:
-    """Raises InvalidArgument, naming everything that this drafter cannot do for this sequence."""
+def granted(spec: SequenceSpec, budget: Budget, drafter: ModelInfo) -> Budget:
+    """What of a budget counts: more nodes ahead than there can be are none.
+
+    Raises InvalidArgument, naming everything that this drafter cannot do for this sequence.
+    """
     if problems := list(_problems(spec, budget, drafter)):
         raise InvalidArgument(problems)
+    if budget.max_ahead <= MOST_NODES:
+        return budget
+    # A caller that wants as many as possible may name any number, and how much is reckoned with depends on it.
+    return dataclasses.replace(budget, max_ahead=MOST_NODES)
 
 
 def _problems(spec: SequenceSpec, budget: Budget, drafter: ModelInfo) -> Iterator[tuple[str, str]]:

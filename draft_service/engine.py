@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from draft_service.ahead import Spot, spots
-from draft_service.budgets import MOST_NODES, check_budget, check_in_flight
+from draft_service.budgets import MOST_NODES, check_in_flight, granted
 from specdec.batching import Key, Results
 from specdec.chances import Chances
 from specdec.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
@@ -120,14 +120,14 @@ class DraftEngine:
             raise Draining("this draft is draining; open the sequence on another one")
         if len(self._works) >= self._max_sequences:
             raise Overloaded(f"{len(self._works)} sequences are open")
-        check_budget(open_.spec, open_.budget, self._drafter.info)
-        if open_.budget.max_nodes and not open_.spec.keyed_by_token:
+        budget = granted(open_.spec, open_.budget, self._drafter.info)
+        if budget.max_nodes and not open_.spec.keyed_by_token:
             method = open_.spec.method.value
             raise InvalidArgument([("budget.max_nodes", f"must be 0 in an open with {method} verification")])
         memory = self._drafter.open(open_.spec)
-        ids, num_siblings = list(open_.spec.token_ids), open_.budget.max_siblings
-        sequence = DraftSequence(open_.spec, ids, memory=memory, num_siblings=num_siblings)
-        self._works[key] = self._fresh[key] = _Work(sequence, Chances(self._chances), 0, open_.budget)
+        ids = list(open_.spec.token_ids)
+        sequence = DraftSequence(open_.spec, ids, memory=memory, num_siblings=budget.max_siblings)
+        self._works[key] = self._fresh[key] = _Work(sequence, Chances(self._chances), 0, budget)
 
     def submit(self, key: Key, advance: Advance, arrived: float | None = None) -> None:
         work = self._works.get(key)
@@ -138,7 +138,7 @@ class DraftEngine:
             raise OutOfStep(f"advance {work.advance + 1} was expected, not {advance.number}")
         if advance.base != sequence.base + len(advance.token_ids):
             raise OutOfStep(f"base {sequence.base + len(advance.token_ids)} was expected, not {advance.base}")
-        check_budget(sequence.spec, advance.budget, self._drafter.info)
+        budget = granted(sequence.spec, advance.budget, self._drafter.info)
         check_in_flight(advance.in_flight, advance.base, self._drafter.info)
         superseded = list(work.superseded)
         if not work.answered:
@@ -147,18 +147,18 @@ class DraftEngine:
         keyed = sequence.spec.keyed_by_token
         sequence.tree = work.chances.descended(sequence.tree, advance.token_ids) if keyed else EMPTY_TREE
         sequence.ids.extend(advance.token_ids)
-        in_flight = advance.in_flight if advance.budget.max_ahead else EMPTY_TREE
+        in_flight = advance.in_flight if budget.max_ahead else EMPTY_TREE
         sequence.tree = in_flight.merge(sequence.tree).prefix(2 * MOST_NODES)
-        if advance.budget.max_nodes:
+        if budget.max_nodes:
             sequence.tree = sequence.tree.trunk()
-        sequence.num_siblings = advance.budget.max_siblings
+        sequence.num_siblings = budget.max_siblings
         self._works[key] = self._fresh[key] = _Work(
             sequence,
             work.chances,
             advance.number,
-            advance.budget,
+            budget,
             # Growing takes in what was committed; where nothing is to be grown, that is done when nobody waits.
-            learnt=bool(advance.budget.max_nodes or advance.budget.max_ahead),
+            learnt=bool(budget.max_nodes or budget.max_ahead),
             superseded=superseded,
         )
 
@@ -293,11 +293,16 @@ class DraftEngine:
 
     def _spots(self, work: _Work) -> tuple[Spot, ...]:
         """Where the next pass grows ahead, so far as it may."""
-        base, room = work.sequence.base, min(work.budget.max_ahead, MOST_NODES) - work.num_ahead
-        deepest = min(work.budget.max_depth, self._drafter.info.context_length - base + 1)
+        tree, room = work.sequence.tree, work.budget.max_ahead - work.num_ahead
+        # All of the tree is fed in every pass. What was asked for may end at a node that no row can be fed for, or be
+        # more than is kept from one advance to the next.
+        num_feedable = self._drafter.info.context_length - work.sequence.base
+        if max(tree.depths, default=-1) >= num_feedable or len(tree) - work.num_ahead > 2 * MOST_NODES:
+            return ()
+        deepest = min(work.budget.max_depth, num_feedable)
         # What a later pass would rather grow is left to it, but the verdict may come before that.
         least = work.chances.least(2 * work.budget.max_ahead)
-        return spots(work.sequence.tree, work.chances.of_ranks, least, room, deepest)
+        return spots(tree, work.chances.of_ranks, least, room, deepest)
 
     def _learn(self, learning: dict[Key, _Work]) -> list[tuple[Key, Growth | SpecdecError]]:
         learnt = self._drafter.learn([work.sequence for work in learning.values()])

@@ -79,7 +79,7 @@ class Client:
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
         """The responses to a GenerateRequest with these fields, wherever they come from. Raises SpecdecError."""
         request = generation_pb2.GenerateRequest(**fields)
-        samples = {index: Sample(token_ids=list(ids.token_ids)) for index, ids in request.resume.items()}
+        samples = _resumed(request)
         started = time.monotonic()
         admitted = False
         lost_in_a_row = 0
@@ -126,8 +126,12 @@ class Client:
             call.cancel()
 
     async def generate(self, timeout_s: float | None = None, **fields: Any) -> list[Sample]:
-        """All samples of a request, by index. Raises SpecdecError."""
-        samples: list[Sample] = [Sample() for _ in range(fields.get("n") or 1)]
+        """All samples of a request, by index. Raises SpecdecError.
+
+        Of ids that it resumes with, ``token_ids`` is all that a sample has: their text and origins are not sent again.
+        """
+        resumed = _resumed(generation_pb2.GenerateRequest(**fields))
+        samples = [resumed.get(index, Sample()) for index in range(fields.get("n") or 1)]
         async for response in self.stream(timeout_s, **fields):
             if response.HasField("chunk"):
                 samples[response.chunk.index].add(response.chunk)
@@ -142,3 +146,8 @@ class Client:
         except grpc.aio.AioRpcError as error:
             raise rpc.error_of(error) from error
         return info
+
+
+def _resumed(request: generation_pb2.GenerateRequest) -> dict[int, Sample]:
+    """What had been received before this request, by index."""
+    return {index: Sample(token_ids=list(ids.token_ids)) for index, ids in request.resume.items()}

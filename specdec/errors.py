@@ -26,11 +26,15 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from google.protobuf import duration_pb2
+from google.protobuf.message import DecodeError, Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 DOMAIN = "specdec"
 _MOST_VIOLATIONS = 32
 """That are named: a status travels in metadata, of which gRPC takes 8 KiB."""
+
+_LONGEST_DELAY_S = 7 * 86_400.0
+"""That a peer is believed; beyond some limit a delay could not be told to the next caller."""
 
 
 class SpecdecError(Exception):
@@ -152,20 +156,33 @@ def to_status(error: SpecdecError) -> status_pb2.Status:
 
 
 def from_status(status: status_pb2.Status) -> SpecdecError:
-    """The error that a peer sent. A status of unknown cause counts as the loss of the replica."""
+    """The error that a peer sent. A status of unknown cause counts as the loss of the replica, and details that cannot
+    be read as none: whatever a peer says, it is an error of this tree."""
     info = error_details_pb2.ErrorInfo()
     bad_request = error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()
-    for detail in status.details:
-        for message in (info, bad_request, retry):
-            if detail.Is(message.DESCRIPTOR):
-                detail.Unpack(message)
+    there = [_unpacked(status, message) for message in (info, bad_request, retry)]
     if status.code == code_pb2.INVALID_ARGUMENT:
         violations = [(v.field, v.description) for v in bad_request.field_violations]
         return InvalidArgument(violations or [("request", status.message)])
     if status.code == code_pb2.RESOURCE_EXHAUSTED:
-        if not any(detail.Is(retry.DESCRIPTOR) for detail in status.details):
+        if not there[-1]:
             return Overloaded(status.message)
-        return Overloaded(status.message, retry.retry_delay.ToNanoseconds() / 1e9)
+        delay_s = retry.retry_delay.ToNanoseconds() / 1e9
+        return Overloaded(status.message, min(max(0.0, delay_s), _LONGEST_DELAY_S))
     by_code = _BY_CODE.get(status.code, ReplicaLost)
     return _BY_REASON.get(info.reason, by_code)(status.message)
+
+
+def _unpacked(status: status_pb2.Status, message: Message) -> bool:
+    """Fill ``message`` from the details; False if it is not there, and then it is empty."""
+    found = False
+    for detail in status.details:
+        if detail.Is(message.DESCRIPTOR):
+            try:
+                detail.Unpack(message)
+                found = True
+            except DecodeError:
+                message.Clear()
+                return False
+    return found

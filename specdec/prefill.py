@@ -20,15 +20,17 @@ def rows_to_feed(texts: Sequence[tuple[SequenceCache, Sequence[int]]]) -> list[i
     All that is missing, or a chunk of it; 0 where the next block is what an earlier sequence of this pass fills.
     """
     missing = [len(ids) - len(cache) for cache, ids in texts]
-    most = fair_share([count for count in missing if count > 1], ROWS_PER_PASS)
     being_filled: set[Hashable] = set()
-    rows = []
+    waits = []
     for (cache, ids), count in zip(texts, missing, strict=True):
         awaited = cache.awaited(ids) if count > 1 else None
-        rows.append(0 if awaited in being_filled else min(count, most))
+        waits.append(awaited in being_filled)
         if awaited is not None:
             being_filled.add(awaited)
-    return rows
+    # Who waits takes no rows, and so leaves them to the others.
+    feeding = [count for count, waiting in zip(missing, waits, strict=True) if count > 1 and not waiting]
+    most = fair_share(feeding, ROWS_PER_PASS)
+    return [0 if waiting else min(count, most) for count, waiting in zip(missing, waits, strict=True)]
 
 
 def fair_share(wanted: Sequence[int], total: int) -> int:

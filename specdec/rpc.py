@@ -98,8 +98,14 @@ def keepalive() -> common_pb2.Keepalive:
 
 
 def error_of(error: grpc.aio.AioRpcError) -> SpecdecError:
-    """The error that a failed call stands for, as the server meant it."""
-    status = rpc_status.from_call(error)
+    """The error that a failed call stands for, as the server meant it.
+
+    Where its details contradict its code or message, or are no status at all, code and message alone count.
+    """
+    try:
+        status = rpc_status.from_call(error)
+    except (ValueError, DecodeError):
+        status = None
     if status is None:
         status = status_pb2.Status(code=error.code().value[0], message=error.details() or "")
     return from_status(status)

@@ -124,9 +124,9 @@ class LanguageModelDrafter:
         for sequence, text in zip(sequences, texts, strict=True):
             memory: _Memory = sequence.memory
             _roll_back(memory, sequence, text)
-            if not len(memory.cache):
+            if len(text) - len(memory.cache) > 1:  # also what another sequence filled while this one waited for it
                 self._runner.move(memory.cache.attach(text))
-                memory.fed = text[: len(memory.cache)]
+                memory.fed += text[len(memory.fed) : len(memory.cache)]
         caches: list[SequenceCache] = [sequence.memory.cache for sequence in sequences]
         outcome: list[Tensor | SpecdecError | None] = [None] * len(texts)
         segments: dict[int, Segment] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,6 +12,8 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen, DraftSequence
 from specdec.batching import Key
 from specdec.errors import InvalidArgument
+from specdec.model_runner import RowOutputs
+from specdec.packed_rows import Segment
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import EMPTY_TREE, ROOT, TokenTree
@@ -36,9 +39,9 @@ def opened(sampling: SamplingParams, ids: tuple[int, ...] = (1, 2, 3), **options
     return engine
 
 
-def rest(engine: DraftEngine) -> list[Growth]:
+def rest(engine: DraftEngine, limit: int = 100) -> list[Growth]:
     """What is answered until nothing is left to do."""
-    growths, limit = [], 100
+    growths = []
     while not engine.idle:
         growths += [growth for _, growth in engine.step()]
         limit -= 1
@@ -189,6 +192,34 @@ def test_it_never_grows_deeper_than_it_may_nor_beyond_the_context():
     assert limit - 4 + max(tree.depths) <= limit
 
 
+@pytest.mark.parametrize("num_nodes", range(5))
+@pytest.mark.parametrize("distance", range(-1, 5))
+def test_no_row_is_fed_beyond_the_context(distance: int, num_nodes: int) -> None:
+    """A model with learned positions has none there."""
+
+    class Recording(TableRunner):
+        last = -1
+
+        def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
+            self.last = max(self.last, *(max(segment.positions) for segment in segments))
+            return super().forward(segments)
+
+    table = Recording(seed=3, context_length=40)
+    engine = DraftEngine(LanguageModelDrafter(table))
+    ids = tuple(i % 8 for i in range(40 - distance))
+    engine.open(A, DraftOpen(SequenceSpec(ids, len(ids), SamplingParams(0.0)), Budget()))
+    rest(engine)
+    engine.submit(A, Advance(1, len(ids), budget=Budget(num_nodes, 50, 50)))
+    grown = rest(engine)[-1]
+    assert grown.end in (GrowthEnd.BUDGET, GrowthEnd.CONTEXT)
+    # What was asked for stays in the tree, and the next advance may grow below it.
+    engine.submit(A, Advance(2, len(ids), budget=Budget(0, 50, 50)))
+    below = rest(engine)[-1]
+    assert table.last <= 39
+    if distance > num_nodes:
+        assert len(ids) + max(below.tree.depths) == 39, "as deep as a row could still be fed"
+
+
 def test_without_memory_for_branches_what_was_asked_for_still_comes():
     engine = opened(SamplingParams(0.0), tuple(range(8)) * 3, num_slots=32)
     engine.submit(A, Advance(1, 24, budget=Budget(3, 12, 60)))
@@ -197,6 +228,28 @@ def test_without_memory_for_branches_what_was_asked_for_still_comes():
     assert growths[-1].end is GrowthEnd.UNLIKELY
     engine.submit(A, Advance(2, 25, (5,), budget=Budget(3, 3)))
     assert [len(growth.tree) for growth in rest(engine)] == [3]
+
+
+def test_who_asks_for_more_than_there_can_be_gets_as_much_as_there_can_be() -> None:
+    """And soon: the numbers of the contract go up to 2**32 - 1, and none of them is work in itself."""
+    most = 2**32 - 1
+    engine = DraftEngine(LanguageModelDrafter(runner()))
+    engine.open(A, DraftOpen(SequenceSpec((1, 2, 3), 3, SamplingParams(0.0)), Budget(2, most, most, 8)))
+    assert len(rest(engine)[-1].tree) == 2 + 256, "their siblings are among what grew ahead"
+    engine.submit(A, Advance(1, 4, (6,), budget=Budget(0, most, most)))
+    grown = rest(engine)[-1]
+    assert grown.end is GrowthEnd.BUDGET
+    assert 256 <= len(grown.tree) <= 2 + 2 * 256
+    engine.submit(A, Advance(2, 4, budget=Budget(most, most, most, 8)))
+    assert rest(engine, 600)[-1].end is GrowthEnd.CONTEXT
+
+
+def test_nothing_grows_ahead_of_a_chain_that_is_itself_too_long_to_be_fed_in_every_pass() -> None:
+    engine = DraftEngine(LanguageModelDrafter(TableRunner(seed=3, context_length=1024)))
+    for key, num_nodes in ((A, 512), (B, 513)):
+        engine.open(key, DraftOpen(SequenceSpec((1, 2), 2, SamplingParams(0.0)), Budget(num_nodes, 600, 1)))
+    rest(engine, 600)
+    assert [len(engine._works[key].sequence.tree) for key in (A, B)] == [513, 513]
 
 
 def test_a_newer_advance_ends_it_between_two_passes():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from draft_service.drafters.language_model import LanguageModelDrafter, _Text
 from draft_service.engine import DraftSequence
+from specdec.model_runner import RowOutputs
+from specdec.packed_rows import Segment
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import TokenTree
 from tests.table_model import TableRunner
@@ -52,3 +55,28 @@ def test_whatever_was_rolled_back_the_next_token_is_that_of_the_text():
             drafter.learn([sequence])
             assert sequence.memory.fed[: sequence.base - 1] == sequence.ids[:-1]
         assert len(sequence.memory.fed) == len(sequence.memory.cache)
+
+
+class CountingRunner(TableRunner):
+    num_rows = 0
+
+    def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
+        self.num_rows += sum(len(segment.token_ids) for segment in segments)
+        return super().forward(segments)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_equal_prompts_are_computed_once(asked: bool) -> None:
+    """Who waits for another's chunks takes them over, chunk by chunk, whether a token is asked for or not."""
+    runner = CountingRunner(seed=3, num_slots=32_768, block_size=16, context_length=4096)
+    drafter = LanguageModelDrafter(runner)
+    prompt = tuple(random.Random(5).randrange(8) for _ in range(2000))
+    spec = SequenceSpec(prompt, len(prompt), SamplingParams(0.0), 0, Method.COUPLED)
+    left = all_ = [DraftSequence(spec, list(prompt), memory=drafter.open(spec)) for _ in range(4)]
+    while left:
+        outcomes = drafter.grow(left) if asked else drafter.learn(left)
+        left = [sequence for sequence, outcome in zip(left, outcomes, strict=True) if not outcome]
+    num_ids = len(prompt) if asked else len(prompt) - 1
+    assert [sequence.memory.fed for sequence in all_] == [list(prompt[:num_ids])] * 4
+    assert runner.num_rows == num_ids + 3, "all but one take it over, and feed the last id"
+    assert runner.num_passes == 5

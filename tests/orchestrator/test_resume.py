@@ -35,6 +35,17 @@ async def test_a_request_resumes_with_the_ids_received_so_far(num_received):
         await running.settled()
 
 
+async def test_whole_samples_begin_with_what_was_received_before():
+    async with _deployment() as running:
+        first, second = await running.client.generate(**REQUEST, n=2)
+        received = {1: {"token_ids": second.token_ids[:17]}}
+        again, resumed = await running.client.generate(**REQUEST, n=2, resume=received)
+        assert (again.token_ids, again.text) == (first.token_ids, first.text)
+        assert resumed.token_ids == second.token_ids
+        assert resumed.text == second.text[second.text_ends[16] :]
+        assert len(resumed.origins) == len(resumed.text_ends) == 50 - 17
+
+
 async def test_a_stop_is_found_again_by_a_request_that_had_reached_it():
     async with _deployment() as running:
         [free] = await running.client.generate(**REQUEST)

@@ -6,7 +6,7 @@ import ast
 import inspect
 
 import pytest
-from google.protobuf import any_pb2
+from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,3 +90,28 @@ def test_an_unknown_reason_or_code_falls_back_to_what_is_known():
     status.details.append(any_pb2.Any(type_url="type.googleapis.com/no.such.Type", value=b"?"))
     assert type(from_status(status)) is ReplicaLost
     assert type(from_status(status_pb2.Status(code=77, message="x"))) is ReplicaLost
+
+
+@pytest.mark.parametrize("code", [code for code in code_pb2.Code.values() if code != code_pb2.OK])
+@pytest.mark.parametrize(
+    "detail", [error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo]
+)
+@pytest.mark.parametrize("value", [b"\xff", b"\x0a\x7f", b"\x0a\x02\xff\xfe"], ids=["no tag", "cut off", "no text"])
+def test_details_that_cannot_be_read_are_none(code, detail, value):
+    plain = status_pb2.Status(code=code, message="from afar")
+    status = status_pb2.Status(code=code, message="from afar")
+    status.details.append(any_pb2.Any(type_url=f"type.googleapis.com/{detail.DESCRIPTOR.full_name}", value=value))
+    error = from_status(status)
+    assert type(error) is type(from_status(plain))
+    assert str(error) == str(from_status(plain))
+    if type(error) is Overloaded:
+        assert error.retry_after_s == from_status(plain).retry_after_s
+
+
+@pytest.mark.parametrize("seconds", [-(2**63), -1, 2**62, 2**63 - 1])
+def test_an_absurd_delay_can_still_be_told_to_the_next_caller(seconds):
+    status = status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="x")
+    status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=seconds)))
+    error = from_status(status)
+    assert 0 <= error.retry_after_s <= 7 * 86_400
+    assert crossed(error).retry_after_s == error.retry_after_s

@@ -10,17 +10,18 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import code_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.table_model import Table, TableVerifier
 from orchestrator.frames import TargetFrames
 from orchestrator.link import Link
 from specdec import rpc
-from specdec.errors import Draining, ReplicaLost, SpecdecError
+from specdec.errors import Draining, Overloaded, ReplicaLost, SpecdecError
 from specdec.model_service import ModelServer
 from specdec.settings import ServiceSettings
 from specdec.streams import HEARTBEAT_S
-from specdec.v1 import target_pb2, target_pb2_grpc
+from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
 from target_service.server import SERVICE, create_server
 from tests.contract.raw import round_, target, target_open
 
@@ -217,6 +218,45 @@ async def test_a_deadline_is_carried_to_the_server() -> None:
     [told] = remaining
     assert told is not None
     assert 0 < told <= 1.5
+
+
+# --- errors -------------------------------------------------------------------------------------------------
+
+
+def status(code: int, message: str) -> bytes:
+    data: bytes = status_pb2.Status(code=code, message=message).SerializeToString()
+    return data
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        status(code_pb2.ABORTED, "no room"),
+        status(99, "no room"),
+        status(code_pb2.RESOURCE_EXHAUSTED, "something else"),
+        b"\xff\xff",
+        b"",
+    ],
+    ids=["another code", "no code", "another message", "no status", "nothing"],
+)
+async def test_details_that_contradict_a_status_are_not_believed(details: bytes) -> None:
+    class Servicer(target_pb2_grpc.TargetServiceServicer):
+        async def GetModelInfo(self, request: Any, context: Any) -> common_pb2.GetModelInfoResponse:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room", (("grpc-status-details-bin", details),))
+
+    server = grpc.aio.server()
+    target_pb2_grpc.add_TargetServiceServicer_to_server(Servicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with rpc.channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await target_pb2_grpc.TargetServiceStub(channel).GetModelInfo(common_pb2.GetModelInfoRequest())
+    finally:
+        await server.stop(None)
+    error = rpc.error_of(failed.value)
+    assert type(error) is Overloaded
+    assert str(error) == "no room"
 
 
 # --- health -------------------------------------------------------------------------------------------------
