@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from specdec.batching import Key
 from specdec.errors import ContextExceeded, Overloaded
+from specdec.prefix_index import TextBlock
 from specdec.sequence import SequenceSpec
+from target_service.shared_texts import SharedTexts
 
 HEADROOM = 32
 """Tokens that every sequence must have room to grow by, and at least by half of its output, before another is let in:
@@ -37,15 +39,17 @@ class _Refused:
 class _Admitted:
     ids: Sequence[int]  # prompt + committed, as they grow
     num_prompt_tokens: int
+    num_shareable: int
+    last_block: TextBlock
 
     @property
     def foreseen(self) -> int:
-        """KV slots it is expected to need for a while."""
-        return foreseen(len(self.ids), self.num_prompt_tokens)
+        """KV slots it is expected to need for a while, beside those that are counted with what is shared."""
+        return _foreseen(len(self.ids), self.num_prompt_tokens) - self.num_shareable
 
 
 class Admission:
-    """Of at most ``max_sequences``. Times are those of any one clock, in seconds.
+    """Of at most ``max_sequences``; see SharedTexts for ``block_size``. Times are those of any one clock, in seconds.
 
     A refused open leaves nothing at its caller but the wish to try again. If the room went to whoever asks when some is
     free, many small requests would take it, bit by bit, before there is ever enough for a large one. So the open of the
@@ -53,8 +57,9 @@ class Admission:
     only if there is room for both.
     """
 
-    def __init__(self, max_sequences: int) -> None:
+    def __init__(self, max_sequences: int, block_size: int = 0) -> None:
         self._max_sequences = max_sequences
+        self._texts = SharedTexts(block_size)
         self._admitted: dict[Key, _Admitted] = {}
         self._refused: _Refused | None = None  # of the oldest request
 
@@ -80,13 +85,15 @@ class Admission:
 
     def enter(self, key: Key, spec: SequenceSpec, ids: Sequence[int]) -> None:
         """It was let in. ``ids`` are its committed ones: more of them as time goes by."""
-        self._admitted[key] = _Admitted(ids, spec.num_prompt_tokens)
+        shareable, last = self._texts.in_full_blocks(spec), self._texts.add(spec)
+        self._admitted[key] = _Admitted(ids, spec.num_prompt_tokens, shareable, last)
         if self._refused is not None and self._refused.spec == spec:
             self._refused = None
 
     def leave(self, key: Key) -> None:
         """Unknown keys are ignored."""
-        self._admitted.pop(key, None)
+        if (gone := self._admitted.pop(key, None)) is not None:
+            self._texts.remove(gone.last_block)
 
     def passed(self, seconds: float) -> None:
         """A pass took so long."""
@@ -99,10 +106,14 @@ class Admission:
             return f"{len(self._admitted)} sequences are open"
         if not num_slots or len(self._admitted) + len(specs) == 1:  # who is alone has all the room there is
             return ""
-        taken = sum(each.foreseen for each in self._admitted.values())
-        wanted = sum(foreseen(len(spec.token_ids), spec.num_prompt_tokens) for spec in specs)
+        taken = self._texts.num_ids + sum(each.foreseen for each in self._admitted.values())
+        wanted = sum(
+            _foreseen(len(spec.token_ids), spec.num_prompt_tokens) - self._texts.in_full_blocks(spec) for spec in specs
+        )
+        if taken + wanted <= num_slots:  # texts are not compared where it is full anyway
+            wanted += sum(self._texts.missing(spec) for spec in specs)
         return f"{taken} of {num_slots} KV slots are spoken for" if taken + wanted > num_slots else ""
 
 
-def foreseen(base: int, num_prompt_tokens: int) -> int:
+def _foreseen(base: int, num_prompt_tokens: int) -> int:
     return base + max(HEADROOM, (base - num_prompt_tokens) // 2)

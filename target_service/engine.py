@@ -66,6 +66,10 @@ class Verifier(Protocol):
 
     info: ModelInfo
 
+    @property
+    def block_size(self) -> int:
+        """Full blocks of so many equal ids, after equal text, are in the KV cache once; 0: nothing is shared."""
+
     def open(self, spec: SequenceSpec) -> Any:
         """The memory of a new sequence. Raises Overloaded."""
 
@@ -110,7 +114,7 @@ class TargetEngine:
     ) -> None:
         self._verifier = verifier
         self._clock = clock
-        self._admission = Admission(max_sequences)
+        self._admission = Admission(max_sequences, verifier.block_size)
         self._sequences: dict[Key, _Sequence] = {}
         self._gathering = Gathering()
         self._batch: list[Key] = []
