@@ -71,6 +71,8 @@ class TableVerifier:
 
     A prefill of more than ``chunk_rows`` takes several passes."""
 
+    block_size = 0
+
     def __init__(
         self,
         table: Table,

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from specdec import cgroup
+from specdec.packed_attention import COPIES
 from specdec.prefill import ROWS_PER_PASS
 
 BLOCK = 16  # tokens; a pool is never smaller
@@ -65,8 +66,8 @@ def plan(
 
     Raises ValueError with a sentence for the operator if there is no room.
     """
-    # A pass gathers the keys and values it attends to, a layer at a time, padded to twice their number at most.
-    bytes_with_copies = bytes_per_slot + -(-2 * bytes_per_slot // max(1, shape.num_layers))
+    # A call of attention gathers the keys and values that it attends to, one layer's.
+    bytes_with_copies = bytes_per_slot + -(-COPIES * bytes_per_slot // max(1, shape.num_layers))
     activations = largest_pass(shape)
     if kv_slots:
         needed = activations + kv_slots * bytes_with_copies

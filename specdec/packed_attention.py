@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,25 @@ KEY_COUNTS_OTHERWISE = KeyCounts((64, 128, 256), 512)
 _SMALL = 16
 _FEW_KEYS = 256
 
+COPIES = 2
+"""Slots that the keys and values gathered for a call take at most, per slot of the pool. Sequences that share blocks,
+and the paths of a tree, read them each for itself, so that all those of a pass may be any multiple of the pool."""
+
+
+class Scratch:
+    """Memory that every call of a pass uses again, the largest first: new memory of that size comes page by page from
+    the operating system, which takes ten times longer than the copy."""
+
+    def __init__(self) -> None:
+        self.kept: Tensor | None = None
+
+    def take(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        size = math.prod(shape)
+        if self.kept is None or self.kept.numel() < size:
+            self.kept = None  # before there is another
+            self.kept = like.new_empty(size)
+        return self.kept[:size].view(shape)
+
 
 @dataclass(slots=True)
 class _Bucket:
@@ -45,20 +64,19 @@ class _Bucket:
     query_positions: Tensor  # [S, R]
     key_positions: Tensor  # [S or 1, N]
     masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
-    scratch: dict[int, Tensor] = field(default_factory=dict)
 
-    def gathered(self, layer: Tensor, scratch: int) -> Tensor:
+    @property
+    def num_gathered(self) -> int:
+        return self.shape[0] * self.visible.shape[2]
+
+    def gathered(self, layer: Tensor, scratch: Scratch) -> Tensor:
         """Of a layer's keys, or values, [num_blocks, block_size, kv_heads, head_dim], those of each member.
 
-        [S, kv_heads, N, head_dim], in memory that the next layer uses again: new memory of that size comes page by page
-        from the operating system, which takes ten times longer than the copy. By blocks it takes a fifth less time
-        than by slots.
+        [S, kv_heads, N, head_dim]. By blocks it takes a fifth less time than by slots.
         """
         source = layer if self.by_block else layer.flatten(0, 1)
-        kept = self.scratch.get(scratch)
-        if kept is None or kept.shape[1:] != source.shape[1:]:
-            kept = self.scratch[scratch] = source.new_empty((len(self.pages), *source.shape[1:]))
-        found = torch.index_select(source, 0, self.pages, out=kept)
+        out = scratch.take((len(self.pages), *source.shape[1:]), layer)
+        found = torch.index_select(source, 0, self.pages, out=out)
         return found.view(self.shape[0], -1, *layer.shape[2:]).transpose(1, 2)
 
     def mask(self, window: int | None, dtype: torch.dtype, groups: int) -> Tensor:
@@ -87,10 +105,11 @@ class PackedPass:
             for position in range(segment.num_context, segment.num_context + len(segment.token_ids))
         ]
         self.slots = self._tensor(self._row_slots)
+        self.scratch = Scratch(), Scratch()  # of keys, of values
         self._buckets: dict[tuple[int, torch.dtype], list[_Bucket]] = {}
 
-    def buckets(self, groups: int, dtype: torch.dtype) -> list[_Bucket]:
-        """For ``groups`` query heads per key head. Made at the first layer that asks."""
+    def buckets(self, groups: int, dtype: torch.dtype, num_slots: int) -> list[_Bucket]:
+        """For ``groups`` query heads per key head. Made at the first layer that asks. ``num_slots``: of the pool."""
         if (groups, dtype) not in self._buckets:
             counts = KEY_COUNTS.get(dtype, KEY_COUNTS_OTHERWISE)
             alike = defaultdict(list)
@@ -101,7 +120,12 @@ class PackedPass:
                     alike[member.level, *sizes].append(member)
                 start += len(positions)
             row_multiple = ROW_MULTIPLE // math.gcd(groups, ROW_MULTIPLE)
-            self._buckets[groups, dtype] = [self._bucket(members, row_multiple, counts) for members in alike.values()]
+            made = [
+                self._bucket(some, row_multiple, counts)
+                for members in alike.values()
+                for some in _parts(members, counts, COPIES * num_slots)
+            ]
+            self._buckets[groups, dtype] = sorted(made, key=lambda bucket: -bucket.num_gathered)
         return self._buckets[groups, dtype]
 
     def _bucket(self, members: Sequence[Member], row_multiple: int, counts: KeyCounts) -> _Bucket:
@@ -188,7 +212,8 @@ def packed_attention(
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     by_row = query[0].transpose(0, 1)  # [rows, heads, head_dim]
     output = query.new_zeros(query.shape[2], heads, value.shape[-1])
-    for bucket in packed_pass.buckets(groups, query.dtype):
+    of_keys, of_values = packed_pass.scratch
+    for bucket in packed_pass.buckets(groups, query.dtype, keys.shape[0] * keys.shape[1]):
         size, most_rows = bucket.shape
         # The query heads of a key head become rows of one head, so that no key is read twice.
         grouped = (
@@ -200,8 +225,8 @@ def packed_attention(
         attend = torch.nn.functional.scaled_dot_product_attention if softcap is None else _softcapped(softcap)
         attended = attend(
             grouped,
-            bucket.gathered(keys, 0),
-            bucket.gathered(values, 1),
+            bucket.gathered(keys, of_keys),
+            bucket.gathered(values, of_values),
             attn_mask=bucket.mask(sliding_window, query.dtype, groups),
             scale=scale,
         )
@@ -221,6 +246,19 @@ def _softcapped(softcap: float) -> Any:
         return scores.softmax(-1).to(query.dtype) @ values
 
     return attend
+
+
+def _parts(members: Sequence[Member], counts: KeyCounts, most_keys: int) -> Iterator[list[Member]]:
+    """As many at a time as gather no more than ``most_keys``, and one at least."""
+    part: list[Member] = []
+    longest = 0
+    for member in members:
+        longest = max(longest, member.num_keys)
+        if part and (len(part) + 1) * counts.at_least(member.level, longest) > most_keys:
+            yield part
+            part, longest = [], member.num_keys
+        part.append(member)
+    yield part
 
 
 def _class(size: int, small: int) -> int:

@@ -7,8 +7,8 @@ torch, so that a model made of a table can stand behind the same protocol.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specdec.batching import Key, Results
@@ -17,7 +17,6 @@ from specdec.errors import (
     Draining,
     InvalidArgument,
     OutOfStep,
-    Overloaded,
     Preempted,
     SpecdecError,
 )
@@ -25,12 +24,7 @@ from specdec.gathering import Gathering
 from specdec.rounds import Features, Load, ModelInfo, Round, Timings, Verdict
 from specdec.sequence import Method, SequenceSpec
 from specdec.tree import EMPTY_TREE, TokenTree
-
-_HEADROOM = 32
-"""Tokens that every sequence must have room to grow by, and at least by half of its output, before another is let in:
-who has said much has shown that it may say more."""
-
-_RETRY_AFTER_S = 0.25
+from target_service.admission import Admission
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +66,10 @@ class Verifier(Protocol):
 
     info: ModelInfo
 
+    @property
+    def block_size(self) -> int:
+        """Full blocks of so many equal ids, after equal text, are in the KV cache once; 0: nothing is shared."""
+
     def open(self, spec: SequenceSpec) -> Any:
         """The memory of a new sequence. Raises Overloaded."""
 
@@ -94,10 +92,10 @@ class _Sequence:
     memory: Any
     ids: list[int]
     pending: Round | None  # the open is round 0 with an empty tree
-    since: float = field(default_factory=time.perf_counter)
+    arrived: float  # when its request did
+    since: float  # it waits, or waited last
     run_on: int = 0
     last: int = 0
-    arrived: float = 0.0  # when its request did, by time.perf_counter
 
     @property
     def base(self) -> int:
@@ -107,18 +105,16 @@ class _Sequence:
     def waits(self) -> bool:
         return self.pending is not None or self.run_on > 0
 
-    @property
-    def foreseen(self) -> int:
-        """KV slots it is expected to need for a while."""
-        return _foreseen(self.open.spec, self.base)
-
 
 class TargetEngine:
-    """See specdec.batching.Engine."""
+    """See specdec.batching.Engine. ``clock`` is that of ``submit``'s ``arrived``."""
 
-    def __init__(self, verifier: Verifier, max_sequences: int = 1024) -> None:
+    def __init__(
+        self, verifier: Verifier, max_sequences: int = 1024, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._verifier = verifier
-        self._max_sequences = max_sequences
+        self._clock = clock
+        self._admission = Admission(max_sequences, verifier.block_size)
         self._sequences: dict[Key, _Sequence] = {}
         self._gathering = Gathering()
         self._batch: list[Key] = []
@@ -133,26 +129,14 @@ class TargetEngine:
             raise ContextExceeded(
                 f"{len(open_.spec.token_ids)} token ids leave no room to generate in a context of {limit}"
             )
-        self._refuse_overload(open_.spec)
+        now = self._clock()
+        arrived = now - open_.age_s
+        _, num_slots = self._verifier.cache_use()
+        self._admission.check(open_.spec, arrived, now, num_slots)
         memory = self._verifier.open(open_.spec)
         ids = list(open_.spec.token_ids)
-        sequence = _Sequence(open_, memory, ids, Round(0, len(ids)))
-        sequence.arrived = sequence.since - open_.age_s
-        self._sequences[key] = sequence
-
-    def _refuse_overload(self, spec: SequenceSpec) -> None:
-        """Better not begun than begun and preempted: what is there must have room to grow for a while."""
-        if len(self._sequences) >= self._max_sequences:
-            raise Overloaded(f"{len(self._sequences)} sequences are open", _RETRY_AFTER_S)
-        _, num_slots = self._verifier.cache_use()
-        if not num_slots:
-            return
-        num_ids = len(spec.token_ids)
-        if num_ids >= num_slots:
-            raise ContextExceeded(f"{num_ids} token ids do not fit a KV cache of {num_slots} slots")
-        foreseen = sum(sequence.foreseen for sequence in self._sequences.values())
-        if self._sequences and foreseen + _foreseen(spec, num_ids) > num_slots:
-            raise Overloaded(f"{foreseen} of {num_slots} KV slots are spoken for", _RETRY_AFTER_S)
+        self._sequences[key] = _Sequence(open_, memory, ids, Round(0, len(ids)), arrived, now)
+        self._admission.enter(key, open_.spec, ids)
 
     def submit(self, key: Key, round_: Round, arrived: float | None = None) -> None:
         sequence = self._sequences.get(key)
@@ -179,13 +163,14 @@ class TargetEngine:
             raise ContextExceeded(f"the tree reaches beyond the context of {limit}")
         sequence.pending = round_
         sequence.run_on = 0
-        arrived = time.perf_counter() if arrived is None else arrived
+        arrived = self._clock() if arrived is None else arrived
         self._gathering.back(key, arrived)
         # A round that comes while the target goes on has waited since the verdict before it.
         sequence.since = max(arrived, sequence.since)
 
     def close(self, key: Key) -> None:
         self._gathering.gone(key)
+        self._admission.leave(key)
         if (sequence := self._sequences.pop(key, None)) is not None:
             self._verifier.close(sequence.memory)
 
@@ -202,7 +187,7 @@ class TargetEngine:
     def rest_s(self) -> float:
         if self._draining:
             return 0.0
-        return self._gathering.rest_s(sum(each.waits for each in self._sequences.values()), time.perf_counter())
+        return self._gathering.rest_s(sum(each.waits for each in self._sequences.values()), self._clock())
 
     def working_on(self) -> Sequence[Key]:
         return self._batch
@@ -227,7 +212,7 @@ class TargetEngine:
         self._batch = [key for _, key in sorted(waiting)]  # memory goes to the oldest first
         if not self._batch:
             return []
-        started = time.perf_counter()
+        started = self._clock()
         current = [_current_tree(self._sequences[key]) for key in self._batch]
         jobs = [
             Job(sequence.memory, sequence.ids, tree, sequence.open.return_features)
@@ -236,7 +221,9 @@ class TargetEngine:
         decisions, timings = self._verifier.verify(jobs)
         self._passes += 1
         self._rows += timings.rows
-        self._gathering.passed(timings.rows, time.perf_counter() - started)
+        took_s = self._clock() - started
+        self._gathering.passed(timings.rows, took_s)
+        self._admission.passed(took_s)
         results: list[tuple[Key, Verdict | SpecdecError]] = []
         starved = False
         for key, (tree, nodes), decision in zip(self._batch, current, decisions, strict=True):
@@ -296,12 +283,8 @@ class TargetEngine:
             sequence.run_on,
         )
         sequence.ids.extend(committed)
-        sequence.since = time.perf_counter()
+        sequence.since = self._clock()
         return verdict
-
-
-def _foreseen(spec: SequenceSpec, base: int) -> int:
-    return base + max(_HEADROOM, (base - spec.num_prompt_tokens) // 2)
 
 
 def _current_tree(sequence: _Sequence) -> tuple[TokenTree, tuple[int, ...]]:

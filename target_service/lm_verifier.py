@@ -40,6 +40,10 @@ class LmVerifier:
         capabilities = (*runner.info.capabilities, TRANSFORMS, FEATURES, CACHE_SALT)
         self.info = dataclasses.replace(runner.info, capabilities=capabilities)
 
+    @property
+    def block_size(self) -> int:
+        return self._runner.pool.block_size
+
     def open(self, spec: SequenceSpec) -> _Memory:
         return _Memory(SamplingState(spec), self._runner.new_cache(spec.cache_salt))
 

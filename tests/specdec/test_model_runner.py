@@ -9,8 +9,10 @@ import pytest
 import torch
 import transformers as hf
 
+from specdec import model_runner
 from specdec.kv_cache import SequenceCache
 from specdec.model_runner import ModelRunner
+from specdec.packed_attention import COPIES, PackedPass
 from specdec.packed_rows import Segment
 from specdec.rounds import ModelInfo
 from specdec.tree import ROOT
@@ -214,3 +216,29 @@ def test_twins_in_different_branches_see_their_own_ancestors_only(llama):
     for row, text in enumerate([(1,), (1, 2), (1, 2, 5), (1, 2, 6), (1, 2, 5, 9), (1, 2, 6, 9), (1, 2, 9)]):
         torch.testing.assert_close(logits[row], plain.logits(text), atol=3e-5, rtol=1e-5)
     assert not torch.allclose(logits[4], logits[5], atol=1e-2)
+
+
+def test_what_is_gathered_at_a_time_is_bounded_by_the_pool_however_many_share_a_text(llama, monkeypatch):
+    """Each reads the text for itself, and specdec.memory sets aside so much and no more."""
+    passes: list[PackedPass] = []
+    monkeypatch.setattr(
+        model_runner, "PackedPass", lambda *arguments: passes.append(PackedPass(*arguments)) or passes[-1]
+    )
+    text = list(range(40))
+
+    def told(count: int) -> list[torch.Tensor]:
+        runner = runner_of(llama, num_slots=32 + 16 * 16)
+        caches = [runner.new_cache() for _ in range(count)]
+        for cache in caches:
+            runner.move(cache.attach(text))
+            runner.forward([segment_of(cache, text[len(cache) :], [])])
+            cache.keep(range(len(text) - len(cache)))
+            cache.remember(text)
+        assert count < 16 or runner.pool.num_used == runner.pool.num_slots
+        outputs = runner.forward([segment_of(cache, [number], []) for number, cache in enumerate(caches)])
+        [kept] = {scratch.kept.nbytes for scratch in passes[-1].scratch}
+        assert 2 * kept <= COPIES * runner.pool.num_slots * runner.bytes_per_slot // llama.config.num_hidden_layers
+        return [output.logits for output in outputs]
+
+    for number, logits in enumerate(told(16)):
+        assert torch.equal(logits, told(number + 1)[number])

@@ -31,6 +31,8 @@ def said(ids, count: int) -> list[int]:
 class FakeVerifier:
     """Greedy by ``law``. ``next_outcome`` of a memory overrides its decisions; ``fail`` raises in the pass."""
 
+    block_size = 0
+
     def __init__(self) -> None:
         self.info = ModelInfo("fake", "digest", VOCAB, "", CONTEXT)
         self.live: list[dict] = []

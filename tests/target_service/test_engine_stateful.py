@@ -17,7 +17,7 @@ from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep
 from specdec.rounds import Round, Verdict
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import ROOT, TokenTree
-from target_service import engine
+from target_service import admission
 from target_service.engine import TargetEngine, TargetOpen
 
 CONTEXT, VOCAB, MAX_SEQUENCES, CHUNK_ROWS = 40, 12, 6, 8
@@ -70,16 +70,18 @@ class Known:
 
 class TargetHistory(RuleBasedStateMachine):
     num_slots = 1 << 20
-    headroom = engine._HEADROOM
+    headroom = admission.HEADROOM
 
     def __init__(self) -> None:
         super().__init__()
         self.verifier = AnyMethod(TABLE, self.num_slots, chunk_rows=CHUNK_ROWS)
-        self.engine = TargetEngine(self.verifier, MAX_SEQUENCES)
+        self.now = 1e9
+        self.engine = TargetEngine(self.verifier, MAX_SEQUENCES, lambda: self.now)
         self.known: dict[Key, Known] = {}
         self.ended: list[Key] = []
         self.next = 0
         self.draining = False
+        self.refused: tuple[SequenceSpec, float, float] | None = None  # the oldest, its arrival, when it was seen
 
     def tell(self, verb: Any, key: Key, entry: Any, expected: type[SpecdecError] | None) -> bool:
         """As the step loop does: a sequence whose entry is refused is closed."""
@@ -107,35 +109,51 @@ class TargetHistory(RuleBasedStateMachine):
         age=st.integers(0, 3),
         num_preemptions=st.sampled_from([0, 0, 1, 2]),
         stream=st.integers(0, 2),
+        again=st.booleans(),
     )
-    def open(self, length, committed, method, temperature, seed, stops, age, num_preemptions, stream) -> None:
+    def open(self, length, committed, method, temperature, seed, stops, age, num_preemptions, stream, again) -> None:
         self.next += 1
         key = Key(stream, self.next)
         ids = tuple((seed * 7 + position * position) % VOCAB for position in range(length))
         spec = SequenceSpec(ids, max(1, length - committed), SamplingParams(temperature), seed, method)
+        if again and self.refused is not None:
+            spec, ids = self.refused[0], self.refused[0].token_ids
+            length = len(ids)
         expected: type[SpecdecError] | None = None
         if self.draining:
             expected = Draining
         elif length >= CONTEXT or length >= self.num_slots:
             expected = ContextExceeded
-        elif len(self.known) >= MAX_SEQUENCES or self.full(spec):
+        elif self.must_wait(spec, self.now - 1e6 * age):
             expected = Overloaded
         # Ages far apart: which request is the youngest must not depend on the clock.
         open_ = TargetOpen(spec, stops, age_s=1e6 * age, num_preemptions=num_preemptions)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "_HEADROOM", self.headroom)
+            patch.setattr(admission, "HEADROOM", self.headroom)
             accepted = self.tell(self.engine.open, key, open_, expected)
         if accepted:
             self.known[key] = Known(spec, stops, age, num_preemptions, list(ids), pending=Round(0, length))
 
-    def full(self, spec: SequenceSpec) -> bool:
-        foreseen = 0
-        for num_ids, num_prompt in [
-            (len(spec.token_ids), spec.num_prompt_tokens),
-            *((len(known.ids), known.spec.num_prompt_tokens) for known in self.known.values()),
-        ]:
-            foreseen += num_ids + max(self.headroom, (num_ids - num_prompt) // 2)
-        return bool(self.known) and foreseen > self.num_slots
+    def must_wait(self, spec: SequenceSpec, arrived: float) -> bool:
+        """The oldest of those refused comes first as long as it keeps coming back."""
+        if self.refused is not None and self.now - self.refused[2] > admission.BACK_WITHIN_S:
+            self.refused = None
+        if self.refused is not None and self.refused[0] != spec and self.refused[1] <= arrived:
+            return self.full(spec, self.refused[0])
+        if not self.full(spec):
+            if self.refused is not None and self.refused[0] == spec:
+                self.refused = None
+            return False
+        if self.refused is not None and self.refused[0] == spec:
+            arrived = min(arrived, self.refused[1])
+        self.refused = (spec, arrived, self.now)
+        return True
+
+    def full(self, *specs: SequenceSpec) -> bool:
+        sequences = [(len(spec.token_ids), spec.num_prompt_tokens) for spec in specs]
+        sequences += [(len(known.ids), known.spec.num_prompt_tokens) for known in self.known.values()]
+        foreseen = sum(num_ids + max(self.headroom, (num_ids - prompt) // 2) for num_ids, prompt in sequences)
+        return len(sequences) > MAX_SEQUENCES or (len(sequences) > 1 and foreseen > self.num_slots)
 
     @precondition(lambda self: self.known)
     @rule(data=st.data(), run_on=st.sampled_from([0, 0, 0, 3, 8, 60]), wrong=st.sampled_from([*[""] * 12, *"nnbdfp"]))
@@ -189,9 +207,11 @@ class TargetHistory(RuleBasedStateMachine):
         )
         return st.lists(choice, max_size=6).map(grown)
 
-    @rule(data=st.data(), what=st.sampled_from([*["nothing"] * 6, "close", "stale", "stale", "drain"]))
+    @rule(data=st.data(), what=st.sampled_from([*["nothing"] * 5, "wait", "close", "stale", "stale", "drain"]))
     def seldom(self, data, what) -> None:
-        if what == "close" and self.known:
+        if what == "wait":
+            self.now += data.draw(st.sampled_from([0.5, 2.0]))
+        elif what == "close" and self.known:
             self.end(data.draw(st.sampled_from(sorted(self.known))))
         elif what == "stale" and self.ended:
             key, number = data.draw(st.sampled_from(self.ended)), data.draw(st.integers(0, 3))

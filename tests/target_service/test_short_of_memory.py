@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from bench.table_model import Table, TableVerifier
@@ -39,17 +41,20 @@ def test_there_must_be_room_for_everyone_to_grow_by_32_tokens():
         open_(engine, 3)
 
 
-def test_who_has_said_much_must_have_room_for_half_as_much_again():
-    engine = engine_of(10 + 200 + 100 + 10 + 32)
-    open_(engine, 0, output=200)
-    with pytest.raises(Overloaded):
-        open_(engine, 1, prompt=11)
-    open_(engine, 1, prompt=10)
-    engine = engine_of(10 + 32 + 10 + 200 + 100)
-    open_(engine, 0)
-    with pytest.raises(Overloaded):
-        open_(engine, 1, output=202)
-    open_(engine, 1, output=200)
+@pytest.mark.parametrize(
+    ("first", "num_slots", "second", "let_in"),
+    [
+        (dict(output=200), 10 + 200 + 100 + 10 + 32, dict(prompt=10), True),
+        (dict(output=200), 10 + 200 + 100 + 10 + 32, dict(prompt=11), False),
+        (dict(), 10 + 32 + 10 + 200 + 100, dict(output=200), True),
+        (dict(), 10 + 32 + 10 + 200 + 100, dict(output=202), False),
+    ],
+)
+def test_who_has_said_much_must_have_room_for_half_as_much_again(first, num_slots, second, let_in):
+    engine = engine_of(num_slots)
+    open_(engine, 0, **first)
+    with nullcontext() if let_in else pytest.raises(Overloaded):
+        open_(engine, 1, **second)
 
 
 def test_a_sequence_that_is_alone_is_always_let_in():

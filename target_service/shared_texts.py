@@ -1,0 +1,63 @@
+"""How much of a text the KV cache holds for somebody else anyway, or will.
+
+Knows the texts of the open sequences as they were opened, fed or not; refuses to know the cache. What it says comes
+true because the cache shares in the same way: full blocks with equal ids after equal text, under one salt, are held
+once. That goes for sequences that are opened at the same moment, too, of which one feeds a block while the others wait
+for it (specdec.prefill). So the cache itself would be the wrong one to ask: it knows of a block only when it is full.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakValueDictionary
+
+from specdec.prefix_index import TextBlock
+from specdec.sequence import SequenceSpec
+
+
+class SharedTexts:
+    """With blocks of ``block_size`` ids; 0: nothing is shared."""
+
+    def __init__(self, block_size: int) -> None:
+        self._size = block_size
+        self._num_blocks = 0
+        self._roots: WeakValueDictionary[bytes, TextBlock] = WeakValueDictionary()
+
+    @property
+    def num_ids(self) -> int:
+        """In full blocks, equal ones counted once."""
+        return self._num_blocks * self._size
+
+    def in_full_blocks(self, spec: SequenceSpec) -> int:
+        """How many of its ids can be shared."""
+        return len(spec.token_ids) // self._size * self._size if self._size else 0
+
+    def missing(self, spec: SequenceSpec) -> int:
+        """How many of those no open sequence has."""
+        known = self._roots.get(spec.cache_salt)
+        end, start = self.in_full_blocks(spec), 0
+        while known is not None and start < end:
+            known = known.find(spec.token_ids[start : start + self._size])
+            start += self._size if known is not None else 0
+        return end - start
+
+    def add(self, spec: SequenceSpec) -> TextBlock:
+        """A sequence was opened. Its last full block, for ``remove``."""
+        last = self._roots.setdefault(spec.cache_salt, TextBlock())
+        for start in range(0, self.in_full_blocks(spec), self._size or 1):
+            ids = spec.token_ids[start : start + self._size]
+            known = last.find(ids)
+            if known is None:
+                known = last.add(ids, block=-1)
+                self._num_blocks += 1
+            known.holders += 1
+            last = known
+        return last
+
+    def remove(self, last: TextBlock) -> None:
+        """It was closed."""
+        while last.parent is not None:
+            last.holders -= 1
+            if not last.holders:
+                last.remove()
+                self._num_blocks -= 1
+            last = last.parent
