@@ -81,8 +81,9 @@ def _keyed(sequences: Sequence[DraftSequence], rows: Tensor) -> list[list[Node]]
 
 
 def _with_distributions(sequences: Sequence[DraftSequence], rows: Tensor) -> list[list[Node]]:
-    """Token and block: a draw of the draft's own, and what it was drawn from."""
-    ids, weights = sparse_support(probabilities(rows, [s.spec.sampling for s in sequences]))  # [sequences, m] each
+    """Token and block: a draw of the draft's own, and what it was drawn from; none where the model gives no numbers."""
+    probs = probabilities(rows, [s.spec.sampling for s in sequences]).nan_to_num_(0.0)  # [sequences, vocab]
+    ids, weights = sparse_support(probs)  # [sequences, m] each
     keys = [Key(s.spec.seed, s.base + len(s.tree), s.base) for s in sequences]
     row = ids.new_tensor(range(len(sequences)))[:, None].expand_as(ids)
     noise = exponentials_at(keys, row.flatten(), ids.flatten(), Domain.DRAFT).view_as(weights)
@@ -91,7 +92,7 @@ def _with_distributions(sequences: Sequence[DraftSequence], rows: Tensor) -> lis
     for sequence, winner, row_ids, row_weights in zip(sequences, winners, ids.tolist(), weights.tolist(), strict=True):
         size = sum(weight > 0 for weight in row_weights)
         distribution = SparseDistribution(tuple(row_ids[:size]), tuple(row_weights[:size]))
-        nodes.append([Node(len(sequence.tree) - 1, row_ids[winner], distribution)])
+        nodes.append([Node(len(sequence.tree) - 1, row_ids[winner], distribution)] if size else [])
     return nodes
 
 

@@ -21,12 +21,16 @@ class KvStore:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Put key and value [rows, kv_heads, head_dim] into slots [rows]. Returns the layer's whole tensors."""
+        """Put key and value [rows, kv_heads, head_dim] into slots [rows]. Returns the layer's whole tensors.
+
+        What is no number there, or infinite, becomes 0: a slot that is hidden from a row is multiplied by 0, not left
+        out, so that a NaN would reach whoever reads it along with its own, now or when the slot has gone to another.
+        """
         if layer not in self._layers:  # made at the first write, when the shape is known
             self._layers[layer] = (self._zeros(key), self._zeros(value))
         keys, values = self._layers[layer]
-        keys.flatten(0, 1).index_copy_(0, slots, key)
-        values.flatten(0, 1).index_copy_(0, slots, value)
+        keys.flatten(0, 1).index_copy_(0, slots, key.nan_to_num(0.0, 0.0, 0.0))
+        values.flatten(0, 1).index_copy_(0, slots, value.nan_to_num(0.0, 0.0, 0.0))
         return keys, values
 
     @property

@@ -7,7 +7,8 @@ classes stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +24,21 @@ from specdec.rounds import ModelInfo
 
 
 class RowOutputs(NamedTuple):
-    """Of one segment's ``logit_rows``."""
+    """Of one segment's ``logit_rows``, but for ``sound``, which is of all its rows.
 
-    logits: Tensor  # [rows, vocab_size], in the model's dtype
-    features: Tensor  # [rows, hidden_size]: what the output embedding read
+    A row that is not sound has NaN or infinity in it, or in its logits. Nothing of it reaches another sequence, but
+    what is computed after it in its own text means nothing.
+    """
+
+    logits: Tensor  # [logit rows, vocab_size], in the model's dtype
+    features: Tensor  # [logit rows, hidden_size]: what the output embedding read
+    sound: Tensor  # [rows] bool
+
+
+def sound_rows(outputs: Sequence[RowOutputs]) -> list[list[bool]]:
+    """``sound`` of each segment, brought from the device in one piece."""
+    flags: Iterator[bool] = iter(torch.cat([output.sound for output in outputs]).tolist() if outputs else ())
+    return [list(itertools.islice(flags, len(output.sound))) for output in outputs]
 
 
 class ModelRunner:
@@ -88,10 +100,16 @@ class ModelRunner:
         )
         assert self._features is not None, "the output embedding is part of the pass"
         counts = [len(segment.logit_rows) for segment in segments]
-        logits = torch.split(output.logits[0, : len(wanted), : self.info.vocab_size], counts)
+        of_all = output.logits[0, : len(wanted), : self.info.vocab_size]
+        sound = packed_pass.sound()
+        if wanted:
+            # Some models rule a token out by -inf; it is never all of them, and anything else shows in the largest.
+            sound[self._tensor(wanted)] &= of_all.amax(-1).isfinite()
+        logits = torch.split(of_all, counts)
         features = torch.split(self._features[0, : len(wanted)], counts)
         self._features = None
-        return [RowOutputs(*rows) for rows in zip(logits, features, strict=True)]
+        sound_rows = torch.split(sound, [len(segment.token_ids) for segment in segments])
+        return [RowOutputs(*rows) for rows in zip(logits, features, sound_rows, strict=True)]
 
     def _remember_features(self, _: Any, inputs: tuple[Tensor]) -> None:
         self._features = inputs[0]

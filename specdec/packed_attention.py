@@ -106,7 +106,18 @@ class PackedPass:
         ]
         self.slots = self._tensor(self._row_slots)
         self.scratch = Scratch(), Scratch()  # of keys, of values
+        self.last_values: Tensor | None = None  # [rows, kv_heads, head_dim], of the layer that came last
         self._buckets: dict[tuple[int, torch.dtype], list[_Bucket]] = {}
+
+    def sound(self) -> Tensor:  # [rows] bool
+        """After the pass: the rows with nothing but numbers in them.
+
+        A NaN stays in its row from layer to layer, and so is still there when the last one computes its values. (What
+        goes wrong after that spoils no key and no value: only the row's own logits, which are looked at themselves.)
+        """
+        if self.last_values is None:  # a model that never asked for this attention: the probe will tell
+            return torch.ones(len(self.slots), dtype=torch.bool, device=self._device)
+        return self.last_values.flatten(1).isfinite().all(-1)
 
     def buckets(self, groups: int, dtype: torch.dtype, num_slots: int) -> list[_Bucket]:
         """For ``groups`` query heads per key head. Made at the first layer that asks. ``num_slots``: of the pool."""
@@ -204,8 +215,9 @@ def packed_attention(
     """Attention of each row over its own text. Returns [1, rows, heads, head_dim]."""
     num_rows = len(packed_pass.slots)
     layer: int = module.layer_idx  # type: ignore[assignment]
+    packed_pass.last_values = value[0, :, :num_rows].transpose(0, 1)
     keys, values = packed_pass.store.write(
-        layer, packed_pass.slots, key[0, :, :num_rows].transpose(0, 1), value[0, :, :num_rows].transpose(0, 1)
+        layer, packed_pass.slots, key[0, :, :num_rows].transpose(0, 1), packed_pass.last_values
     )
     heads, kv_heads = query.shape[1], key.shape[1]
     groups = heads // kv_heads

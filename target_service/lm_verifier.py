@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.errors import Preempted, SpecdecError
+from specdec.errors import PassFailed, Preempted, SpecdecError
 from specdec.kv_cache import Move, PoolFullError, SequenceCache
-from specdec.model_runner import ModelRunner, RowOutputs
+from specdec.model_runner import ModelRunner, sound_rows
 from specdec.packed_rows import Segment
 from specdec.prefill import rows_to_feed
 from specdec.rounds import CACHE_SALT, FEATURES, TRANSFORMS, Features, Timings
@@ -57,22 +57,23 @@ class LmVerifier:
         outcome: list[Decision | SpecdecError | None] = [None] * len(jobs)
         started = time.perf_counter()
         fed = self._segments(jobs, outcome)
-        outputs = self._runner.forward(list(fed.values())) if fed else []
+        outputs = dict(zip(fed, self._runner.forward(list(fed.values())), strict=True)) if fed else {}
         passed = time.perf_counter()
-        deciding: dict[int, RowOutputs] = {}
-        for (index, segment), output in zip(fed.items(), outputs, strict=True):
-            if segment.logit_rows:
-                deciding[index] = output
-            else:  # a prefill that goes on in the next pass
-                jobs[index].memory.cache.keep(range(len(segment.token_ids)))
+        deciding = [index for index, segment in fed.items() if segment.logit_rows]
+        decided = decide([jobs[index] for index in deciding], [outputs[index].logits for index in deciding])
+        decisions = dict(zip(deciding, decided, strict=True))
+        # Read after what was decided, so that a device has no pause between the two.
+        sound = dict(zip(fed, sound_rows(list(outputs.values())), strict=True))
         moves: list[Move] = []
-        decisions = decide([jobs[index] for index in deciding], [output.logits for output in deciding.values()])
-        for index, decision in zip(deciding, decisions, strict=True):
-            first_node = len(fed[index].token_ids) - len(jobs[index].tree)
-            kept = [*range(first_node), *(first_node + node for node in decision.accepted)]
-            moves += jobs[index].memory.cache.keep(kept)
-            if jobs[index].return_features:
-                decision = dataclasses.replace(decision, features=_features(deciding[index].features, decision))
+        for index, segment in fed.items():
+            job, decision = jobs[index], decisions.get(index)  # none: a prefill that goes on in the next pass
+            kept = _kept(segment, job, decision)
+            if not all(sound[index][row] for row in kept):
+                outcome[index] = PassFailed("the model computes NaN or infinity for the text of this sequence")
+                continue
+            moves += job.memory.cache.keep(kept)
+            if decision is not None and job.return_features:
+                decision = dataclasses.replace(decision, features=_features(outputs[index].features, decision))
             outcome[index] = decision
         self._runner.move(moves)
         for index in fed:
@@ -98,6 +99,14 @@ class LmVerifier:
             except PoolFullError as error:
                 outcome[index] = Preempted(str(error))
         return segments
+
+
+def _kept(segment: Segment, job: Job, decision: Decision | None) -> list[int]:
+    """The rows of text that is committed, with what was accepted."""
+    if decision is None:
+        return list(range(len(segment.token_ids)))
+    first_node = len(segment.token_ids) - len(job.tree)
+    return [*range(first_node), *(first_node + node for node in decision.accepted)]
 
 
 def _features(rows: Tensor, decision: Decision) -> Features:

@@ -74,7 +74,7 @@ class TableRunner:
                 texts.append([*(context if parent < 0 else texts[parent]), token])
             rows = [self.logits_after(texts[row]) for row in segment.logit_rows]
             logits = torch.stack(rows) if rows else torch.empty(0, self.info.vocab_size)
-            outputs.append(RowOutputs(logits, logits))
+            outputs.append(RowOutputs(logits, logits, torch.ones(len(segment.token_ids), dtype=torch.bool)))
         return outputs
 
     def _slot(self, segment: Segment, position: int) -> int:

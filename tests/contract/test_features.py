@@ -37,7 +37,7 @@ class WideRunner(TableRunner):
         return repeated[:, : self.hidden_size].to(self.dtype)
 
     def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
-        return [RowOutputs(output.logits, self.widened(output.logits)) for output in super().forward(segments)]
+        return [output._replace(features=self.widened(output.logits)) for output in super().forward(segments)]
 
 
 def received(frames: Sequence[target_pb2.VerifyResponse], sequence: int) -> tuple[list[int], np.ndarray]:
