@@ -65,7 +65,10 @@ def plan(
 
     Raises ValueError with a sentence for the operator if there is no room.
     """
-    # A pass gathers the keys and values it attends to, a layer at a time, padded to twice their number at most.
+    # A pass gathers the keys and values it attends to, a layer at a time. Reckoned with is every slot once, padded to
+    # twice. That is no bound: sequences that share blocks, and the branches of a tree, gather the context each for
+    # itself, and a short text is padded to many times its length. What that needs more comes out of the memory that
+    # ``memory_fraction`` leaves alone.
     bytes_with_copies = bytes_per_slot + -(-2 * bytes_per_slot // max(1, shape.num_layers))
     activations = largest_pass(shape)
     if kv_slots:

@@ -73,7 +73,7 @@ class Verifier(Protocol):
     info: ModelInfo
 
     def open(self, spec: SequenceSpec) -> Any:
-        """The memory of a new sequence. Raises Overloaded."""
+        """The memory of a new sequence; it takes no KV slots yet, which only passes do."""
 
     def close(self, memory: Any) -> None: ...
 
