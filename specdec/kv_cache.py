@@ -45,8 +45,6 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_size: int = 16) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.num_reused = 0
-        """Positions that were found instead of computed, ever."""
         self._free = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[TextBlock, None] = OrderedDict()
         # A root lives as long as a sequence or a block below it: salts that nobody uses any more leave nothing.
@@ -149,7 +147,7 @@ class SequenceCache:
         if len(self._path) < self._length // self._size:
             return []
         self._shrink(self._length)
-        before, limit = self._length, len(ids) - 1
+        limit = len(ids) - 1
         start = len(self._path) * self._size
         while start + self._size <= limit:
             known = self._last_known.find(tuple(ids[start : start + self._size]))
@@ -161,9 +159,7 @@ class SequenceCache:
             self.block_table.append(known.block)
             start += self._size
             self._length = start
-        moves = self._copy(tuple(ids[start : min(start + self._size, limit)]))
-        self._pool.num_reused += self._length - before
-        return moves
+        return self._copy(tuple(ids[start : min(start + self._size, limit)]))
 
     def take(self, num_rows: int) -> list[int]:
         """Slots for rows about to be fed, at the positions after the cached ones. ``keep`` decides about them.

@@ -37,7 +37,8 @@ class PassNoise:
         keys = [Key(noise.seed, position) for noise, position in missing.values()]
         drawn = exponentials(keys, Domain.COUPLED, self._vocab_size, self._device)
         for (noise, position), row in zip(missing.values(), drawn, strict=True):
-            noise.rows[position] = row
+            # Not a view: the row of a sequence that rests would hold on to those of everybody in its pass.
+            noise.rows[position] = row.clone() if len(missing) > 1 else row
         if len(missing) == len(places):
             return drawn
         return torch.stack([noise.rows[position] for noise, position in places])

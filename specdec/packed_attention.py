@@ -117,7 +117,7 @@ class PackedPass:
         """
         if self.last_values is None:  # a model that never asked for this attention: the probe will tell
             return torch.ones(len(self.slots), dtype=torch.bool, device=self._device)
-        return self.last_values.flatten(1).isfinite().all(-1)
+        return self.last_values.sum((1, 2), dtype=torch.float32).isfinite()
 
     def buckets(self, groups: int, dtype: torch.dtype, num_slots: int) -> list[_Bucket]:
         """For ``groups`` query heads per key head. Made at the first layer that asks. ``num_slots``: of the pool."""

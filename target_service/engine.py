@@ -71,7 +71,7 @@ class Verifier(Protocol):
         """Full blocks of so many equal ids, after equal text, are in the KV cache once; 0: nothing is shared."""
 
     def open(self, spec: SequenceSpec) -> Any:
-        """The memory of a new sequence. Raises Overloaded."""
+        """The memory of a new sequence; it takes no KV slots yet, which only passes do."""
 
     def close(self, memory: Any) -> None: ...
 

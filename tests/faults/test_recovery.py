@@ -6,12 +6,14 @@ import asyncio
 import threading
 import time
 
+import pytest
+
 from bench.fault_proxy import FaultProxy
 from bench.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
-from specdec.errors import NoReplica
+from specdec.errors import NoReplica, PassFailed
 from specdec.settings import ServiceSettings
 from target_service.server import create_server as create_target_server
 from tests.cluster import cluster, connected
@@ -101,6 +103,29 @@ class Held(TableVerifier):
     def verify(self, jobs):
         self.gate.wait(60)
         return super().verify(jobs)
+
+
+class Numberless(TableVerifier):
+    """Finds no numbers for a text with token 1000 in it, as target_service.lm_verifier says of NaN."""
+
+    def verify(self, jobs):
+        outcomes, timings = super().verify(jobs)
+        spoilt = PassFailed("the model computes NaN or infinity for the text of this sequence")
+        return [spoilt if 1000 in job.ids else each for job, each in zip(jobs, outcomes, strict=True)], timings
+
+
+async def test_a_request_without_numbers_is_given_up_and_nobody_beside_it_is_replayed():
+    async with cluster([Numberless(Table(), pass_s=0.005) for _ in range(2)]) as found:
+        good = [found.client.generate(token_ids=PROMPT, max_tokens=60, temperature=0.0, seed=seed) for seed in range(4)]
+        tasks = [asyncio.create_task(request) for request in good]
+        while found.orchestrator.live_sequences < 4:
+            await asyncio.sleep(0.01)
+        with pytest.raises(NoReplica, match="replicas failed 4 times under this request"):
+            await found.client.generate(token_ids={"token_ids": [1, 1000]}, max_tokens=5)
+        for [sample] in await asyncio.gather(*tasks):
+            assert len(sample.token_ids) == 60
+            assert sample.finish.speculation.num_replays == 0
+        await found.settled()
 
 
 class Wedged(TableVerifier):

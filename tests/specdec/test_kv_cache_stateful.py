@@ -42,7 +42,6 @@ class World:
         self.size = size
         self.contents: list[Content] = [None] * self.pool.num_slots
         self.samples: list[Sample] = []
-        self.num_reused = 0
         self.happened: Counter[str] = Counter()
 
     def open(self, salt: bytes) -> Sample:
@@ -67,7 +66,6 @@ class World:
         assert after == before or after < len(ids)
         # What live sequences hold is found for certain; what idle blocks hold may be more.
         assert after >= (live if room else live // self.size * self.size)
-        self.num_reused += after - before
         sample.text = ids[:after]
         sample.num_remembered = max(sample.num_remembered, after // self.size * self.size)
         self.happened["attach"] += after > before
@@ -152,7 +150,6 @@ class World:
                 held[block] = (place, sample)
         assert self.pool.num_used == len(held) * self.size
         assert self.pool.num_free_blocks == self.pool.num_blocks - len(held)
-        assert self.pool.num_reused == self.num_reused
         self._check_awaited()
 
     def close(self) -> None:
