@@ -123,6 +123,7 @@ class Link:
         self._heard = self._moved = time.monotonic()
         self._slowest_pass_s = 0.0
         self.load = Load()
+        self.spoke = False  # anything came
         self._lost: SpecdecError | None = None
         self.draining = False  # the replica goes away in good order: no new sequences
 
@@ -181,7 +182,7 @@ class Link:
             load = read_load(response.load)
             if load.passes != self.load.passes:
                 self._moved = time.monotonic()
-            self.load = load
+            self.load, self.spoke = load, True
             self._heard = time.monotonic()
             self._dispatch(response)
 

@@ -37,9 +37,10 @@ _SMOOTHING = 0.1
 _NO_CONNECTION = "no connection: "
 """Before what TLS says."""
 _LOSSES = ("DRAINING", "REPLICA_LOST", "SET_ASIDE", "WATCHDOG_FIRED")
-_SHORT_S, _LONGEST_PAUSE_S = 5.0, 1.0
-"""A stream that ends so soon makes its replica unproven, like one that stood still: it must not draw everybody again.
-And before the next one there is a pause."""
+_SHORT_S = 5.0
+"""A stream that ends so soon makes its replica unproven, like one that stood still: it must not draw all again."""
+_LONGEST_PAUSE_S = 1.0
+"""After streams that ended before anything was heard, before there is another."""
 _UNKNOWN_LATENCY_S = 0.001
 """Of a replica that has answered nothing yet: small, so that it is tried, but among such the less busy goes first."""
 
@@ -72,7 +73,7 @@ class Replica:
         self._aside = asyncio.Event()
         self._aside_s = _FIRST_ASIDE_S
         self._unproven = 0  # answers that it owes before it is trusted again
-        self._num_short = 0  # streams in a row that ended at once
+        self._num_silent = 0  # streams in a row that ended before anything was heard
         self._dead: set[str] = set()  # instances that are known to have ended
         self._left: set[str] = set()  # instances that said that they were going away: those did not crash
         self._fate_known = asyncio.Event()
@@ -179,8 +180,8 @@ class Replica:
                 finally:
                     self.link, self.latency_s = None, None
                     changed()
-            if self._num_short:
-                await asyncio.sleep(min(0.02 * 2.0 ** min(self._num_short, 9), _LONGEST_PAUSE_S))
+            if self._num_silent:
+                await asyncio.sleep(min(0.02 * 2.0 ** min(self._num_silent, 9), _LONGEST_PAUSE_S))
             if self._aside.is_set():
                 self._unproven = _PROOF_ANSWERS
                 await asyncio.sleep(self._aside_s)
@@ -223,13 +224,13 @@ class Replica:
                 # The health watch may end by itself: not every server has one.
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             if stream.done():
-                error, short = stream.exception(), time.monotonic() - started < _SHORT_S
-                self._num_short = self._num_short + 1 if short else 0
+                error, lived_s = stream.exception(), time.monotonic() - started
+                self._num_silent = 0 if link.spoke else self._num_silent + 1
                 self.problem = str(error)
                 self.losses[error.reason if isinstance(error, SpecdecError) else "REPLICA_LOST"] += 1
                 if link.draining:
                     self._left.add(self.instance)
-                elif short or (isinstance(error, WatchdogFired) and error.stood_still):
+                elif lived_s < _SHORT_S or (isinstance(error, WatchdogFired) and error.stood_still):
                     self._unproven = _PROOF_ANSWERS
                 self._log(logging.WARNING, "replica lost", reason=str(error))
                 if isinstance(error, HostileReplica):
@@ -247,6 +248,8 @@ class Replica:
         try:
             async for response in call:
                 self._serving = response.status == health_pb2.HealthCheckResponse.SERVING
+                # Whoever serves again did not go away after all: it was a long pass.
+                (self._left.discard if self._serving else self._left.add)(self.instance)
                 changed()
         except grpc.aio.AioRpcError:
             self._serving = True  # the stream of sequences tells of its own end

@@ -144,16 +144,16 @@ async def test_a_sequence_that_finds_no_kv_slots_is_refused_and_its_neighbours_s
         stream = service.stream()
         await stream.send(opens=[target_open(1, token_ids=[1] * 20)])
         await stream.answer(1)
+        await stream.send(opens=[target_open(2, token_ids=[2] * 10)])
+        await stream.answer(2)
         # Opens leave room for what is there to grow.
-        await stream.send(opens=[target_open(2, token_ids=[1] * 120)])
-        error = await stream.error(2)
+        await stream.send(opens=[target_open(3, token_ids=[3] * 120)])
+        error = await stream.error(3)
         assert isinstance(error, Overloaded)
         assert error.retry_after_s > 0
-        await stream.send(opens=[target_open(3, token_ids=[2] * 10)])
-        await stream.answer(3)
         # No room is left for the tree of the older one: the younger is preempted, its caller replays it.
         await stream.send(rounds=[round_(1, 1, 21, tree([n % 6 for n in range(170)]))])
-        assert isinstance(await stream.error(3), Preempted)
+        assert isinstance(await stream.error(2), Preempted)
         assert (await stream.answer(1)).round == 1
         # A sequence that could never fit is not asked to come back.
         await stream.send(opens=[target_open(4, token_ids=[1] * 200)])

@@ -93,14 +93,10 @@ class Held(TableVerifier):
 
     def __init__(self):
         super().__init__(Table())
-        self.gate = threading.Event()
-        self.num_open = 0
-
-    def open(self, spec):
-        self.num_open += 1
-        return super().open(spec)
+        self.gate, self.entered = threading.Event(), threading.Event()
 
     def verify(self, jobs):
+        self.entered.set()
         self.gate.wait(60)
         return super().verify(jobs)
 
@@ -198,14 +194,11 @@ async def test_an_outage_is_told_to_all_at_the_same_time():
     async with cluster([held], target_wait_s=1.0) as found:
         requests = [found.client.generate(token_ids=PROMPT, max_tokens=9, seed=seed) for seed in range(8)]
         tasks = [asyncio.create_task(request) for request in requests]
-        while held.num_open < 8:
+        while found.orchestrator.live_sequences < 8 or not held.entered.is_set():
             await asyncio.sleep(0.01)
-        stopping = asyncio.create_task(found.targets[0].stop())
-        while found.orchestrator.targets.replicas[0].link:
-            await asyncio.sleep(0.01)
+        await found.targets[0]._server.stop()
         held.gate.set()
         since = time.monotonic()
         errors = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(error, NoReplica) for error in errors), errors
         assert time.monotonic() - since < 4.0, "eight times a second, if they take turns"
-        await stopping

@@ -24,7 +24,7 @@ from draft_service.server import create_server as create_draft_server
 from orchestrator.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client, Sample
-from specdec.errors import Overloaded
+from specdec.errors import PassFailed
 from specdec.model_service import ModelServer
 from specdec.sequence import SequenceSpec
 from specdec.settings import ServiceSettings
@@ -60,7 +60,7 @@ class Whims:
         if self.to_give_up and grown:
             self.to_give_up -= 1
             self.num_given_up += 1
-            grown[0] = Overloaded("planted")
+            grown[0] = PassFailed("planted")
         return grown
 
     def __getattr__(self, name: str) -> Any:
