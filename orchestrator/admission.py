@@ -7,10 +7,9 @@ is not overtaken by small ones.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from specdec.errors import InvalidArgument, Overloaded
 
@@ -65,7 +64,7 @@ class Admission:
             if turn.done() and not turn.cancelled():
                 self.live -= count
             else:
-                with contextlib.suppress(ValueError):  # passed over already, by whoever left in this same moment
+                with suppress(ValueError):  # passed over already, by whoever left in this same moment
                     self._queue.remove(place)
             self._let_in()
             raise

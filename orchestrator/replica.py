@@ -248,8 +248,10 @@ class Replica:
         try:
             async for response in call:
                 self._serving = response.status == health_pb2.HealthCheckResponse.SERVING
-                # Whoever serves again did not go away after all: it was a long pass.
-                (self._left.discard if self._serving else self._left.add)(self.instance)
+                if self._serving:
+                    self._left.discard(self.instance)  # it did not go away after all: that was a long pass
+                else:
+                    self._left.add(self.instance)
                 changed()
         except grpc.aio.AioRpcError:
             self._serving = True  # the stream of sequences tells of its own end

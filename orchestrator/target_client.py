@@ -132,7 +132,7 @@ class TargetClient:
             self._opened_before = True
             return await self._first_answer(sequence, replica)
         async with self._pool.replays.turn(self._arrived, suspect=self._suspect):
-            # There may be another by now, or none any more.
+            # There may be another by now, or none. Who gave the sequence back is asked only if there is no other.
             replica = await self._pool.wait_for_one(0.0, self._replica, sequence.needs)
             if not self._refused:
                 sequence.statistics.replayed(self._cause, sequence.base)
@@ -226,11 +226,8 @@ class TargetClient:
         self._refused = isinstance(error, Overloaded)
         self._num_preemptions += isinstance(error, Preempted)
         if isinstance(error, ReplicaLost) and not isinstance(error, Draining) and self._replica is not None:
-            failed_pass, stood_still = (
-                isinstance(error, PassFailed),
-                isinstance(error, WatchdogFired) and error.stood_still,
-            )
-            self._losses.append(_Loss(self._replica, self._instance, failed_pass, stood_still))
+            stood_still = isinstance(error, WatchdogFired) and error.stood_still
+            self._losses.append(_Loss(self._replica, self._instance, isinstance(error, PassFailed), stood_still))
 
     async def _refuse_poison(self) -> None:
         """A lost stream is a crash only if the process behind it ended, or stood still in a pass."""
