@@ -94,7 +94,7 @@ async def row_16(lab: Lab, seed: int, short: bool) -> Outcome:
     turns, with that beside four normal ones. Then slow readers whose sequences are given up (--park-after-s 1) read on.
     """
     outcome = Outcome()
-    turns, window_s = (1, 3.0) if short else (4, 4.0)
+    turns, window_s = (3, 2.0) if short else (4, 4.0)
     async with lab.deployment(pass_ms=20.0, step_ms=0.2) as found:
         normal: list[float] = []
         slow: list[float] = []
