@@ -65,8 +65,8 @@ class Measured(Costs):
     def patience_s(self, num_nodes: int) -> float:
         return self._patience_s
 
-    def drafted(self, num_nodes: int, seconds: float) -> None:
-        self.told.append(("drafted", num_nodes))
+    def drafted(self, num_nodes: int, seconds: float, opened: bool = False) -> None:
+        self.told.append(("opened" if opened else "drafted", num_nodes))
         self.seconds.append(seconds)
 
     def late(self, num_nodes: int, seconds: float) -> None:
@@ -96,21 +96,21 @@ def answer(client: DraftClient, replica: FakeReplica, sequence: Sequence, advanc
     return growth
 
 
-async def test_what_a_growth_took_is_told_but_not_of_one_with_a_prefill_in_it():
+async def test_what_a_growth_took_is_told_and_whether_a_prefill_was_in_it():
     costs = Measured()
     client, sequence, replica = asked(costs=costs)
     answer(client, replica, sequence)
     assert await client.growth(sequence)
     commit(sequence, 5, 6)
-    assert costs.told == []
+    assert costs.told == [("opened", 4)]
     before = time.monotonic()
     client.advance(sequence, Budget(3, 3))
     answer(client, replica, sequence)
     took_s = time.monotonic() - before
     await asyncio.sleep(0.02)  # a slow client: not the draft's fault
     assert await client.growth(sequence)
-    assert costs.told == [("drafted", 3)]
-    assert costs.seconds[0] <= took_s
+    assert costs.told[1:] == [("drafted", 3)]
+    assert costs.seconds[1] <= took_s
 
 
 async def test_a_round_waits_no_longer_than_it_pays_and_the_late_answer_still_comes():
@@ -121,13 +121,13 @@ async def test_a_round_waits_no_longer_than_it_pays_and_the_late_answer_still_co
     commit(sequence, 5)
     client.advance(sequence, Budget(3, 3))
     assert await client.growth(sequence) is None
-    assert costs.told == [("late", 3)]
+    assert costs.told[1:] == [("late", 3)]
     commit(sequence, 6)
     assert client.advance(sequence, Budget(2, 2)), "it is still asked"
     late, newest = answer(client, replica, sequence, advance=1), answer(client, replica, sequence)
     assert await client.growth(sequence) is late
     assert await client.growth(sequence) is newest
-    assert costs.told[1:] == [("drafted", 2)]
+    assert costs.told[2:] == [("drafted", 2)]
     assert len(replica.lanes) == 1
 
 
