@@ -73,8 +73,13 @@ def scribble(random_: random.Random, message: Message, depth: int = 0) -> Messag
         if random_.random() < (0.5 if depth else 0.25):
             continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+            entries = getattr(message, field.name)
             while random_.random() < 0.1:
-                message.logit_bias[_value(random_, field)] = 1.0  # type: ignore[attr-defined]
+                if value.message_type is not None:
+                    scribble(random_, entries[_value(random_, key)], depth + 1)
+                else:
+                    entries[_value(random_, key)] = 1.0
         elif field.message_type is not None:
             if field.is_repeated:
                 for _ in range(random_.randrange(4)):
