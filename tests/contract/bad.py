@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-import threading
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -16,10 +15,8 @@ from specdec.errors import (
     OutOfStep,
 )
 from target_service.lm_verifier import LmVerifier
-from tests.contract.raw import (
-    PATIENCE_S,
-    Raw,
-)
+from tests.contract.raw import Raw
+from tests.gated import Gated
 from tests.table_model import TableRunner
 
 NAN, INF = math.nan, math.inf
@@ -30,17 +27,8 @@ def runner(**fields: Any) -> TableRunner:
     return TableRunner(**{"context_length": CONTEXT, **fields})
 
 
-class HeldVerifier(LmVerifier):
+class HeldVerifier(Gated, LmVerifier):
     """Passes wait while the gate is closed."""
-
-    def __init__(self, runner: TableRunner) -> None:
-        super().__init__(runner)
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def verify(self, jobs: Any) -> Any:
-        assert self.gate.wait(PATIENCE_S)
-        return super().verify(jobs)
 
 
 async def assert_violation(stream: Raw, sequence: int, field: str) -> None:

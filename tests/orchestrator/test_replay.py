@@ -19,17 +19,13 @@ from specdec.settings import ServiceSettings
 from target_service.engine import TargetEngine, TargetOpen
 from target_service.server import create_server
 from tests.cluster import Cluster, cluster
-from tests.faulty_models import FaultyVerifier
+from tests.faulty_models import GatedFaulty
 from tests.gated import PATIENCE_S, Gated, GatedTable
 from tests.table_reader import TABLE, oracle
 
 REQUEST: dict[str, Any] = dict(
     token_ids={"token_ids": [1, 2, 3]}, max_tokens=60, seed=7, n=1, temperature=1.0, stop_token_ids=[]
 )
-
-
-class GatedFaulty(Gated, FaultyVerifier):
-    pass
 
 
 @pytest.fixture

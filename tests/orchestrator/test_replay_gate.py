@@ -70,3 +70,19 @@ async def test_a_suspect_that_gives_up_waiting_lets_the_next_one_in():
     await crowd.go("first")
     assert crowd.entered == ["first", "third"]
     await crowd.end()
+
+
+async def test_a_second_replica_lets_more_in_and_who_gives_up_leaves_nothing_behind():
+    num_replicas = 1
+    crowd = Crowd(ReplayGate(lambda: num_replicas))
+    for number in range(3 * PER_REPLICA):
+        await crowd.come(f"{number}", arrived=number)
+    await asyncio.sleep(0)
+    assert len(crowd.entered) == PER_REPLICA
+    num_replicas = 2
+    crowd.gate.changed()
+    await asyncio.sleep(0)
+    assert len(crowd.entered) == 2 * PER_REPLICA
+    await crowd.end()
+    async with crowd.gate.turn(0.0):
+        assert crowd.gate._inside == {False: 1, True: 0}
