@@ -16,6 +16,7 @@ from orchestrator.target_client import TargetClient
 from specdec.v1 import common_pb2
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import Cluster, cluster
+from tests.gated import GatedTable
 from tests.table_model import TableRunner
 
 PROMPT = [1, 2, 3]
@@ -33,16 +34,6 @@ class Silent(TableDrafter):
     def grow(self, sequences: Any) -> Any:
         self.released.wait(60)
         return super().grow(sequences)
-
-
-class Counted(TableVerifier):
-    """Counts its passes."""
-
-    num_passes = 0
-
-    def verify(self, jobs: Any) -> Any:
-        self.num_passes += 1
-        return super().verify(jobs)
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +62,7 @@ async def test_without_a_draft_a_text_that_repeats_itself_takes_fewer_passes_tha
     fields = {"temperature": temperature}
     async with cluster([TableVerifier(table)]) as running:
         alone = await sample(running, num_draft_tokens=0, **fields)
-    verifier, silent = Counted(table, pass_s=0.01), Silent(table)
+    verifier, silent = GatedTable(table, pass_s=0.01), Silent(table)
     drafters = {"none": [], "dead": [TableDrafter(table)], "silent": [silent]}[draft]
     async with cluster([verifier], drafters, num_draft_tokens=None) as running:
         if draft == "dead":
