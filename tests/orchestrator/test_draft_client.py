@@ -2,20 +2,21 @@
 
 import asyncio
 import time
-from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from orchestrator import draft_client
+from orchestrator import draft_client, link
 from orchestrator.costs import Costs
 from orchestrator.draft_client import DraftClient
 from orchestrator.link import Lane
 from orchestrator.sequence import Sequence
 from orchestrator.tally import Tally
 from specdec.errors import Overloaded, ReplicaLost
-from specdec.rounds import AHEAD, Budget, Growth, GrowthEnd, ModelInfo, Verdict
+from specdec.rounds import AHEAD, Budget, Growth, GrowthEnd, ModelInfo
 from specdec.sequence import Method, SamplingParams
 from specdec.tree import EMPTY_TREE, TokenTree
+from tests.orchestrator.fakes import commit
 
 
 class FakeLink:
@@ -82,11 +83,6 @@ def asked(
     client = DraftClient(pool, costs or Costs(8))
     assert client.advance(sequence, Budget(4, 4))
     return client, sequence, pool.replica
-
-
-def commit(sequence: Sequence, *token_ids: int) -> None:
-    for token_id in token_ids:
-        sequence.extend(EMPTY_TREE, Verdict(1, sequence.base, (), token_id))
 
 
 def answer(client: DraftClient, replica: FakeReplica, sequence: Sequence, advance: int | None = None) -> Growth:
@@ -171,7 +167,10 @@ async def test_what_a_late_draft_was_asked_is_not_measured_by_what_it_is_told_la
     assert costs.told == []
 
 
-async def test_drafts_are_compared_by_what_a_node_takes():
+async def test_drafts_are_compared_by_what_a_node_takes(monkeypatch):
+    now = [50.0]
+    for module in (draft_client, link):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     client, sequence, replica = asked()
     answer(client, replica, sequence)
     await client.growth(sequence)
@@ -179,10 +178,10 @@ async def test_drafts_are_compared_by_what_a_node_takes():
     for budget in (Budget(4, 4), Budget(64, 64)):
         commit(sequence, 5)
         client.advance(sequence, budget)
-        client._asked = replace(client._asked, at=time.monotonic() - 0.01 * budget.max_nodes)
+        now[0] += 0.01 * budget.max_nodes
         answer(client, replica, sequence)
         await client.growth(sequence)
-    assert told == pytest.approx([0.01, 0.01], rel=0.3)
+    assert told == pytest.approx([0.01, 0.01])
 
 
 async def test_a_draft_that_refuses_a_text_is_not_asked_to_take_it_in_again_at_once():
