@@ -101,16 +101,17 @@ class Concert:
             return self._go_on()
         if self.rests:
             return Turn.REST
-        if self._promise >= ON and self.costs.savings > 0:
+        if self._promise >= ON and self.costs.savings.left:
             self._drafting, self._since, self._doubts, self._reviewed = True, self.now, 0.0, self.now
             self.num_draft_tokens = min(self._best, _FIRST)
             self._checked, self._num_checks, self._check = self.now, 0, None
             return Turn.DRAFT
         return Turn.REST if young or not self._try(depth) else Turn.TRY
 
-    def booked(self, gain: float) -> None:
+    def book(self, gain: float) -> None:
         """A request gained so much in a round."""
         self._gained += gain
+        self.costs.savings.book(gain)
 
     def passed(self, before: int) -> int:
         """A request has a verdict, ``before`` being the pass that it was in when it had one last. Returns the pass that
@@ -125,7 +126,7 @@ class Concert:
             best, kept = self._best, self.num_draft_tokens
             if abs(best - kept) > 1 or self._promised[kept] <= _STAY * self._promised[best]:
                 self.num_draft_tokens = min(best, kept + 1)  # up step by step, each measured before the next
-        if self._doubts >= _DOUBTS or self.costs.savings <= 0:
+        if self._doubts >= _DOUBTS or not self.costs.savings.left:
             self._drafting = False
             self._rest()
             return Turn.REST
@@ -158,10 +159,10 @@ class Concert:
         trial = _TRIAL_AHEAD
         if self.waits:
             trial = 1 if costs.everybody == 1 else _TRIAL
-            affordable = costs.affords(self.num_draft_tokens, trial * costs.everybody)
+            gain = costs.gain(rounds[self.num_draft_tokens], 1, rounds[0])
         else:
-            affordable = costs.affords_unwaited(depth, trial * costs.everybody)
-        if not affordable:
+            gain = costs.gain(costs.unwaited[depth], 1, costs.alone_s)
+        if not costs.savings.cover(-gain * trial * costs.everybody):
             self._until = self.now + _LONGEST_PAUSE
             return False
         self._trial, self._since, self._gained = trial, self.now, 0.0

@@ -12,7 +12,7 @@ from typing import Protocol
 from orchestrator.concert import FIRST_PAUSE, Concert, Turn
 from orchestrator.guesses import Guesses
 from orchestrator.promises import chain, promises
-from orchestrator.prompt_lookup import PromptLookup, Rival
+from orchestrator.prompt_lookup import MOST_GUESSED, PromptLookup, Rival
 from orchestrator.sequence import Sequence
 from specdec.chances import Chances, best_chances
 from specdec.rounds import Budget, Verdict
@@ -133,16 +133,23 @@ class Adaptive:
         drafted = bool(tree) and taken is None
         waited = taken in (None, Rival.NOTHING)
         self._num_missed = 0 if drafted else self._num_missed + (waited and self._asked > 0)
-        # Booked also for a draft that never came, but not where nobody waited for it.
-        num_tokens = len(verdict.accepted) + 1 if taken is None else 1
-        if self._costs.known and waited and self._num_draft_tokens and not self._waits:
-            self._concert.booked(self._costs.account_unwaited(len(tree) if drafted else 0, num_tokens))
-        elif self._costs.known:
-            self._concert.booked(self._costs.account(self._asked if waited else 0, num_tokens))
+        if self._costs.known:
+            num_tokens = len(verdict.accepted) + 1 if taken is None else 1
+            self._concert.book(self._gain(len(tree) if drafted else 0, num_tokens, waited))
         if not drafted:
             return
         self._chances.observe(tree, verdict.accepted, ended=True)
         self._costs.grown(len(tree), max(tree.depths) + 1)
+
+    def _gain(self, num_nodes: int, num_tokens: int, waited: bool) -> float:
+        """Of a round with so many nodes of the draft; ``waited``: it went before nothing else."""
+        costs = self._costs
+        if waited and self._num_draft_tokens and not self._waits:
+            return costs.gain(costs.unwaited[min(num_nodes, MOST_GUESSED)], num_tokens, costs.alone_s)
+        if waited and self._asked:
+            # Also of a draft that never came.
+            return costs.gain(costs.rounds[self._asked], num_tokens, costs.rounds[0])
+        return costs.probing
 
     def _try(self) -> int:
         """Long, short and none must be seen to tell what a token more costs."""

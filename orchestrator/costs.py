@@ -12,6 +12,7 @@ import math
 from orchestrator.contention import Contention
 from orchestrator.curve import Curve
 from orchestrator.prompt_lookup import MOST_GUESSED, HitRates
+from orchestrator.savings import PROBING, Savings
 from orchestrator.way import Way
 from specdec.acceptance import Acceptance
 from specdec.chances import Chances
@@ -44,11 +45,6 @@ _REACH = 1.5
 
 _WIDE_PASSES = 4
 """So many passes with more than a row each tell what rows cost: the first alone may be an accident."""
-
-_PROBING, _LOAN, _SAVINGS = 0.015, 4.0, 8.0
-"""What speculation may lose against the target alone: this share of the rounds without it, and what it gained
-before. It begins with, and may owe, some rounds, and saves up to twice as many: a good draft that is far away loses
-four or five in a row now and then."""
 
 
 class Costs:
@@ -83,8 +79,7 @@ class Costs:
         """Of draft tokens, over all requests."""
         self.hit_rates = HitRates()
         """Of the prompt lookups of all requests."""
-        self.savings = _LOAN  # in rounds of the target alone
-        self.lookup_savings = _LOAN
+        self.savings, self.lookup_savings = Savings(), Savings()
         """Apart, so that neither the draft nor the lookup lives on what the other gains."""
 
     @property
@@ -173,39 +168,15 @@ class Costs:
             return  # what was not waited for has any shape
         self._rows_per_token += _GAIN * (num_nodes / depth - self._rows_per_token)
 
-    def affords(self, num_draft_tokens: int, num_rounds: int = 1) -> bool:
-        """Whether what was saved covers what so many rounds lose if none of their draft tokens is accepted."""
-        return self.savings >= min(_LOAN, max(1e-9, num_rounds * self._loss(num_draft_tokens, 1)))
+    def gain(self, round_s: float, num_tokens: int, alone_s: float) -> float:
+        """Of a round that takes so long and commits so many tokens, where the target alone takes ``alone_s`` for each:
+        in rounds of everybody."""
+        return (num_tokens - round_s / alone_s) / self.everybody
 
-    def affords_unwaited(self, num_nodes: int, num_rounds: int) -> bool:
-        """The same for rounds with trees of so many nodes if they are there, and without any if not."""
-        return self.savings >= min(_LOAN, max(1e-9, num_rounds * self._loss_unwaited(num_nodes, 1)))
-
-    def account(self, num_draft_tokens: int, num_tokens: int) -> float:
-        """A round with so many draft tokens committed so many: what was gained against the target alone."""
-        gain = -self._loss(num_draft_tokens, num_tokens) if num_draft_tokens else _PROBING / self.everybody
-        self.savings = _booked(self.savings, gain)
-        return gain
-
-    def account_unwaited(self, num_nodes: int, num_tokens: int) -> float:
-        """A round that waited for nobody, with a tree of so many nodes or none, committed so many: what was gained."""
-        gain = -self._loss_unwaited(num_nodes, num_tokens)
-        self.savings = _booked(self.savings, gain)
-        return gain
-
-    def account_lookup(self, num_guessed: int, num_tokens: int, asked: bool, drafting: bool) -> None:
-        """The same for a round with so many guessed tokens, or that was ``asked`` for in case there are some. Needs
-        ``alone_known``."""
-        loss = self._loss_unwaited(num_guessed, num_tokens, drafting) if asked else -_PROBING / self.everybody
-        self.lookup_savings = _booked(self.lookup_savings, -loss)
-
-    def _loss(self, num_draft_tokens: int, num_tokens: int) -> float:
-        """In rounds of everybody without speculation."""
-        return (self.rounds[num_draft_tokens] / self.rounds[0] - num_tokens) / self.everybody
-
-    def _loss_unwaited(self, num_nodes: int, num_tokens: int, drafting: bool = True) -> float:
-        alone_s = self.alone_beside(drafting)
-        return (self.unwaited[min(num_nodes, MOST_GUESSED)] / alone_s - num_tokens) / self.everybody
+    @property
+    def probing(self) -> float:
+        """What a round without speculation gives to those that look whether it pays."""
+        return PROBING / self.everybody
 
     def drafted(self, num_nodes: int, seconds: float, opened: bool = False) -> None:
         """From the advance to the end of its growth. ``opened`` with it: then a prefill is in it, and it tells no more
@@ -287,7 +258,3 @@ class Costs:
         if self.alone_known:
             draft_s = min(draft_s, _LATE * self.most * self.alone_s)  # nobody waits longer: see patience_s
         return self._beyond_s + waits * draft_s
-
-
-def _booked(savings: float, gain: float) -> float:
-    return max(-_LOAN, min(savings + gain, _SAVINGS))

@@ -68,7 +68,9 @@ class Guesses:
         if verdict.round and self._costs.alone_known:
             guessed = tree if self.taken is not None else EMPTY_TREE
             asked = bool(guessed) or self._held
-            self._costs.account_lookup(len(guessed), len(verdict.accepted) + 1, asked, self._drafting)
+            alone_s = self._costs.alone_beside(self._drafting)
+            gain = self._costs.gain(self._costs.unwaited[len(guessed)], len(verdict.accepted) + 1, alone_s)
+            self._costs.lookup_savings.book(gain if asked else self._costs.probing)
 
     @property
     def taken(self) -> Rival | None:
@@ -77,7 +79,7 @@ class Guesses:
 
     def _most_unasked(self, sequence: Sequence, unasked: int, beaten: Callable[[float], Rival]) -> int:
         costs, most = self._costs, sequence.remaining - 1
-        if costs.lookup_savings <= 0 or most <= 0 or not sequence.num_committed:
+        if not costs.lookup_savings.left or most <= 0 or not sequence.num_committed:
             return _SHORT_RUN_ON
         if not costs.rows_known:
             # What rows cost is to be known, where no draft shows it.

@@ -52,7 +52,7 @@ async def test_a_target_that_drains_in_mid_stream_is_replaced(sampling: dict[str
         await first.sprung()
         stopping = asyncio.create_task(running.targets[0].stop(PATIENCE_S))
         async with asyncio.timeout(PATIENCE_S):
-            while not running.targets[0].servicer.streams._loop._inbox:  # the drain waits behind the pass
+            while not running.targets[0].servicer.streams._loop._inbox.qsize():  # the drain waits behind the pass
                 await asyncio.sleep(0.01)
         first.go_on.set()
         assert_same(await task, expected)

@@ -48,7 +48,7 @@ def test_all_try_together_and_then_rest_twice_as_long_each_time():
 
 def test_what_cannot_be_paid_for_is_not_tried():
     concert = concert_of()
-    concert.costs.savings = 0.0
+    concert.costs.savings.book(-concert.costs.savings.rounds)
     assert turns(concert, 0.5) == [Turn.REST] * 4
     assert concert.rests > FIRST_PAUSE
 
@@ -57,7 +57,7 @@ def test_a_gain_ends_the_rest_after_a_trial():
     concert = concert_of()
     for _ in range(2):
         assert turns(concert, 0.9)[0] is Turn.TRY
-        concert.booked(0.1)
+        concert.book(0.1)
     assert turns(concert, 0.9)[0] is Turn.TRY
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -134,27 +135,12 @@ def test_patience_follows_what_drafts_take_and_ends_where_waiting_cannot_pay():
     assert costs.patience_s(4) == pytest.approx(8 * 0.02, rel=0.1)
 
 
-def test_savings_are_spent_by_losses_and_filled_by_gains_up_to_a_limit():
+def test_a_round_gains_the_tokens_it_commits_beyond_those_of_the_target_alone_meanwhile():
     costs = known()
-    begun = costs.savings
-    while costs.savings > 0:
-        assert costs.account(8, 1) < 0
-    assert not costs.affords(8)
-    for _ in range(1000):
-        costs.account(0, 1)
-    full = costs.savings
-    assert full > begun
-    costs.account(8, 9)
-    assert costs.savings == full
-
-
-def test_nobody_tries_what_may_lose_more_than_was_saved():
-    costs = known()
-    assert costs.affords(8, 2)
-    assert costs.affords_unwaited(8, 2)
-    costs.savings = 0.1
-    assert not costs.affords(8, 2)
-    assert not costs.affords_unwaited(8, 2)
+    assert costs.gain(3 * costs.alone_s, 5, costs.alone_s) == pytest.approx(2.0)
+    assert costs.gain(3 * costs.alone_s, 1, costs.alone_s) == pytest.approx(-2.0)
+    costs.verified(0, 0.0205, Timings(0, 20_000, 0, 1, 1), 1, 4)
+    assert costs.gain(3.0, 5, 1.0) == pytest.approx(0.5), "of one of four it is a fourth of everybody's"
 
 
 def test_figures_that_cannot_be_are_survived():
@@ -164,7 +150,7 @@ def test_figures_that_cannot_be_are_survived():
         costs.verified(0, 0.0, timings, 0, 0)
         costs.went_on(timings, 0)
         assert all(seconds > 0 for seconds in costs.rounds)
-        assert costs.affords(1) in (True, False)
+        assert math.isfinite(costs.gain(costs.rounds[1], 1, costs.alone_s))
     fresh = Costs(8)
     fresh.drafted(4, 0.01)
     fresh.drafted(1, 0.01)
@@ -218,7 +204,7 @@ def test_a_time_is_never_nothing():
         costs.verified(4, 0.1, Timings(0, 1_000 * number, 0, 5, 1), 1, 1)
         costs.verified(0, 0.1, Timings(0, number % 2, 0, 1, 1), 1, 1)
         assert costs.rounds[0] > 0
-        costs.account(4, 1)
+        assert math.isfinite(costs.gain(costs.rounds[4], 1, costs.rounds[0]))
 
 
 def with_siblings(num_siblings: int, rows_per_token: int, num_tokens: int = 4) -> Costs:

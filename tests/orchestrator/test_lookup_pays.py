@@ -16,6 +16,7 @@ import pytest
 from orchestrator.concert import Concert
 from orchestrator.controller import Adaptive, Fixed
 from orchestrator.costs import Costs
+from orchestrator.guesses import Guesses
 from orchestrator.prompt_lookup import PromptLookup, Rival
 from specdec.rounds import Budget, Timings, Verdict
 from specdec.tree import EMPTY_TREE, TokenTree
@@ -247,18 +248,19 @@ def test_what_a_draft_gets_accepted_and_what_a_lookup_does_are_not_mixed():
 def test_guesses_that_fail_cost_the_draft_none_of_its_savings():
     where, costs = Place(), Costs(8)
     decoded(where, *text_of("changing", 300), costs)
-    costs.lookup_savings, savings = 0.5, costs.savings
+    costs.lookup_savings.book(0.5 - costs.lookup_savings.rounds)
+    before = costs.savings.rounds
+    guesses = Guesses(costs, SimpleNamespace(taken=Rival.WAIT))
     for _ in range(20):
-        costs.account_lookup(16, 1, asked=True, drafting=False)
-        costs.account(0, 1)
-    assert costs.lookup_savings < 0
-    assert costs.savings >= savings
+        guesses.observe(TokenTree.chain(range(16)), Verdict(1, 0, (), 5))
+    assert not costs.lookup_savings.left
+    assert costs.savings.rounds == before
 
 
 def test_without_savings_nothing_is_guessed():
     where, costs = Place(), Costs(8)
     decoded(where, *text_of("changing", 300), costs)
-    costs.lookup_savings = -4.0
+    costs.lookup_savings.book(-99.0)
     outcome = decoded(where, *text_of("page", 100), costs, seed=1)
     assert outcome.num_guessed == 0
 
