@@ -55,7 +55,7 @@ class World:
     def __init__(self, place: Place, seed: int) -> None:
         self.place = place
         self.now = 0.0
-        self.table = Table(acceptance=place.acceptance)
+        self.table = Table(acceptance=place.acceptance, runner_up=0.5)
         self._random = random.Random(seed)
 
     def took(self, milliseconds: float) -> float:
