@@ -43,6 +43,10 @@ def main(
     pass_ms: Annotated[float, typer.Option(help="of the table target")] = _COSTS.pass_ms,
     step_ms: Annotated[float, typer.Option(help="of the table draft, for one node or many")] = _COSTS.step_ms,
     acceptance: Annotated[float, typer.Option(help="of the table pair")] = _COSTS.acceptance,
+    runner_up: Annotated[
+        float, typer.Option(help="of the table pair: how often a second guess is right if not the first")
+    ] = _COSTS.runner_up,
+    row_us: Annotated[float, typer.Option(help="of the table target, for each row of a pass")] = _COSTS.row_us,
     num_ahead_tokens: Annotated[int, typer.Option(help="the orchestrator's setting in the mode ahead")] = 60,
     tokens: Annotated[int, typer.Option(help="per run")] = 160,
     repeats: Annotated[int, typer.Option(help="runs of each mode, in turns; medians are shown")] = 3,
@@ -57,7 +61,7 @@ def main(
     console = Console()
     if quick:
         tokens, repeats = min(tokens, _QUICK_TOKENS), 1
-    costs = TableCosts(pass_ms, step_ms, acceptance)
+    costs = TableCosts(pass_ms, step_ms, acceptance, runner_up, row_us)
     names = [each for each in PairName if each is not PairName.all] if pair is PairName.all else [pair]
     started = time.monotonic()
     rows: list[Row] = []

@@ -96,7 +96,8 @@ async def lab(pair: Pair, num_ahead_tokens: int) -> AsyncIterator[Lab]:
             await healthy(front)
             await paired(front)
             clients[name] = await stack.enter_async_context(Client(front.address))
-            _pin(front.process.pid, {1})
+            if pair.computes:
+                _pin(front.process.pid, {1})
         if pair.computes:
             for each in models:
                 _pin(each.process.pid, {0 if each is target else 1})
