@@ -93,7 +93,7 @@ def main(
     if chart:
         from bench.distance.chart import draw
 
-        draw(rows, predicted, labels, Path(chart))
+        draw(rows, labels, Path(chart))
 
 
 def _show(console: Console, rows: Sequence[Row], predicted: Sequence[Prediction]) -> None:

@@ -14,7 +14,7 @@ from bench.distance.lab import lab
 from bench.distance.modes import AHEAD, ALONE, BLOCK, modes, sync
 from bench.distance.pairs import Pair, PairName, TableCosts, make
 from bench.distance.ratios import ratios
-from bench.distance.row import Outcomes, Row, Run
+from bench.distance.row import Outcomes, RoundMs, Row, Run
 from bench.distance.situations import ROUND_TRIPS_MS, Situation, measure, situations
 from specdec.v1.generation_pb2 import SpeculationStats
 
@@ -88,9 +88,11 @@ def test_a_row_is_the_median_speed_and_the_sum_of_what_was_told():
     assert row.tokens_per_s == 5.0
     assert (row.draft_tokens_per_round, row.accepted_per_round, row.tokens_per_round) == (1.2, 0.6, 3.0)
     assert row.on_time == 0.75
+    assert row.drafts_per_round == 0.4
     assert row.unused_nodes_per_round == 2.0
     assert row.outcomes == Outcomes(1, 1, (1, 1, 2), (0, 1, 1))
     assert (row.outcomes.bonus_hits, row.outcomes.correction_hits, row.outcomes.hits) == (1.0, 0.5, 0.6)
+    assert row.outcomes.firsts == 0.8
     spent = row.round_ms
     parts = (spent.draft_wait, spent.target_queue, spent.target_pass, spent.target_sample, spent.rest)
     assert parts == pytest.approx((0.5, 0.1, 3.0, 0.4, 1.0)), "over eight rounds, the first of either not counted"
@@ -143,7 +145,16 @@ def test_the_quick_plan_has_all_that_ratios_and_formula_need(tmp_path):
 def test_what_is_shown_has_a_line_per_row_and_fits_a_terminal(tmp_path):
     outcomes = Outcomes(2, 1, (9,) * 8, (8,) * 8)
     rows = [
-        Row("table", each.temperature, each.name, each.round_trip_ms, mode.name, 10.0, outcomes=outcomes)
+        Row(
+            "table",
+            each.temperature,
+            each.name,
+            each.round_trip_ms,
+            mode.name,
+            10.0,
+            outcomes=outcomes,
+            round_ms=RoundMs(target_pass=40.0),
+        )
         for each in situations(table_pair(tmp_path), quick=True)
         for mode in each.modes
     ]
@@ -175,7 +186,7 @@ def test_a_chart_has_a_panel_per_pair_and_temperature(tmp_path):
         for index, mode in enumerate(modes(temperature, (4, 6, 8), with_block=True, quick=False))
     ]
     file = tmp_path / "chart.png"
-    draw(rows, predictions(rows), {"table": "table pair: sleeps", "bundled": "bundled pair: computes"}, file)
+    draw(rows, {"table": "table pair: sleeps", "bundled": "bundled pair: computes"}, file)
     assert file.read_bytes().startswith(b"\x89PNG")
     places = _apart({"a": 1.0, "b": 1.1, "c": 1.15, "d": 9.0}, 0.5)
     assert places["d"] == 9.0
