@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
@@ -57,7 +58,7 @@ def main(
     console = Console()
     counts = sequences or [1, 4, 16, 64, 256, 1024]
     bare_ms = statistics.median(bare_round_ms(rounds // 3, free_ports(3)) for _ in range(repeats))
-    rows = asyncio.run(_measure(console, counts, num_draft_tokens, acceptance, rounds, repeats))
+    rows = uvloop.run(_measure(console, counts, num_draft_tokens, acceptance, rounds, repeats))
     table = Table(box=None, header_style="bold")
     for column in ("sequences", "rounds/s", "tokens/s", "ms p50", "ms p99", "target", "draft", "orchestrator"):
         table.add_column(column, justify="right")

@@ -23,7 +23,7 @@ from bench.distance.formula import Prediction, predictions
 from bench.distance.lab import lab
 from bench.distance.modes import AHEAD, ALONE, Mode
 from bench.distance.pairs import Pair, PairName, TableCosts, make
-from bench.distance.ratios import ratios
+from bench.distance.ratios import pair_of_ratios, ratios
 from bench.distance.row import Row
 from bench.distance.situations import measure, num_runs, situations
 from specdec.processes import StartError
@@ -80,6 +80,7 @@ def main(
     predicted = predictions(rows)
     _show(console, rows, predicted)
     figures = ratios(rows)
+    console.print(f"Of the {pair_of_ratios(rows)} pair, unless another is named:", highlight=False)
     console.print_json(json.dumps(figures))
     if json_file:
         result = {
@@ -87,6 +88,7 @@ def main(
             "labels": labels,
             "rows": [asdict(row) for row in rows],
             "formula": [asdict(each) for each in predicted],
+            "ratios_of": pair_of_ratios(rows),
             "ratios": figures,
         }
         Path(json_file).write_text(json.dumps(result, indent=1) + "\n")

@@ -13,7 +13,7 @@ from bench.distance.formula import predictions
 from bench.distance.lab import lab
 from bench.distance.modes import AHEAD, ALONE, BLOCK, modes, sync
 from bench.distance.pairs import Pair, PairName, TableCosts, make
-from bench.distance.ratios import ratios
+from bench.distance.ratios import pair_of_ratios, ratios
 from bench.distance.row import Outcomes, RoundMs, Row, Run
 from bench.distance.situations import ROUND_TRIPS_MS, Situation, measure, situations
 from specdec.v1.generation_pb2 import SpeculationStats
@@ -49,11 +49,13 @@ FIGURES = {
 @pytest.mark.parametrize("pair", ["table", "damped"])
 def test_ratios_compare_with_the_best_synchronous_draft_and_find_the_worst_case(pair):
     assert ratios(rows_of(pair, RATES)) == FIGURES
+    assert pair_of_ratios(rows_of(pair, RATES)) == pair
 
 
 def test_ratios_are_the_damped_pairs_without_a_temperature_whatever_else_was_measured():
     bundled = rows_of("bundled", {("5 ms", AHEAD.name): 11.0}, temperature=1.0)
     rows = [*rows_of("table", {}), *rows_of("damped", RATES), *rows_of("damped", {}, 1.0), *bundled]
+    assert pair_of_ratios(rows) == "damped"
     assert ratios(rows) == FIGURES | {"bundled_t1_ahead_over_alone_rtt5": 1.1}
 
 
