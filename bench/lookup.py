@@ -11,14 +11,13 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from bench.deployment import Processes
 from orchestrator.prompt_lookup import HitRates, PromptLookup
 from specdec.client import Client
-from specdec.processes import free_ports, healthy, paired, service
 from specdec.v1.generation_pb2 import SpeculationStats
 
 _PASS_MS, _STEP_MS, _ACCEPTANCE = 40.0, 4.0, 0.8
@@ -48,25 +47,15 @@ async def _turns(client: Client, tokens: int, repeats: int) -> tuple[list[float]
 
 
 async def _measure(period: int, draft: str, tokens: int, repeats: int) -> str:
-    async with AsyncExitStack() as stack:
-        ports = iter(free_ports(3))
-
-        async def start(module: str, *arguments: str) -> Any:
-            each = await stack.enter_async_context(service(module, next(ports), [*arguments, "--log-level=WARNING"]))
-            await healthy(each)
-            return each
-
+    async with Processes() as made:
         text = (f"--period={period}", f"--acceptance={_ACCEPTANCE}")
-        target = await start("bench.table_service target", f"--pass-ms={_PASS_MS}", *text)
+        target = await made.model("bench.table_service target", f"--pass-ms={_PASS_MS}", *text)
         flags = [f"--target={target.address}", f"--num-ahead-tokens={60 if 'ahead' in draft else 0}"]
         drafter = None
         if draft != "none":
-            drafter = await start("bench.table_service draft", f"--pass-ms={_STEP_MS}", *text)
+            drafter = await made.model("bench.table_service draft", f"--pass-ms={_STEP_MS}", *text)
             flags.append(f"--draft={drafter.address}")
-        front = await start("orchestrator", *flags)
-        if drafter:
-            await paired(front)
-        client = await stack.enter_async_context(Client(front.address))
+        _, client = await made.orchestrator(*flags)
         if drafter and draft == "killed":
             await _run(client, tokens, 0)
             drafter.process.kill()

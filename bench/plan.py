@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -22,13 +22,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from bench.deployment import Processes
 from bench.fault_proxy import FaultProxy
 from bench.pass_cost import draft_step_time, target_pass_time
 from specdec.chances import PRIOR
 from specdec.client import Client
 from specdec.plan.scenario import Deployment, Drafting, Pair, Paths, Scenario, Workload
 from specdec.plan.simulation import simulate
-from specdec.processes import Service, StartError, free_ports, healthy, paired, service
+from specdec.processes import StartError
 
 _NUM_AHEAD = 60
 _SEEDS = 8
@@ -262,31 +263,19 @@ class _Lab:
 
 @asynccontextmanager
 async def _lab(models: Models) -> AsyncIterator[_Lab]:
-    async with AsyncExitStack() as stack:
-        ports = iter(free_ports(4))
-
-        async def start(module: str, *arguments: str) -> Service:
-            each = service(module, next(ports), [*arguments, "--log-level=WARNING"])
-            return await stack.enter_async_context(each)
-
+    async with Processes() as made:
         guesses = (f"--acceptance={models.acceptance}", f"--runner-up={models.runner_up}")
-        target = await start("bench.table_service target", f"--pass-ms={models.pass_ms}", *guesses)
-        draft = await start("bench.table_service draft", f"--pass-ms={models.step_ms}", *guesses)
-        for each in (target, draft):
-            await healthy(each)
-        proxy = await stack.enter_async_context(FaultProxy(int(draft.address.rpartition(":")[2])))
-        clients = {}
-        for ahead in (False, True):
-            front = await start(
-                "orchestrator",
-                f"--target={target.address}",
-                f"--draft=127.0.0.1:{proxy.port}",
-                f"--num-ahead-tokens={_NUM_AHEAD if ahead else 0}",
-            )
-            await healthy(front)
-            await paired(front)
-            clients[ahead] = await stack.enter_async_context(Client(front.address))
-        yield _Lab(clients, proxy)
+        target = await made.model("bench.table_service target", f"--pass-ms={models.pass_ms}", *guesses)
+        draft = await made.model("bench.table_service draft", f"--pass-ms={models.step_ms}", *guesses)
+        async with FaultProxy(draft.port) as proxy:
+            clients = {}
+            for ahead in (False, True):
+                _, clients[ahead] = await made.orchestrator(
+                    f"--target={target.address}",
+                    f"--draft=127.0.0.1:{proxy.port}",
+                    f"--num-ahead-tokens={_NUM_AHEAD if ahead else 0}",
+                )
+            yield _Lab(clients, proxy)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,16 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.damped_pair import Pair
+from bench.deployment import Processes
 from bench.peers.contender import ADAPTIVE, THREADS, Contender, Kind, Prompts, Run, Settings
 from bench.peers.pass_log import Pass, busy_s, read_passes
 from specdec.client import Client, Sample
-from specdec.processes import free_ports, healthy, paired, service
 from specdec.v1.generation_pb2 import SpeculationStats
 
 _KV_SLOTS = 16384
@@ -132,30 +132,18 @@ async def running(pair: Pair, dtype: str, logs: Path, threads: Sequence[int] = T
     """All services, healthy and connected; ``logs`` is an empty directory. Raises StartError."""
     # A draft with more threads than its target makes no sense.
     combinations = [(target, draft) for target in threads for draft in threads if draft <= target]
-    async with AsyncExitStack() as stack:
-        ports = iter(free_ports(2 * len(threads) + len(combinations)))
+    async with Processes() as made:
         addresses: dict[tuple[str, int], str] = {}
-        started = []
         for role, directory in (("target", pair.target), ("draft", pair.draft)):
             for count in threads:
                 flags = [f"--model={directory}", f"--dtype={dtype}", f"--threads={count}", f"--kv-slots={_KV_SLOTS}"]
-                flags += [f"--pass-log={_log_file(logs, role, count)}", "--log-level=WARNING"]
-                each = service(f"bench.peers.logged_service {role}_service", next(ports), flags)
-                started.append(await stack.enter_async_context(each))
-                addresses[role, count] = started[-1].address
-        orchestrators = {}
-        for combination in combinations:
-            target, draft = combination
-            flags = [f"--target={addresses['target', target]}", f"--draft={addresses['draft', draft]}"]
-            flags += [f"--tokenizer={pair.target}", "--log-level=WARNING"]
-            each = service("orchestrator", next(ports), flags)
-            orchestrators[combination] = await stack.enter_async_context(each)
-        for one in (*started, *orchestrators.values()):
-            await healthy(one)
+                flags += [f"--pass-log={_log_file(logs, role, count)}"]
+                each = await made.model(f"bench.peers.logged_service {role}_service", *flags)
+                addresses[role, count] = each.address
         clients: dict[tuple[int, ...], Client] = {}
-        for combination, orchestrator in orchestrators.items():
-            await paired(orchestrator)
-            clients[combination] = await stack.enter_async_context(Client(orchestrator.address))
+        for target, draft in combinations:
+            flags = [f"--target={addresses['target', target]}", f"--draft={addresses['draft', draft]}"]
+            _, clients[target, draft] = await made.orchestrator(*flags, f"--tokenizer={pair.target}")
         yield Services(clients, logs)
 
 
