@@ -12,6 +12,7 @@ import math
 from orchestrator.contention import Contention
 from orchestrator.curve import Curve
 from orchestrator.prompt_lookup import MOST_GUESSED, HitRates
+from orchestrator.way import Way
 from specdec.acceptance import Acceptance
 from specdec.chances import Chances
 from specdec.rounds import Timings
@@ -23,6 +24,9 @@ _PATIENCE = 4.0
 
 _LATE = 1.25
 """A growth that nobody waited for any longer would have taken at least so many times what was waited."""
+
+_NEWS = 1.25
+"""A draft that takes so many times what it took is another."""
 
 _GAIN = 0.1
 _HOPE, _HOPE_TRIALS, _MISSES = 0.5, 4, 50
@@ -41,9 +45,10 @@ _REACH = 1.5
 _WIDE_PASSES = 4
 """So many passes with more than a row each tell what rows cost: the first alone may be an accident."""
 
-_PROBING, _SAVINGS = 0.015, 4.0
+_PROBING, _LOAN, _SAVINGS = 0.015, 4.0, 8.0
 """What speculation may lose against the target alone: this share of the rounds without it, and what it gained
-before, saved (or owed) up to so many rounds."""
+before. It begins with, and may owe, some rounds, and saves up to twice as many: a good draft that is far away loses
+four or five in a row now and then."""
 
 
 class Costs:
@@ -58,7 +63,7 @@ class Costs:
         self._rows_per_token = 1.0 + num_siblings  # of the target; not every draft proposes siblings
         self.ahead = ahead
         self.contention = Contention(ahead)
-        self._drafts = Curve()
+        self._drafts = Way()
         self._passes = Curve()
         self._beyond_s = 0.0  # of a round with the target: all that is neither queue nor pass
         self._alone_seen = self._known = False
@@ -78,8 +83,8 @@ class Costs:
         """Of draft tokens, over all requests."""
         self.hit_rates = HitRates()
         """Of the prompt lookups of all requests."""
-        self.savings = _SAVINGS  # in rounds of the target alone
-        self.lookup_savings = _SAVINGS
+        self.savings = _LOAN  # in rounds of the target alone
+        self.lookup_savings = _LOAN
         """Apart, so that neither the draft nor the lookup lives on what the other gains."""
 
     @property
@@ -170,11 +175,11 @@ class Costs:
 
     def affords(self, num_draft_tokens: int, num_rounds: int = 1) -> bool:
         """Whether what was saved covers what so many rounds lose if none of their draft tokens is accepted."""
-        return self.savings >= min(_SAVINGS, max(1e-9, num_rounds * self._loss(num_draft_tokens, 1)))
+        return self.savings >= min(_LOAN, max(1e-9, num_rounds * self._loss(num_draft_tokens, 1)))
 
     def affords_unwaited(self, num_nodes: int, num_rounds: int) -> bool:
         """The same for rounds with trees of so many nodes if they are there, and without any if not."""
-        return self.savings >= min(_SAVINGS, max(1e-9, num_rounds * self._loss_unwaited(num_nodes, 1)))
+        return self.savings >= min(_LOAN, max(1e-9, num_rounds * self._loss_unwaited(num_nodes, 1)))
 
     def account(self, num_draft_tokens: int, num_tokens: int) -> float:
         """A round with so many draft tokens committed so many: what was gained against the target alone."""
@@ -202,10 +207,12 @@ class Costs:
         alone_s = self.alone_beside(drafting)
         return (self.unwaited[min(num_nodes, MOST_GUESSED)] / alone_s - num_tokens) / self.everybody
 
-    def drafted(self, num_nodes: int, seconds: float) -> None:
-        """From the advance to the end of its growth."""
+    def drafted(self, num_nodes: int, seconds: float, opened: bool = False) -> None:
+        """From the advance to the end of its growth. ``opened`` with it: then a prefill is in it, and it tells no more
+        than that the draft is so quick."""
         self.contention.asked()
-        self._drafts.observe(num_nodes, seconds)
+        if not opened or (self._drafts.is_known and seconds < self._drafts.seconds(num_nodes)):
+            self._draft_took(num_nodes, seconds)
 
     def foreseen(self, foreseen: bool, waits: bool = True) -> None:
         """A draft was asked: for what follows a tree that is there already, or because none was; if so, the round
@@ -215,7 +222,13 @@ class Costs:
     def late(self, num_nodes: int, seconds: float) -> None:
         """Nobody waits any longer for a growth of ``num_nodes``."""
         self.contention.asked()
-        self._drafts.observe(num_nodes, _LATE * seconds)
+        self._draft_took(num_nodes, _LATE * seconds)
+
+    def _draft_took(self, num_nodes: int, seconds: float) -> None:
+        expected_s = self._drafts.seconds(num_nodes)
+        self._drafts.observe(num_nodes, seconds)
+        if not 1 / _NEWS < self._drafts.seconds(num_nodes) / expected_s < _NEWS:
+            self._forget_rounds()  # a round that is booked now is not to be booked by what was thought before
 
     def patience_s(self, num_nodes: int) -> float:
         """How long a growth of ``num_nodes`` is worth waiting for: what it usually takes several times, and never
@@ -277,4 +290,4 @@ class Costs:
 
 
 def _booked(savings: float, gain: float) -> float:
-    return max(-_SAVINGS, min(savings + gain, _SAVINGS))
+    return max(-_LOAN, min(savings + gain, _SAVINGS))

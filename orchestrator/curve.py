@@ -1,4 +1,4 @@
-"""A time as a function of a count, learnt from noisy measurements: of rows in a pass, of tokens drafted.
+"""A time as a function of a count, learnt from noisy measurements: of rows in a pass.
 
 Knows numbers; refuses to know what they measure. What is common to all counts (another load, a slower machine) is
 believed within a few measurements, and what is particular to one count within many: so a measurement at one count

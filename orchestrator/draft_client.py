@@ -175,14 +175,13 @@ class DraftClient:
             return
         self._pause_s = _FIRST_PAUSE_S
         asked, self._asked = self._asked, None
-        # What is asked of it later may be answered instead; and the answer to an open has a prefill in it.
-        if asked is None or growth.advance != asked.advance or not (asked.advance and num_nodes):
-            return
+        if asked is None or growth.advance != asked.advance or not num_nodes:
+            return  # what is asked of it later may be answered instead
         took_s = max(0.0, lane.heard - asked.at)
-        if self._replica is not None:
+        if self._replica is not None and asked.advance:
             self._replica.observe(took_s / num_nodes)  # drafts are compared, of which one may be asked for more
         if growth.end in (None, GrowthEnd.BUDGET):
-            self._costs.drafted(num_nodes, took_s)
+            self._costs.drafted(num_nodes, took_s, opened=not asked.advance)
 
     def _lose(self, error: SpecdecError) -> None:
         """The lane has ended. Who refused the text would take in all of it again, only to refuse it once more."""

@@ -8,6 +8,7 @@ from bench.table_model import TableDrafter, TableVerifier
 from draft_service.engine import DraftSequence, Node
 from specdec.errors import Preempted
 from specdec.tree import ROOT
+from tests.gated import Gated
 
 
 class FaultyVerifier(TableVerifier):
@@ -24,6 +25,10 @@ class FaultyVerifier(TableVerifier):
             decisions, timings = super().verify(jobs[1:])
             return [Preempted("planted"), *decisions], timings
         return super().verify(jobs)
+
+
+class GatedFaulty(Gated, FaultyVerifier):
+    """Does so in the passes after a gate."""
 
 
 class BranchingDrafter(TableDrafter):

@@ -31,7 +31,7 @@ class Observed:
 
 
 @asynccontextmanager
-async def observed(pass_ms: float = 1.0, draft_ms: float = 0.1) -> AsyncIterator[Observed]:
+async def observed() -> AsyncIterator[Observed]:
     """The environment (OTEL_*) is the caller's."""
     *ports, first, second, third = free_ports(6)
     metrics_ports = dict(zip(("target", "draft", "orchestrator"), (first, second, third), strict=True))
@@ -41,8 +41,8 @@ async def observed(pass_ms: float = 1.0, draft_ms: float = 0.1) -> AsyncIterator
             scraped = f"--metrics-port={metrics_ports[name]}"
             return await stack.enter_async_context(service(module, port, [scraped, *arguments]))
 
-        target = await start("target", "bench.table_service target", ports[0], f"--pass-ms={pass_ms}")
-        draft = await start("draft", "bench.table_service draft", ports[1], f"--pass-ms={draft_ms}")
+        target = await start("target", "bench.table_service target", ports[0], "--pass-ms=1")
+        draft = await start("draft", "bench.table_service draft", ports[1], "--pass-ms=0.1")
         addresses = (f"--target={target.address}", f"--draft={draft.address}")
         orchestrator = await start("orchestrator", "orchestrator", ports[2], *addresses)
         services = {"target": target, "draft": draft, "orchestrator": orchestrator}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-import threading
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -16,10 +15,8 @@ from specdec.errors import (
     OutOfStep,
 )
 from target_service.lm_verifier import LmVerifier
-from tests.contract.raw import (
-    PATIENCE_S,
-    Raw,
-)
+from tests.contract.raw import Raw
+from tests.gated import Gated
 from tests.table_model import TableRunner
 
 NAN, INF = math.nan, math.inf
@@ -30,17 +27,8 @@ def runner(**fields: Any) -> TableRunner:
     return TableRunner(**{"context_length": CONTEXT, **fields})
 
 
-class HeldVerifier(LmVerifier):
+class HeldVerifier(Gated, LmVerifier):
     """Passes wait while the gate is closed."""
-
-    def __init__(self, runner: TableRunner) -> None:
-        super().__init__(runner)
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def verify(self, jobs: Any) -> Any:
-        assert self.gate.wait(PATIENCE_S)
-        return super().verify(jobs)
 
 
 async def assert_violation(stream: Raw, sequence: int, field: str) -> None:
@@ -73,8 +61,13 @@ def scribble(random_: random.Random, message: Message, depth: int = 0) -> Messag
         if random_.random() < (0.5 if depth else 0.25):
             continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+            entries = getattr(message, field.name)
             while random_.random() < 0.1:
-                message.logit_bias[_value(random_, field)] = 1.0  # type: ignore[attr-defined]
+                if value.message_type is not None:
+                    scribble(random_, entries[_value(random_, key)], depth + 1)
+                else:
+                    entries[_value(random_, key)] = 1.0
         elif field.message_type is not None:
             if field.is_repeated:
                 for _ in range(random_.randrange(4)):

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 from target_service.engine import Job
 from target_service.lm_verifier import LmVerifier
-from tests.contract.raw import (
-    PATIENCE_S,
-)
+from tests.gated import Gated
 from tests.table_model import TableRunner
 
 GREEDY = dict(temperature=0.0)
 
 
-class GatedVerifier(LmVerifier):
-    """Passes wait while the gate is closed, and fail while told to."""
+class Failing(LmVerifier):
+    """Passes fail while told to."""
 
-    def __init__(self, runner: TableRunner) -> None:
-        super().__init__(runner)
-        self.gate = threading.Event()
-        self.gate.set()
-        self.entered = threading.Event()
-        self.raises = False
+    raises = False
 
     def verify(self, jobs: Sequence[Job]) -> Any:
-        self.entered.set()
-        assert self.gate.wait(PATIENCE_S)
         if self.raises:
             self._runner.forward([])
             for job in jobs:
@@ -37,8 +26,9 @@ class GatedVerifier(LmVerifier):
             raise RuntimeError("the device is gone")
         return super().verify(jobs)
 
-    async def in_a_pass(self) -> None:
-        assert await asyncio.to_thread(self.entered.wait, PATIENCE_S)
+
+class GatedVerifier(Gated, Failing):
+    """Does so behind a gate."""
 
 
 def greedy_text(runner: TableRunner, prefix: Sequence[int], length: int) -> list[int]:

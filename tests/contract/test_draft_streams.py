@@ -90,3 +90,27 @@ async def test_a_draft_stops_at_its_own_context() -> None:
         assert (len(growth.tree.token_ids), growth.end) == (6, draft_pb2.GROWTH_END_CONTEXT)  # 8 fed, 1 more known
         await stream.send(opens=[draft_open(2, token_ids=[1] * 20, max_nodes=3)])
         assert (await stream.answer(2)).end == draft_pb2.GROWTH_END_CONTEXT
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_where_noise_is_keyed_only_ids_come_and_in_one_frame_per_pass(temperature: float) -> None:
+    """Law 8: eight sequences whose advances come in one frame; what they grow ahead is told pass by pass."""
+    runner, numbers = TableRunner(), range(1, 9)
+    async with draft(LanguageModelDrafter(runner)) as service:
+        stream = service.stream()
+        await stream.send(opens=[draft_open(s, token_ids=[s - 1, 2, 3], temperature=temperature) for s in numbers])
+        for s in numbers:
+            await stream.answer(s)
+        num_passes = runner.num_passes
+        heard = len(stream.frames)
+        fields = dict(max_nodes=2, max_depth=8, max_ahead=12)
+        await stream.send(advances=[advance(s, 1, 4, [5], **fields) for s in numbers])
+        for s in numbers:
+            while (await stream.answer(s)).end == draft_pb2.GROWTH_END_UNSPECIFIED:
+                pass
+        frames = [frame for frame in stream.frames[heard:] if frame.growths]
+        assert len(frames) <= runner.num_passes - num_passes
+        assert all({growth.sequence for growth in frame.growths} == {*numbers} for frame in frames)
+        growths = [growth for frame in frames for growth in frame.growths]
+        assert max(len(growth.tree.token_ids) for growth in growths) >= 12
+        assert not any(growth.tree.draft_probs for growth in growths)

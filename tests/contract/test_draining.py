@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.errors import Draining
-from target_service.lm_verifier import LmVerifier
 from tests.contract.models import GatedVerifier
 from tests.contract.raw import (
     PATIENCE_S,
@@ -28,7 +25,6 @@ async def test_draining_ends_sequences_at_their_rounds_end_and_refuses_opens() -
         await stream.send(opens=[target_open(1), target_open(2)])
         await asyncio.gather(stream.answer(1), stream.answer(2))
         verifier.gate.clear()
-        verifier.entered.clear()
         await stream.send(rounds=[round_(1, 1, 4)])
         await verifier.in_a_pass()
         stopping = asyncio.create_task(service.server.stop(PATIENCE_S))
@@ -52,15 +48,3 @@ async def test_a_draining_draft_answers_and_then_ends_its_sequences() -> None:
         await service.server.stop(PATIENCE_S)
         for s in (1, 2):
             assert type(await stream.error(s)) is Draining
-
-
-async def test_health_can_be_watched_until_the_service_drains() -> None:
-    async with target(LmVerifier(TableRunner())) as service:
-        watch = health_pb2_grpc.HealthStub(service.channel).Watch(
-            health_pb2.HealthCheckRequest(service="specdec.v1.TargetService")
-        )
-        status = health_pb2.HealthCheckResponse
-        assert (await asyncio.wait_for(watch.read(), PATIENCE_S)).status == status.SERVING
-        stopping = asyncio.create_task(service.server.stop(PATIENCE_S))
-        assert (await asyncio.wait_for(watch.read(), PATIENCE_S)).status == status.NOT_SERVING
-        await stopping

@@ -285,9 +285,13 @@ def test_spots_name_what_is_to_be_grown():
 
 def test_a_branching_tree_in_flight_beside_new_nodes_harms_nobody() -> None:
     engine = opened(SamplingParams(0.0))
-    branching = TokenTree((4, 5, 6), (-1, -1, 0))
-    engine.submit(A, Advance(1, 3, (), branching, Budget(1, 20, max_ahead=8)))
-    assert rest(engine)[-1].end is not None
+    first = said(SamplingParams(0.0), [1, 2, 3])
+    second = said(SamplingParams(0.0), [1, 2, 3, first])
+    branching = TokenTree((first, (first + 1) % 8, second), (ROOT, ROOT, 0))
+    engine.submit(A, Advance(1, 3, (), branching, Budget(5, 20, max_ahead=8)))
+    grown = rest(engine)[-1]
+    assert grown.end is GrowthEnd.BUDGET
+    check_said(SamplingParams(0.0), [1, 2, 3], grown.tree)
 
 
 def test_a_tree_does_not_grow_for_ever_where_nothing_is_committed() -> None:

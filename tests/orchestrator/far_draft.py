@@ -124,8 +124,8 @@ class FarDraft:
         nodes = self._asked_nodes
         if growth.advance == self.num_advances and nodes and (growth.end or len(growth.tree) >= nodes):
             self._asked_nodes = 0
-            if growth.advance and growth.end in (None, GrowthEnd.BUDGET):
-                self._costs.drafted(nodes, heard - self._asked)
+            if growth.end in (None, GrowthEnd.BUDGET):
+                self._costs.drafted(nodes, heard - self._asked, opened=not growth.advance)
         return growth
 
     def _goes_on(self, until: float) -> bool:

@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack
 import pytest
 
 from orchestrator.admission import Admission
-from orchestrator.replay_gate import PER_REPLICA, ReplayGate
 from specdec.errors import InvalidArgument, Overloaded
 
 
@@ -82,51 +81,6 @@ async def test_who_gives_up_in_the_moment_in_which_another_leaves_does_so_in_pea
 async def test_more_than_can_ever_be_live_is_refused():
     with pytest.raises(InvalidArgument, match="at most 2 samples"):
         await Admission(max_live=2, max_waiting=9).admitted(3).__aenter__()
-
-
-async def test_replays_take_turns_by_age_a_few_at_a_time():
-    replicas = 1
-    gate = ReplayGate(lambda: replicas)
-    inside: list[float] = []
-    release = asyncio.Event()
-
-    async def replay(arrived: float) -> None:
-        async with gate.turn(arrived):
-            inside.append(arrived)
-            await release.wait()
-
-    tasks = [asyncio.create_task(replay(float(arrived))) for arrived in (50, 40, 30, 20, 10, 5, 1)]
-    await _turns()
-    assert inside == [50, 40, 30, 20]  # who came while there was room
-    assert len(inside) == PER_REPLICA
-    release.set()
-    await asyncio.gather(*tasks)
-    assert inside[PER_REPLICA:] == [1, 5, 10]  # then by age
-
-
-async def test_a_second_replica_lets_more_replays_in():
-    replicas = 1
-    gate = ReplayGate(lambda: replicas)
-    inside = 0
-
-    async def replay() -> None:
-        nonlocal inside
-        async with gate.turn(0.0):
-            inside += 1
-            await asyncio.Event().wait()
-
-    tasks = [asyncio.create_task(replay()) for _ in range(3 * PER_REPLICA)]
-    await _turns()
-    assert inside == PER_REPLICA
-    replicas = 2
-    gate.changed()
-    await _turns()
-    assert inside == 2 * PER_REPLICA
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    async with gate.turn(0.0):
-        pass  # nothing was left inside
 
 
 async def _enter(admission: Admission, count: int, order: list[int] | None = None) -> None:

@@ -51,7 +51,7 @@ async def test_the_distance_of_a_good_draft_leaves_the_critical_path():
     waiting = {place: await several(place, max_ahead=0) for place in (near, far)}
     print(ahead, waiting)
     assert ahead[far] > 0.85 * ahead[near] > waiting[near], "ahead is faster even where waiting takes no time"
-    assert ahead[far] > 1.5 * waiting[far]
+    assert ahead[far] > 1.3 * waiting[far]
 
 
 async def test_a_draft_that_is_right_less_than_every_other_time_still_pays():
@@ -109,6 +109,6 @@ async def test_a_draft_that_comes_nearer_is_noticed():
     costs = Costs(16, ahead=True)
     far, near = Place(0.8, distance_ms=400.0), Place(0.8, distance_ms=2.0)
     await decoded(far, 400, costs=costs)
-    fresh = await decoded(near, 800, seed=1)
-    after = await decoded(near, 800, costs=costs, seed=1)
+    fresh = await decoded(near, 1600, seed=1)
+    after = await decoded(near, 1600, costs=costs, seed=1)
     assert after.tokens_per_s > 0.8 * fresh.tokens_per_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,9 +17,13 @@ import pytest
 from orchestrator.concert import Concert
 from orchestrator.controller import Adaptive, Fixed
 from orchestrator.costs import Costs
-from specdec.rounds import Budget, Timings, Verdict
+from orchestrator.sequence import Sequence
+from orchestrator.speculation import Speculation
+from specdec.rounds import Budget, Growth, GrowthEnd, Timings, Verdict
+from specdec.sequence import Method
 from specdec.tree import TokenTree
-from tests.orchestrator.simulation import MOST, UNENDING, Place, Run, adaptive, fixed, tokens_per_s
+from tests.orchestrator.fakes import FakeDraft, new_sequence
+from tests.orchestrator.simulation import MOST, Place, Run, adaptive, fixed, tokens_per_s
 
 GRID = list(
     itertools.product(
@@ -28,6 +33,10 @@ GRID = list(
         (1, 4, 16, 64),  # sequences
     )
 )
+
+
+CORRECTION = 2
+"""What every round ends with."""
 
 
 def place(acceptance: float, step: float, distance: float, sequences: int) -> Place:
@@ -181,38 +190,47 @@ def test_what_all_requests_learnt_is_there_for_the_next():
     assert sum(map(sum, depths)) < 0.15 * sum(map(len, depths))
 
 
-def replayed(tokens: list[int]) -> list[Budget]:
-    """The budgets of a controller whose proposals are made of ``tokens``; the same fate, whatever they are."""
-    costs = Costs(MOST)
-    controller, chance, budgets = Adaptive(Concert(costs)), random.Random(3), []
-    for number in range(1, 300):
-        budget = controller.budget(UNENDING)
-        budgets.append(budget)
-        tree = TokenTree.chain([tokens[number % len(tokens)]] * budget.max_nodes)
+async def driven(method: Method, first: int) -> tuple[list[Budget], list[TokenTree]]:
+    """What a draft is asked for whose every chain begins with this token, and what becomes of it.
+
+    The same number of tokens is accepted whatever they are, and every round takes the same time.
+    """
+
+    def propose(draft: FakeDraft, sequence: Sequence, budget: Budget) -> Iterator[Growth]:
+        chain = TokenTree.chain([first, *[9] * (budget.max_nodes - 1)])
+        yield Growth(draft.num_advances, sequence.base, (), chain, GrowthEnd.BUDGET)
+
+    costs, draft = Costs(MOST), FakeDraft(propose)
+    controller, speculation = Adaptive(Concert(costs)), Speculation(draft)
+    sequence, chance, trees = new_sequence(max_tokens=2000, method=method), random.Random(3), []
+    for number in range(300):
+        tree = await speculation.next(sequence)
+        trees.append(tree)
         accepted = min(len(tree), chance.choice([0, 1, 2, 4, 8]))
         if tree:
             costs.drafted(len(tree), 0.002 * len(tree) + 0.001)
         timings = Timings(0, 20_000, 0, len(tree) + 1, 1)
         costs.verified(len(tree), 0.0205, timings, 1, 1)
-        controller.observe(tree, Verdict(number, 0, tuple(range(accepted)), 0, (), timings))
-    return budgets
+        verdict = Verdict(number, sequence.base, tuple(range(accepted)), CORRECTION, (), timings)
+        sequence.extend(tree, verdict)
+        controller.observe(tree, verdict)
+        speculation.advance(sequence, controller.budget(sequence))
+    assert not draft.set_aside_for
+    assert not sequence.finished
+    return draft.budgets, trees
 
 
-def test_the_number_depends_on_the_past_and_never_on_tokens():
-    budgets = replayed([1])
-    assert len(set(budgets)) > 2, "a number that never changes shows nothing"
-    assert budgets == replayed([7, 500, 3])
-
-
-def test_the_tokens_in_flight_are_not_seen_when_the_next_number_is_fixed():
-    """Two controllers with the same past, one of which has drafted something that is not verified yet."""
-    first, second = Adaptive(Concert(Costs(MOST))), Adaptive(Concert(Costs(MOST)))
-    for number in range(1, 9):
-        budgets = [controller.budget(UNENDING) for controller in (first, second)]
-        assert budgets[0] == budgets[1]
-        TokenTree.chain([number] * budgets[0].max_nodes)
-        for controller in (first, second):
-            controller.observe(TokenTree.chain([1]), Verdict(number, 0, (0,), 0))
+@pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])
+async def test_how_much_is_drafted_and_verified_never_depends_on_which_tokens_are_proposed(method):
+    """Law 5. One draft's chains begin as no text goes on, the other's with what every correction is: of these a rest,
+    kept over the verdict, would match."""
+    budgets, trees = await driven(method, 7)
+    assert len({budget.max_nodes for budget in budgets}) > 2, "a number that never changes shows nothing"
+    of_another, other_trees = await driven(method, CORRECTION)
+    assert budgets == of_another
+    assert [len(tree) for tree in trees] == [len(tree) for tree in other_trees]
+    asked = [budget.max_nodes for budget in budgets]
+    assert [len(tree) for tree in (*trees, *other_trees) if tree] == 2 * asked[: sum(map(bool, trees))]
 
 
 @pytest.mark.parametrize("controller", [Fixed(4), Adaptive(Concert(Costs(MOST)))])

@@ -136,12 +136,15 @@ def test_patience_follows_what_drafts_take_and_ends_where_waiting_cannot_pay():
 
 def test_savings_are_spent_by_losses_and_filled_by_gains_up_to_a_limit():
     costs = known()
-    full = costs.savings
+    begun = costs.savings
     while costs.savings > 0:
         assert costs.account(8, 1) < 0
     assert not costs.affords(8)
     for _ in range(1000):
         costs.account(0, 1)
+    full = costs.savings
+    assert full > begun
+    costs.account(8, 9)
     assert costs.savings == full
 
 

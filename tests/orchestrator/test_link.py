@@ -1,6 +1,8 @@
 """What is said in one frame, and what becomes of a stream that ends."""
 
 import asyncio
+import selectors
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -8,11 +10,11 @@ import pytest
 
 from orchestrator import link as link_
 from orchestrator.frames import TargetFrames, chunked
-from orchestrator.link import HostileReplica, Link
+from orchestrator.link import HostileReplica, Link, WatchdogFired
 from specdec.errors import ReplicaLost
 from specdec.rpc import MAX_MESSAGE_BYTES
 from specdec.sequence import Method, SamplingParams, SequenceSpec
-from specdec.v1 import target_pb2
+from specdec.v1 import common_pb2, target_pb2
 
 
 class Call:
@@ -131,3 +133,62 @@ async def test_who_refuses_this_orchestrator_is_left_alone() -> None:
 
 def test_a_frame_of_opens_has_room_for_many() -> None:
     assert link_._IDS_PER_FRAME * 5 < MAX_MESSAGE_BYTES / 8
+
+
+# --- silence, and a replica that stands still, by a clock that only waiting moves -----------------------------------
+
+
+class _Waiting(selectors.DefaultSelector):
+    """Nothing comes from outside: who would wait has waited already."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        self.now += timeout or 0.0
+        return super().select(0)
+
+
+class StandingStill(Call):
+    """Speaks four times a second, of a pass more until ``until_s``."""
+
+    def __init__(self, clock: _Waiting, until_s: float) -> None:
+        super().__init__()
+        self._clock, self._until_s = clock, until_s
+
+    async def __anext__(self) -> target_pb2.VerifyResponse:
+        await asyncio.sleep(0.25)
+        passes = round(4 * min(self._clock.now, self._until_s))
+        return target_pb2.VerifyResponse(load=common_pb2.Load(passes=passes))
+
+
+@pytest.mark.parametrize("until_s", [0.0, 1.25, 4.0])
+@pytest.mark.parametrize(
+    ("passes_s", "stuck_s"),
+    [([], 0.5), ([0.05], 0.5), ([0.3], 1.5), ([0.3, 0.02], 1.485), ([0.3] + 400 * [0.02], 0.5)],
+    ids=["no pass", "short passes", "a slow pass", "a slow pass before", "a slow pass long ago"],
+)
+def test_a_replica_stands_still_after_five_of_its_slowest_passes(
+    monkeypatch: pytest.MonkeyPatch, passes_s: list[float], stuck_s: float, until_s: float
+) -> None:
+    clock = _Waiting()
+    monkeypatch.setattr(link_, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    async def carried() -> float:
+        """When the link was given up."""
+        link = Link(lambda: StandingStill(clock, until_s), TargetFrames(1 << 20), 1.6, 0.5)
+        for pass_s in passes_s:
+            link.observe_pass(pass_s)
+        waiting = asyncio.create_task(link.lane().receive())
+        with pytest.raises(WatchdogFired, match="made no pass") as fired:
+            await link.run()
+        assert fired.value.stood_still
+        await asyncio.gather(waiting, return_exceptions=True)
+        return clock.now
+
+    loop = asyncio.SelectorEventLoop(clock)
+    monkeypatch.setattr(loop, "time", lambda: clock.now)
+    try:
+        fired_s = loop.run_until_complete(carried())
+    finally:
+        loop.close()
+    assert 0.1 < fired_s - until_s - stuck_s < 0.21, "looked at every 0.1 s, and 0.1 s for the stream to say why"

@@ -46,7 +46,6 @@ class Outcome:
     num_tokens: int = 0
     num_guessed: int = 0
     num_right: int = 0
-    num_drafted: int = 0
     num_waits: int = 0
 
     @property
@@ -77,7 +76,6 @@ def decoded(
             outcome.seconds += drafted_s
             costs.drafted(budget.max_nodes, drafted_s)
             tree = TokenTree.chain([t if chance.random() < place.acceptance else -1 for t in rest[: budget.max_nodes]])
-            outcome.num_drafted += len(tree)
         if not tree:
             tree = lookup.take(Rival.NOTHING)
         if lookup.taken is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 
@@ -19,7 +18,8 @@ from specdec.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import generation_pb2
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster
-from tests.faulty_models import FaultyVerifier
+from tests.faulty_models import GatedFaulty
+from tests.gated import GatedTable
 from tests.instruments import total
 from tests.orchestrator.fakes import FakeDraft, new_sequence
 from tests.table_model import TableRunner
@@ -47,23 +47,17 @@ async def test_a_target_that_drains_is_counted_with_its_reason_and_the_tokens_fe
     assert 8 < tokens < 8 + LENGTH, "the prompt and what had been committed"
 
 
-async def test_a_target_that_stands_still_is_counted_as_the_watchdogs_and_so_are_its_replays(measured):
-    stands_still = threading.Event()
-
-    class Wedged(TableVerifier):
-        num_passes = 0
-
-        def verify(self, jobs):
-            self.num_passes += 1
-            if self.num_passes == 10:
-                stands_still.wait(60)
-            return super().verify(jobs)
-
-    verifiers = [Wedged(Table(), pass_s=0.005), TableVerifier(Table(), pass_s=0.005)]
-    async with cluster(verifiers, watchdog_s=30.0, stuck_after_s=0.5) as deployment:
-        await asyncio.gather(*(deployment.client.generate(**REQUEST | {"seed": seed}) for seed in range(2)))
-        stands_still.set()
+async def test_a_target_that_stands_still_is_counted_as_the_watchdogs_and_so_is_its_replay(measured):
+    verifiers = [GatedTable(Table(), closes_at=10) for _ in range(2)]
+    async with cluster(verifiers, watchdog_s=30.0, stuck_after_s=0.3) as deployment:
+        request = asyncio.create_task(deployment.client.generate(**REQUEST))
+        while not (wedged := [each for each in verifiers if each.entered.is_set()]):
+            await asyncio.sleep(0.01)
+        for each in verifiers:
+            each.closes_at = None
+        await request
         counted = total(measured)
+        wedged[0].gate.set()
     losses = {dict(labels)["reason"]: n for labels, n in counted["specdec.replica_losses"].items() if n}
     assert losses == {"WATCHDOG_FIRED": 1}
     replays = {dict(labels)["reason"]: n for labels, n in counted["specdec.replays"].items() if n}
@@ -71,13 +65,13 @@ async def test_a_target_that_stands_still_is_counted_as_the_watchdogs_and_so_are
 
 
 async def test_a_sequence_that_is_preempted_is_counted_with_that_reason(measured):
-    verifier = FaultyVerifier(Table(), pass_s=0.002)
+    verifier = GatedFaulty(Table(), closes_at=5)
     async with cluster([verifier]) as deployment:
         requests = [deployment.client.generate(**REQUEST | {"seed": seed}) for seed in range(2)]
         tasks = [asyncio.create_task(request) for request in requests]
-        while deployment.targets[0].load.passes < 5:
-            await asyncio.sleep(0.005)
+        await verifier.in_a_pass()
         verifier.to_preempt = 1
+        verifier.gate.set()
         await asyncio.gather(*tasks)
         counted = total(measured)
     replays = {dict(labels)["reason"]: n for labels, n in counted["specdec.replays"].items() if n}

@@ -70,3 +70,32 @@ async def test_a_suspect_that_gives_up_waiting_lets_the_next_one_in():
     await crowd.go("first")
     assert crowd.entered == ["first", "third"]
     await crowd.end()
+
+
+async def test_a_second_replica_lets_more_in_and_who_gives_up_leaves_nothing_behind():
+    num_replicas = 1
+    crowd = Crowd(ReplayGate(lambda: num_replicas))
+    for number in range(3 * PER_REPLICA):
+        await crowd.come(f"{number}", arrived=number)
+    await asyncio.sleep(0)
+    assert len(crowd.entered) == PER_REPLICA
+    num_replicas = 2
+    crowd.gate.changed()
+    await asyncio.sleep(0)
+    assert len(crowd.entered) == 2 * PER_REPLICA
+    await crowd.end()
+    async with crowd.gate.turn(0.0):
+        assert crowd.gate._inside == {False: 1, True: 0}
+
+
+async def test_who_gives_up_just_when_let_in_gives_the_turn_on():
+    crowd = Crowd(ReplayGate(lambda: 1))
+    for name in ("first", "second", "third"):
+        await crowd.come(name, arrived=1, suspect=True)
+    crowd._leave["first"].set()
+    await asyncio.sleep(0)  # "second" is let in now, and has not run yet
+    crowd.tasks["second"].cancel()
+    await asyncio.gather(*(crowd.tasks[name] for name in ("first", "second")), return_exceptions=True)
+    await asyncio.sleep(0)
+    assert crowd.entered == ["first", "third"]
+    await crowd.end()

@@ -10,6 +10,7 @@ from orchestrator.sequence import FinishReason, Sequence
 from specdec import rpc
 from specdec.client import Client, Sample
 from specdec.sequence import Method, SamplingParams
+from tests import table_reader
 from tests.cluster import cluster
 
 TABLE = Table(vocab_size=64)
@@ -80,6 +81,37 @@ async def test_our_client_survives_the_loss_of_an_orchestrator():
             assert [sample.token_ids for sample in samples] == [sample.token_ids for sample in expected]
             assert all(sample.finished for sample in samples)
         await other.settled()
+
+
+async def test_without_a_seed_64_bits_are_drawn_and_returned_and_are_all_that_another_orchestrator_needs():
+    """Law 4: the whole text is that of the seed that was returned, though one orchestrator began and another ended."""
+    verifiers = [TableVerifier(table_reader.TABLE, pass_s=0.001) for _ in range(2)]
+    unseeded = dict(token_ids=REQUEST["token_ids"], max_tokens=50, n=2, temperature=1.0, stop_token_ids=[])
+    async with cluster(verifiers[:1]) as one, cluster(verifiers[1:]) as other:
+        admissions, samples = [], [Sample(), Sample()]
+        async with (
+            Client(*(f"127.0.0.1:{each.orchestrator.port}" for each in (one, other))) as client,
+            aclosing(client.stream(**unseeded)) as responses,
+        ):
+            async for response in responses:
+                if response.HasField("admission"):
+                    admissions.append(response.admission)
+                    continue
+                samples[response.chunk.index].add(response.chunk)
+                if one.orchestrator.live_sequences and sum(len(sample.token_ids) for sample in samples) > 20:
+                    await one.orchestrator.stop()
+        assert client._at == 1
+        [admission] = admissions
+        assert admission.model_digest == verifiers[0].info.model_digest
+        fields = {**unseeded, "seed": admission.seed}
+        expected = [table_reader.oracle(fields, index) for index in range(2)]
+        assert [(sample.token_ids, sample.finish.reason) for sample in samples] == expected
+        seeds = {admission.seed}
+        for _ in range(8):
+            async with aclosing(other.client.stream(**{**unseeded, "max_tokens": 1})) as responses:
+                seeds |= {response.admission.seed async for response in responses if response.HasField("admission")}
+        assert len(seeds) == 9
+        assert max(seeds) >= 1 << 56, "64 bits, nine times: one in 2**72 has none of the first eight"
 
 
 async def test_a_client_that_reads_nothing_holds_no_memory_and_then_gets_the_same(monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import threading
 import time
 from typing import Any
 
@@ -19,28 +18,10 @@ from specdec.rounds import Round
 from specdec.tree import EMPTY_TREE
 from target_service.engine import TargetEngine
 from tests.cluster import Cluster, cluster
+from tests.gated import PATIENCE_S, GatedTable
 from tests.orchestrator.fakes import new_sequence
 
 TABLE = Table(vocab_size=40)
-PATIENCE_S = 20.0
-
-
-class Counted(TableVerifier):
-    """Counts its passes; from ``held_from`` on they wait for the gate."""
-
-    def __init__(self, held_from: int = 1 << 30) -> None:
-        super().__init__(TABLE)
-        self.num_passes = 0
-        self.gate = threading.Event()
-        self.held = threading.Event()
-        self._held_from = held_from
-
-    def verify(self, jobs: Any) -> Any:
-        self.num_passes += 1
-        if self.num_passes >= self._held_from:
-            self.held.set()
-            assert self.gate.wait(PATIENCE_S)
-        return super().verify(jobs)
 
 
 @pytest.fixture
@@ -78,7 +59,7 @@ async def decoded(client: TargetClient, sequence: Sequence, num_tokens: int) -> 
 async def test_a_target_that_goes_on_unasked_gives_the_same_text_for_few_rounds_and_no_pass_more(
     rounds: list[Round],
 ) -> None:
-    verifier = Counted()
+    verifier = GatedTable(TABLE)
     async with cluster([verifier]) as running:
         going_on = await text_of(running, max_tokens=200, num_draft_tokens=0)
         await running.settled()
@@ -86,7 +67,7 @@ async def test_a_target_that_goes_on_unasked_gives_the_same_text_for_few_rounds_
     assert verifier.num_passes == 200
     assert 1 + len(rounds) <= 20
     rounds.clear()
-    old = Counted()
+    old = GatedTable(TABLE)
     async with cluster([old]) as running:
         replica = running.orchestrator.targets.replicas[0]
         assert replica.info is not None
@@ -97,7 +78,7 @@ async def test_a_target_that_goes_on_unasked_gives_the_same_text_for_few_rounds_
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 33, 34, 35, 66])
 async def test_it_stops_where_the_request_ends(rounds: list[Round], max_tokens: int) -> None:
-    verifier = Counted()
+    verifier = GatedTable(TABLE)
     async with cluster([verifier]) as running:
         assert len(await text_of(running, max_tokens=max_tokens, num_draft_tokens=0)) == max_tokens
         await running.settled()
@@ -105,7 +86,7 @@ async def test_it_stops_where_the_request_ends(rounds: list[Round], max_tokens: 
 
 
 async def test_a_stop_token_ends_it() -> None:
-    async with cluster([Counted()]) as running:
+    async with cluster([GatedTable(TABLE)]) as running:
         text = await text_of(running, max_tokens=60, num_draft_tokens=0)
         stop = next(token for token in text[10:] if token not in text[:10])
         until = text.index(stop)
@@ -127,17 +108,20 @@ async def test_it_is_asked_again_before_it_rests(rounds: list[Round]) -> None:
 
 
 async def test_a_replica_that_is_lost_while_it_goes_on_is_replaced_and_the_request_is_suspected() -> None:
-    verifiers = [Counted(held_from=20), Counted(held_from=20)]
+    verifiers = [GatedTable(TABLE, closes_at=20) for _ in range(2)]
     sequence = new_sequence(max_tokens=60)
     async with asyncio.timeout(PATIENCE_S), cluster(verifiers) as running, client_of(running) as client:
         decoding = asyncio.create_task(decoded(client, sequence, 60))
         used = None
         while used is None:
-            used = next((index for index, each in enumerate(verifiers) if each.held.is_set()), None)
+            used = next((index for index, each in enumerate(verifiers) if each.entered.is_set()), None)
             await asyncio.sleep(0.01)
-        verifiers[1 - used].gate.set()
+        verifiers[1 - used].closes_at = None
+        lane = client._lane
+        assert lane is not None
         stopping = asyncio.create_task(running.targets[used].stop())
-        await asyncio.sleep(0.05)
+        while not lane.lost:
+            await asyncio.sleep(0.01)
         verifiers[used].gate.set()
         await decoding
         await stopping
@@ -161,7 +145,7 @@ async def test_a_parked_sequence_goes_on_elsewhere() -> None:
 
 async def test_the_service_is_heard_while_it_goes_on() -> None:
     """Longer passes than the silence after which a replica counts as lost."""
-    verifier = Counted(held_from=10)
+    verifier = GatedTable(TABLE, closes_at=10)
     sequence = new_sequence(max_tokens=20)
     async with (
         asyncio.timeout(PATIENCE_S),
@@ -169,7 +153,7 @@ async def test_the_service_is_heard_while_it_goes_on() -> None:
         client_of(running) as client,
     ):
         decoding = asyncio.create_task(decoded(client, sequence, 20))
-        await asyncio.to_thread(verifier.held.wait, PATIENCE_S)
+        await verifier.in_a_pass()
         await asyncio.sleep(1.5)
         verifier.gate.set()
         await decoding

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from typing import Any
 
 import pytest
 
-from bench.table_model import Table, TableVerifier
+from bench.table_model import Table
 from orchestrator.costs import Costs
 from orchestrator.target_client import TargetClient
 from specdec.tree import EMPTY_TREE
 from tests.cluster import Cluster, cluster
+from tests.gated import PATIENCE_S, GatedTable
 from tests.orchestrator.fakes import new_sequence
 
 TABLE = Table(vocab_size=40)
-PATIENCE_S = 20.0
-
-
-class Held(TableVerifier):
-    """Passes wait while the gate is closed."""
-
-    def __init__(self) -> None:
-        super().__init__(TABLE)
-        self.gate = threading.Event()
-        self.gate.set()
-        self.entered = threading.Event()
-
-    def verify(self, jobs: Any) -> Any:
-        self.entered.set()
-        assert self.gate.wait(PATIENCE_S)
-        return super().verify(jobs)
 
 
 def client_of(running: Cluster) -> TargetClient:
@@ -47,7 +30,7 @@ def used_by(client: TargetClient, running: Cluster) -> int:
 
 @pytest.mark.parametrize("waiting", [False, True])
 async def test_who_waits_for_a_replica_that_is_lost_is_suspected_and_who_does_not_is_not(waiting: bool) -> None:
-    verifiers = [Held(), Held()]
+    verifiers = [GatedTable(TABLE), GatedTable(TABLE)]
     sequence = new_sequence()
     async with asyncio.timeout(PATIENCE_S), cluster(verifiers) as running, client_of(running) as client:
         sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE))
@@ -56,9 +39,8 @@ async def test_who_waits_for_a_replica_that_is_lost_is_suspected_and_who_does_no
         assert lane is not None
         if waiting:
             verifiers[used].gate.clear()
-            verifiers[used].entered.clear()
             task = asyncio.create_task(client.verify(sequence, EMPTY_TREE))
-            await asyncio.to_thread(verifiers[used].entered.wait, PATIENCE_S)
+            await verifiers[used].in_a_pass()
         stopping = asyncio.create_task(running.targets[used].stop())
         while not lane.lost:
             await asyncio.sleep(0.001)

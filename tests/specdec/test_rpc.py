@@ -262,15 +262,17 @@ async def test_details_that_contradict_a_status_are_not_believed(details: bytes)
 # --- health -------------------------------------------------------------------------------------------------
 
 
-async def test_health_can_be_watched_and_stopping_ends_the_watch_at_once() -> None:
+@pytest.mark.parametrize("service", ["", SERVICE])
+async def test_health_can_be_watched_and_stopping_ends_the_watch_soon(service: str) -> None:
     server = rpc.Server(ServiceSettings(), [SERVICE])
     await server.start()
     async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(HEALTH)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service))
         assert (await watch.read()).status == NOT_SERVING
         await server.set_serving()
         assert (await watch.read()).status == SERVING
-        stopping = asyncio.create_task(server.stop())
+        # As model services do it: without a moment of grace the end may overtake the news.
+        stopping = asyncio.create_task(server.stop(0.25))
         assert (await watch.read()).status == NOT_SERVING, "the news comes before the end"
         async with asyncio.timeout(2.0):
             with suppress(grpc.aio.AioRpcError):

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from opentelemetry import propagate, trace
+from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -165,7 +165,6 @@ def test_the_trace_context_survives_being_told_to_a_peer(spans):
     assert heard.span_id == span.get_span_context().span_id
     for nothing in (None, "", "00-zz"):
         assert not trace.get_current_span(context_of(nothing)).get_span_context().is_valid
-    assert propagate.get_global_textmap()
 
 
 # --- exporters, in a process of their own: providers can be set only once ---------------------------------------
