@@ -1,4 +1,4 @@
-"""What it costs to decide a pass, without the pass: logits -> accepted nodes and tokens. python -m bench.decisions
+"""``specdec bench decisions``: what it costs to decide a pass, without the pass: logits -> accepted nodes and tokens.
 
 Random logits in bfloat16, one thread, processor time, the best of several: what others do on this machine is left out.
 """
@@ -6,10 +6,10 @@ Random logits in bfloat16, one thread, processor time, the best of several: what
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import typer
 
 from specdec.sampling_state import SamplingState
 from specdec.sequence import SamplingParams, SequenceSpec
@@ -28,6 +28,7 @@ _KINDS = {
     "min_p 0.05": SamplingParams(1.0, 0, 1.0, 0.05),
 }
 _SHAPES = ((1, 1), (1, 9), (16, 6))  # sequences, rows each
+_VOCAB_SIZES = (8192, 32_000)
 _PROMPT = tuple(range(500))
 
 
@@ -50,9 +51,10 @@ def _best_us(params: SamplingParams, num_sequences: int, num_rows: int, vocab_si
     return min(times) * 1e6
 
 
-def main(vocab_sizes: Sequence[int] = (8192, 32_000)) -> None:
+def main() -> None:
+    """Measure what deciding costs, by kinds of sampling."""
     torch.set_num_threads(1)
-    columns = [(*shape, vocab_size) for shape in _SHAPES for vocab_size in vocab_sizes]
+    columns = [(*shape, vocab_size) for shape in _SHAPES for vocab_size in _VOCAB_SIZES]
     heads = [f"{sequences} x {rows}, {vocab}" for sequences, rows, vocab in columns]
     print("| us | " + " | ".join(heads) + " |")
     print("|" + "---|" * (1 + len(columns)))
@@ -61,4 +63,4 @@ def main(vocab_sizes: Sequence[int] = (8192, 32_000)) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

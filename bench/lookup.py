@@ -11,61 +11,61 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from bench.deployment import Processes
 from orchestrator.prompt_lookup import HitRates, PromptLookup
 from specdec.client import Client
-from specdec.processes import free_ports, healthy, paired, service
+from specdec.v1.generation_pb2 import SpeculationStats
 
 _PASS_MS, _STEP_MS, _ACCEPTANCE = 40.0, 4.0, 0.8
 _DRAFTS = ("none", "killed", "near", "near, ahead")
 _VOCABULARY = 32_000
 
 
-async def _tokens_per_s(client: Client, tokens: int, repeats: int, num_draft_tokens: int | None) -> tuple[float, Any]:
-    """The median, after a run that nobody counts, and what is told of the last."""
-    fields: dict[str, Any] = {} if num_draft_tokens is None else {"num_draft_tokens": num_draft_tokens}
-    rates: list[float] = []
-    for repeat in range(1 + repeats):
-        started = time.perf_counter()
-        [sample] = await client.generate(
-            token_ids={"token_ids": [1, 2, 3]}, max_tokens=tokens, temperature=1.0, seed=repeat, **fields
-        )
-        rates.append(len(sample.token_ids) / (time.perf_counter() - started))
-    return statistics.median(rates[1:]), sample.finish.speculation
+async def _run(client: Client, tokens: int, seed: int, **fields: int) -> tuple[float, SpeculationStats]:
+    """Tokens per second, and what is told of it."""
+    started = time.perf_counter()
+    [sample] = await client.generate(
+        token_ids={"token_ids": [1, 2, 3]}, max_tokens=tokens, temperature=1.0, seed=seed, **fields
+    )
+    return len(sample.token_ids) / (time.perf_counter() - started), sample.finish.speculation
+
+
+async def _turns(client: Client, tokens: int, repeats: int) -> tuple[list[float], list[float], list[SpeculationStats]]:
+    """Tokens per second of the target alone and adaptive, and what is told of the latter; a run of either before that
+    nobody counts."""
+    alone, rates, told = [], [], []
+    for seed in range(1 + repeats):
+        alone.append((await _run(client, tokens, seed, num_draft_tokens=0))[0])
+        rate, about = await _run(client, tokens, seed)
+        rates.append(rate)
+        told.append(about)
+    return alone[1:], rates[1:], told[1:]
 
 
 async def _measure(period: int, draft: str, tokens: int, repeats: int) -> str:
-    async with AsyncExitStack() as stack:
-        ports = iter(free_ports(3))
-
-        async def start(module: str, *arguments: str) -> Any:
-            each = await stack.enter_async_context(service(module, next(ports), [*arguments, "--log-level=WARNING"]))
-            await healthy(each)
-            return each
-
+    async with Processes() as made:
         text = (f"--period={period}", f"--acceptance={_ACCEPTANCE}")
-        target = await start("bench.table_service target", f"--pass-ms={_PASS_MS}", *text)
+        target = await made.model("bench.table_service target", f"--pass-ms={_PASS_MS}", *text)
         flags = [f"--target={target.address}", f"--num-ahead-tokens={60 if 'ahead' in draft else 0}"]
         drafter = None
         if draft != "none":
-            drafter = await start("bench.table_service draft", f"--pass-ms={_STEP_MS}", *text)
+            drafter = await made.model("bench.table_service draft", f"--pass-ms={_STEP_MS}", *text)
             flags.append(f"--draft={drafter.address}")
-        front = await start("orchestrator", *flags)
-        if drafter:
-            await paired(front)
-        client = await stack.enter_async_context(Client(front.address))
+        _, client = await made.orchestrator(*flags)
         if drafter and draft == "killed":
-            await _tokens_per_s(client, tokens, 1, None)
+            await _run(client, tokens, 0)
             drafter.process.kill()
-        alone, _ = await _tokens_per_s(client, tokens, repeats, 0)
-        rate, told = await _tokens_per_s(client, tokens, repeats, None)
-    by_draft = told.num_accepted_tokens - told.num_accepted_lookup_tokens
-    lookup = f"{told.num_accepted_lookup_tokens} of {told.num_lookup_tokens}"
-    return f"{alone:.1f} | {rate:.1f} | {rate / alone:.2f} | {told.num_rounds} | {lookup} | {by_draft}"
+        runs, rates, told = await _turns(client, tokens, repeats)
+    alone, rate = statistics.median(runs), statistics.median(rates)
+    passes = sum(each.num_rounds for each in told) / len(told)
+    guessed = sum(each.num_accepted_lookup_tokens for each in told)
+    lookup = f"{guessed} of {sum(each.num_lookup_tokens for each in told)}"
+    by_draft = sum(each.num_accepted_tokens for each in told) - guessed
+    return f"{alone:.1f} | {rate:.1f} | {rate / alone:.2f} | {passes:.0f} | {lookup} | {by_draft}"
 
 
 def _us_per_look(base: Sequence[int], news: Sequence[int]) -> float:
@@ -84,11 +84,13 @@ def _us_per_look(base: Sequence[int], news: Sequence[int]) -> float:
 
 def main(
     tokens: Annotated[int, typer.Option(help="per run")] = 160,
-    repeats: Annotated[int, typer.Option(help="runs of each; medians are shown")] = 3,
+    repeats: Annotated[int, typer.Option(help="runs of each, in turns; medians, and sums of tokens")] = 3,
     period: Annotated[int, typer.Option(help="tokens after which the text repeats itself")] = 40,
 ) -> None:
     """Measure what guessing from the text itself brings, with and without a draft, and what a guess costs."""
-    print("| text | draft | alone, tokens/s | adaptive | ratio | passes | guessed tokens accepted | of the draft |")
+    print(
+        "| text | draft | alone, tokens/s | adaptive | ratio | passes a run | guessed tokens accepted | of the draft |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for name, every in (("repeats itself", period), ("does not", 0)):
         for draft in _DRAFTS:

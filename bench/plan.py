@@ -13,8 +13,8 @@ import os
 import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,14 +22,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from bench.deployment import Processes
 from bench.fault_proxy import FaultProxy
 from bench.pass_cost import draft_step_time, target_pass_time
+from specdec.chances import PRIOR
 from specdec.client import Client
 from specdec.plan.scenario import Deployment, Drafting, Pair, Paths, Scenario, Workload
 from specdec.plan.simulation import simulate
-from specdec.processes import Service, StartError, free_ports, healthy, paired, service
+from specdec.processes import StartError
 
-_RUNNER_UP = 0.5  # of the table pair: every other correction is its second guess
 _NUM_AHEAD = 60
 _SEEDS = 8
 _REPEATS = 3  # of what is measured first
@@ -44,6 +45,7 @@ class Models:
     pass_ms: float
     step_ms: float
     acceptance: float
+    runner_up: float = PRIOR[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ def main(
     pass_ms: Annotated[float, typer.Option(help="of the table target")] = 60.0,
     step_ms: Annotated[float, typer.Option(help="of the table draft")] = 6.0,
     acceptance: Annotated[float, typer.Option(help="of the table pair")] = 0.8,
+    runner_up: Annotated[float, typer.Option(help="how often its second guess is right if not the first")] = PRIOR[1],
     streams: Annotated[list[int] | None, typer.Option(help="requests at a time; may be repeated")] = None,
     round_trip_ms: Annotated[list[float] | None, typer.Option(help="to the draft; may be repeated")] = None,
     rounds: Annotated[int, typer.Option(help="per stream and run, about; more where there are few streams")] = 20,
@@ -90,7 +93,7 @@ def main(
 ) -> None:
     """Measure a small deployment and compare it with its simulation."""
     console = Console()
-    models = Models(pass_ms, step_ms, acceptance)
+    models = Models(pass_ms, step_ms, acceptance, runner_up)
     cells = [
         Cell(count, k, ahead, away_ms, _tokens(_rounds(rounds, count, k), k, acceptance))
         for away_ms in round_trip_ms or [0.0, 20.0]
@@ -148,7 +151,7 @@ async def _compare(console: Console, models: Models, cells: Sequence[Cell], repe
     with console.status("Measuring what passes cost ...") as status:
         target, draft = target_pass_time(models.pass_ms / 1e3), draft_step_time(models.step_ms / 1e3)
         status.update("Measuring the message path ...")
-        paths = await _message_path(Models(models.pass_ms / 2, models.step_ms / 2, models.acceptance))
+        paths = await _message_path(replace(models, pass_ms=models.pass_ms / 2, step_ms=models.step_ms / 2))
         console.print(
             f"On this machine ({os.cpu_count()} cores): an exchange takes {paths.overhead_s * 1e3:.2f} ms beside the "
             f"models, {paths.work_s * 1e3:.2f} ms for every sequence more; a pass {target.seconds(1) * 1e3:.1f} and "
@@ -156,7 +159,7 @@ async def _compare(console: Console, models: Models, cells: Sequence[Cell], repe
             f"{draft.seconds(64) * 1e3:.1f} ms (1 and 64 rows).",
             highlight=False,
         )
-        pair = Pair(target, draft, models.acceptance, _RUNNER_UP)
+        pair = Pair(target, draft, models.acceptance, models.runner_up)
         rows = []
         async with _lab(models) as lab:
             for cell in cells:
@@ -202,7 +205,7 @@ async def _message_path(models: Models) -> Paths:
     for _ in range(8):
         work_s = (low + high) / 2
         paths = Paths(0.0, max(0.0, exchange_s - work_s), work_s)
-        found = _simulated(many, Pair(target, draft, models.acceptance, _RUNNER_UP), paths, seeds=1)
+        found = _simulated(many, Pair(target, draft, models.acceptance, models.runner_up), paths, seeds=1)
         low, high = (work_s, high) if found.tokens_per_s > crowd.tokens_per_s else (low, work_s)
     return paths
 
@@ -260,31 +263,19 @@ class _Lab:
 
 @asynccontextmanager
 async def _lab(models: Models) -> AsyncIterator[_Lab]:
-    async with AsyncExitStack() as stack:
-        ports = iter(free_ports(4))
-
-        async def start(module: str, *arguments: str) -> Service:
-            each = service(module, next(ports), [*arguments, "--log-level=WARNING"])
-            return await stack.enter_async_context(each)
-
-        guesses = f"--acceptance={models.acceptance}"
-        target = await start("bench.table_service target", f"--pass-ms={models.pass_ms}", guesses)
-        draft = await start("bench.table_service draft", f"--pass-ms={models.step_ms}", guesses)
-        for each in (target, draft):
-            await healthy(each)
-        proxy = await stack.enter_async_context(FaultProxy(int(draft.address.rpartition(":")[2])))
-        clients = {}
-        for ahead in (False, True):
-            front = await start(
-                "orchestrator",
-                f"--target={target.address}",
-                f"--draft=127.0.0.1:{proxy.port}",
-                f"--num-ahead-tokens={_NUM_AHEAD if ahead else 0}",
-            )
-            await healthy(front)
-            await paired(front)
-            clients[ahead] = await stack.enter_async_context(Client(front.address))
-        yield _Lab(clients, proxy)
+    async with Processes() as made:
+        guesses = (f"--acceptance={models.acceptance}", f"--runner-up={models.runner_up}")
+        target = await made.model("bench.table_service target", f"--pass-ms={models.pass_ms}", *guesses)
+        draft = await made.model("bench.table_service draft", f"--pass-ms={models.step_ms}", *guesses)
+        async with FaultProxy(draft.port) as proxy:
+            clients = {}
+            for ahead in (False, True):
+                _, clients[ahead] = await made.orchestrator(
+                    f"--target={target.address}",
+                    f"--draft=127.0.0.1:{proxy.port}",
+                    f"--num-ahead-tokens={_NUM_AHEAD if ahead else 0}",
+                )
+            yield _Lab(clients, proxy)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from specdec.demo import MODELS
 from specdec.noise import Domain, Key, exponentials
 
-DEMO = Path(__file__).parents[1] / "models" / "demo"
 FIRST = (1, 2, 4)
 RANKINGS = ("log q + noise", "q")
 
@@ -44,9 +44,9 @@ def main(
     tokens: Annotated[int, typer.Option(help="sampled after each")] = 64,
 ) -> None:
     """Compare two rankings of the draft's guesses."""
-    target, draft = (_model(DEMO / role) for role in ("target", "draft"))
-    tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
-    texts = [each["text"] for each in json.loads((DEMO / "prompts.json").read_text())][:prompts]
+    target, draft = (_model(MODELS / role) for role in ("target", "draft"))
+    tokenizer = Tokenizer.from_file(str(MODELS / "target" / "tokenizer.json"))
+    texts = [each["text"] for each in json.loads((MODELS / "prompts.json").read_text())][:prompts]
     table = Table(box=None, header_style="bold")
     for column in ("T", "ranked by", *(f"{what}\nF = {n}" for what in ("bonus", "correction") for n in FIRST)):
         table.add_column(column, justify="right", no_wrap=True)

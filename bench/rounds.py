@@ -12,17 +12,18 @@ import json
 import os
 import statistics
 import time
-from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
 from bench.bare_rounds import bare_round_ms
+from bench.deployment import Processes
 from specdec.client import Client
-from specdec.processes import Service, free_ports, healthy, paired, service
+from specdec.processes import Service, free_ports
 
 _PROMPT = {"token_ids": [1, 2, 3, 4]}
 
@@ -57,7 +58,7 @@ def main(
     console = Console()
     counts = sequences or [1, 4, 16, 64, 256, 1024]
     bare_ms = statistics.median(bare_round_ms(rounds // 3, free_ports(3)) for _ in range(repeats))
-    rows = asyncio.run(_measure(console, counts, num_draft_tokens, acceptance, rounds, repeats))
+    rows = uvloop.run(_measure(console, counts, num_draft_tokens, acceptance, rounds, repeats))
     table = Table(box=None, header_style="bold")
     for column in ("sequences", "rounds/s", "tokens/s", "ms p50", "ms p99", "target", "draft", "orchestrator"):
         table.add_column(column, justify="right")
@@ -99,37 +100,20 @@ def _ratios(rows: dict[int, Row], bare_ms: float) -> dict[str, float]:
 async def _measure(
     console: Console, counts: list[int], num_draft_tokens: int, acceptance: float, rounds: int, repeats: int
 ) -> list[Row]:
-    target_port, draft_port, port = free_ports(3)
-    async with AsyncExitStack() as stack:
-
-        async def start(module: str, port: int, *arguments: str) -> Service:
-            return await stack.enter_async_context(service(module, port, [*arguments, "--log-level=WARNING"]))
-
+    async with Processes() as made:
         pair = f"--acceptance={acceptance}"
-        target = await start("bench.table_service target", target_port, pair)
-        draft = await start("bench.table_service draft", draft_port, pair)
-        orchestrator = await start(
-            "orchestrator",
-            port,
-            f"--target={target.address}",
-            f"--draft={draft.address}",
-            f"--max-live-sequences={max(counts)}",
+        target, draft = [await made.model(f"bench.table_service {role}", pair) for role in ("target", "draft")]
+        orchestrator, client = await made.orchestrator(
+            f"--target={target.address}", f"--draft={draft.address}", f"--max-live-sequences={max(counts)}"
         )
         services = [target, draft, orchestrator]
-        for each in services:
-            await healthy(each)
-        await paired(orchestrator)
         rows = []
-        async with Client(orchestrator.address) as client:
-            await _load(client, min(counts), 400, num_draft_tokens)
-            for count in counts:
-                with console.status(f"{count} sequences ..."):
-                    runs = [await _row(client, services, count, rounds, num_draft_tokens) for _ in range(repeats)]
-                rows.append(
-                    Row(
-                        *(statistics.median(values) for values in zip(*(asdict(r).values() for r in runs), strict=True))
-                    )
-                )
+        await _load(client, min(counts), 400, num_draft_tokens)
+        for count in counts:
+            with console.status(f"{count} sequences ..."):
+                runs = [await _row(client, services, count, rounds, num_draft_tokens) for _ in range(repeats)]
+            of_runs = zip(*(asdict(run).values() for run in runs), strict=True)
+            rows.append(Row(*(statistics.median(values) for values in of_runs)))
         return rows
 
 

@@ -12,7 +12,7 @@ import os
 import random
 import urllib.request
 from collections.abc import Callable
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -21,9 +21,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from bench.deployment import Processes
 from specdec import rpc
 from specdec.client import Client
-from specdec.processes import Service, free_ports, healthy, paired, service
+from specdec.processes import Service, free_ports
 from specdec.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
 
 _PARTS = 10
@@ -107,28 +108,18 @@ async def soak(
 ) -> Soaked:
     """``advance`` is told of every part of the requests that is done."""
     names = ("target", "draft", "orchestrator")
-    ports = dict(zip(names, free_ports(3), strict=True))
-    metrics_ports = dict(zip(names, free_ports(3), strict=True))
-    async with AsyncExitStack() as stack:
-
-        async def start(name: str, module: str, *arguments: str) -> Service:
-            flags = [*arguments, f"--metrics-port={metrics_ports[name]}", "--log-level=WARNING"]
-            return await stack.enter_async_context(service(module, ports[name], flags))
-
-        services = {name: await start(name, f"bench.table_service {name}") for name in ("target", "draft")}
-        services["orchestrator"] = await start(
-            "orchestrator",
-            "orchestrator",
+    async with Processes() as made:
+        metrics_ports = dict(zip(names, free_ports(3), strict=True))
+        metrics = {name: f"--metrics-port={port}" for name, port in metrics_ports.items()}
+        services = {name: await made.model(f"bench.table_service {name}", metrics[name]) for name in names[:2]}
+        services["orchestrator"], client = await made.orchestrator(
             f"--target={services['target'].address}",
             f"--draft={services['draft'].address}",
             f"--max-live-sequences={concurrency}",
             "--num-draft-tokens=4",
             f"--max-waiting-requests={concurrency}",
+            metrics["orchestrator"],
         )
-        for each in services.values():
-            await healthy(each)
-        await paired(services["orchestrator"])
-        client = await stack.enter_async_context(Client(services["orchestrator"].address))
         readings: dict[str, list[Reading]] = {name: [] for name in names}
         for part in range(1, _PARTS + 1):
             await _burst(client, requests // _PARTS, concurrency, cancelled, chance)

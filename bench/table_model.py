@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from draft_service.ahead import Spot
 from draft_service.engine import DraftSequence, Node
+from specdec.chances import PRIOR
 from specdec.errors import InvalidArgument, Preempted, SpecdecError
 from specdec.rounds import AHEAD, SIBLINGS, ModelInfo, Timings
 from specdec.sequence import SequenceSpec
@@ -26,7 +27,8 @@ _ORDER = 3
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """``acceptance``: how often the draft guesses the target's next token, as a function of the text alone.
+    """``acceptance``: how often the draft guesses the target's next token, as a function of the text alone;
+    ``runner_up``: how often its second guess is right where the first is wrong. Third guesses are never right.
 
     After ``period`` tokens the text repeats itself; 0: never.
     """
@@ -35,6 +37,7 @@ class Table:
     acceptance: float = 0.8
     context_length: int = 65536
     period: int = 0
+    runner_up: float = PRIOR[1]
 
     def next_token(self, spec: SequenceSpec, tail: Sequence[int], position: int) -> int:
         """What the target commits at ``position``, after a text that ends with ``tail``."""
@@ -47,10 +50,10 @@ class Table:
         return token if right else (token + 1) % self.vocab_size
 
     def guesses(self, spec: SequenceSpec, tail: Sequence[int], position: int, count: int) -> list[int]:
-        """The same and what it holds likeliest otherwise: every other correction is its second guess."""
+        """The same and what it holds likeliest otherwise."""
         token, first = self.next_token(spec, tail, position), self.guess(spec, tail, position)
-        second = (token + 1 if first == token or self._hash(spec, tail, position, 3) % 2 else token) % self.vocab_size
-        others = [second if second != first else (token + 2) % self.vocab_size]
+        right = self._hash(spec, tail, position, 3) % 10_000 < self.runner_up * 10_000
+        others = [token if first != token and right else (token + 2) % self.vocab_size]
         others += [(token + 3 + index) % self.vocab_size for index in range(count)]
         return [first, *others][:count]
 

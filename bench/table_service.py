@@ -8,6 +8,7 @@ from pydantic import Field
 
 from bench.table_model import Table, TableDrafter, TableVerifier
 from draft_service.server import create_server as create_draft_server
+from specdec.chances import PRIOR
 from specdec.model_service import run
 from specdec.settings import ServiceSettings, parse
 from target_service.server import create_server as create_target_server
@@ -19,6 +20,7 @@ class TableSettings(ServiceSettings):
     pass_ms: float = Field(0.0, ge=0, description="milliseconds per pass, or per draft step")
     row_us: float = Field(0.0, ge=0, description="microseconds per row of a target pass")
     acceptance: float = Field(0.8, ge=0, le=1, description="how often the draft guesses right")
+    runner_up: float = Field(PRIOR[1], ge=0, le=1, description="how often its second guess is right if not the first")
     period: int = Field(0, ge=0, description="tokens after which the text repeats itself; 0: never")
     chunk_rows: int = Field(512, gt=0, description="rows of a prefill per pass")
     vocab_size: int = Field(1024, gt=1)
@@ -31,7 +33,7 @@ class TableSettings(ServiceSettings):
 def main() -> None:
     role = sys.argv[1] if len(sys.argv) > 1 else ""
     settings = parse(TableSettings, sys.argv[2:], f"bench.table_service {role}")
-    table = Table(settings.vocab_size, settings.acceptance, period=settings.period)
+    table = Table(settings.vocab_size, settings.acceptance, period=settings.period, runner_up=settings.runner_up)
     if role == "target":
         verifier = TableVerifier(
             table,

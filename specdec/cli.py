@@ -57,25 +57,29 @@ def serve(context: typer.Context, role: Role) -> None:
     os.execv(sys.executable, [sys.executable, "-m", module, *context.args])
 
 
-class Bench(StrEnum):
-    rounds = "rounds"
-    soak = "soak"
-    peers = "peers"
-    distance = "distance"
-    lookup = "lookup"
-    ranking = "ranking"
-    plan = "plan"
+bench = typer.Typer(help="Measure. Each has flags of its own (bench rounds --help). Needs a checkout.")
+app.add_typer(bench, name="bench", no_args_is_help=True)
+
+BENCHES = {
+    "rounds": "The message path, with models that take no time.",
+    "peers": "Us beside transformers.",
+    "distance": "A draft far away.",
+    "lookup": "A text that repeats itself.",
+    "ranking": "Which of the draft's guesses are right.",
+    "decisions": "What deciding a pass costs.",
+    "plan": "What specdec plan simulates, beside a deployment.",
+    "soak": "What grows over many requests.",
+}
 
 
-@app.command(context_settings=PASS_ON)
-def bench(context: typer.Context, name: Bench) -> None:
-    """Measure: rounds (message path), soak (what grows), peers (us and transformers), distance (a draft far away),
-    lookup (a text that repeats itself), ranking (which guesses are right), plan (specdec plan beside a deployment).
+def _add_bench(name: str, what: str) -> None:
+    @bench.command(name, help=what, context_settings=PASS_ON)
+    def run(context: typer.Context) -> None:
+        _exec_bench(f"bench.{name}", context.args)
 
-    Own flags follow; needs a checkout of the repository.
-    """
-    _exec_bench(f"bench.{name.value}", context.args)
 
+for _name, _what in BENCHES.items():
+    _add_bench(_name, _what)
 
 app.command()(plan)
 

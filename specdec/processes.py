@@ -39,6 +39,10 @@ class Service:
     tls: Tls | None = None  # with which it is asked
     tls_name: str = ""
 
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
     def log_tail(self, num_lines: int = 12) -> str:
         lines = Path(self.log.name).read_text(errors="replace").splitlines()
         return "\n".join(lines[-num_lines:])

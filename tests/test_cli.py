@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec import model_service, telemetry
-from specdec.cli import app
+from specdec.cli import BENCHES, app
 from specdec.processes import free_ports
 from specdec.settings import ServiceSettings
 from target_service.lm_verifier import LmVerifier
@@ -56,6 +57,14 @@ async def test_a_benchmark_is_found_wherever_one_stands(tmp_path: Path):
     status, out, err = await run("bench", "lookup", "--help", directory=tmp_path)
     assert (status, err) == (0, "")
     assert "guessing" in out
+
+
+def test_every_benchmark_is_listed_and_there():
+    there_is = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, ["bench", "--help"])
+    assert there_is.exit_code == 0
+    for name in BENCHES:
+        assert f" {name} " in there_is.output
+        assert importlib.util.find_spec(f"bench.{name}"), name
 
 
 def test_help_says_what_there_is():

@@ -28,11 +28,7 @@ async def row_14(lab: Lab, seed: int, short: bool) -> Outcome:
         cancelled = 0
         for _ in range(3 if short else 20):
             async with Traffic(found.client, several(50, 400, lab.chance)) as traffic:
-                tasks = list(traffic._tasks)
-                lab.chance.shuffle(tasks)
-                for task in tasks:
-                    await asyncio.sleep(lab.chance.expovariate(100.0))
-                    cancelled += task.cancel()
+                cancelled += await traffic.cancel(lab.chance)
             slowest.append(await _freed(found))
         outcome.note(f"{cancelled} cancelled")
         outcome.note(f"freed after, p50 {percentile(slowest, 0.5) * 1e3:.0f} ms")

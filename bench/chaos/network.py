@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from bench.chaos.lab import Deployment, Lab, Process, load_of, until
-from bench.chaos.namespace import Namespace
+from bench.chaos.netns import Namespace
 from bench.chaos.outcome import Outcome, percentile
 from bench.chaos.traffic import Traffic, added_gaps, check_same, note_gaps, several
 from bench.fault_proxy import Direction

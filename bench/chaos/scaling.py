@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 
+from bench.chaos.dns_deployment import Named
 from bench.chaos.lab import Lab, Process, load_of, until
-from bench.chaos.named import Named
 from bench.chaos.outcome import Outcome
 from bench.chaos.traffic import Steady, check_same
 

@@ -8,9 +8,9 @@ import socket
 import time
 
 from bench.chaos.clock import Clock
+from bench.chaos.dns import Mood
+from bench.chaos.dns_deployment import Named
 from bench.chaos.lab import Lab
-from bench.chaos.named import Named
-from bench.chaos.names import Mood
 from bench.chaos.outcome import Outcome
 from bench.chaos.traffic import Steady, added_gaps, check_same, note_gaps
 

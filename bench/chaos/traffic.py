@@ -134,6 +134,15 @@ class Traffic:
     def num_tokens(self) -> int:
         return sum(len(answer.sample.token_ids) for answer in self.answers)
 
+    async def cancel(self, chance: random.Random) -> int:
+        """Each at a random point, in random order, about 100 per second. How many were still under way."""
+        tasks, num_cancelled = list(self._tasks), 0
+        chance.shuffle(tasks)
+        for task in tasks:
+            await asyncio.sleep(chance.expovariate(100.0))
+            num_cancelled += task.cancel()
+        return num_cancelled
+
     async def reached(self, share: float, timeout_s: float = 60.0) -> None:
         """Returns when this share of all tokens has come."""
         wanted = share * sum(answer.asked.max_tokens for answer in self.answers)

@@ -23,7 +23,7 @@ from bench.distance.formula import Prediction, predictions
 from bench.distance.lab import lab
 from bench.distance.modes import AHEAD, ALONE, Mode
 from bench.distance.pairs import Pair, PairName, TableCosts, make
-from bench.distance.ratios import ratios
+from bench.distance.ratios import pair_of_ratios, ratios
 from bench.distance.row import Row
 from bench.distance.situations import measure, num_runs, situations
 from specdec.processes import StartError
@@ -43,6 +43,10 @@ def main(
     pass_ms: Annotated[float, typer.Option(help="of the table target")] = _COSTS.pass_ms,
     step_ms: Annotated[float, typer.Option(help="of the table draft, for one node or many")] = _COSTS.step_ms,
     acceptance: Annotated[float, typer.Option(help="of the table pair")] = _COSTS.acceptance,
+    runner_up: Annotated[
+        float, typer.Option(help="of the table pair: how often a second guess is right if not the first")
+    ] = _COSTS.runner_up,
+    row_us: Annotated[float, typer.Option(help="of the table target, for each row of a pass")] = _COSTS.row_us,
     num_ahead_tokens: Annotated[int, typer.Option(help="the orchestrator's setting in the mode ahead")] = 60,
     tokens: Annotated[int, typer.Option(help="per run")] = 160,
     repeats: Annotated[int, typer.Option(help="runs of each mode, in turns; medians are shown")] = 3,
@@ -57,7 +61,7 @@ def main(
     console = Console()
     if quick:
         tokens, repeats = min(tokens, _QUICK_TOKENS), 1
-    costs = TableCosts(pass_ms, step_ms, acceptance)
+    costs = TableCosts(pass_ms, step_ms, acceptance, runner_up, row_us)
     names = [each for each in PairName if each is not PairName.all] if pair is PairName.all else [pair]
     started = time.monotonic()
     rows: list[Row] = []
@@ -76,6 +80,7 @@ def main(
     predicted = predictions(rows)
     _show(console, rows, predicted)
     figures = ratios(rows)
+    console.print(f"Of the {pair_of_ratios(rows)} pair, unless another is named:", highlight=False)
     console.print_json(json.dumps(figures))
     if json_file:
         result = {
@@ -83,13 +88,14 @@ def main(
             "labels": labels,
             "rows": [asdict(row) for row in rows],
             "formula": [asdict(each) for each in predicted],
+            "ratios_of": pair_of_ratios(rows),
             "ratios": figures,
         }
         Path(json_file).write_text(json.dumps(result, indent=1) + "\n")
     if chart:
         from bench.distance.chart import draw
 
-        draw(rows, predicted, labels, Path(chart))
+        draw(rows, labels, Path(chart))
 
 
 def _show(console: Console, rows: Sequence[Row], predicted: Sequence[Prediction]) -> None:

@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from bench.distance.formula import PREDICTED_MS, Formula, Prediction
 from bench.distance.modes import ADAPTIVE, AHEAD, ALONE, is_fixed
 from bench.distance.row import Row
 from bench.distance.table import sections
@@ -18,61 +17,48 @@ _INK, _FAINT, _GRID = "#22262b", "#7a828c", "#e6e8eb"
 _NAMED = {AHEAD.name: "#1f6fb5", ALONE.name: "#7a828c", ADAPTIVE.name: "#d08a2e"}
 _FIXED = ("#a8d5c5", "#5fb397", "#2f7d64", "#1c5142")
 _BLOCK = ("#d9b8dd", "#b07ab8", "#7d4488", "#55285f")
-_LONGEST_MS = 50.0
 
 
-def draw(rows: Sequence[Row], predicted: Sequence[Prediction], labels: Mapping[str, str], file: Path) -> None:
+def draw(rows: Sequence[Row], labels: Mapping[str, str], file: Path) -> None:
     """A panel per pair and temperature: tokens per second over the round trip to the draft, a line per mode."""
     panels = list(sections([row for row in rows if row.round_trip_ms is not None]))
     columns = min(2, len(panels))
     lines = (len(panels) + columns - 1) // columns
-    width, height, header = 6.1 * columns, 3.9 * lines + 0.9, 0.9  # inches
+    width, height, header = 6.1 * columns, 3.9 * lines + 0.6, 0.6  # inches
     figure = Figure(figsize=(width, height), facecolor="white")
     FigureCanvasAgg(figure)
     left = 0.3 / width
     title = "Tokens per second with the draft at a distance"
     figure.text(left, 1 - 0.3 / height, title, fontsize=15, fontweight="bold", color=_INK, va="center")
-    subtitle = (
-        "Points are measured; lines are the formula, fitted on all distances but"
-        f" {PREDICTED_MS:g} ms (hollow), which it predicts.\n"
-        "Ahead steps down where the round trip outgrows a pass of the target: there fewer verdicts are foreseen."
-    )
-    figure.text(left, 1 - 0.68 / height, subtitle, fontsize=9, color=_FAINT, va="center", linespacing=1.5)
     for place, (pair, temperature, some) in enumerate(panels):
         column, line = place % columns, place // columns
         top = height - header - 3.9 * line
         axes = figure.add_axes(((6.1 * column + 0.6) / width, (top - 3.35) / height, 4.1 / width, 3.0 / height))
         label = labels[pair].partition(":")[0]
         axes.set_title(f"{label}, T = {temperature:g}", loc="left", fontsize=11, fontweight="bold", color=_INK)
-        fitted = [each for each in predicted if (each.pair, each.temperature) == (pair, temperature)]
-        _panel(axes, some, fitted, _colours([row.mode for row in rows if row.pair == pair]))
+        _panel(axes, some, _colours([row.mode for row in rows if row.pair == pair]))
     figure.savefig(file, dpi=160)
 
 
-def _panel(axes: Axes, rows: Sequence[Row], predicted: Sequence[Prediction], colours: Mapping[str, str]) -> None:
-    formulas = {each.mode: each.formula for each in predicted}
+def _panel(axes: Axes, rows: Sequence[Row], colours: Mapping[str, str]) -> None:
+    farthest_ms = max(row.round_trip_ms or 0.0 for row in rows)
     ends: dict[str, float] = {}
     for mode in dict.fromkeys(row.mode for row in rows):
-        colour = colours[mode]
-        points = [(row.round_trip_ms or 0.0, row.tokens_per_s) for row in rows if row.mode == mode]
-        strong = mode == AHEAD.name
-        if mode in formulas:
-            for trips in _stretches(formulas[mode]):
-                speeds = [1e3 / formulas[mode].ms_per_token(trip) for trip in trips]
-                axes.plot(trips, speeds, color=colour, linewidth=2.4 if strong else 1.3, zorder=2 + strong)
-        for trip, speed in points:
-            inside = "white" if trip == PREDICTED_MS else colour
-            axes.plot(trip, speed, "o", markersize=5.5 if strong else 4.5, color=colour, mfc=inside, zorder=4)
-        ends[mode] = 1e3 / formulas[mode].ms_per_token(_LONGEST_MS) if mode in formulas else points[-1][1]
+        trips, speeds = zip(
+            *sorted((row.round_trip_ms or 0.0, row.tokens_per_s) for row in rows if row.mode == mode), strict=True
+        )
+        width, size = (2.4, 5.5) if mode == AHEAD.name else (1.3, 4.5)
+        axes.plot(trips, speeds, "o-", color=colours[mode], linewidth=width, markersize=size, zorder=2 + width)
+        ends[mode] = speeds[-1]
     highest = max(row.tokens_per_s for row in rows) * 1.08
-    axes.set_xlim(-1.5, _LONGEST_MS + 1)
+    axes.set_xlim(-1.5, farthest_ms + 1)
     axes.set_ylim(0, highest)
     for mode, place in _apart(ends, 0.052 * highest).items():
         weight = "bold" if mode == AHEAD.name else "normal"
         axes.annotate(
             mode,
-            (_LONGEST_MS + 1, ends[mode]),
-            xytext=(_LONGEST_MS + 5, place),
+            (farthest_ms + 1, ends[mode]),
+            xytext=(farthest_ms + 5, place),
             fontsize=8.5,
             fontweight=weight,
             color=colours[mode],
@@ -88,13 +74,6 @@ def _panel(axes: Axes, rows: Sequence[Row], predicted: Sequence[Prediction], col
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color("#d5d9de")
-
-
-def _stretches(formula: Formula) -> list[list[float]]:
-    """Round trips within a pass and beyond, where fewer verdicts can be foreseen."""
-    trips = [_LONGEST_MS * step / 200 for step in range(201)]
-    parts = [trip for trip in trips if trip <= formula.pass_ms], [trip for trip in trips if trip > formula.pass_ms]
-    return [part for part in parts if part] if formula.hit_rate else [trips]
 
 
 def _colours(of_rows: Sequence[str]) -> dict[str, str]:

@@ -1,26 +1,32 @@
 """What a token costs at a distance, by one formula for every mode; fitted on some distances, it predicts another.
 
-Milliseconds per token at a round trip of r ms to the draft:
+Milliseconds per token at a round trip of r ms to the draft, of rounds that take s ms beside what they wait for:
 
-    (s + w r) / E
+    waiting:       (s + w (r + d)) / E
+    going alone:   s (1 + (1 - h) n) / (E + (1 - h) n)
 
-E tokens come of a round that takes s ms where the draft is near, and a share w of the rounds waits for a round trip:
+E tokens come of a round with a draft; w is the share of these after which the next one's draft is missing and awaited:
 
-- none where the target is alone; s is a pass and what surrounds it;
-- all where the draft is synchronous; s is K draft steps more;
-- where it grows ahead, those that were not foreseen. After a round that waited for its tree, what is grown ahead comes
-  right behind that tree, from however far: the verdict is foreseen with chance h. After a round that did not wait,
-  the draft first has to hear of it. While r is within a pass that is in time, and w = 1 - h. Beyond it is too late:
-  no two verdicts in a row are foreseen, and w = 1 / (1 + h).
+- none where the target is alone (E = 1), all where the draft is synchronous (d, its steps, is a part of s);
+- where it grows ahead, those whose verdict was not foreseen. After a round that waited for its tree, what is grown
+  ahead comes right behind that tree, from however far: the verdict is foreseen with chance h. After a round that did
+  not wait, the draft first has to hear of it. While r is within a pass that is in time, and w = 1 - h. Beyond it is
+  too late: no two verdicts in a row are foreseen, and w = 1 / (1 + h).
 
-What is measured without a clock is not fitted: E, h (the share of drafts that nobody waited for, at distances within a
-pass) and the pass itself, as the target tells it. s is fitted by least squares of the relative error.
+Ahead, the controller waits for what is missing or goes on alone, whichever is faster; so does the formula. Alone, each
+round gives a token. What the draft grows below one comes m rounds later, m = 1 within a pass, and counts if all m
+tokens since are among it, each with chance g: n = m - 1 + 1 / g^m rounds until then. By then the draft is m rounds
+deep, so that its next trees are foreseen with chance h from however far.
+
+Measured, not fitted, are E, h (the share of foreseen verdicts at distances within a pass), g (the share of drafts whose
+first token is right), the pass as the target tells it, and d (what a wait took beside r). s is fitted by least squares
+of the relative error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.distance.modes import AHEAD, ALONE
 from bench.distance.row import Row
@@ -28,35 +34,72 @@ from bench.distance.row import Row
 FITTED_MS = (0.0, 1.0, 5.0, 50.0)
 PREDICTED_MS = 20.0
 
+_STEPS = 20
+"""Whether to wait depends on s, and s on that; it settles within a few."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What was measured at one distance. ``on_time`` is the share of drafts that nobody waited for."""
+    """What was measured at one distance. ``hits`` is the share of foreseen verdicts, ``firsts`` that of drafts whose
+    first token was right; of all rounds ``waits`` is the share that waited for the draft, ``waited_ms`` how long a
+    round waited on average."""
 
     round_trip_ms: float
     ms_per_token: float
     tokens_per_round: float
     pass_ms: float
-    on_time: float = 0.0
+    hits: float = 0.0
+    firsts: float = 0.0
+    waits: float = 0.0
+    waited_ms: float = 0.0
+
+    @staticmethod
+    def of(row: Row) -> Point:
+        # Going alone is a round, too, so what a round with a draft gives is not what rounds give on average.
+        goes_alone = row.mode == AHEAD.name and row.drafts_per_round > 0
+        return Point(
+            row.round_trip_ms or 0.0,
+            1e3 / row.tokens_per_s,
+            1 + row.accepted_per_round / row.drafts_per_round if goes_alone else row.tokens_per_round,
+            row.round_ms.target_pass,
+            row.outcomes.hits or 0.0,
+            row.outcomes.firsts or 0.0,
+            (1 - (row.on_time or 0.0)) * row.drafts_per_round,
+            row.round_ms.draft_wait,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """s, h and E of the module's docstring, and the pass; ``hit_rate`` is None where the target is alone."""
+    """s, h, E, d and g of the module's docstring, and the pass; ``hit_rate`` is None where the target is alone."""
 
     round_ms: float
     hit_rate: float | None
     tokens_per_round: float
     pass_ms: float
+    wait_ms: float = 0.0
+    first_rate: float = 0.0
 
-    def waiting(self, round_trip_ms: float) -> float:
-        """w: the share of rounds that wait for the draft."""
+    def missing(self, round_trip_ms: float) -> float:
+        """w: the share of rounds that wait for the draft, where they do."""
         if self.hit_rate is None:
             return 0.0
         return 1 - self.hit_rate if round_trip_ms <= self.pass_ms else 1 / (1 + self.hit_rate)
 
     def ms_per_token(self, round_trip_ms: float) -> float:
-        return (self.round_ms + self.waiting(round_trip_ms) * round_trip_ms) / self.tokens_per_round
+        rounds, waiting_ms = self.way(round_trip_ms)
+        return rounds * self.round_ms + waiting_ms
+
+    def way(self, round_trip_ms: float) -> tuple[float, float]:
+        """Of waiting and going alone the faster one: rounds and milliseconds of waiting per token."""
+        missing, expected = self.missing(round_trip_ms), self.tokens_per_round  # w and E
+        waiting_ms = missing * (round_trip_ms + self.wait_ms) if missing else 0.0
+        ways = [(1 / expected, waiting_ms / expected)]
+        if self.first_rate and self.hit_rate is not None:
+            late = 1 + int(round_trip_ms // self.pass_ms)
+            alone = (1 - self.hit_rate) * (late - 1 + self.first_rate**-late)
+            ways.append(((1 + alone) / (expected + alone), 0.0))
+        return min(ways, key=lambda way: way[0] * self.round_ms + way[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +129,12 @@ def synchronous(points: Sequence[Point]) -> Formula:
 def ahead(points: Sequence[Point]) -> Formula:
     """Of a draft that grows ahead. Some point must be within a pass."""
     pass_ms = _mean([point.pass_ms for point in points])
-    return _fitted(points, _mean([point.on_time for point in points if point.round_trip_ms <= pass_ms]))
+    waits = sum(point.waits for point in points)
+    beside_trips = sum(point.waited_ms - point.waits * point.round_trip_ms for point in points)
+    # Who never waited was never faster that way.
+    wait_ms = max(0.0, beside_trips / waits) if waits else float("inf")
+    hit_rate = _mean([point.hits for point in points if point.round_trip_ms <= pass_ms])
+    return _fitted(points, hit_rate, wait_ms, _mean([point.firsts for point in points]))
 
 
 def predictions(rows: Sequence[Row]) -> list[Prediction]:
@@ -94,13 +142,7 @@ def predictions(rows: Sequence[Row]) -> list[Prediction]:
     found = []
     for key in dict.fromkeys((row.pair, row.temperature, row.mode) for row in rows):
         points = {
-            row.round_trip_ms: Point(
-                row.round_trip_ms,
-                1e3 / row.tokens_per_s,
-                row.tokens_per_round,
-                row.round_ms.target_pass,
-                row.on_time or 0.0,
-            )
+            row.round_trip_ms: Point.of(row)
             for row in rows
             if (row.pair, row.temperature, row.mode) == key and row.round_trip_ms is not None
         }
@@ -113,17 +155,20 @@ def predictions(rows: Sequence[Row]) -> list[Prediction]:
     return found
 
 
-def _fitted(points: Sequence[Point], hit_rate: float | None) -> Formula:
+def _fitted(points: Sequence[Point], hit_rate: float | None, wait_ms: float = 0.0, first_rate: float = 0.0) -> Formula:
     """The best s."""
-    tokens_per_round = _mean([point.tokens_per_round for point in points])
     pass_ms = _mean([point.pass_ms for point in points])
-    formula = Formula(0.0, hit_rate, tokens_per_round, pass_ms)
-    # s * ones[i] + trips[i] is to be 1.
-    ones = [1 / (tokens_per_round * point.ms_per_token) for point in points]
-    trips = [formula.ms_per_token(point.round_trip_ms) / point.ms_per_token for point in points]
-    squares = sum(one * one for one in ones)
-    round_ms = sum(one * (1 - trip) for one, trip in zip(ones, trips, strict=True)) / squares
-    return Formula(round_ms, hit_rate, tokens_per_round, pass_ms)
+    tokens_per_round = _mean([point.tokens_per_round for point in points])
+    formula = Formula(pass_ms, hit_rate, tokens_per_round, pass_ms, wait_ms, first_rate)
+    for _ in range(_STEPS):
+        ways = [(formula.way(point.round_trip_ms), point.ms_per_token) for point in points]
+        # s * ones[i] + waits[i] is to be 1.
+        ones = [rounds / measured for (rounds, _), measured in ways]
+        waits = [waiting_ms / measured for (_, waiting_ms), measured in ways]
+        squares = sum(one * one for one in ones)
+        round_ms = sum(one * (1 - wait) for one, wait in zip(ones, waits, strict=True)) / squares
+        formula = replace(formula, round_ms=round_ms)
+    return formula
 
 
 def _mean(values: Sequence[float]) -> float:

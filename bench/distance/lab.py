@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.deployment import Processes
 from bench.distance.modes import Mode
 from bench.distance.pairs import Pair
 from bench.distance.row import Run
 from bench.fault_proxy import FaultProxy
 from specdec.client import Client
-from specdec.processes import Service, free_ports, healthy, paired, service
 
 
 @dataclass(slots=True)
@@ -72,31 +72,22 @@ async def lab(pair: Pair, num_ahead_tokens: int) -> AsyncIterator[Lab]:
     Where the pair computes, its target has core 0 to itself and everything else is on core 1, this process too.
     """
     async with AsyncExitStack() as stack:
-        ports: Iterator[int] = iter(free_ports(6))
-
-        async def start(module: str, *arguments: str) -> Service:
-            each = service(module, next(ports), [*arguments, "--log-level=WARNING"])
-            return await stack.enter_async_context(each)
-
-        target = await start(pair.target[0], *pair.target[1])
-        draft = await start(pair.draft[0], *pair.draft[1])
-        stranger = await start(pair.stranger[0], *pair.stranger[1]) if pair.stranger else None
-        models = [each for each in (target, draft, stranger) if each]
-        for each in models:
-            await healthy(each)
-        proxy = await stack.enter_async_context(FaultProxy(int(draft.address.rpartition(":")[2])))
+        made = await stack.enter_async_context(Processes())
+        models = [await made.model(module, *flags) for module, flags in (pair.target, pair.draft)]
+        target, draft = models
+        proxy = await stack.enter_async_context(FaultProxy(draft.port))
         near = f"127.0.0.1:{proxy.port}"
         fronts = [("near", near, 0), ("ahead", near, num_ahead_tokens)]
-        if stranger:
+        if pair.stranger:
+            stranger = await made.model(pair.stranger[0], *pair.stranger[1])
+            models.append(stranger)
             fronts.append(("strange", stranger.address, num_ahead_tokens))
         clients = {}
         for name, address, ahead in fronts:
             flags = [f"--target={target.address}", f"--draft={address}", f"--num-ahead-tokens={ahead}"]
-            front = await start("orchestrator", *flags)
-            await healthy(front)
-            await paired(front)
-            clients[name] = await stack.enter_async_context(Client(front.address))
-            _pin(front.process.pid, {1})
+            front, clients[name] = await made.orchestrator(*flags)
+            if pair.computes:
+                _pin(front.process.pid, {1})
         if pair.computes:
             for each in models:
                 _pin(each.process.pid, {0 if each is target else 1})

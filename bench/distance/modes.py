@@ -33,7 +33,7 @@ ALONE = Mode("alone", "near", 0)
 ADAPTIVE = Mode("sync, adaptive", "near", None)
 AHEAD = Mode("ahead", "ahead", None)
 ASTRAY = Mode(AHEAD.name, "strange", None)
-"""Ahead with a draft that guesses at random."""
+"""Ahead with a draft that has nothing in common with the target."""
 
 
 def sync(num_draft_tokens: int) -> Mode:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.damped_pair import Shape, damped_pair
 from bench.peers.prompts import PromptSource
+from specdec.chances import PRIOR
 from specdec.demo import MODELS
 
 _VOCABULARY, _PROMPT_LENGTH = 4096, 64
@@ -27,11 +28,15 @@ class PairName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableCosts:
-    """``step_ms`` is of a draft pass, whatever it grows."""
+    """``pass_ms`` is of a target pass, and ``row_us`` of each of its rows: a hundredth of a pass, so that a tree is not
+    free. ``step_ms`` is of a draft pass, whatever it grows. ``runner_up`` is how often the second guess is right where
+    the first is wrong: as with real pairs (bench/LOG.md)."""
 
     pass_ms: float = 40.0
     step_ms: float = 4.0
     acceptance: float = 0.8
+    runner_up: float = PRIOR[1]
+    row_us: float = 400.0
 
 
 Role = tuple[str, list[str]]
@@ -40,7 +45,8 @@ Role = tuple[str, list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """``stranger`` is a draft that guesses at random; ``fixed`` are the numbers of draft tokens worth comparing.
+    """``stranger`` is a draft that has nothing in common with the target; ``fixed`` are the numbers of draft tokens
+    worth comparing.
 
     ``computes``: its passes need a core each, and its distributions are real. ``prompt`` is by stream and seed.
     """
@@ -65,14 +71,15 @@ def make(name: PairName, directory: Path, costs: TableCosts) -> Pair:
 
 
 def _tables(costs: TableCosts) -> Pair:
-    step, guesses = f"--pass-ms={costs.step_ms}", f"--acceptance={costs.acceptance}"
+    step, guesses = f"--pass-ms={costs.step_ms}", [f"--acceptance={costs.acceptance}", f"--runner-up={costs.runner_up}"]
     return Pair(
         PairName.table,
-        f"table pair: a target pass of {costs.pass_ms:g} ms, a draft step of {costs.step_ms:g} ms,"
-        f" acceptance {costs.acceptance:g}",
-        ("bench.table_service target", [f"--pass-ms={costs.pass_ms}", guesses]),
-        ("bench.table_service draft", [step, guesses]),
-        ("bench.table_service draft", [step, "--acceptance=0"]),
+        f"table pair: a target pass of {costs.pass_ms:g} ms and {costs.row_us:g} us a row, a draft step of"
+        f" {costs.step_ms:g} ms whatever it grows; {costs.acceptance:g} of the first guesses are right,"
+        f" {costs.runner_up:g} of the second ones after a wrong first",
+        ("bench.table_service target", [f"--pass-ms={costs.pass_ms}", f"--row-us={costs.row_us}", *guesses]),
+        ("bench.table_service draft", [step, *guesses]),
+        ("bench.table_service draft", [step, "--acceptance=0", "--runner-up=0"]),
         (4, 6, 8),
         computes=False,
         prompt=_three_ids,

@@ -12,11 +12,15 @@ from bench.distance.pairs import PairName
 from bench.distance.row import Row
 
 
-def ratios(rows: Sequence[Row]) -> dict[str, float]:
-    """At T = 0 of the damped pair where it was measured, else of the pair that was; synchronous is at its best K."""
+def pair_of_ratios(rows: Sequence[Row]) -> str:
+    """Whose ratios they are, but for those that name another: the damped pair's where it was measured."""
     pairs = dict.fromkeys(row.pair for row in rows)
-    pair = PairName.damped.value if PairName.damped in pairs else next(iter(pairs), "")
-    greedy = _Rates(rows, pair, 0.0)
+    return PairName.damped.value if PairName.damped in pairs else next(iter(pairs), "")
+
+
+def ratios(rows: Sequence[Row]) -> dict[str, float]:
+    """At T = 0; synchronous is at its best K."""
+    greedy = _Rates(rows, pair_of_ratios(rows), 0.0)
     drawn = _Rates(rows, PairName.bundled.value, 1.0)
     figures: dict[str, Callable[[], float]] = {
         "worst_over_alone": greedy.worst_over_alone,

@@ -47,6 +47,13 @@ class Outcomes:
         foreseen = self.num_bonuses_foreseen + sum(self.num_corrections_foreseen)
         return _share(foreseen, self.num_bonuses + sum(self.num_corrections))
 
+    @property
+    def firsts(self) -> float | None:
+        """The share whose first token at least was right."""
+        num_wrong = self.num_corrections[0] if self.num_corrections else 0
+        num_verdicts = self.num_bonuses + sum(self.num_corrections)
+        return _share(num_verdicts - num_wrong, num_verdicts)
+
 
 @dataclass(frozen=True, slots=True)
 class RoundMs:
@@ -67,7 +74,7 @@ class Row:
     """``tokens_per_s`` is the median of the runs, all else is of all of them together.
 
     ``round_trip_ms`` is None where the situation is no matter of distance; ``on_time`` is the share of drafts that
-    nobody waited for, None without drafts.
+    nobody waited for, None without drafts; ``drafts_per_round`` is the share of rounds that had one.
     """
 
     pair: str
@@ -83,6 +90,7 @@ class Row:
     unused_nodes_per_round: float = 0.0
     outcomes: Outcomes = Outcomes()
     round_ms: RoundMs = RoundMs()
+    drafts_per_round: float = 0.0
 
     @staticmethod
     def of(
@@ -115,6 +123,7 @@ class Row:
                 _added([each.num_corrections_foreseen_per_pos for each in told]),
             ),
             _round_ms(told),
+            num_drafts / num_rounds,
         )
 
 

@@ -72,6 +72,8 @@ def main(
     if result.rows:
         console.print(table.contenders(result.rows))
         console.print(table.LEGEND, style="dim", highlight=False)
+        if guessed := table.lookups_in_words(result.rows):
+            console.print(guessed, style="dim", highlight=False)
     if result.packed:
         console.print(table.packed_in_words(result.packed), highlight=False)
     if result.latency:

@@ -26,7 +26,7 @@ async def calibrate(
 
     Unless ``thorough`` a short probe alone decides about threads.
 
-    Every try has the same prompts, and no contender keeps anything of them (unshared.py).
+    Every try has the same prompts, and no contender finds anything of them in a cache.
     """
     counts = list(contender.num_draft_tokens)
     middle = counts[len(counts) // 2]

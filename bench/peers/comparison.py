@@ -49,7 +49,6 @@ class Plan:
     sections: Sequence[Section]
     streams: Sequence[int]  # of the batches
     repeats: int
-    batch_repeats: int
     single_tokens: int
     batch_tokens: int
     calibration_tokens: int
@@ -79,9 +78,9 @@ class Plan:
         if quick:
             # Each number of threads is a set of services, which takes longer to start than all its runs.
             of_each = threads or THREADS[-1:]
-            return Plan(sections, counts, 1, 1, 48, 24, 24, 8, False, 1, longest, _PREFIX, of_each, _QUICK_S)
+            return Plan(sections, counts, 1, 48, 24, 24, 8, False, 1, longest, _PREFIX, of_each, _QUICK_S)
         of_each = threads or THREADS
-        return Plan(sections, counts, repeats, max(1, repeats - 2), 64, 48, 48, 24, True, 2, longest, _PREFIX, of_each)
+        return Plan(sections, counts, repeats, 64, 48, 48, 24, True, 2, longest, _PREFIX, of_each)
 
     def fitting(self, tokens_per_s: float) -> Plan:
         """For a machine on which generate is so fast: what is to be quick has fewer tokens on a slow one."""
@@ -196,7 +195,7 @@ async def compare(
             short_length=_PROMPT,
             prefix_length=plan.prefix,
             long_length=plan.longest,
-            repeats=min(plan.repeats, 3),
+            repeats=plan.repeats,
             report=report,
         )
     if Section.batch in plan.sections:
@@ -211,7 +210,7 @@ async def compare(
                 continue
             contenders = [*theirs.contenders(streams), continuous.contender(streams)]
             contenders += services.contenders(streams, (ADAPTIVE,))
-            await turns(contenders, plan.batch_repeats, plan.batch_tokens)
+            await turns(contenders, plan.repeats, plan.batch_tokens)
             before_s, before = time.monotonic() - begun, streams
     return result
 

@@ -16,7 +16,6 @@ import torch
 
 from bench.damped_pair import Pair
 from bench.peers.contender import THREADS, Contender, Kind, Prompts, Run, Settings
-from bench.peers.unshared import share_nothing
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
 from orchestrator.controller import Fixed
@@ -63,8 +62,10 @@ class InProcess:
 
     async def _generate(self, prompt: list[int], max_tokens: int, num_draft_tokens: int) -> list[int]:
         end = frozenset(self.target_runner.info.eos_token_ids)
-        sequence = Sample(prompt, max_tokens, SamplingParams(temperature=0.0), 0, Method.COUPLED, end)
         key = next(self._keys)
+        # The next to come with this prompt must not find it computed.
+        salt = str(key).encode()
+        sequence = Sample(prompt, max_tokens, SamplingParams(0.0), 0, Method.COUPLED, end, cache_salt=salt)
         target, draft = _Target(self._target, key), _Draft(self._draft, key)
         speculation = Speculation(cast(DraftClient, draft))
         output: list[int] = []
@@ -140,6 +141,4 @@ def _answer(engine: Engine, key: Key) -> Any:
 
 def _runner(directory: Path, dtype: str) -> ModelRunner:
     settings = {"model": str(directory), "dtype": dtype, "kv_slots": 8192}
-    runner = load_runner(ModelServiceSettings.model_validate(settings))
-    share_nothing(runner)
-    return runner
+    return load_runner(ModelServiceSettings.model_validate(settings))

@@ -58,14 +58,12 @@ async def measure_latency(
     settings = await _soonest(services, prompts, choices, short_length)
     firsts: list[float] = []
     seconds: list[float] = []
-    services.reuse_prefixes(True)
     for repeat in range(repeats):
         report(f"time to first token with a known prefix: repetition {repeat + 1} of {repeats}")
-        [prefix] = prompts.take(1, prefix_length)
+        [prefix], salt = prompts.take(1, prefix_length), services.salt()
         for times in (firsts, seconds):
             [tail] = prompts.take(1, _TAIL)
-            times.append(await services.time_to_first_token(settings, prefix + tail))
-    services.reuse_prefixes(False)
+            times.append(await services.time_to_first_token(settings, prefix + tail, salt=salt))
     idle, busy, chunks = [], [], []
     for repeat in range(repeats):
         report(f"time to first token beside a prefill: repetition {repeat + 1} of {repeats}")

@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.damped_pair import Pair
+from bench.deployment import Processes
 from bench.peers.contender import ADAPTIVE, THREADS, Contender, Kind, Prompts, Run, Settings
-from bench.peers.logged_service import reuse_flag
 from bench.peers.pass_log import Pass, busy_s, read_passes
 from specdec.client import Client, Sample
-from specdec.processes import free_ports, healthy, paired, service
+from specdec.v1.generation_pb2 import SpeculationStats
 
 _KV_SLOTS = 16384
 """More than anything here needs at a time. Left to themselves the services would share out the memory once per thread
@@ -42,6 +42,7 @@ class Services:
     def __init__(self, clients: dict[tuple[int, ...], Client], logs: Path) -> None:
         self._clients = clients
         self._logs = logs
+        self._numbers = itertools.count()
 
     @property
     def threads(self) -> list[tuple[int, ...]]:
@@ -61,17 +62,11 @@ class Services:
         started = time.perf_counter()
         answers = await asyncio.gather(*(self._answer(settings, prompt, max_tokens) for prompt in prompts))
         seconds = time.perf_counter() - started
-        drafts = [answer.sample.finish.speculation for answer in answers]
-        # The first round of all, the prefill, verifies nothing.
-        rounds = sum(each.num_rounds - 1 for each in drafts)
-        drafted = sum(each.num_draft_tokens for each in drafts)
-        figures = {
-            "mean_draft_tokens": drafted / rounds if rounds else 0.0,
-            "acceptance": sum(each.num_accepted_tokens for each in drafts) / drafted if drafted else 0.0,
-            "replays": float(sum(each.num_replays for each in drafts)),
-        }
-        if len(answers) == 1 and rounds:
-            figures["overhead_ms_per_round"] = self._overhead_s(settings, answers[0]) * 1e3 / rounds
+        told = [answer.sample.finish.speculation for answer in answers]
+        figures = figures_of(told)
+        if len(answers) == 1 and told[0].num_drafts:
+            # What the target makes unasked comes by no round. A round that verifies something was asked for.
+            figures["overhead_ms_per_round"] = self._overhead_s(settings, answers[0]) * 1e3 / told[0].num_drafts
         return Run(seconds, [answer.sample.token_ids for answer in answers], figures)
 
     def _overhead_s(self, settings: Settings, answer: _Answer) -> float:
@@ -84,23 +79,23 @@ class Services:
         """Of the service of that role with so many threads."""
         return read_passes(_log_file(self._logs, role, threads), since)
 
-    def reuse_prefixes(self, reuse: bool) -> None:
-        """Of requests from now on. Until it is told so a service finds nothing in its cache of what came before."""
-        for role, count in itertools.product(("target", "draft"), {each[0] for each in self.threads}):
-            flag = reuse_flag(_log_file(self._logs, role, count))
-            if reuse:
-                flag.touch()
-            else:
-                flag.unlink(missing_ok=True)
+    def salt(self) -> str:
+        """One that no request had before."""
+        return f"salt {next(self._numbers)}"
 
-    async def time_to_first_token(self, settings: Settings, prompt: list[int], max_tokens: int = 8) -> float:
-        """Seconds from the request to its first token; the rest of it is awaited, too."""
+    async def time_to_first_token(
+        self, settings: Settings, prompt: list[int], max_tokens: int = 8, salt: str = ""
+    ) -> float:
+        """Seconds from the request to its first token; the rest of it is awaited, too. It may find in the services'
+        caches what came with the same ``salt``."""
         started = time.perf_counter()
-        answer = await self._answer(settings, prompt, max_tokens)
+        answer = await self._answer(settings, prompt, max_tokens, salt)
         return answer.first - started
 
-    async def _answer(self, settings: Settings, prompt: list[int], max_tokens: int) -> _Answer:
+    async def _answer(self, settings: Settings, prompt: list[int], max_tokens: int, salt: str = "") -> _Answer:
         request: dict[str, Any] = {"token_ids": {"token_ids": prompt}, "max_tokens": max_tokens, "temperature": 0.0}
+        # A service would find in its cache what it was asked a moment ago, and transformers would not.
+        request["cache_salt"] = salt or self.salt()
         if settings.num_draft_tokens != ADAPTIVE:
             request["num_draft_tokens"] = settings.num_draft_tokens or 0
         sample = Sample()
@@ -114,35 +109,41 @@ class Services:
         return _Answer(sample, first, last)
 
 
+def figures_of(told: Sequence[SpeculationStats]) -> dict[str, float]:
+    """Of samples side by side. What was guessed from the text itself is no work of the draft's and stands apart."""
+
+    def total(count: Callable[[SpeculationStats], int]) -> int:
+        return sum(map(count, told))
+
+    # The first round of all, the prefill, verifies nothing.
+    rounds = total(lambda each: each.num_rounds - 1)
+    drafted = total(lambda each: each.num_draft_tokens - each.num_lookup_tokens)
+    accepted = total(lambda each: each.num_accepted_tokens - each.num_accepted_lookup_tokens)
+    return {
+        "mean_draft_tokens": drafted / rounds if rounds else 0.0,
+        "acceptance": accepted / drafted if drafted else 0.0,
+        "mean_lookup_tokens": total(lambda each: each.num_lookup_tokens) / rounds if rounds else 0.0,
+        "replays": float(total(lambda each: each.num_replays)),
+    }
+
+
 @asynccontextmanager
 async def running(pair: Pair, dtype: str, logs: Path, threads: Sequence[int] = THREADS) -> AsyncIterator[Services]:
     """All services, healthy and connected; ``logs`` is an empty directory. Raises StartError."""
     # A draft with more threads than its target makes no sense.
     combinations = [(target, draft) for target in threads for draft in threads if draft <= target]
-    async with AsyncExitStack() as stack:
-        ports = iter(free_ports(2 * len(threads) + len(combinations)))
+    async with Processes() as made:
         addresses: dict[tuple[str, int], str] = {}
-        started = []
         for role, directory in (("target", pair.target), ("draft", pair.draft)):
             for count in threads:
                 flags = [f"--model={directory}", f"--dtype={dtype}", f"--threads={count}", f"--kv-slots={_KV_SLOTS}"]
-                flags += [f"--pass-log={_log_file(logs, role, count)}", "--log-level=WARNING"]
-                each = service(f"bench.peers.logged_service {role}_service", next(ports), flags)
-                started.append(await stack.enter_async_context(each))
-                addresses[role, count] = started[-1].address
-        orchestrators = {}
-        for combination in combinations:
-            target, draft = combination
-            flags = [f"--target={addresses['target', target]}", f"--draft={addresses['draft', draft]}"]
-            flags += [f"--tokenizer={pair.target}", "--log-level=WARNING"]
-            each = service("orchestrator", next(ports), flags)
-            orchestrators[combination] = await stack.enter_async_context(each)
-        for one in (*started, *orchestrators.values()):
-            await healthy(one)
+                flags += [f"--pass-log={_log_file(logs, role, count)}"]
+                each = await made.model(f"bench.peers.logged_service {role}_service", *flags)
+                addresses[role, count] = each.address
         clients: dict[tuple[int, ...], Client] = {}
-        for combination, orchestrator in orchestrators.items():
-            await paired(orchestrator)
-            clients[combination] = await stack.enter_async_context(Client(orchestrator.address))
+        for target, draft in combinations:
+            flags = [f"--target={addresses['target', target]}", f"--draft={addresses['draft', draft]}"]
+            _, clients[target, draft] = await made.orchestrator(*flags, f"--tokenizer={pair.target}")
         yield Services(clients, logs)
 
 

@@ -40,8 +40,19 @@ def contenders(rows: Sequence[Row]) -> Table:
 
 LEGEND = (
     "x peer: over the fastest of transformers; threads: of the process, or of the target + of the draft; K: draft"
-    " tokens asked for, auto: what pays; same: outputs that are generate's, token by token (bfloat16 has near ties)"
+    " tokens asked for, auto: what pays, and how many a round had; accepted: the share of these; same: outputs"
+    " that are generate's, token by token (bfloat16 has near ties)"
 )
+
+
+def lookups_in_words(rows: Sequence[Row]) -> str:
+    """What is neither in K nor among the accepted; nothing where there is nothing."""
+    found = [
+        f"{row.kind}, {row.streams} at a time {guessed:.1f}"
+        for row in rows
+        if (guessed := row.figure("mean_lookup_tokens"))
+    ]
+    return f"Tokens per round that were guessed from the text itself instead: {'; '.join(found)}" if found else ""
 
 
 def best_peer(block: Sequence[Row]) -> float | None:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from specdec.chances import PRIOR
 from specdec.plan.pass_time import PassTime
 from specdec.plan.scenario import Pair, Paths
 from specdec.plan.sizing import Demand, Size, Sizing
@@ -31,7 +32,7 @@ def plan(
     target_pass: Annotated[str, typer.Option(help="ms: any pass, MS+MS per row, or ROWS:MS,ROWS:MS,...")] = _ROOFLINE,
     draft_pass: Annotated[str, typer.Option(help="the same of a draft step; a row is a sequence")] = "2+0.003",
     acceptance: Annotated[float, typer.Option(help="of a draft token")] = 0.7,
-    runner_up: Annotated[float, typer.Option(help="how often the correction is the draft's second guess")] = 0.4,
+    runner_up: Annotated[float, typer.Option(help="how often the correction is the draft's second guess")] = PRIOR[1],
     round_trip_ms: Annotated[float, typer.Option(help="between orchestrator and draft")] = 1.0,
     overhead_ms: Annotated[float, typer.Option(help="of an exchange with either service, beside the models")] = 0.5,
     work_ms: Annotated[float, typer.Option(help="of the orchestrator's processor per answer it takes in")] = 0.1,

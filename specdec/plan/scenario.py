@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specdec.chances import PRIOR
 from specdec.plan.pass_time import PassTime
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """``acceptance`` is per draft token; ``runner_up`` is how often the target's correction is the draft's second
-    guess, which decides what growing ahead foresees."""
+    guess, which decides what growing ahead foresees: about a third of the time with real pairs (bench/LOG.md)."""
 
     target: PassTime
     draft: PassTime
     acceptance: float
-    runner_up: float = 0.5
+    runner_up: float = PRIOR[1]
 
     def __post_init__(self) -> None:
         _check(0 <= self.acceptance <= 1, "acceptance must lie between 0 and 1")

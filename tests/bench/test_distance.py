@@ -13,8 +13,8 @@ from bench.distance.formula import predictions
 from bench.distance.lab import lab
 from bench.distance.modes import AHEAD, ALONE, BLOCK, modes, sync
 from bench.distance.pairs import Pair, PairName, TableCosts, make
-from bench.distance.ratios import ratios
-from bench.distance.row import Outcomes, Row, Run
+from bench.distance.ratios import pair_of_ratios, ratios
+from bench.distance.row import Outcomes, RoundMs, Row, Run
 from bench.distance.situations import ROUND_TRIPS_MS, Situation, measure, situations
 from specdec.v1.generation_pb2 import SpeculationStats
 
@@ -49,11 +49,13 @@ FIGURES = {
 @pytest.mark.parametrize("pair", ["table", "damped"])
 def test_ratios_compare_with_the_best_synchronous_draft_and_find_the_worst_case(pair):
     assert ratios(rows_of(pair, RATES)) == FIGURES
+    assert pair_of_ratios(rows_of(pair, RATES)) == pair
 
 
 def test_ratios_are_the_damped_pairs_without_a_temperature_whatever_else_was_measured():
     bundled = rows_of("bundled", {("5 ms", AHEAD.name): 11.0}, temperature=1.0)
     rows = [*rows_of("table", {}), *rows_of("damped", RATES), *rows_of("damped", {}, 1.0), *bundled]
+    assert pair_of_ratios(rows) == "damped"
     assert ratios(rows) == FIGURES | {"bundled_t1_ahead_over_alone_rtt5": 1.1}
 
 
@@ -88,9 +90,11 @@ def test_a_row_is_the_median_speed_and_the_sum_of_what_was_told():
     assert row.tokens_per_s == 5.0
     assert (row.draft_tokens_per_round, row.accepted_per_round, row.tokens_per_round) == (1.2, 0.6, 3.0)
     assert row.on_time == 0.75
+    assert row.drafts_per_round == 0.4
     assert row.unused_nodes_per_round == 2.0
     assert row.outcomes == Outcomes(1, 1, (1, 1, 2), (0, 1, 1))
     assert (row.outcomes.bonus_hits, row.outcomes.correction_hits, row.outcomes.hits) == (1.0, 0.5, 0.6)
+    assert row.outcomes.firsts == 0.8
     spent = row.round_ms
     parts = (spent.draft_wait, spent.target_queue, spent.target_pass, spent.target_sample, spent.rest)
     assert parts == pytest.approx((0.5, 0.1, 3.0, 0.4, 1.0)), "over eight rounds, the first of either not counted"
@@ -143,7 +147,16 @@ def test_the_quick_plan_has_all_that_ratios_and_formula_need(tmp_path):
 def test_what_is_shown_has_a_line_per_row_and_fits_a_terminal(tmp_path):
     outcomes = Outcomes(2, 1, (9,) * 8, (8,) * 8)
     rows = [
-        Row("table", each.temperature, each.name, each.round_trip_ms, mode.name, 10.0, outcomes=outcomes)
+        Row(
+            "table",
+            each.temperature,
+            each.name,
+            each.round_trip_ms,
+            mode.name,
+            10.0,
+            outcomes=outcomes,
+            round_ms=RoundMs(target_pass=40.0),
+        )
         for each in situations(table_pair(tmp_path), quick=True)
         for mode in each.modes
     ]
@@ -175,7 +188,7 @@ def test_a_chart_has_a_panel_per_pair_and_temperature(tmp_path):
         for index, mode in enumerate(modes(temperature, (4, 6, 8), with_block=True, quick=False))
     ]
     file = tmp_path / "chart.png"
-    draw(rows, predictions(rows), {"table": "table pair: sleeps", "bundled": "bundled pair: computes"}, file)
+    draw(rows, {"table": "table pair: sleeps", "bundled": "bundled pair: computes"}, file)
     assert file.read_bytes().startswith(b"\x89PNG")
     places = _apart({"a": 1.0, "b": 1.1, "c": 1.15, "d": 9.0}, 0.5)
     assert places["d"] == 9.0
@@ -183,7 +196,7 @@ def test_a_chart_has_a_panel_per_pair_and_temperature(tmp_path):
 
 
 async def test_every_mode_says_the_same_whatever_happens_to_the_draft(tmp_path):
-    async with lab(table_pair(tmp_path, pass_ms=2.0, step_ms=0.2), 20) as running:
+    async with lab(table_pair(tmp_path, pass_ms=2.0, step_ms=0.2, row_us=20.0), 20) as running:
         request = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 60, "temperature": 1.0, "seed": 3}
         [alone] = await running.clients["near"].generate(**request, num_draft_tokens=0)
         for name, client in running.clients.items():

@@ -17,42 +17,63 @@ from bench.distance.formula import (
     predictions,
     synchronous,
 )
-from bench.distance.row import RoundMs, Row
+from bench.distance.row import Outcomes, RoundMs, Row, Run
+from orchestrator.costs import Costs
+from specdec.v1.generation_pb2 import SpeculationStats
+from tests.orchestrator.far_draft import Outcome, Place, decoded
 
 PASS_MS, STEP_MS = 40.0, 4.0
 
 
-def known(hit_rate: float | None, num_draft_tokens: int = 6, acceptance: float = 0.8) -> Formula:
+def known(hit_rate: float | None, first_rate: float = 0.0, num_draft_tokens: int = 6, accepted: float = 0.8) -> Formula:
+    """Nobody goes on alone where no first token is right."""
     if hit_rate is None:
         return Formula(PASS_MS, None, 1.0, PASS_MS)
-    expected = sum(acceptance**depth for depth in range(num_draft_tokens + 1))
-    return Formula(PASS_MS + (1 - hit_rate) * num_draft_tokens * STEP_MS, hit_rate, expected, PASS_MS)
+    expected = sum(accepted**depth for depth in range(num_draft_tokens + 1))
+    draft_ms = num_draft_tokens * STEP_MS
+    if not hit_rate:
+        return Formula(PASS_MS + draft_ms, 0.0, expected, PASS_MS)
+    return Formula(PASS_MS, hit_rate, expected, PASS_MS, draft_ms, first_rate)
 
 
 def made(formula: Formula, wrong: float = 0.0, seed: int = 0) -> list[Point]:
     """Points at the fitted distances, each off by up to ``wrong`` of itself."""
     chance = random.Random(seed)
-    return [
-        Point(
-            trip,
-            formula.ms_per_token(trip) * (1 + chance.uniform(-wrong, wrong)),
-            formula.tokens_per_round,
-            formula.pass_ms,
-            1 - formula.waiting(trip),
+    points = []
+    for trip in FITTED_MS:
+        missing = formula.missing(trip)
+        waits = missing if formula.way(trip)[1] else 0.0
+        points.append(
+            Point(
+                trip,
+                formula.ms_per_token(trip) * (1 + chance.uniform(-wrong, wrong)),
+                formula.tokens_per_round,
+                formula.pass_ms,
+                1 - missing,
+                formula.first_rate,
+                waits,
+                waits * (trip + formula.wait_ms),
+            )
         )
-        for trip in FITTED_MS
-    ]
+    return points
 
 
-@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("accepted", [0.0, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize(
-    ("fit", "hit_rate"),
-    [(alone, None), (synchronous, 0.0), (ahead, 0.0), (ahead, 0.35), (ahead, 0.8), (ahead, 1.0)],
+    ("fit", "hit_rate", "first_rate"),
+    [
+        (alone, None, 0.0),
+        (synchronous, 0.0, 0.0),
+        (ahead, 0.35, 0.0),
+        (ahead, 0.35, 0.5),
+        (ahead, 0.8, 0.9),
+        (ahead, 1.0, 1.0),
+    ],
 )
 def test_parameters_that_are_true_are_found(
-    fit: Callable[[Sequence[Point]], Formula], hit_rate: float | None, acceptance: float
+    fit: Callable[[Sequence[Point]], Formula], hit_rate: float | None, first_rate: float, accepted: float
 ) -> None:
-    formula = known(hit_rate, 6, acceptance)
+    formula = known(hit_rate, first_rate, accepted=accepted)
     found = fit(made(formula))
     assert found.hit_rate == pytest.approx(hit_rate)
     assert found.round_ms == pytest.approx(formula.round_ms)
@@ -67,14 +88,49 @@ def test_beyond_a_pass_no_two_verdicts_in_a_row_are_foreseen() -> None:
         for _ in range(100_000):
             waited = chance.random() >= 0.7 if waited or in_time else True
             num_waits += waited
-        assert known(0.7).waiting(round_trip_ms) == pytest.approx(num_waits / 100_000, abs=0.01)
+        assert known(0.7).missing(round_trip_ms) == pytest.approx(num_waits / 100_000, abs=0.01)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_predicted_is_no_more_wrong_than_what_was_measured(seed: int) -> None:
-    formula = known(0.6)
+    formula = known(0.6, 0.8)
     found = ahead(made(formula, wrong=0.05, seed=seed))
     assert found.ms_per_token(20.0) == pytest.approx(formula.ms_per_token(20.0), rel=0.05)
+
+
+def test_who_goes_on_alone_never_waits_and_pays_in_tokens() -> None:
+    """Rounds drawn one after the other, as the docstring says that they follow, at a way beyond a pass."""
+    formula, chance = Formula(PASS_MS, 0.6, 4.0, PASS_MS, 24.0, 0.8), random.Random(1)
+    assert formula.way(0.0)[1] > 0 == formula.way(60.0)[1]
+    num_rounds = num_tokens = 0
+    for _ in range(100_000):
+        num_rounds, num_tokens = num_rounds + 1, num_tokens + 4
+        if chance.random() >= 0.6:
+            late = 2
+            while chance.random() >= 0.8**2:
+                late += 1
+            num_rounds, num_tokens = num_rounds + late, num_tokens + late
+    assert formula.ms_per_token(60.0) == pytest.approx(PASS_MS * num_rounds / num_tokens, rel=0.01)
+
+
+@pytest.mark.parametrize(("acceptance", "goes_alone"), [(0.8, True), (0.95, False)])
+async def test_the_loop_itself_is_predicted_whether_it_waits_or_not(acceptance: float, goes_alone: bool) -> None:
+    """In simulated time, where nothing but the formula can be wrong."""
+    rows = []
+    for trip in (*FITTED_MS, PREDICTED_MS):
+        place, costs = Place(acceptance, distance_ms=trip), Costs(16, ahead=True)
+        await decoded(place, 100, costs=costs)  # what a controller learns first is not measured
+        runs = [_run(400, await decoded(place, 400, costs=costs, seed=seed)) for seed in (1, 2)]
+        rows.append(Row.of("simulated", 0.0, f"{trip:g} ms", trip, "ahead", runs))
+    assert (rows[-1].round_ms.draft_wait < 1.0) is goes_alone
+    [found] = predictions(rows)
+    assert abs(found.error) < 0.2
+
+
+def _run(num_tokens: int, outcome: Outcome) -> Run:
+    names = [field.name for field in SpeculationStats.DESCRIPTOR.fields]
+    told = SpeculationStats(**{name: getattr(outcome.statistics, name) for name in names})
+    return Run(num_tokens, num_tokens / outcome.tokens_per_s, (told,))
 
 
 def test_the_error_that_is_least_is_relative() -> None:
@@ -93,8 +149,12 @@ def test_a_mode_is_predicted_where_it_was_not_fitted_and_the_error_is_said() -> 
             mode,
             1e3 / (formula.ms_per_token(trip) * (1.25 if trip == PREDICTED_MS else 1.0)),
             tokens_per_round=formula.tokens_per_round,
-            on_time=1 - formula.waiting(trip),
-            round_ms=RoundMs(target_pass=PASS_MS),
+            on_time=1 - formula.missing(trip),
+            # All of them corrections at once, so nobody goes on alone.
+            outcomes=Outcomes(0, 0, (10_000,), (round(10_000 * (1 - formula.missing(trip))),)),
+            round_ms=RoundMs(formula.missing(trip) * (formula.wait_ms + trip), target_pass=PASS_MS),
+            accepted_per_round=formula.tokens_per_round - 1,
+            drafts_per_round=1.0,
         )
         for mode, formula in (("alone", known(None)), ("sync, K = 6", known(0.0)), ("ahead", known(0.6)))
         for trip in (*FITTED_MS, PREDICTED_MS)

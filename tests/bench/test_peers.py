@@ -53,7 +53,6 @@ async def test_ratios_come_out_of_real_services(small_pair, tmp_path):
         sections=tuple(Section),
         streams=(4,),
         repeats=1,
-        batch_repeats=1,
         single_tokens=16,
         batch_tokens=8,
         calibration_tokens=8,
@@ -99,17 +98,19 @@ async def test_who_comes_second_to_a_prompt_takes_all_of_it_in(small_pair, tmp_p
         assert max(each.rows for each in services.passes("draft", 1)) >= 64
 
 
-def test_the_loop_in_one_process_finds_nothing_either(small_pair):
+async def test_the_loop_in_one_process_finds_nothing_either(small_pair):
     ours = InProcess(small_pair, "bfloat16", [2], [1])
-    ids = list(range(64))
-    for _ in range(2):
-        cache = ours.target_runner.new_cache()
-        assert not cache.attach(ids)
-        assert not len(cache)
-        cache.take(len(ids))
-        cache.keep(range(len(ids)))
-        cache.remember(ids)
-        cache.release()
+    forward, rows = ours.target_runner.forward, []
+
+    def counted(segments):
+        rows.append(sum(len(each.token_ids) for each in segments))
+        return forward(segments)
+
+    ours.target_runner.forward = counted
+    for contender in ours.contenders():
+        rows.clear()
+        await contender.run(Settings((1,), contender.num_draft_tokens[0]), [list(range(64))], 4)
+        assert max(rows) >= 64
 
 
 def test_what_is_to_be_quick_has_fewer_tokens_on_a_slow_machine() -> None:

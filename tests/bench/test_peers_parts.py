@@ -17,6 +17,8 @@ from bench.peers.packed import PackedResult
 from bench.peers.pass_log import Pass, busy_s, read_passes, write_pass
 from bench.peers.prompts import PromptSource
 from bench.peers.ratios import KEYS, ratios
+from bench.peers.services import figures_of
+from specdec.v1.generation_pb2 import SpeculationStats
 
 PACKED = PackedResult(packed_s=0.11, packed_threads=2, padded_s=0.1, padded_threads=1)
 LATENCY = Latency(1000, 2.0, 0.25, 4000, idle_s=0.1, under_prefill_s=0.6, chunk_s=0.2)
@@ -114,6 +116,21 @@ def test_every_ratio_is_there_and_right():
     }
 
 
+def test_what_was_guessed_from_the_text_itself_is_not_the_drafts():
+    told = SpeculationStats(
+        num_rounds=11,
+        num_drafts=8,
+        num_draft_tokens=40,
+        num_accepted_tokens=25,
+        num_lookup_tokens=20,
+        num_accepted_lookup_tokens=15,
+        num_replays=1,
+    )
+    found = {"mean_draft_tokens": 2.0, "acceptance": 0.5, "mean_lookup_tokens": 2.0}
+    assert figures_of([told, told]) == {**found, "replays": 2.0}
+    assert not any(figures_of([SpeculationStats(num_rounds=1)]).values())
+
+
 def test_a_ratio_of_something_not_measured_is_absent():
     rows = [each for each in every_row() if each.streams == 4]
     assert set(ratios(rows, None, None)) == {"streams_4_over_batch", "speculation_on_over_off_4"}
@@ -161,6 +178,12 @@ def test_the_table_says_who_won_and_by_how_much(capsys):
     ours = [line.split() for line in lines if line.strip().startswith("our services ")]
     assert [words[2:4] for words in ours] == [["25.0", "1.25"], *[["60.0", "1.20"]] * 3]
     assert max(map(len, lines)) <= 100
+
+
+def test_what_was_guessed_from_the_text_itself_is_shown_apart():
+    assert table.lookups_in_words(every_row()) == ""
+    rows = [*every_row(), row(Kind.OURS, 8, 1.0, mean_lookup_tokens=1.25)]
+    assert table.lookups_in_words(rows).endswith("instead: our services, 8 at a time 1.2")
 
 
 def test_the_chart_is_a_picture(tmp_path):

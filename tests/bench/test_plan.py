@@ -36,6 +36,6 @@ async def test_a_cell_is_measured_and_simulated():
             latencies = {faults.latency_s for faults in lab.proxy.faults.values()}
             assert latencies == {cell.round_trip_ms / 2e3}
         assert await lab.seconds_per_round(Cell(1, 4, False, 0.0, 20)) >= 0.003
-    pair = Pair(target_pass_time(0.003), draft_step_time(0.0005), 0.8, 0.5)
+    pair = Pair(target_pass_time(0.003), draft_step_time(0.0005), 0.8)
     simulated = _simulated(Cell(1, 0, False, 0.0, 20), pair, Paths(0.0, 0.001, 0.0))
     assert simulated.ms_per_token == pytest.approx((pair.target.seconds(1) + 0.001 / 19) * 1e3)

@@ -20,8 +20,8 @@ import urllib.request
 from contextlib import AsyncExitStack
 from typing import Any
 
+from bench.chaos.dns import Names
 from bench.chaos.lab import Lab, Process
-from bench.chaos.names import Names
 from specdec.client import Client
 from specdec.errors import SpecdecError
 from specdec.processes import free_ports

@@ -21,6 +21,7 @@ from orchestrator.decoder import decode
 from orchestrator.draft_client import DraftClient
 from orchestrator.sequence import Sequence
 from orchestrator.speculation import Speculation
+from orchestrator.statistics import Statistics
 from specdec.batching import Key
 from specdec.chances import Chances
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Timings, Verdict
@@ -55,7 +56,7 @@ class World:
     def __init__(self, place: Place, seed: int) -> None:
         self.place = place
         self.now = 0.0
-        self.table = Table(acceptance=place.acceptance)
+        self.table = Table(acceptance=place.acceptance, runner_up=0.5)
         self._random = random.Random(seed)
 
     def took(self, milliseconds: float) -> float:
@@ -194,6 +195,7 @@ class Outcome:
     token_ids: list[int]
     num_rows: int
     waited_s: float
+    statistics: Statistics
 
 
 async def decoded(
@@ -219,4 +221,4 @@ async def decoded(
     async for _ in decode(sequence, target, speculation, cast(Controller, controller)):
         pass
     waited_s = sequence.statistics.draft_wait_us / 1e6
-    return Outcome(num_tokens / world.now, sequence.ids, target.num_rows, waited_s)
+    return Outcome(num_tokens / world.now, sequence.ids, target.num_rows, waited_s, sequence.statistics)

@@ -8,8 +8,8 @@ import itertools
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
+from bench.chaos.dns import Names
 from bench.chaos.lab import Lab, Process, until
-from bench.chaos.names import Names
 from specdec.client import Client
 from specdec.processes import StartError, free_ports
 
