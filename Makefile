@@ -23,9 +23,10 @@ $(READY): pyproject.toml constraints.txt
 demo: setup ## Serve the bundled pair and generate with and without speculation
 	@$(BIN)/specdec demo
 
-# By files, whose fixtures start services once for all their tests. Many tests wait for processes more than they compute.
+# By files, whose fixtures start services once for all their tests; in the order of tests/conftest.py, slow ones first.
+# Many tests wait for processes more than they compute.
 test: setup ## Run every test
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: setup ## Lint and type-check
 	$(BIN)/ruff check .

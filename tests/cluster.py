@@ -30,7 +30,7 @@ class Cluster:
     targets: list[ModelServer]
     drafts: list[ModelServer]
 
-    async def settled(self, timeout_s: float = 5.0) -> None:
+    async def settled(self, timeout_s: float = 30.0) -> None:
         """Returns once nothing of any sequence is left anywhere; fails after ``timeout_s``."""
         async with asyncio.timeout(timeout_s):
             while self.orchestrator.live_sequences or any(
@@ -77,7 +77,7 @@ async def cluster(
         yield Cluster(made, orchestrator, targets, drafts)
 
 
-async def connected(orchestrator: OrchestratorServer, timeout_s: float = 10.0) -> None:
+async def connected(orchestrator: OrchestratorServer, timeout_s: float = 30.0) -> None:
     """Returns once every replica can be used."""
     async with asyncio.timeout(timeout_s):
         while not all(r.ready for r in (*orchestrator.targets.replicas, *orchestrator.drafts.replicas)):

@@ -87,6 +87,12 @@ class Process:
         except TimeoutError:
             await self.kill()
 
+    async def ended(self, timeout_s: float) -> int | None:
+        """Its exit status once it has ended by itself. Raises TimeoutError."""
+        if self._process is not None:
+            await asyncio.wait_for(self._process.wait(), timeout_s)
+        return self.returncode
+
     @property
     def pid(self) -> int:
         return self._process.pid if self._process else 0

@@ -31,7 +31,7 @@ async def row_01(lab: Lab, seed: int, short: bool) -> Outcome:
                 answers = await traffic.finished(_HANG_S)
             gaps += added_gaps(answers, killed, killed + 3)
             moved = sum(answer.num_replays > 0 for answer in answers)
-            outcome.note(f"{moved} moved")
+            outcome.check(moved > 0, f"{moved} moved")
             check_same(outcome, answers, lab.table)
             await victim.start()
             await victim.healthy()

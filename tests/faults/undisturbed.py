@@ -70,9 +70,17 @@ async def generate(client: Client, **fields: Any) -> list[Sample]:
         return await client.generate(**request(**fields))
 
 
+_undisturbed: dict[tuple[tuple[str, Any], ...], list[list[int]]] = {}
+
+
 async def undisturbed(**fields: Any) -> list[list[int]]:
-    async with cluster([LmVerifier(table())]) as alone:
-        return [sample.token_ids for sample in await generate(alone.client, num_draft_tokens=0, **fields)]
+    """The texts of the target alone. They are always the same, so it is asked once."""
+    key = tuple(sorted(fields.items()))
+    if key not in _undisturbed:
+        async with cluster([LmVerifier(table())]) as alone:
+            samples = await generate(alone.client, num_draft_tokens=0, **fields)
+        _undisturbed[key] = [sample.token_ids for sample in samples]
+    return _undisturbed[key]
 
 
 def assert_same(samples: list[Sample], expected: list[list[int]]) -> None:

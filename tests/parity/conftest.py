@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,14 +41,22 @@ class Reference:
         return self.model(input_ids=torch.tensor(texts), use_cache=False).logits[:, -1]
 
     @torch.inference_mode()
-    def greedy(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        """generate(do_sample=False), without the end token."""
-        inputs = torch.tensor([prompt])
-        output = self.model.generate(
-            inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=num_tokens, pad_token_id=0
+    def greedy(
+        self, prompts: Sequence[Sequence[int]], num_tokens: int, ends: Sequence[int] = (), **fields: Any
+    ) -> list[list[int]]:
+        """generate(do_sample=False) for prompts that are equally long, up to the end token or one of ``ends``."""
+        inputs = torch.tensor(prompts)
+        ends = [*ends, self.end_token]
+        outputs = self.model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=False,
+            max_new_tokens=num_tokens,
+            eos_token_id=ends,
+            pad_token_id=self.end_token,  # what is behind the end of a text that is shorter than another
+            **fields,
         )
-        ids = output[0, len(prompt) :].tolist()
-        return ids[:-1] if ids[-1] == self.end_token else ids
+        return [list(takewhile(lambda token: token not in ends, text[inputs.shape[1] :])) for text in outputs.tolist()]
 
     @property
     def end_token(self) -> int:

@@ -140,7 +140,7 @@ async def lines(verifier: Verifier, drafter: Drafter) -> AsyncIterator[Lines]:
 def request(chance: random.Random, temperature: float, vocab_size: int) -> dict[str, Any]:
     return {
         "token_ids": {"token_ids": [chance.randrange(vocab_size) for _ in range(chance.randint(1, 12))]},
-        "max_tokens": chance.randint(20, 48),
+        "max_tokens": chance.randint(12, 28),
         "temperature": temperature,
         "seed": chance.getrandbits(64),
         "n": 1,
@@ -153,7 +153,7 @@ async def endure(line: Line, seed: int, vocab_size: int, expected: Oracle, struc
     """One schedule: a greedy and a coupled request, and faults after so many of their chunks."""
     chance = random.Random(seed)
     asked = [request(chance, temperature, vocab_size) for temperature in (0.0, 0.8)]
-    due = sorted((chance.randint(1, 20), chance.choice(FAULTS)) for _ in range(chance.randint(1, 5)))
+    due = sorted((chance.randint(1, 12), chance.choice(FAULTS)) for _ in range(chance.randint(1, 5)))
     num_chunks = 0
 
     async def read(fields: dict[str, Any]) -> Sample:
@@ -197,7 +197,7 @@ def language_models() -> tuple[Verifier, Drafter]:
 
 @pytest.mark.parametrize(
     ("models", "vocab_size", "expected", "schedules"),
-    [(tables, TABLE.vocab_size, table_text, range(180)), (language_models, 8, text_of_the_target_alone, range(40))],
+    [(tables, TABLE.vocab_size, table_text, range(165)), (language_models, 8, text_of_the_target_alone, range(40))],
     ids=["tables", "language models"],
 )
 async def test_the_text_is_the_targets_whatever_happens_on_the_way_to_the_draft(

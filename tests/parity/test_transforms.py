@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import Drafter
@@ -198,7 +197,7 @@ async def test_transformed_text_does_not_depend_on_the_draft(
 def test_the_settings_matter(cases: list[Case], alone: TargetAlone, reference: Reference) -> None:
     """Without the transforms most of these texts are others; some would have ended before min_tokens."""
     greedy = [case for case in cases if SETTINGS[case.setting]["temperature"] == 0.0]
-    plain = [reference.greedy(case.prompt, NUM_TOKENS) for case in greedy]
+    plain = reference.greedy([case.prompt for case in greedy], NUM_TOKENS)
     same = sum(alone.texts[case] == text[: len(alone.texts[case])] for case, text in zip(greedy, plain, strict=True))
     assert same <= len(greedy) // 2
 
@@ -206,33 +205,34 @@ def test_the_settings_matter(cases: list[Case], alone: TargetAlone, reference: R
 async def test_greedy_text_is_that_of_transformers_generate(
     reference: Reference, target_runner: ModelRunner, draft_runner: ModelRunner, prompts: list[list[int]]
 ) -> None:
+    chosen = [prompt[:PROMPT_LENGTH] for prompt in prompts[20:32]]
+    # What each text alone would have as its third token ends all of them, but not before ten.
+    stops = sorted({text[-1] for text in reference.greedy(chosen, 3)})
     drafters: list[Drafter] = [LanguageModelDrafter(draft_runner)]
     async with cluster([WatchingVerifier(target_runner)], drafters, **PATIENT) as deployment:
-        for index, prompt in enumerate(prompts[20:32]):
-            # What the text alone would have as its third token ends it, but not before ten.
-            stop = reference.greedy(prompt, 3)[-1]
-            [sample] = await deployment.client.generate(
-                token_ids={"token_ids": prompt},
-                max_tokens=NUM_TOKENS,
-                temperature=0.0,
-                repetition_penalty=1.2,
-                logit_bias={3: 2.0, 40: -3.0},
-                min_tokens=10,
-                stop_token_ids=[stop],
-                num_draft_tokens=1 + index % 8,
+        samples = await asyncio.gather(
+            *(
+                deployment.client.generate(
+                    token_ids={"token_ids": prompt},
+                    max_tokens=NUM_TOKENS,
+                    temperature=0.0,
+                    repetition_penalty=1.2,
+                    logit_bias={3: 2.0, 40: -3.0},
+                    min_tokens=10,
+                    stop_token_ids=stops,
+                    num_draft_tokens=1 + index % 8,
+                )
+                for index, prompt in enumerate(chosen)
             )
-            inputs = torch.tensor([prompt])
-            output = reference.model.generate(
-                inputs,
-                attention_mask=torch.ones_like(inputs),
-                do_sample=False,
-                max_new_tokens=NUM_TOKENS,
-                min_new_tokens=10,
-                repetition_penalty=1.2,
-                sequence_bias=[[[3], 2.0], [[40], -3.0]],
-                eos_token_id=[stop, reference.end_token],
-                pad_token_id=0,
-            )[0, len(prompt) :].tolist()
-            expected = output[:-1] if output[-1] in (stop, reference.end_token) else output
-            assert sample.token_ids == expected
-            assert len(expected) >= 10
+        )
+    expected = reference.greedy(
+        chosen,
+        NUM_TOKENS,
+        stops,
+        min_new_tokens=10,
+        repetition_penalty=1.2,
+        sequence_bias=[[[3], 2.0], [[40], -3.0]],
+    )
+    assert [sample.token_ids for [sample] in samples] == expected
+    assert all(len(text) >= 10 for text in expected)
+    assert any(len(text) < NUM_TOKENS for text in expected), "a stop token ended it"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -13,6 +13,7 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace_pb2
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as trace_grpc
 
+from specdec.client import Sample
 from tests.observed import observed
 
 ROUND_PARTS = {
@@ -47,8 +48,23 @@ def attributes(holder: Any) -> dict[str, Any]:
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in holder.attributes}
 
 
-@pytest.fixture
-async def collector(monkeypatch) -> AsyncIterator[Collector]:
+@dataclass
+class Told:
+    """Of one request: its spans, the names of the metrics that were sent, and what Prometheus read after that."""
+
+    sample: Sample
+    collector: Collector
+    exported: dict[str, set[str]]
+    scraped: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def told() -> Told:
+    with pytest.MonkeyPatch.context() as environment:
+        return asyncio.run(one_request(environment))
+
+
+async def one_request(environment: pytest.MonkeyPatch) -> Told:
     kept = Collector()
     server = grpc.aio.server()
     traces, metrics = trace_grpc.TraceServiceServicer(), metrics_grpc.MetricsServiceServicer()
@@ -57,21 +73,28 @@ async def collector(monkeypatch) -> AsyncIterator[Collector]:
     metrics_grpc.add_MetricsServiceServicer_to_server(metrics, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "300")
-    yield kept
-    await server.stop(0)
+    environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+    environment.setenv("OTEL_METRIC_EXPORT_INTERVAL", "300")
+    try:
+        async with observed() as deployment:
+            sample = await deployment.generate(max_tokens=300, num_draft_tokens=1)
+            async with asyncio.timeout(30):
+                while (
+                    len(kept.spans) < 3
+                    or len(kept.metrics) < 3
+                    or "spec_decode_num_drafts" not in kept.metrics.get("specdec-orchestrator", ())
+                ):
+                    await asyncio.sleep(0.05)
+            exported = {service: set(names) for service, names in kept.metrics.items()}
+            return Told(sample, kept, exported, await deployment.scrape())
+    finally:
+        await server.stop(0)
 
 
-async def test_one_request_is_one_trace_over_three_services_with_every_round_and_its_split(collector):
-    async with observed() as deployment:
-        sample = await deployment.generate(max_tokens=300, num_draft_tokens=1)
-        async with asyncio.timeout(30):
-            while len(collector.spans) < 3 or len(collector.metrics) < 3:
-                await asyncio.sleep(0.05)
-    told = sample.finish.speculation
-    assert told.num_rounds > 128, "more than the events that a span has by default"
+def test_one_request_is_one_trace_over_three_services_with_every_round_and_its_split(told: Told) -> None:
+    collector, speculation = told.collector, told.sample.finish.speculation
+    assert speculation.num_rounds > 128, "more than the events that a span has by default"
     assert sorted(service for service, _ in collector.spans) == [
         *("specdec-draft", "specdec-orchestrator", "specdec-target")
     ]
@@ -82,14 +105,14 @@ async def test_one_request_is_one_trace_over_three_services_with_every_round_and
     assert not any(span.dropped_events_count for span in (request, target, draft))
 
     rounds = [attributes(event) for event in request.events if event.name == "round"]
-    assert len(rounds) == told.num_rounds
+    assert len(rounds) == speculation.num_rounds
     assert [each["base"] for each in rounds] == sorted({each["base"] for each in rounds}), "each once, in order"
     assert rounds[0]["open_us"] >= 1000
     drafted = [each for each in rounds if "num_draft_tokens" in each]
-    assert len(drafted) == told.num_drafts > 0
+    assert len(drafted) == speculation.num_drafts > 0
     assert all(each.keys() >= {"draft_us", "network_us", "pass_us", "orchestrator_us"} for each in drafted)
     assert all(each["pass_us"] >= 1000 for each in drafted), "a pass sleeps for a millisecond"
-    assert sum(each.get("num_accepted_tokens", 0) for each in rounds) == told.num_accepted_tokens
+    assert sum(each.get("num_accepted_tokens", 0) for each in rounds) == speculation.num_accepted_tokens
     lasted_us = (request.end_time_unix_nano - request.start_time_unix_nano) / 1e3
     assert sum(each.get(part, 0) for each in rounds for part in ROUND_PARTS) <= lasted_us
 
@@ -98,21 +121,13 @@ async def test_one_request_is_one_trace_over_three_services_with_every_round_and
     assert [each["base"] for each in verdicts] == [each["base"] for each in rounds]
     assert all({"queue_us", "pass_us", "sample_us", "rows"} <= each.keys() for each in verdicts)
     growths = [attributes(event) for event in draft.events if event.name == "growth"]
-    assert len(growths) >= told.num_drafts
+    assert len(growths) >= speculation.num_drafts
 
 
-async def test_metrics_go_to_otlp_and_to_prometheus_alike(collector):
-    async with observed() as deployment:
-        await deployment.generate(max_tokens=20, num_draft_tokens=2)
-        async with asyncio.timeout(30):
-            while len(collector.metrics) < 3 or "spec_decode_num_drafts" not in collector.metrics.get(
-                "specdec-orchestrator", ()
-            ):
-                await asyncio.sleep(0.05)
-        exported = {service: set(names) for service, names in collector.metrics.items()}
-        scraped = await deployment.scrape()
-    for service, text in scraped.items():
-        assert len(exported[f"specdec-{service}"]) >= 5
-        for name in exported[f"specdec-{service}"]:
-            told = f"vllm:{name}" if name.startswith("spec_decode") else name.replace(".", "_")
-            assert told in text, f"{service} exports {name}, which is not scraped"
+def test_metrics_go_to_otlp_and_to_prometheus_alike(told: Told) -> None:
+    for service, text in told.scraped.items():
+        exported = told.exported[f"specdec-{service}"]
+        assert len(exported) >= 5
+        for name in exported:
+            scraped = f"vllm:{name}" if name.startswith("spec_decode") else name.replace(".", "_")
+            assert scraped in text, f"{service} exports {name}, which is not scraped"
