@@ -25,7 +25,7 @@ from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.errors import InvalidArgument, OutOfStep, SpecdecError
 from specdec.settings import ServiceSettings
-from specdec.v1 import generation_pb2
+from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.server import create_server as create_target_server
 from tests.cluster import connected
 from tests.faulty_models import BranchingDrafter, FaultyVerifier
@@ -180,7 +180,7 @@ class World:
         if service.role == "orchestrator":
             info = generation_pb2.GetServerInfoRequest()
             for number, client in enumerate(self.clients):  # their channels may be waiting for their next attempt
-                stub = client._stubs[service.index ^ number]
+                stub = generation_pb2_grpc.GenerationServiceStub(client._lines[service.index ^ number].channel)
                 await stub.GetServerInfo(info, wait_for_ready=True, timeout=PATIENCE_S)
 
     async def preempt(self, draw: random.Random) -> None:
