@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from specdec import rpc
-from specdec.errors import ReplicaLost
+from specdec.errors import DeadlineExceeded, ReplicaLost
 from specdec.tls import Tls
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
@@ -103,7 +103,7 @@ class Client:
                             admitted, request.seed = True, response.admission.seed
                         yield response
                     return
-            except ReplicaLost:
+            except ReplicaLost as error:
                 lost_in_a_row += 1
                 if len(self._lines) == 1 or lost_in_a_row >= _ROUNDS * len(self._lines):
                     raise
@@ -113,7 +113,9 @@ class Client:
                     request.resume[index].token_ids[:] = sample.token_ids
                 left_s = _left_s(started, timeout_s)
                 pause_s = _pause_s(lost_in_a_row)
-                await asyncio.sleep(pause_s if left_s is None else min(pause_s, left_s))
+                if left_s is not None and pause_s >= left_s:
+                    raise DeadlineExceeded(f"no time is left to try again: {error}") from error
+                await asyncio.sleep(pause_s)
 
     async def _once(
         self, at: int, request: generation_pb2.GenerateRequest, timeout_s: float | None
