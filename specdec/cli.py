@@ -22,6 +22,7 @@ from specdec.cli_secrets import TlsCa, TlsCert, TlsKey, TlsName, api_key, certif
 from specdec.client import Client, Sample
 from specdec.display import MarkedText
 from specdec.errors import SpecdecError
+from specdec.own_health import own_health
 from specdec.plan.command import plan
 from specdec.processes import StartError, deployment, is_serving
 from specdec.rpc import signalled
@@ -201,15 +202,29 @@ def generate(
 
 @app.command()
 def health(
-    address: Annotated[str, typer.Argument(help="host:port of any of the services")],
+    address: Annotated[
+        str, typer.Argument(help="host:port of any of the services; none: this container's, by SPECDEC_HEALTH_PORT")
+    ] = "",
     service: Annotated[str, typer.Option(help="health service: empty for ready, liveness for alive")] = "",
     tls_ca: TlsCa = "",
     tls_cert: TlsCert = "",
     tls_key: TlsKey = "",
     tls_name: TlsName = "",
 ) -> None:
-    """Ask a service whether it serves: exit status 0 if so, 1 if not. For container health checks."""
-    tls = tls_of(tls_ca, tls_cert, tls_key)
+    """Ask a service whether it serves: exit status 0 if so, 1 if not. For container health checks.
+
+    Without an address: the service that has the same environment, at SPECDEC_HEALTH_PORT in the clear if that is set,
+    else at SPECDEC_PORT, by a name that its certificate (SPECDEC_TLS_CERT) has.
+    """
+    if address:
+        tls = tls_of(tls_ca, tls_cert, tls_key)
+    else:
+        try:
+            address, tls, own_name = own_health(os.environ, lambda: tls_of(tls_ca, tls_cert, tls_key))
+        except ValueError as error:
+            print(f"specdec: {error}", file=sys.stderr)
+            raise typer.Exit(2) from error
+        tls_name = tls_name or own_name
     serving = _run(is_serving(address, service=service, tls=tls, tls_name=tls_name))
     if not serving and (trouble := _run(tls_trouble(address, tls, tls_name))):
         print(f"specdec: {address}: {trouble}", file=sys.stderr)

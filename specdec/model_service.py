@@ -22,7 +22,7 @@ from specdec import collector, liveness, model_metrics, rpc, telemetry, tls, wir
 from specdec.batching import Engine
 from specdec.process_metrics import ProcessMetrics
 from specdec.rounds import Load, ModelInfo
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings
 from specdec.streams import Codec, StreamServer
 from specdec.v1 import common_pb2
 
@@ -68,7 +68,7 @@ class ModelServer:
         servicer: ModelServicer,
         register: Callable[[Any, Any], None],
         service: str,
-        settings: ServiceSettings,
+        settings: EngineSettings,
         role: str,
         stream: str,
     ) -> None:
@@ -119,7 +119,7 @@ class ModelServer:
         await self._process_metrics.stop()
 
 
-def run(settings: ServiceSettings, name: str, build: Callable[[], Callable[[], ModelServer]]) -> None:
+def run(settings: EngineSettings, name: str, build: Callable[[], Callable[[], ModelServer]]) -> None:
     """The whole process. ``build`` loads the model and returns what makes the server on the event loop."""
     try:
         telemetry.set_up(f"specdec-{name}", settings)

@@ -40,12 +40,6 @@ class ServiceSettings(BaseSettings):
     insecure: bool = Field(False, description="listen on other addresses than loopback without TLS")
     reflection: bool = Field(False, description="serve gRPC reflection")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level logged")
-    max_sequences: int = Field(1024, gt=0, description="sequences open at a time in a model service")
-    hung_pass_s: float = Field(
-        60.0,
-        gt=0,
-        description="a model's pass of so many seconds makes its service NOT_SERVING, one of twice as many ends it",
-    )
     shutdown_grace_s: float = Field(10.0, ge=0, description="seconds to end in good order after SIGTERM")
 
     @field_validator("tls_cert", "tls_key", "tls_ca")
@@ -84,7 +78,18 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class ModelServiceSettings(ServiceSettings):
+class EngineSettings(ServiceSettings):
+    """Of a service with an engine, whatever computes in it."""
+
+    max_sequences: int = Field(1024, gt=0, description="sequences open at a time")
+    hung_pass_s: float = Field(
+        60.0,
+        gt=0,
+        description="a model's pass of so many seconds makes the service NOT_SERVING, one of twice as many ends it",
+    )
+
+
+class ModelServiceSettings(EngineSettings):
     """Of a service with a model."""
 
     model: str = Field(description="checkpoint directory or hub id (safetensors)")

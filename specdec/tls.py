@@ -65,6 +65,11 @@ class Tls:
             return str(error)
         return ""
 
+    def names(self) -> list[str]:
+        """The DNS names of this side's own certificate; none without one."""
+        cert = self.current().cert
+        return _dns_names(_certificates(self.files[1], cert)[0]) if cert is not None else []
+
     def changed_since(self, version: int) -> bool:
         self.current()
         return self.version != version

@@ -19,7 +19,7 @@ from orchestrator.link import Link
 from specdec import rpc
 from specdec.errors import Draining, Overloaded, ReplicaLost, SpecdecError
 from specdec.model_service import ModelServer
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings, ServiceSettings
 from specdec.streams import HEARTBEAT_S
 from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
 from target_service.server import SERVICE, create_server
@@ -32,7 +32,7 @@ PATIENCE_S = 20.0
 
 @asynccontextmanager
 async def served(**table: Any) -> AsyncIterator[tuple[ModelServer, grpc.aio.Channel]]:
-    server = create_server(TableVerifier(Table(), **table), ServiceSettings())
+    server = create_server(TableVerifier(Table(), **table), EngineSettings())
     await server.start()
     try:
         async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
