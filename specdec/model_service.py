@@ -35,9 +35,6 @@ _LAST_WORDS_S = 0.25
 _LAST_PASS_S = 5.0
 """After the grace the pass at hand is waited for, no longer than this."""
 
-_STUCK_STATUS = 3
-"""Exit status of a service that gave itself up."""
-
 
 class ModelServicer:
     """What both servicers consist of: the model's description, and streams."""
@@ -148,12 +145,12 @@ def run(settings: EngineSettings, name: str, build: Callable[[], Callable[[], Mo
             log.critical("the service gives itself up, to be started again", extra={"reason": reason})
             await asyncio.sleep(_LAST_WORDS_S)
             # Any other way out waits for the thread that hangs.
-            os._exit(_STUCK_STATUS)
+            os._exit(liveness.RESTART_STATUS)
         log.info("draining")
         stopping = asyncio.create_task(server.stop(settings.shutdown_grace_s))
         if not (await asyncio.wait({stopping}, timeout=settings.shutdown_grace_s + _LAST_PASS_S))[0]:
             log.critical("a pass hangs; the service ends without it")
-            os._exit(_STUCK_STATUS)
+            os._exit(liveness.RESTART_STATUS)
         await stopping
         log.info("stopped")
 
