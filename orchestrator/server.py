@@ -78,7 +78,8 @@ class OrchestratorServer:
         )
         self._process_metrics = ProcessMetrics("orchestrator")
         # Clients show a token, not a certificate.
-        self._server = rpc.Server(settings, [SERVICE], rpc.aging(settings.max_connection_age_s), tls=certificates)
+        aging = rpc.aging(settings.max_connection_age_s)
+        self._server = rpc.Server(settings, [SERVICE], aging, tls=certificates, public=True)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, self._server.grpc)
         self._stack = AsyncExitStack()
 

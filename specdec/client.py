@@ -166,7 +166,7 @@ class _Line:
 
     def _open(self) -> None:
         self._version = self._tls.version if self._tls else 0
-        self.channel = rpc.channel(self._address, self._tls, self._tls_name)
+        self.channel = rpc.channel(self._address, self._tls, self._tls_name, public=True)
         self._num_calls[self.channel] = 0
 
     @asynccontextmanager
