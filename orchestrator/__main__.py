@@ -19,7 +19,7 @@ async def serve(settings: OrchestratorSettings) -> None:
     server = OrchestratorServer(settings)
     await server.start()
     collector.settle()
-    log.info("serving", extra={"address": f"{settings.host}:{server.port}"})
+    log.info("serving", extra={"address": settings.address(server.port)})
     await rpc.signalled()
     log.info("draining")
     await server.stop(settings.shutdown_grace_s)

@@ -112,6 +112,9 @@ class DeadlineExceeded(SpecdecError):
     code = code_pb2.DEADLINE_EXCEEDED
 
 
+CALLERS_FAULTS = (InvalidArgument, ContextExceeded, Unauthenticated, PermissionDenied)
+"""What says nothing of the deployment's health."""
+
 _BY_REASON: dict[str, type[SpecdecError]] = {
     cls.__new__(cls).reason: cls
     for cls in (

@@ -135,7 +135,7 @@ def run(settings: EngineSettings, name: str, build: Callable[[], Callable[[], Mo
         log.info(
             "serving",
             extra={
-                "address": f"{settings.host}:{server.port}",
+                "address": settings.address(server.port),
                 "model": info.name,
                 "digest": info.model_digest[:12],
                 "dtype": info.dtype,

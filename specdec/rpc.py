@@ -283,7 +283,7 @@ class Server:
             await self._health_alone.start()
 
     def _listen(self, server: grpc.aio.Server, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
-        address = f"{self._settings.host}:{port}"
+        address = self._settings.address(port)
         try:
             if credentials is None:
                 return server.add_insecure_port(address)

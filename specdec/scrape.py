@@ -59,7 +59,10 @@ class Scrape:
         self._one_at_a_time = threading.Lock()
 
     def serve(self, host: str, port: int) -> int:
-        """Returns the port: another than asked for if that was 0. Raises ValueError if it cannot be had."""
+        """``host`` is without brackets. Returns the port: another than asked for if that was 0.
+
+        Raises ValueError if it cannot be had.
+        """
         kind = _IPv6Server if ":" in host else ThreadingWSGIServer
         try:
             server = make_server(host, port, self._answer, kind, handler_class=_Silent)
