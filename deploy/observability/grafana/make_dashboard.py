@@ -6,6 +6,7 @@ Knows panels and their queries; refuses to know where they are drawn. Names are 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,10 +200,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Queues",
-            "Sequences that wait for a model, requests that wait for their turn at an orchestrator.",
+            "Sequences that wait for a model, requests that wait for their turn at an orchestrator, sequences that a "
+            "full target refused and that come back.",
             (
                 Query("sum by (service) (specdec_waiting_sequences)", "waiting at {{service}}"),
                 Query("sum(specdec_waiting_requests)", "waiting requests"),
+                Query("sum(specdec_waiting_for_room)", "refused for want of room"),
                 Query('sum(specdec_live_sequences{service="orchestrator"})', "live sequences"),
             ),
             width=6,
@@ -285,6 +288,40 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 }
 
 
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_DATASOURCE: dict[str, Any] = {
+    "name": "datasource",
+    "label": "Data source",
+    "type": "datasource",
+    "query": "prometheus",
+    "current": {"text": "Prometheus", "value": "prometheus"},
+}
+_NAMESPACE: dict[str, Any] = {
+    "name": "namespace",
+    "label": "Namespace",
+    "type": "query",
+    "datasource": _SOURCE,
+    "query": "label_values(specdec_live_sequences, namespace)",
+    "refresh": 2,
+    "multi": True,
+    "includeAll": True,
+    # Of compose, too, where nothing has that label.
+    "allValue": ".*",
+    "current": {"text": "All", "value": "$__all"},
+}
+_METRIC = re.compile(r"\b((?:specdec_|vllm:|gen_ai_|process_)[\w:]+)(?:\{([^}]*)\})?")
+
+
+def within(expression: str) -> str:
+    """The same question about the namespaces that were chosen."""
+
+    def narrowed(found: re.Match[str]) -> str:
+        name, labels = found.groups()
+        return f'{name}{{{labels + ", " if labels else ""}namespace=~"$namespace"}}'
+
+    return _METRIC.sub(narrowed, expression)
+
+
 def dashboard() -> dict[str, Any]:
     panels: list[dict[str, Any]] = []
     top = 0
@@ -307,14 +344,13 @@ def dashboard() -> dict[str, Any]:
         "time": {"from": "now-30m", "to": "now"},
         "timezone": "utc",
         "tags": ["specdec"],
-        "templating": {"list": []},
+        "templating": {"list": [_DATASOURCE, _NAMESPACE]},
         "annotations": {"list": []},
         "panels": panels,
     }
 
 
 def _panel(panel: Panel, left: int, top: int) -> dict[str, Any]:
-    source = {"type": "prometheus", "uid": "prometheus"}
     defaults: dict[str, Any] = {"unit": panel.unit, "min": 0, "custom": {}}
     if panel.kind == "timeseries":
         stacking = {"mode": "normal" if panel.stacked else "none", "group": "A"}
@@ -326,14 +362,14 @@ def _panel(panel: Panel, left: int, top: int) -> dict[str, Any]:
         "type": panel.kind,
         "title": panel.title,
         "description": panel.why,
-        "datasource": source,
+        "datasource": _SOURCE,
         "gridPos": {"x": left, "y": top, "w": panel.width, "h": HEIGHT},
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "targets": [
             {
                 "refId": chr(ord("A") + number),
-                "datasource": source,
-                "expr": query.expression,
+                "datasource": _SOURCE,
+                "expr": within(query.expression),
                 "legendFormat": query.legend,
             }
             for number, query in enumerate(panel.queries)
