@@ -9,7 +9,7 @@ import uvloop
 
 from orchestrator.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
-from specdec import collector, rpc, telemetry
+from specdec import garbage, rpc, telemetry
 from specdec.settings import parse
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 async def serve(settings: OrchestratorSettings) -> None:
     server = OrchestratorServer(settings)
     await server.start()
-    collector.settle()
+    garbage.settle()
     log.info("serving", extra={"address": settings.address(server.port)})
     await rpc.signalled()
     log.info("draining")

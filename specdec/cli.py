@@ -25,8 +25,10 @@ from specdec.errors import SpecdecError
 from specdec.own_health import own_health
 from specdec.plan.command import plan
 from specdec.processes import StartError, environment, is_serving, python_command, until_signalled
+from specdec.sequence import Method
 from specdec.tls_trouble import tls_trouble
-from specdec.v1 import common_pb2, generation_pb2
+from specdec.v1 import generation_pb2
+from specdec.wire import write_method
 
 app = typer.Typer(
     help="Speculative decoding with the draft and the target model as separate gRPC services.",
@@ -42,12 +44,6 @@ class Role(StrEnum):
     target = "target"
     draft = "draft"
     orchestrator = "orchestrator"
-
-
-class Verification(StrEnum):
-    coupled = "coupled"
-    token = "token"
-    block = "block"
 
 
 @app.command(context_settings=PASS_ON)
@@ -136,7 +132,7 @@ def generate(
     min_tokens: Annotated[int | None, typer.Option(min=0, help="no end before so many")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="default: drawn by the server")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
-    verification: Annotated[Verification, typer.Option()] = Verification.coupled,
+    verification: Annotated[Method, typer.Option()] = Method.COUPLED,
     num_draft_tokens: Annotated[int | None, typer.Option(min=0, help="default: the server's")] = None,
     no_speculation: Annotated[bool, typer.Option("--no-speculation", help="the target alone")] = False,
     address: Annotated[str, typer.Option(help="of the orchestrator")] = "127.0.0.1:50050",
@@ -163,7 +159,7 @@ def generate(
         "min_tokens": min_tokens,
         "seed": seed,
         "stop": stop or [],
-        "verification": common_pb2.VerificationMethod.Value(f"VERIFICATION_METHOD_{verification.name.upper()}"),
+        "verification": write_method(verification),
         "num_draft_tokens": 0 if no_speculation else num_draft_tokens,
     }
     try:

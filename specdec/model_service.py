@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from specdec import collector, liveness, model_metrics, rpc, telemetry, tls, wire
+from specdec import garbage, liveness, model_metrics, rpc, telemetry, tls, wire
 from specdec.batching import Engine
 from specdec.process_metrics import ProcessMetrics
 from specdec.rounds import Load, ModelInfo
@@ -130,7 +130,7 @@ def run(settings: EngineSettings, name: str, build: Callable[[], Callable[[], Mo
     async def main() -> None:
         server = make_server()
         await server.start()
-        collector.settle()
+        garbage.settle()
         info = server.servicer.info
         log.info(
             "serving",

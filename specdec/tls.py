@@ -15,8 +15,8 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from specdec.changing import Changing
 from specdec.settings import ServiceSettings
+from specdec.watched_files import Changing
 
 
 @dataclass(frozen=True, slots=True)

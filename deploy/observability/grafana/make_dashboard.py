@@ -83,12 +83,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Acceptance by depth",
             "Share of the rounds with draft tokens in which the token at this depth was accepted. Deeper than 7 there "
             "are guesses of the prompt lookup alone.",
-            (
-                Query(
-                    f"{rate(FIRST_POSITIONS, 'position')} / scalar({DRAFTS})",
-                    "depth {{position}}",
-                ),
-            ),
+            (Query(f"{rate(FIRST_POSITIONS, 'position')} / scalar({DRAFTS})", "depth {{position}}"),),
             "percentunit",
             width=6,
         ),
@@ -105,12 +100,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Where does a round's time go?",
             "Of a round that is decoding. What the target does while nobody waits for it is not in it.",
-            (
-                Query(
-                    f"{PARTS} / scalar({ROUNDS})",
-                    "{{part}}",
-                ),
-            ),
+            (Query(f"{PARTS} / scalar({ROUNDS})", "{{part}}"),),
             "s",
             stacked=True,
             width=12,
@@ -142,8 +132,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Share of its draft tokens that were accepted. All low: the pair or the text; one low: that replica.",
             (
                 Query(
-                    ratio("specdec_draft_accepted_tokens_total", "specdec_draft_tokens_total", "address"),
-                    "{{address}}",
+                    ratio("specdec_draft_accepted_tokens_total", "specdec_draft_tokens_total", "address"), "{{address}}"
                 ),
             ),
             "percentunit",
@@ -152,12 +141,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Wait for a draft, per round",
             "How long a round waited for this draft.",
-            (
-                Query(
-                    ratio("specdec_draft_wait_seconds_total", "specdec_draft_rounds_total", "address"),
-                    "{{address}}",
-                ),
-            ),
+            (Query(ratio("specdec_draft_wait_seconds_total", "specdec_draft_rounds_total", "address"), "{{address}}"),),
             "s",
             width=6,
         ),
@@ -166,14 +150,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Rounds that gave up waiting, as a share of those with draft tokens, and nodes that came in time but were "
             "never verified, as a share of those that came.",
             (
-                Query(
-                    ratio("specdec_draft_late_total", "specdec_draft_rounds_total", "address"),
-                    "late {{address}}",
-                ),
-                Query(
-                    ratio("specdec_draft_nodes_unused_total", "specdec_draft_nodes_received_total"),
-                    "unused",
-                ),
+                Query(ratio("specdec_draft_late_total", "specdec_draft_rounds_total", "address"), "late {{address}}"),
+                Query(ratio("specdec_draft_nodes_unused_total", "specdec_draft_nodes_received_total"), "unused"),
             ),
             "percentunit",
             width=6,
@@ -215,8 +193,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Prompt rows and draft tokens of everybody in a pass.",
             (
                 Query(
-                    f"rate(specdec_rows_total[{RATE}]) / rate(specdec_passes_total[{RATE}])",
-                    "{{service}} {{instance}}",
+                    f"rate(specdec_rows_total[{RATE}]) / rate(specdec_passes_total[{RATE}])", "{{service}} {{instance}}"
                 ),
             ),
             width=6,
@@ -289,26 +266,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-_DATASOURCE: dict[str, Any] = {
-    "name": "datasource",
-    "label": "Data source",
-    "type": "datasource",
-    "query": "prometheus",
-    "current": {"text": "Prometheus", "value": "prometheus"},
-}
-_NAMESPACE: dict[str, Any] = {
-    "name": "namespace",
-    "label": "Namespace",
-    "type": "query",
-    "datasource": _SOURCE,
-    "query": "label_values(specdec_live_sequences, namespace)",
-    "refresh": 2,
-    "multi": True,
-    "includeAll": True,
-    # Of compose, too, where nothing has that label.
-    "allValue": ".*",
-    "current": {"text": "All", "value": "$__all"},
-}
+_PROMETHEUS = {"text": "Prometheus", "value": "prometheus"}
+_DATASOURCE = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
+_NAMESPACES = {"name": "namespace", "label": "Namespace", "type": "query", "datasource": _SOURCE, "refresh": 2}
+_NAMESPACES |= {"query": "label_values(specdec_live_sequences, namespace)", "multi": True, "includeAll": True}
+# All: of compose, too, where nothing has that label.
+_NAMESPACES |= {"allValue": ".*", "current": {"text": "All", "value": "$__all"}}
 _METRIC = re.compile(r"\b((?:specdec_|vllm:|gen_ai_|process_)[\w:]+)(?:\{([^}]*)\})?")
 
 
@@ -344,7 +307,7 @@ def dashboard() -> dict[str, Any]:
         "time": {"from": "now-30m", "to": "now"},
         "timezone": "utc",
         "tags": ["specdec"],
-        "templating": {"list": [_DATASOURCE, _NAMESPACE]},
+        "templating": {"list": [{**_DATASOURCE, "current": _PROMETHEUS}, _NAMESPACES]},
         "annotations": {"list": []},
         "panels": panels,
     }
