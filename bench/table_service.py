@@ -10,11 +10,11 @@ from bench.table_model import Table, TableDrafter, TableVerifier
 from draft_service.server import create_server as create_draft_server
 from specdec.chances import PRIOR
 from specdec.model_service import run
-from specdec.settings import ServiceSettings, parse
+from specdec.settings import EngineSettings, parse
 from target_service.server import create_server as create_target_server
 
 
-class TableSettings(ServiceSettings):
+class TableSettings(EngineSettings):
     """Serve a table model."""
 
     pass_ms: float = Field(0.0, ge=0, description="milliseconds per pass, or per draft step")

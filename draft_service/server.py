@@ -8,7 +8,7 @@ from typing import Any
 from draft_service.codec import DraftCodec
 from draft_service.engine import DraftEngine, Drafter
 from specdec.model_service import ModelServer, ModelServicer
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings
 from specdec.v1 import draft_pb2, draft_pb2_grpc
 
 SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
@@ -21,7 +21,7 @@ class DraftServicer(ModelServicer, draft_pb2_grpc.DraftServiceServicer):
         return self.streams.serve(request_iterator)
 
 
-def create_server(drafter: Drafter, settings: ServiceSettings) -> ModelServer:
+def create_server(drafter: Drafter, settings: EngineSettings) -> ModelServer:
     """Not yet started. Call it on the event loop that will serve."""
     engine = DraftEngine(drafter, settings.max_sequences)
     servicer = DraftServicer(engine, DraftCodec(drafter.info), drafter.info, "draft-model")

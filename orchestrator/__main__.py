@@ -9,7 +9,7 @@ import uvloop
 
 from orchestrator.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
-from specdec import collector, rpc, telemetry
+from specdec import garbage, rpc, telemetry
 from specdec.settings import parse
 
 log = logging.getLogger(__name__)
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 async def serve(settings: OrchestratorSettings) -> None:
     server = OrchestratorServer(settings)
     await server.start()
-    collector.settle()
-    log.info("serving", extra={"address": f"{settings.host}:{server.port}"})
+    garbage.settle()
+    log.info("serving", extra={"address": settings.address(server.port)})
     await rpc.signalled()
     log.info("draining")
     await server.stop(settings.shutdown_grace_s)

@@ -29,6 +29,8 @@ class Pool:
     def __init__(self, role: Role, addresses: Sequence[str], resolve_every_s: float = 5.0) -> None:
         self.replicas: list[Replica] = []
         self.unresolved: dict[str, str] = {}  # address -> why
+        self.waiting_for_room: set[object] = set()
+        """Whoever was refused by a replica that is full, and comes back."""
         self.replays = ReplayGate(lambda: sum(replica.ready for replica in self.replicas))
         self._role = role
         self._addresses = addresses

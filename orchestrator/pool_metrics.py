@@ -22,6 +22,13 @@ def observe(targets: Pool, drafts: Pool, live: Callable[[], int], waiting: Calla
     gauge("specdec.live_sequences", "{sequence}", "Samples being generated", lambda: [(live(), service)])
     gauge("specdec.waiting_requests", "{request}", "Waiting for their turn", lambda: [(waiting(), service)])
 
+    gauge(
+        "specdec.waiting_for_room",
+        "{sequence}",
+        "Refused by a target that is full, and coming back",
+        lambda: [(len(targets.waiting_for_room), service)],
+    )
+
     def replicas() -> list[Replica]:
         return [*targets.replicas, *drafts.replicas]
 
@@ -48,6 +55,9 @@ def observe(targets: Pool, drafts: Pool, live: Callable[[], int], waiting: Calla
             (count, _labels(each, reason=reason)) for each in replicas() for reason, count in list(each.losses.items())
         ]
 
+    def refused() -> Points:
+        return [(each.num_refused, _labels(each)) for each in list(targets.replicas)]
+
     def by_draft(value: Callable[[Tally], float]) -> Callable[[], Points]:
         return lambda: [(value(each.tally), {"address": each.address}) for each in list(drafts.replicas)]
 
@@ -55,6 +65,7 @@ def observe(targets: Pool, drafts: Pool, live: Callable[[], int], waiting: Calla
     gauge("specdec.replica_ready", "", "1 while the replica can be used", ready)
     gauge("specdec.replica_latency", "s", "Of a round or an advance, smoothed", latency)
     counter("specdec.replica_losses", "{loss}", "Times that a replica in use was lost or set aside", losses)
+    counter("specdec.refused_opens", "{open}", "Opens that a target had no room for; each attempt counts", refused)
     counter("specdec.draft_rounds", "{round}", "Rounds with tokens of this draft", by_draft(lambda t: t.num_rounds))
     counter("specdec.draft_tokens", "{token}", "Tokens of this draft verified", by_draft(lambda t: t.num_draft_tokens))
     counter("specdec.draft_accepted_tokens", "{token}", "Of these, accepted", by_draft(lambda t: t.num_accepted_tokens))

@@ -68,6 +68,7 @@ class Replica:
         self.problem = "not reached yet"
         self.latency_s: float | None = None  # of a round or an advance, as its callers see it; smoothed
         self.losses = Counter(dict.fromkeys(_LOSSES, 0))  # by reason; zeros, so that a first one is seen
+        self.num_refused = 0  # opens, for want of room; counted again whenever one comes back
         self.tally = Tally()  # if it is a draft
         self._serving = True
         self._aside = asyncio.Event()

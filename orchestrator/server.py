@@ -24,7 +24,7 @@ from specdec.errors import ModelMismatch, ReplicaLost
 from specdec.process_metrics import ProcessMetrics
 from specdec.rounds import ModelInfo
 from specdec.v1 import draft_pb2_grpc, generation_pb2, generation_pb2_grpc, target_pb2_grpc
-from specdec.vocabulary import Vocabulary
+from specdec.vocabulary import Vocabulary, read_tokenizer
 
 _LAST_WORDS_S = 0.25
 
@@ -39,7 +39,7 @@ def load_tokenizer(path: str) -> Tokenizer | None:
     file = file / "tokenizer.json" if file.is_dir() else file
     if not file.is_file():
         file = hub.tokenizer_file(path)
-    return Tokenizer.from_file(str(file))
+    return read_tokenizer(file)
 
 
 class OrchestratorServer:
@@ -78,7 +78,8 @@ class OrchestratorServer:
         )
         self._process_metrics = ProcessMetrics("orchestrator")
         # Clients show a token, not a certificate.
-        self._server = rpc.Server(settings, [SERVICE], rpc.aging(settings.max_connection_age_s), tls=certificates)
+        aging = rpc.aging(settings.max_connection_age_s)
+        self._server = rpc.Server(settings, [SERVICE], aging, tls=certificates, public=True)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, self._server.grpc)
         self._stack = AsyncExitStack()
 

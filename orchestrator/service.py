@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 from opentelemetry import trace
+from opentelemetry.trace import SpanKind, StatusCode
 from tokenizers import Tokenizer
 
 from orchestrator.admission import Admission
@@ -28,7 +29,7 @@ from orchestrator.request import Request, read_request, requested_samples
 from orchestrator.responses import write_server_info
 from orchestrator.settings import OrchestratorSettings
 from specdec import telemetry
-from specdec.errors import DeadlineExceeded, NoReplica, ReplicaLost
+from specdec.errors import CALLERS_FAULTS, DeadlineExceeded, NoReplica, ReplicaLost
 from specdec.rounds import ModelInfo
 from specdec.rpc import request_metadata
 from specdec.v1 import generation_pb2, generation_pb2_grpc
@@ -94,7 +95,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         outcome, account = "cancelled", None
         self._num_calls += 1
         with self._tracer.start_as_current_span(
-            "generate", telemetry.context_of(metadata.get("traceparent")), attributes={"request_id": request_id}
+            "generate",
+            telemetry.context_of(metadata.get("traceparent")),
+            SpanKind.SERVER,
+            attributes={"request_id": request_id},
+            record_exception=False,
+            set_status_on_exception=False,
         ) as span:
             try:
                 account = self._account()
@@ -105,6 +111,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 outcome = "ok"
             except Exception as error:
                 outcome = type(error).__name__
+                if not isinstance(error, CALLERS_FAULTS):
+                    span.record_exception(error)
+                    span.set_status(StatusCode.ERROR, str(error))
                 raise
             finally:
                 self._num_calls -= 1

@@ -80,6 +80,7 @@ class TargetClient:
 
     async def __aexit__(self, *_: object) -> None:
         self.park()
+        self._pool.waiting_for_room.discard(self)
 
     def park(self) -> None:
         """Give up the lane; the next round opens the sequence again."""
@@ -154,6 +155,7 @@ class TargetClient:
             self._rounds = []
             self._remember(error)
             raise
+        self._pool.waiting_for_room.discard(self)
         assert self._replica is not None, "an open lane is some replica's"
         self._num_harmless = len(self._losses)
         num_passes, self._num_passes = self._replica.num_passes - self._num_passes, self._replica.num_passes
@@ -224,6 +226,9 @@ class TargetClient:
     def _remember(self, error: SpecdecError) -> None:
         self._cause = error.reason
         self._refused = isinstance(error, Overloaded)
+        if self._refused and self._replica is not None:
+            self._replica.num_refused += 1
+            self._pool.waiting_for_room.add(self)
         self._num_preemptions += isinstance(error, Preempted)
         if isinstance(error, ReplicaLost) and not isinstance(error, Draining) and self._replica is not None:
             stood_still = isinstance(error, WatchdogFired) and error.stood_still

@@ -30,8 +30,11 @@ def make(directory: Path, days: float = 90.0, names: Sequence[str] = (), owners:
     """``directory``/OWNER/{tls.crt, tls.key, ca.crt} for each owner, valid from now on, by the CA in ``directory``/ca.
 
     The CA is made if it is not there, so that a second call renews the certificates. ``names`` are further host names
-    and addresses that the certificates are good for. Raises OSError or ValueError if the CA's files cannot be used.
+    and addresses that the certificates are good for. Raises OSError or ValueError if the CA's files cannot be used, and
+    ValueError if one of ``names`` is an owner's: all the others could then act as that one.
     """
+    if taken := [name for name in names if name.lower().rstrip(".") in OWNERS]:
+        raise ValueError(f"{taken[0]} is the name by which that service is known; every certificate would carry it")
     ca_directory = directory / "ca"
     if not (ca_directory / KEY).exists():
         _make_ca(ca_directory)

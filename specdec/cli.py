@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,15 +17,18 @@ from rich.console import Console
 
 from specdec import demo as demo_
 from specdec import doctor as doctor_
+from specdec import up as up_
 from specdec.cli_secrets import TlsCa, TlsCert, TlsKey, TlsName, api_key, certificates, key, tls_of
 from specdec.client import Client, Sample
 from specdec.display import MarkedText
 from specdec.errors import SpecdecError
+from specdec.own_health import own_health
 from specdec.plan.command import plan
-from specdec.processes import StartError, deployment, is_serving
-from specdec.rpc import signalled
+from specdec.processes import StartError, environment, is_serving, python_command, until_signalled
+from specdec.sequence import Method
 from specdec.tls_trouble import tls_trouble
-from specdec.v1 import common_pb2, generation_pb2
+from specdec.v1 import generation_pb2
+from specdec.wire import write_method
 
 app = typer.Typer(
     help="Speculative decoding with the draft and the target model as separate gRPC services.",
@@ -44,17 +46,11 @@ class Role(StrEnum):
     orchestrator = "orchestrator"
 
 
-class Verification(StrEnum):
-    coupled = "coupled"
-    token = "token"
-    block = "block"
-
-
 @app.command(context_settings=PASS_ON)
 def serve(context: typer.Context, role: Role) -> None:
     """Run one service in the foreground; its own flags follow (serve target --help lists them)."""
     module = "orchestrator" if role is Role.orchestrator else f"{role.value}_service"
-    os.execv(sys.executable, [sys.executable, "-m", module, *context.args])
+    os.execve(sys.executable, python_command(module, *context.args), environment())
 
 
 bench = typer.Typer(help="Measure. Each has flags of its own (bench rounds --help). Needs a checkout.")
@@ -101,56 +97,47 @@ def up(
     certificates_dir: Annotated[
         Path | None, typer.Option("--certificates", help="directory of `specdec certificates`: speak TLS")
     ] = None,
+    logs: Annotated[
+        Path | None, typer.Option(help="directory for the services' logs; default: a temporary one")
+    ] = None,
 ) -> None:
-    """Run all three services on this machine until Ctrl-C."""
-    console = Console()
+    """Run all three services on this machine until Ctrl-C.
 
-    async def run() -> None:
-        async with AsyncExitStack() as stack:
-            with console.status("Starting target, draft and orchestrator ..."):
-                services = await stack.enter_async_context(
-                    deployment(target, draft, port, [f"--threads={threads}"], certificates_dir)
-                )
-            for service in services:
-                console.print(f"  {service.name:<15} {service.address}", highlight=False)
-            ca = f" --tls-ca {certificates_dir / 'operator' / 'ca.crt'}" if certificates_dir else ""
-            ready = f'Ready: specdec generate "def main(" --address {services[2].address}{ca}'
-            console.print(ready, highlight=False, soft_wrap=True)
-            await signalled()
-            console.print("Stopping ...")
-
-    _run(run())
+    A service that gives itself up (exit status 3) is started again; if one ends otherwise, so do all.
+    """
+    work = up_.run(Console(), target, draft, port, [f"--threads={threads}"], certificates_dir, logs)
+    _run(until_signalled(work))
 
 
 @app.command()
 def demo(
-    max_tokens: Annotated[int, typer.Option(help="tokens to generate")] = 160,
-    num_draft_tokens: Annotated[int, typer.Option(help="draft tokens per round")] = 4,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.7,
-    seed: Annotated[int, typer.Option(help="of the random numbers, where there are any")] = 7,
+    max_tokens: Annotated[int, typer.Option(min=1, help="tokens to generate")] = 160,
+    num_draft_tokens: Annotated[int, typer.Option(min=0, help="draft tokens per round")] = 4,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy")] = 0.7,
+    seed: Annotated[int, typer.Option(min=0, help="of the random numbers, where there are any")] = 7,
 ) -> None:
     """Serve the bundled pair and run one request with and without speculation."""
-    identical = _run(demo_.run(Console(), max_tokens, num_draft_tokens, temperature, seed))
-    raise typer.Exit(0 if identical else 1)
+    identical = _run(until_signalled(demo_.run(Console(), max_tokens, num_draft_tokens, temperature, seed)))
+    raise typer.Exit(130 if identical is None else int(not identical))
 
 
 @app.command()
 def generate(
     prompt: str,
-    max_tokens: Annotated[int | None, typer.Option(help="default: the rest of the context")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=0, help="default: the rest of the context")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 1.0,
     top_p: Annotated[float | None, typer.Option()] = None,
-    top_k: Annotated[int | None, typer.Option()] = None,
+    top_k: Annotated[int | None, typer.Option(min=0)] = None,
     min_p: Annotated[float | None, typer.Option()] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="of prompt and output; 1 is off")] = None,
     presence_penalty: Annotated[float | None, typer.Option(help="of tokens in the output")] = None,
     frequency_penalty: Annotated[float | None, typer.Option(help="for each time they occur there")] = None,
     logit_bias: Annotated[list[str] | None, typer.Option(help="ID=BIAS; may be repeated")] = None,
-    min_tokens: Annotated[int | None, typer.Option(help="no end before so many")] = None,
-    seed: Annotated[int | None, typer.Option(help="default: drawn by the server")] = None,
+    min_tokens: Annotated[int | None, typer.Option(min=0, help="no end before so many")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="default: drawn by the server")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
-    verification: Annotated[Verification, typer.Option()] = Verification.coupled,
-    num_draft_tokens: Annotated[int | None, typer.Option(help="default: the server's")] = None,
+    verification: Annotated[Method, typer.Option()] = Method.COUPLED,
+    num_draft_tokens: Annotated[int | None, typer.Option(min=0, help="default: the server's")] = None,
     no_speculation: Annotated[bool, typer.Option("--no-speculation", help="the target alone")] = False,
     address: Annotated[str, typer.Option(help="of the orchestrator")] = "127.0.0.1:50050",
     tls_ca: TlsCa = "",
@@ -176,9 +163,14 @@ def generate(
         "min_tokens": min_tokens,
         "seed": seed,
         "stop": stop or [],
-        "verification": common_pb2.VerificationMethod.Value(f"VERIFICATION_METHOD_{verification.name.upper()}"),
+        "verification": write_method(verification),
         "num_draft_tokens": 0 if no_speculation else num_draft_tokens,
     }
+    try:
+        generation_pb2.GenerateRequest(**fields)
+    except ValueError as error:  # a number that its field cannot hold
+        print(f"specdec: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
     console = Console()
     tls = tls_of(tls_ca)
 
@@ -205,15 +197,29 @@ def generate(
 
 @app.command()
 def health(
-    address: Annotated[str, typer.Argument(help="host:port of any of the services")],
+    address: Annotated[
+        str, typer.Argument(help="host:port of any of the services; none: this container's, by SPECDEC_HEALTH_PORT")
+    ] = "",
     service: Annotated[str, typer.Option(help="health service: empty for ready, liveness for alive")] = "",
     tls_ca: TlsCa = "",
     tls_cert: TlsCert = "",
     tls_key: TlsKey = "",
     tls_name: TlsName = "",
 ) -> None:
-    """Ask a service whether it serves: exit status 0 if so, 1 if not. For container health checks."""
-    tls = tls_of(tls_ca, tls_cert, tls_key)
+    """Ask a service whether it serves: exit status 0 if so, 1 if not. For container health checks.
+
+    Without an address: the service that has the same environment, at SPECDEC_HEALTH_PORT in the clear if that is set,
+    else at SPECDEC_PORT, by a name that its certificate (SPECDEC_TLS_CERT) has.
+    """
+    if address:
+        tls = tls_of(tls_ca, tls_cert, tls_key)
+    else:
+        try:
+            address, tls, own_name = own_health(os.environ, lambda: tls_of(tls_ca, tls_cert, tls_key))
+        except ValueError as error:
+            print(f"specdec: {error}", file=sys.stderr)
+            raise typer.Exit(2) from error
+        tls_name = tls_name or own_name
     serving = _run(is_serving(address, service=service, tls=tls, tls_name=tls_name))
     if not serving and (trouble := _run(tls_trouble(address, tls, tls_name))):
         print(f"specdec: {address}: {trouble}", file=sys.stderr)
@@ -259,20 +265,20 @@ app.command()(key)
 
 def _exec_bench(module: str, arguments: list[str]) -> None:
     """Become a module of the repository's own, wherever the caller stands. Raises typer.Exit where there is none."""
-    checkout = Path(__file__).resolve().parent.parent
-    if not (checkout / "bench").is_dir():
+    if not (Path(__file__).resolve().parent.parent / "bench").is_dir():
         print("specdec: benchmarks are in the repository alone; install it with pip install -e", file=sys.stderr)
         raise typer.Exit(1)
-    path = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
-    os.execve(sys.executable, [sys.executable, "-m", module, *arguments], {**os.environ, "PYTHONPATH": path})
+    os.execve(sys.executable, python_command(module, *arguments), environment())
 
 
 def _bias(text: str) -> tuple[int, float]:
     token_id, _, bias = text.partition("=")
     try:
-        return int(token_id), float(bias)
+        if (number := int(token_id)) >= 0:
+            return number, float(bias)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not of the form ID=BIAS", param_hint="--logit-bias") from None
+        pass
+    raise typer.BadParameter(f"{text!r} is not of the form ID=BIAS", param_hint="--logit-bias")
 
 
 def _as_dict(sample: Sample, seed: int) -> dict[str, Any]:

@@ -1,27 +1,30 @@
 """A small asynchronous client of GenerationService. Errors are those of specdec.errors.
 
 It survives the loss of an orchestrator: a request goes on at the next address with the ids received so far, and no
-token is lost or repeated.
+token is lost or repeated. It survives new certificates, too: its files are read again when they changed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
 from specdec import rpc
-from specdec.errors import ReplicaLost
+from specdec.errors import DeadlineExceeded, ReplicaLost
 from specdec.tls import Tls
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
-_ROUNDS, _PAUSE_S = 3, 0.5
-"""How often all addresses are tried before a request is given up, and the pause between."""
+_ROUNDS = 3
+"""How often all addresses are tried before a request is given up, unless ids come meanwhile."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 2.0
+"""Before the next attempt, doubling; after the first loss there is none, for that is one orchestrator that went."""
 
 
 @dataclass(slots=True)
@@ -54,7 +57,7 @@ class Client:
     """``async with Client("host:port") as client``; further addresses are for when that one is lost.
 
     With ``tls``, which needs only a CA here, their certificates must have the name ``tls_name``, or the host's if that
-    is empty. ``api_key`` is the token of a deployment that asks for one.
+    is empty. ``api_key`` is the token of a deployment that asks for one. Raises ValueError without an address.
     """
 
     def __init__(
@@ -62,17 +65,16 @@ class Client:
     ) -> None:
         if not addresses:
             raise ValueError("at least one address is required")
-        self._channels = [rpc.channel(address, tls, tls_name) for address in addresses]
+        self._lines = [_Line(address, tls, tls_name) for address in addresses]
         self._metadata = rpc.bearer(api_key)
-        self._stubs = [generation_pb2_grpc.GenerationServiceStub(channel) for channel in self._channels]
         self._at = 0  # the address in use
 
     async def __aenter__(self) -> Client:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for channel in self._channels:
-            await channel.close()
+        for line in self._lines:
+            await line.close()
 
     async def stream(
         self, timeout_s: float | None = None, **fields: Any
@@ -82,48 +84,52 @@ class Client:
         samples = _resumed(request)
         started = time.monotonic()
         admitted = False
-        lost_in_a_row = 0
+        lost_in_a_row = 0  # since ids came: an admission alone is no progress
         while True:
             at = self._at
-            remaining_s = None if timeout_s is None else max(0.0, started + timeout_s - time.monotonic())
             try:
-                async with aclosing(self._once(at, request, remaining_s)) as responses:
+                async with aclosing(self._once(at, request, _left_s(started, timeout_s))) as responses:
                     async for response in responses:
-                        lost_in_a_row = 0
                         if response.HasField("chunk"):
                             sample = samples.setdefault(response.chunk.index, Sample())
                             if sample.finished:
                                 continue  # a resumed request tells the end again of what had ended
                             sample.add(response.chunk)
+                            if response.chunk.token_ids or sample.finished:
+                                lost_in_a_row = 0
                         elif admitted:
                             continue
                         else:
                             admitted, request.seed = True, response.admission.seed
                         yield response
                     return
-            except ReplicaLost:
+            except ReplicaLost as error:
                 lost_in_a_row += 1
-                if len(self._stubs) == 1 or lost_in_a_row >= _ROUNDS * len(self._stubs):
+                if len(self._lines) == 1 or lost_in_a_row >= _ROUNDS * len(self._lines):
                     raise
-                if lost_in_a_row % len(self._stubs) == 0:
-                    await asyncio.sleep(_PAUSE_S)  # all are gone at once: a restart, perhaps
                 if self._at == at:  # many requests lose one address together, and must not go on in a circle
-                    self._at = (at + 1) % len(self._stubs)
+                    self._at = (at + 1) % len(self._lines)
                 for index, sample in samples.items():
                     request.resume[index].token_ids[:] = sample.token_ids
+                left_s = _left_s(started, timeout_s)
+                pause_s = _pause_s(lost_in_a_row)
+                if left_s is not None and pause_s >= left_s:
+                    raise DeadlineExceeded(f"no time is left to try again: {error}") from error
+                await asyncio.sleep(pause_s)
 
     async def _once(
         self, at: int, request: generation_pb2.GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        call = self._stubs[at].Generate(request, timeout=timeout_s, metadata=self._metadata)
-        try:
-            async for response in call:
-                yield response
-        except grpc.aio.AioRpcError as error:
-            raise rpc.error_of(error) from error
-        finally:
-            # A call that is merely dropped is never collected.
-            call.cancel()
+        async with self._lines[at].stub() as stub:
+            call = stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+            try:
+                async for response in call:
+                    yield response
+            except grpc.aio.AioRpcError as error:
+                raise rpc.error_of(error) from error
+            finally:
+                # A call that is merely dropped is never collected.
+                call.cancel()
 
     async def generate(self, timeout_s: float | None = None, **fields: Any) -> list[Sample]:
         """All samples of a request, by index. Raises SpecdecError.
@@ -139,13 +145,64 @@ class Client:
 
     async def server_info(self, timeout_s: float = 5.0) -> generation_pb2.GetServerInfoResponse:
         """What the orchestrator knows of its replicas. Raises SpecdecError."""
+        async with self._lines[self._at].stub() as stub:
+            try:
+                info: generation_pb2.GetServerInfoResponse = await stub.GetServerInfo(
+                    generation_pb2.GetServerInfoRequest(), timeout=timeout_s, metadata=self._metadata
+                )
+            except grpc.aio.AioRpcError as error:
+                raise rpc.error_of(error) from error
+            return info
+
+
+class _Line:
+    """The channel to one address. A channel keeps the certificates that it was made with: where the files changed, the
+    next call takes a new one, and the old one is closed once its last call has ended."""
+
+    def __init__(self, address: str, tls: Tls | None, tls_name: str) -> None:
+        self._address, self._tls, self._tls_name = address, tls, tls_name
+        self._num_calls: dict[grpc.aio.Channel, int] = {}
+        self._open()
+
+    def _open(self) -> None:
+        self._version = self._tls.version if self._tls else 0
+        self.channel = rpc.channel(self._address, self._tls, self._tls_name, public=True)
+        self._num_calls[self.channel] = 0
+
+    @asynccontextmanager
+    async def stub(self) -> AsyncIterator[generation_pb2_grpc.GenerationServiceStub]:
+        """For one call."""
+        if self._tls is not None and self._tls.changed_since(self._version):
+            before = self.channel
+            self._open()
+            await self._close_unused(before)
+        channel = self.channel
+        self._num_calls[channel] += 1
         try:
-            info: generation_pb2.GetServerInfoResponse = await self._stubs[self._at].GetServerInfo(
-                generation_pb2.GetServerInfoRequest(), timeout=timeout_s, metadata=self._metadata
-            )
-        except grpc.aio.AioRpcError as error:
-            raise rpc.error_of(error) from error
-        return info
+            yield generation_pb2_grpc.GenerationServiceStub(channel)
+        finally:
+            self._num_calls[channel] -= 1
+            await self._close_unused(channel)
+
+    async def _close_unused(self, channel: grpc.aio.Channel) -> None:
+        if channel is not self.channel and not self._num_calls.get(channel, 1):
+            del self._num_calls[channel]
+            await channel.close()
+
+    async def close(self) -> None:
+        for channel in self._num_calls:
+            await channel.close()
+
+
+def _pause_s(lost_in_a_row: int) -> float:
+    """All orchestrators may be gone at once, in a restart perhaps; and many clients must not come back together."""
+    if lost_in_a_row < 2:
+        return 0.0
+    return min(_FIRST_PAUSE_S * 2.0 ** (lost_in_a_row - 2), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
+
+
+def _left_s(started: float, timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else max(0.0, started + timeout_s - time.monotonic())
 
 
 def _resumed(request: generation_pb2.GenerateRequest) -> dict[int, Sample]:

@@ -89,10 +89,11 @@ def _report(console: Console, drafted: _Timed, alone: _Timed, identical: bool) -
         rounds = timed.sample.finish.speculation.num_rounds
         table.add_row(name, str(len(timed.sample.token_ids)), f"{timed.tokens_per_s:.1f}", str(rounds))
     console.print(table)
+    # A text that is no longer than its first chunk has no speed.
+    measured = drafted.tokens_per_s and alone.tokens_per_s
+    speed = f"{drafted.tokens_per_s / alone.tokens_per_s:.2f} x target alone" if measured else "not measured: too short"
     console.print(
-        f"acceptance rate {acceptance:.2f}   mean accepted length {mean_length:.2f}"
-        f"   speed {drafted.tokens_per_s / alone.tokens_per_s:.2f} x target alone",
-        highlight=False,
+        f"acceptance rate {acceptance:.2f}   mean accepted length {mean_length:.2f}   speed {speed}", highlight=False
     )
     if identical:
         console.print("The two outputs are token-identical.", style="bold")

@@ -21,6 +21,7 @@ same class. Nothing here is INTERNAL: that status is left for our own bugs.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import ClassVar
@@ -31,7 +32,14 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 DOMAIN = "specdec"
 _MOST_VIOLATIONS = 32
-"""That are named: a status travels in metadata, of which gRPC takes 8 KiB."""
+"""That are named."""
+_MOST_BYTES, _MOST_OF_ONE, _MOST_OF_NAME = 3072, 320, 120
+"""Of all violations together, of one's description, of its field's name. A status travels in metadata, of which gRPC
+takes 8 KiB: in base64, and its message once more with three bytes for each that is not ASCII."""
+_MOST_OF_MESSAGE, _MOST_OF_SUMMARY = 1024, 512
+"""Bytes of a status's message, and of one whose violations are told beside it."""
+_TAIL = 64
+"""Room for saying how many violations are not named."""
 
 _LONGEST_DELAY_S = 7 * 86_400.0
 """That a peer is believed; beyond some limit a delay could not be told to the next caller."""
@@ -54,9 +62,7 @@ class InvalidArgument(SpecdecError):
     code = code_pb2.INVALID_ARGUMENT
 
     def __init__(self, violations: Sequence[tuple[str, str]]) -> None:
-        self.violations = tuple(violations[:_MOST_VIOLATIONS])
-        if len(violations) > _MOST_VIOLATIONS:
-            self.violations += (("request", f"and {len(violations) - _MOST_VIOLATIONS} more"),)
+        self.violations = _bounded(violations)
         super().__init__("; ".join(f"{name}: {what}" for name, what in self.violations))
 
 
@@ -112,6 +118,9 @@ class DeadlineExceeded(SpecdecError):
     code = code_pb2.DEADLINE_EXCEEDED
 
 
+CALLERS_FAULTS = (InvalidArgument, ContextExceeded, Unauthenticated, PermissionDenied)
+"""What says nothing of the deployment's health."""
+
 _BY_REASON: dict[str, type[SpecdecError]] = {
     cls.__new__(cls).reason: cls
     for cls in (
@@ -139,9 +148,26 @@ _BY_CODE: dict[int, type[SpecdecError]] = {
 }
 
 
+def _bounded(violations: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """As many as fit into a status, and a last one that counts the others; what comes out of this stays as it is."""
+    cut = [(_cut(name, _MOST_OF_NAME), _cut(what, _MOST_OF_ONE)) for name, what in violations]
+    ends = list(itertools.accumulate(len(name.encode()) + len(what.encode()) for name, what in cut))
+    if not ends or (len(ends) <= _MOST_VIOLATIONS + 1 and ends[-1] <= _MOST_BYTES):
+        return tuple(cut)
+    named = sum(end <= _MOST_BYTES - _TAIL for end in ends[:_MOST_VIOLATIONS])
+    return (*cut[:named], ("request", f"and {len(cut) - named} more"))
+
+
+def _cut(text: str, most: int) -> str:
+    """To at most so many bytes."""
+    data = text.encode("utf-8", "replace")
+    return text if len(data) <= most else data[: most - 3].decode("utf-8", "ignore") + "…"
+
+
 def to_status(error: SpecdecError) -> status_pb2.Status:
     """The error as it crosses the wire."""
-    status = status_pb2.Status(code=error.code, message=str(error))
+    most = _MOST_OF_SUMMARY if isinstance(error, InvalidArgument) else _MOST_OF_MESSAGE
+    status = status_pb2.Status(code=error.code, message=_cut(str(error), most))
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
     if isinstance(error, InvalidArgument):
         bad_request = error_details_pb2.BadRequest()

@@ -13,6 +13,9 @@ import time
 from specdec.batching import StepLoop
 from specdec.rpc import Server
 
+RESTART_STATUS = 3
+"""Exit status of a service that gave itself up, to be started again."""
+
 log = logging.getLogger(__name__)
 
 _FAILED_PASSES = 8

@@ -18,11 +18,11 @@ from typing import Any
 
 import uvloop
 
-from specdec import collector, liveness, model_metrics, rpc, telemetry, tls, wire
+from specdec import garbage, liveness, model_metrics, rpc, telemetry, tls, wire
 from specdec.batching import Engine
 from specdec.process_metrics import ProcessMetrics
 from specdec.rounds import Load, ModelInfo
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings
 from specdec.streams import Codec, StreamServer
 from specdec.v1 import common_pb2
 
@@ -34,9 +34,6 @@ _LAST_WORDS_S = 0.25
 
 _LAST_PASS_S = 5.0
 """After the grace the pass at hand is waited for, no longer than this."""
-
-_STUCK_STATUS = 3
-"""Exit status of a service that gave itself up."""
 
 
 class ModelServicer:
@@ -68,7 +65,7 @@ class ModelServer:
         servicer: ModelServicer,
         register: Callable[[Any, Any], None],
         service: str,
-        settings: ServiceSettings,
+        settings: EngineSettings,
         role: str,
         stream: str,
     ) -> None:
@@ -119,7 +116,7 @@ class ModelServer:
         await self._process_metrics.stop()
 
 
-def run(settings: ServiceSettings, name: str, build: Callable[[], Callable[[], ModelServer]]) -> None:
+def run(settings: EngineSettings, name: str, build: Callable[[], Callable[[], ModelServer]]) -> None:
     """The whole process. ``build`` loads the model and returns what makes the server on the event loop."""
     try:
         telemetry.set_up(f"specdec-{name}", settings)
@@ -133,12 +130,12 @@ def run(settings: ServiceSettings, name: str, build: Callable[[], Callable[[], M
     async def main() -> None:
         server = make_server()
         await server.start()
-        collector.settle()
+        garbage.settle()
         info = server.servicer.info
         log.info(
             "serving",
             extra={
-                "address": f"{settings.host}:{server.port}",
+                "address": settings.address(server.port),
                 "model": info.name,
                 "digest": info.model_digest[:12],
                 "dtype": info.dtype,
@@ -148,12 +145,12 @@ def run(settings: ServiceSettings, name: str, build: Callable[[], Callable[[], M
             log.critical("the service gives itself up, to be started again", extra={"reason": reason})
             await asyncio.sleep(_LAST_WORDS_S)
             # Any other way out waits for the thread that hangs.
-            os._exit(_STUCK_STATUS)
+            os._exit(liveness.RESTART_STATUS)
         log.info("draining")
         stopping = asyncio.create_task(server.stop(settings.shutdown_grace_s))
         if not (await asyncio.wait({stopping}, timeout=settings.shutdown_grace_s + _LAST_PASS_S))[0]:
             log.critical("a pass hangs; the service ends without it")
-            os._exit(_STUCK_STATUS)
+            os._exit(liveness.RESTART_STATUS)
         await stopping
         log.info("stopped")
 

@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 KEEPALIVE_MS = 2_000
 PING_TIMEOUT_MS = 1_000
 MIN_PING_INTERVAL_MS = KEEPALIVE_MS // 2
+PUBLIC_KEEPALIVE_MS = 5_000
+PUBLIC_PING_TIMEOUT_MS = 5_000
+"""Between clients and orchestrators: over the internet a second without an answer says nothing, and a client may answer
+pings in the thread that is busy with what came."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 _COMMON: list[tuple[str, Any]] = [
@@ -60,6 +64,13 @@ CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
+_PUBLIC = {
+    "grpc.keepalive_time_ms": PUBLIC_KEEPALIVE_MS,
+    "grpc.keepalive_timeout_ms": PUBLIC_PING_TIMEOUT_MS,
+    "grpc.http2.ping_timeout_ms": PUBLIC_PING_TIMEOUT_MS,
+}
+"""What differs there; how often a client may ping does not, because there are clients that ping as inside."""
+
 LIVENESS = "liveness"
 """The health service that says whether to start the process again; the others say whether to send it work."""
 
@@ -67,16 +78,21 @@ request_metadata: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVa
 """The text metadata of the call being served, for trace context and request ids."""
 
 
-def channel(address: str, tls: Tls | None = None, name: str = "") -> grpc.aio.Channel:
+def channel(address: str, tls: Tls | None = None, name: str = "", public: bool = False) -> grpc.aio.Channel:
     """A channel to ``host:port``; in the clear without ``tls``.
 
     With it, the certificate there must have ``name``: endpoints are known by role, not by host. Without a name it must
-    have the host. The files of ``tls`` are read now.
+    have the host. The files of ``tls`` are read now. ``public``: the way there may be long and slow.
     """
+    options = _patient(CHANNEL_OPTIONS) if public else CHANNEL_OPTIONS
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=options)
     named = [("grpc.ssl_target_name_override", name)] if name else []
-    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=[*CHANNEL_OPTIONS, *named])
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=[*options, *named])
+
+
+def _patient(options: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    return [(name, _PUBLIC.get(name, value)) for name, value in options]
 
 
 def bearer(api_key: str) -> tuple[tuple[str, str], ...]:
@@ -93,7 +109,7 @@ def aging(max_age_s: float) -> list[tuple[str, Any]]:
 
 
 def keepalive() -> common_pb2.Keepalive:
-    """What a server tells of its settings."""
+    """What a server tells of its settings: how it pings other services, and how often it may be pinged."""
     return common_pb2.Keepalive(keepalive_ms=KEEPALIVE_MS, min_ping_interval_ms=MIN_PING_INTERVAL_MS)
 
 
@@ -225,6 +241,7 @@ class Server:
 
     With ``tls``, nobody connects without a certificate of our CA if ``callers`` are given: methods with streams of
     requests, and the name that a certificate must have to call them. The other methods are for all of the CA's.
+    ``public``: callers may be far away.
     """
 
     def __init__(
@@ -235,12 +252,14 @@ class Server:
         *,
         tls: Tls | None = None,
         callers: Mapping[str, str] | None = None,
+        public: bool = False,
     ) -> None:
         self._services = ["", *services]
         self._settings = settings
         self._credentials = tls.server_credentials(ask_callers=bool(callers)) if tls else None
         interceptor = _Interceptor(callers or {} if tls else {})
-        self.grpc = grpc.aio.server(interceptors=[interceptor], options=[*SERVER_OPTIONS, *options])
+        own = _patient(SERVER_OPTIONS) if public else SERVER_OPTIONS
+        self.grpc = grpc.aio.server(interceptors=[interceptor], options=[*own, *options])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         if settings.reflection:
@@ -265,7 +284,7 @@ class Server:
             await self._health_alone.start()
 
     def _listen(self, server: grpc.aio.Server, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
-        address = f"{self._settings.host}:{port}"
+        address = self._settings.address(port)
         try:
             if credentials is None:
                 return server.add_insecure_port(address)

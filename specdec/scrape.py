@@ -56,9 +56,13 @@ class Scrape:
         registry = CollectorRegistry()
         registry.register(_Renamed(inner))
         self._app = make_wsgi_app(registry)
+        self._one_at_a_time = threading.Lock()
 
     def serve(self, host: str, port: int) -> int:
-        """Returns the port: another than asked for if that was 0. Raises ValueError if it cannot be had."""
+        """``host`` is without brackets. Returns the port: another than asked for if that was 0.
+
+        Raises ValueError if it cannot be had.
+        """
         kind = _IPv6Server if ":" in host else ThreadingWSGIServer
         try:
             server = make_server(host, port, self._answer, kind, handler_class=_Silent)
@@ -71,4 +75,7 @@ class Scrape:
         # Always the plain text format: where Prometheus asks for OpenMetrics the library may turn colons into
         # underscores.
         environ.pop("HTTP_ACCEPT", None)
-        return self._app(environ, start_response)
+        # The reader hands a scrape what it collected through itself: two at once would take from each other. The app
+        # makes all of its output within this call.
+        with self._one_at_a_time:
+            return self._app(environ, start_response)

@@ -24,7 +24,7 @@ class ServiceSettings(BaseSettings):
         env_prefix="SPECDEC_", cli_kebab_case=True, extra="ignore", cli_implicit_flags=True, validate_default=True
     )
 
-    host: str = Field("127.0.0.1", description="address to listen on")
+    host: str = Field("127.0.0.1", description="address to listen on; of IPv6 with or without brackets")
     port: int = Field(0, ge=0, le=65535, description="port to listen on; 0: any free one, printed at the start")
     health_port: int | None = Field(
         None, ge=0, le=65535, description="port for gRPC health alone, in the clear whatever the other one speaks"
@@ -40,13 +40,16 @@ class ServiceSettings(BaseSettings):
     insecure: bool = Field(False, description="listen on other addresses than loopback without TLS")
     reflection: bool = Field(False, description="serve gRPC reflection")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level logged")
-    max_sequences: int = Field(1024, gt=0, description="sequences open at a time in a model service")
-    hung_pass_s: float = Field(
-        60.0,
-        gt=0,
-        description="a model's pass of so many seconds makes its service NOT_SERVING, one of twice as many ends it",
-    )
     shutdown_grace_s: float = Field(10.0, ge=0, description="seconds to end in good order after SIGTERM")
+
+    def address(self, port: int) -> str:
+        """Where it listens, as host:port."""
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+
+    @field_validator("host")
+    @classmethod
+    def _without_brackets(cls, value: str) -> str:
+        return value.strip("[]")
 
     @field_validator("tls_cert", "tls_key", "tls_ca")
     @classmethod
@@ -79,12 +82,23 @@ class ServiceSettings(BaseSettings):
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ip_address(host.strip("[]")).is_loopback
+        return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-class ModelServiceSettings(ServiceSettings):
+class EngineSettings(ServiceSettings):
+    """Of a service with an engine, whatever computes in it."""
+
+    max_sequences: int = Field(1024, gt=0, description="sequences open at a time")
+    hung_pass_s: float = Field(
+        60.0,
+        gt=0,
+        description="a model's pass of so many seconds makes the service NOT_SERVING, one of twice as many ends it",
+    )
+
+
+class ModelServiceSettings(EngineSettings):
     """Of a service with a model."""
 
     model: str = Field(description="checkpoint directory or hub id (safetensors)")

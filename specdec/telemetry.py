@@ -20,7 +20,7 @@ from opentelemetry import metrics, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -34,11 +34,15 @@ _MOST_EVENTS = 4096
 
 _LAST_EXPORT_S = 2.0
 
+_OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+"""By OTEL_EXPORTER_OTLP_PROTOCOL: the name under which the exporter is installed."""
+_OUR_OTLP = "in a checkout: pip install -e '.[otlp]'"
+
 _RECORD_FIELDS = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line; whatever is passed in ``extra`` becomes a field."""
+    """One object per line; whatever is passed in ``extra`` becomes a field, and within a span so do its ids."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -51,6 +55,8 @@ class JsonFormatter(logging.Formatter):
             "service": self._service,
             "message": record.getMessage(),
         }
+        if (span := trace.get_current_span().get_span_context()).is_valid:
+            line |= {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}
         line.update({k: v for k, v in record.__dict__.items() if k not in _RECORD_FIELDS})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -60,29 +66,31 @@ class JsonFormatter(logging.Formatter):
 def set_up(service: str, settings: ServiceSettings) -> None:
     """Logs to standard error; traces and metrics where OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER say.
 
-    Without those variables, but with OTEL_EXPORTER_OTLP_ENDPOINT, both go to OTLP; with neither, nowhere. With
-    ``metrics_port`` Prometheus may read the metrics there as well, or only there.
-    Raises ValueError if an exporter is named that is not installed, or if the port cannot be had.
+    Several are named with commas. Without those variables, but with OTEL_EXPORTER_OTLP_ENDPOINT (or that of one
+    signal), it goes to OTLP; with neither, nowhere. With ``metrics_port`` Prometheus may read the metrics there as
+    well, or only there. Raises ValueError, in words, if an exporter is named that is not installed, or if the port
+    cannot be had.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service))
     logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
 
-    resource = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", service)})
+    # The environment's own name for it wins: OTEL_SERVICE_NAME, else that in OTEL_RESOURCE_ATTRIBUTES.
+    own_name = OTELResourceDetector().detect().attributes.get(SERVICE_NAME)
+    resource = Resource.create({SERVICE_NAME: own_name or service})
     providers: list[TracerProvider | MeterProvider] = []
-    if (span_exporter := _exporter("traces")) is not None:
+    if span_exporters := _exporters("traces"):
         tracing = TracerProvider(resource=resource, span_limits=_span_limits(), shutdown_on_exit=False)
-        tracing.add_span_processor(BatchSpanProcessor(span_exporter))
+        for span_exporter in span_exporters:
+            tracing.add_span_processor(BatchSpanProcessor(span_exporter))
         trace.set_tracer_provider(tracing)
         providers.append(tracing)
-    readers: list[MetricReader] = []
-    if (metric_exporter := _exporter("metrics")) is not None:
-        readers.append(PeriodicExportingMetricReader(metric_exporter))
+    readers: list[MetricReader] = [PeriodicExportingMetricReader(each) for each in _exporters("metrics")]
     if settings.metrics_port is not None:
         scrape = Scrape()
         readers.append(scrape.reader)
         port = scrape.serve(settings.host, settings.metrics_port)
-        log.info("metrics", extra={"address": f"{settings.host}:{port}"})
+        log.info("metrics", extra={"address": settings.address(port)})
     if readers:
         metering = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
         metrics.set_meter_provider(metering)
@@ -113,20 +121,42 @@ def _shut_down_at_exit(providers: Sequence[TracerProvider | MeterProvider]) -> N
 
 def _span_limits() -> SpanLimits:
     """Every round is an event of its request's span, and there are more than the 128 events that are usual."""
-    return SpanLimits(max_events=int(os.environ.get("OTEL_SPAN_EVENT_COUNT_LIMIT", _MOST_EVENTS)))
+    return SpanLimits(max_events=int(_said("OTEL_SPAN_EVENT_COUNT_LIMIT") or _MOST_EVENTS))
 
 
-def _exporter(signal: str) -> Any:
-    default = "otlp" if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") else "none"
-    name = os.environ.get(f"OTEL_{signal.upper()}_EXPORTER", default)
-    if name == "none":
-        return None
-    for candidate in (name, f"{name}_proto_grpc"):
-        for entry_point in entry_points(group=f"opentelemetry_{signal}_exporter", name=candidate):
-            return entry_point.load()()
-    raise ValueError(
-        f"OTEL_{signal.upper()}_EXPORTER={name}: no such exporter is installed; in a checkout: pip install -e '.[otlp]'"
-    )
+def _said(variable: str) -> str:
+    """What is set to nothing counts as not set."""
+    return os.environ.get(variable, "").strip()
+
+
+def _exporters(signal: str) -> list[Any]:
+    """Of ``traces`` or ``metrics``. Raises ValueError, in words."""
+    variable = f"OTEL_{signal.upper()}_EXPORTER"
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT")
+    default = "otlp" if any(map(_said, endpoints)) else "none"
+    names = [name.strip() for name in (_said(variable) or default).split(",") if name.strip()]
+    if names == ["none"]:
+        return []
+    if "none" in names:
+        raise ValueError(f"{variable}={','.join(names)}: none goes with no other")
+    return [_exporter(signal, variable, name) for name in names]
+
+
+def _exporter(signal: str, variable: str, name: str) -> Any:
+    if (signal, name) == ("metrics", "prometheus"):
+        raise ValueError(f"{variable}={name}: Prometheus reads them where --metrics-port (SPECDEC_METRICS_PORT) says")
+    said, entry = f"{variable}={name}", name
+    if name == "otlp":
+        of_signal = f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL"
+        chosen = of_signal if _said(of_signal) else "OTEL_EXPORTER_OTLP_PROTOCOL"
+        protocol = _said(chosen) or "grpc"
+        if protocol not in _OTLP:
+            raise ValueError(f"{chosen}={protocol}: not one of {', '.join(_OTLP)}")
+        said, entry = f"{said} with {chosen}={protocol}", _OTLP[protocol]
+    for entry_point in entry_points(group=f"opentelemetry_{signal}_exporter", name=entry):
+        return entry_point.load()()
+    remedy = "pip install opentelemetry-exporter-otlp-proto-http" if entry == _OTLP["http/protobuf"] else _OUR_OTLP
+    raise ValueError(f"{said}: no such exporter is installed; {remedy}")
 
 
 def traceparent() -> str:

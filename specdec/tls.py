@@ -15,8 +15,8 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from specdec.changing import Changing
 from specdec.settings import ServiceSettings
+from specdec.watched_files import Changing
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,11 @@ class Tls:
         except ValueError as error:
             return str(error)
         return ""
+
+    def names(self) -> list[str]:
+        """The DNS names of this side's own certificate; none without one."""
+        cert = self.current().cert
+        return _dns_names(_certificates(self.files[1], cert)[0]) if cert is not None else []
 
     def changed_since(self, version: int) -> bool:
         self.current()

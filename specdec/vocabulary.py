@@ -25,6 +25,14 @@ class Vocabulary:
         return Vocabulary(pairs[-1][0] + 1 if pairs else 0, digest.hexdigest())
 
 
+def read_tokenizer(file: Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json. Raises ValueError if that is none."""
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more precise
+        raise ValueError(f"{file} is no tokenizer.json that can be read: {error}") from error
+
+
 def read_vocabulary(file: Path) -> Vocabulary:
-    """The vocabulary of a tokenizer.json."""
-    return Vocabulary.of(Tokenizer.from_file(str(file)))
+    """The vocabulary of a tokenizer.json. Raises ValueError if that is none."""
+    return Vocabulary.of(read_tokenizer(file))

@@ -8,7 +8,7 @@ from typing import Any
 
 from specdec.model_service import ModelServer, ModelServicer
 from specdec.rounds import RUN_ON
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings
 from specdec.v1 import target_pb2, target_pb2_grpc
 from target_service.codec import TargetCodec
 from target_service.engine import TargetEngine, Verifier
@@ -23,7 +23,7 @@ class TargetServicer(ModelServicer, target_pb2_grpc.TargetServiceServicer):
         return self.streams.serve(request_iterator)
 
 
-def create_server(verifier: Verifier, settings: ServiceSettings) -> ModelServer:
+def create_server(verifier: Verifier, settings: EngineSettings) -> ModelServer:
     """Not yet started. Call it on the event loop that will serve."""
     engine = TargetEngine(verifier, settings.max_sequences)
     info = dataclasses.replace(verifier.info, capabilities=(*verifier.info.capabilities, RUN_ON))

@@ -15,7 +15,7 @@ from orchestrator.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.model_service import ModelServer
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings
 from target_service.engine import Verifier
 from target_service.server import create_server as create_target_server
 from tests.certificates import files, stranger
@@ -55,8 +55,8 @@ async def cluster(
     settings.setdefault("num_draft_tokens", 5)
     async with AsyncExitStack() as stack:
         own = {role: files(certificates, role) if certificates else {} for role in ("target", "draft", "orchestrator")}
-        targets = [create_target_server(verifier, ServiceSettings(**own["target"])) for verifier in verifiers]
-        drafts = [create_draft_server(drafter, ServiceSettings(**own["draft"])) for drafter in drafters]
+        targets = [create_target_server(verifier, EngineSettings(**own["target"])) for verifier in verifiers]
+        drafts = [create_draft_server(drafter, EngineSettings(**own["draft"])) for drafter in drafters]
         for server in (*targets, *drafts):
             await server.start()
             stack.push_async_callback(server.stop)

@@ -18,7 +18,7 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec import model_service, telemetry
 from specdec.cli import BENCHES, app
 from specdec.processes import free_ports
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster
 from tests.table_model import TableRunner
@@ -187,7 +187,7 @@ def test_a_model_that_cannot_be_loaded_exits_with_2_and_a_sentence(capsys, monke
 
     monkeypatch.setattr(telemetry, "set_up", lambda *_: None)
     with pytest.raises(SystemExit) as caught:
-        model_service.run(ServiceSettings(), "target", build)
+        model_service.run(EngineSettings(), "target", build)
     assert caught.value.code == 2
     assert capsys.readouterr().err == "specdec target: no such model\n"
 
@@ -202,7 +202,7 @@ def test_a_service_that_is_told_to_end_while_it_loads_does_so(monkeypatch):
         raise AssertionError("as process 1 of a container it would go on")
 
     with pytest.raises(SystemExit) as caught:
-        model_service.run(ServiceSettings(), "target", build)
+        model_service.run(EngineSettings(), "target", build)
     assert caught.value.code == 0
     assert signal.getsignal(signal.SIGTERM) is before
 

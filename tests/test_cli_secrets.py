@@ -50,6 +50,14 @@ def test_certificates_are_made_for_everybody(tmp_path: Path) -> None:
     assert again.stderr.startswith("specdec: ")
 
 
+@pytest.mark.parametrize("name", ["orchestrator", "Target", "draft.", "operator"])
+def test_no_certificate_gets_the_name_of_another_service(name: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["certificates", str(tmp_path / "pki"), f"--name={name}"])
+    assert result.exit_code == 1
+    assert f"specdec: {name} is the name by which that service is known" in result.stderr
+    assert not (tmp_path / "pki").exists()
+
+
 def test_a_key_is_shown_once_and_its_line_is_for_the_file(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["key", "alice", "--max-sequences=8", "--tokens-per-minute=60000"])
     assert result.exit_code == 0

@@ -20,7 +20,7 @@ from specdec.cli import app
 from specdec.doctor import Finding, Visit, examine, findings
 from specdec.processes import free_ports
 from specdec.rounds import ModelInfo
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings
 from specdec.v1 import common_pb2, generation_pb2
 from target_service.server import create_server as create_target_server
 from tests.cluster import cluster
@@ -77,7 +77,7 @@ async def test_of_a_deployment_that_is_well_nothing_is_said() -> None:
 
 async def test_what_differs_between_the_services_is_named_on_both_sides() -> None:
     """A draft of another vocabulary with a shorter context, and a target of another digest."""
-    settings = ServiceSettings()
+    settings = EngineSettings()
     other = Table(vocab_size=32, context_length=256)
     servers = [
         create_target_server(TableVerifier(TABLE), settings),

@@ -24,8 +24,8 @@ from orchestrator.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.errors import InvalidArgument, OutOfStep, SpecdecError
-from specdec.settings import ServiceSettings
-from specdec.v1 import generation_pb2
+from specdec.settings import EngineSettings
+from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.server import create_server as create_target_server
 from tests.cluster import connected
 from tests.faulty_models import BranchingDrafter, FaultyVerifier
@@ -64,10 +64,10 @@ class Service:
     def _new(self) -> Any:
         if self.role == "target":
             self.verifier = FaultyVerifier(TABLE, (220, 2000)[self.index], pass_s=0.001, chunk_rows=4)
-            return create_target_server(self.verifier, ServiceSettings(port=self.port))
+            return create_target_server(self.verifier, EngineSettings(port=self.port))
         if self.role == "draft":
             drafter = (BranchingDrafter, TableDrafter)[self.index](TABLE)
-            return create_draft_server(drafter, ServiceSettings(port=self.port))
+            return create_draft_server(drafter, EngineSettings(port=self.port))
         return OrchestratorServer(
             OrchestratorSettings(
                 port=self.port,
@@ -180,7 +180,7 @@ class World:
         if service.role == "orchestrator":
             info = generation_pb2.GetServerInfoRequest()
             for number, client in enumerate(self.clients):  # their channels may be waiting for their next attempt
-                stub = client._stubs[service.index ^ number]
+                stub = generation_pb2_grpc.GenerationServiceStub(client._lines[service.index ^ number].channel)
                 await stub.GetServerInfo(info, wait_for_ready=True, timeout=PATIENCE_S)
 
     async def preempt(self, draw: random.Random) -> None:

@@ -14,10 +14,11 @@ from bench.chaos.lab import Deployment, Lab, until
 from bench.chaos.outcome import Outcome, percentile
 from bench.chaos.traffic import Answer, Asked, Traffic, check_same, several
 from bench.fault_proxy import FaultProxy
+from specdec import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
 _PASS_S = 0.01
-_KEEPALIVE_BOUND_S = 3.5  # rpc.KEEPALIVE_MS + rpc.PING_TIMEOUT_MS, and half a second to be scheduled
+_KEEPALIVE_BOUND_S = (rpc.PUBLIC_KEEPALIVE_MS + rpc.PUBLIC_PING_TIMEOUT_MS) / 1e3 + 0.5  # to be scheduled
 
 
 async def row_14(lab: Lab, seed: int, short: bool) -> Outcome:

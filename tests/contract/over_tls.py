@@ -12,7 +12,7 @@ import grpc
 
 from specdec import rpc
 from specdec.model_service import ModelServer
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings
 from specdec.tls import Tls
 from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
 from target_service.lm_verifier import LmVerifier
@@ -28,7 +28,7 @@ PATIENCE_S = 20.0
 @asynccontextmanager
 async def target(directory: Path | None, **settings: Any) -> AsyncIterator[ModelServer]:
     own = files(directory, "target") if directory else {}
-    server = create_target_server(LmVerifier(runner()), ServiceSettings(**own, **settings))
+    server = create_target_server(LmVerifier(runner()), EngineSettings(**own, **settings))
     await server.start()
     try:
         yield server

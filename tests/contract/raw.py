@@ -19,7 +19,7 @@ from specdec.client import Client
 from specdec.errors import SpecdecError, from_status
 from specdec.model_service import ModelServer
 from specdec.rounds import Load
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from specdec.wire import read_load
 from target_service.engine import Verifier
@@ -164,13 +164,13 @@ async def orchestrator(
 
 @asynccontextmanager
 async def target(verifier: Verifier, **settings: Any) -> AsyncIterator[Service]:
-    async with _service(create_target_server(verifier, ServiceSettings(**settings)), True) as service:
+    async with _service(create_target_server(verifier, EngineSettings(**settings)), True) as service:
         yield service
 
 
 @asynccontextmanager
 async def draft(drafter: Drafter) -> AsyncIterator[Service]:
-    async with _service(create_draft_server(drafter, ServiceSettings()), False) as service:
+    async with _service(create_draft_server(drafter, EngineSettings()), False) as service:
         yield service
 
 

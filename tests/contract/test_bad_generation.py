@@ -163,7 +163,7 @@ async def test_no_request_breaks_the_orchestrator(tokenizer_file: str) -> None:
     random_ = random.Random(7)
     served, refused = 0, set()  # a part of them is right, for a part the context is too short
     async with deployment(tokenizer_file) as running:
-        stub = generation_pb2_grpc.GenerationServiceStub(running.client._channels[0])
+        stub = generation_pb2_grpc.GenerationServiceStub(running.client._lines[0].channel)
 
         async def one(message: generation_pb2.GenerateRequest) -> None:
             nonlocal served

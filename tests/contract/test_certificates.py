@@ -15,7 +15,7 @@ from orchestrator.settings import OrchestratorSettings
 from specdec import certificates, rpc, tls
 from specdec.client import Client
 from specdec.errors import NoReplica, PermissionDenied, ReplicaLost, SpecdecError
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings
 from specdec.tls import Tls
 from specdec.tls_trouble import tls_trouble
 from specdec.v1 import draft_pb2_grpc
@@ -56,7 +56,7 @@ async def test_only_the_name_orchestrator_opens_streams(ours: Path) -> None:
 
 async def test_a_target_may_not_open_a_draft(ours: Path) -> None:
     drafter = LanguageModelDrafter(runner())
-    server = create_draft_server(drafter, ServiceSettings(**files(ours, "draft")))
+    server = create_draft_server(drafter, EngineSettings(**files(ours, "draft")))
     await server.start()
     try:
         async with rpc.channel(f"127.0.0.1:{server.port}", caller(ours, "target"), "draft") as channel:
@@ -146,7 +146,7 @@ async def test_the_orchestrator_says_why_it_does_not_use_a_target(kind: str, our
     """And falls back to nothing: no request goes out in the clear or to somebody else."""
     ca, owner, words = WRONG[kind]
     directory = {"ours": ours, "theirs": theirs, None: None}[ca]
-    settings = ServiceSettings(**files(directory, owner)) if directory else ServiceSettings()
+    settings = EngineSettings(**files(directory, owner)) if directory else EngineSettings()
     if owner == "draft":
         server = create_draft_server(LanguageModelDrafter(runner()), settings)
     else:

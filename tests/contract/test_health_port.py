@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import grpc
@@ -9,6 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specdec import rpc
+from specdec.scrape import Scrape
+from specdec.settings import ServiceSettings
 from specdec.v1 import common_pb2, target_pb2_grpc
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster
@@ -43,3 +46,25 @@ async def test_the_orchestrator_has_a_health_port_too(ours: Path) -> None:
     async with cluster([LmVerifier(runner())], (), ours, health_port=0) as running:
         port = running.orchestrator.health_port
         assert await health(f"127.0.0.1:{port}") == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_all_ports_listen_on_ipv6_with_and_without_brackets(host: str) -> None:
+    if not _has_ipv6():
+        pytest.skip("no IPv6 here")
+    async with target(None, health_port=0, host=host) as server:
+        for port in (server.port, server.health_port):
+            assert await health(f"[::1]:{port}") == health_pb2.HealthCheckResponse.SERVING
+        settings = ServiceSettings(host=host)
+        port = Scrape().serve(settings.host, 0)
+        with socket.create_connection(("::1", port), timeout=PATIENCE_S):
+            pass
+
+
+def _has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as one:
+        try:
+            one.bind(("::1", 0))
+        except OSError:
+            return False
+    return True

@@ -15,6 +15,7 @@ from tests.cluster import cluster
 from tests.contract.bad import HeldVerifier, runner
 from tests.contract.raw import PATIENCE_S, draft, orchestrator, target
 from tests.contract.refusal import IDS, generate_request, refusal
+from tests.instruments import total
 
 
 async def test_a_full_queue_is_resource_exhausted_with_a_time_to_come_back() -> None:
@@ -102,12 +103,28 @@ async def test_a_draft_with_another_vocabulary_is_refused_and_the_target_serves_
         assert (await service.load()).live_sequences == 0
 
 
-async def test_a_request_for_which_the_pool_is_full_just_now_waits_and_is_served() -> None:
+async def test_a_request_for_which_the_pool_is_full_just_now_waits_and_is_served(measured: Any) -> None:
     verifier = LmVerifier(runner(num_slots=40))
     async with cluster([verifier]) as running:
+        targets = running.orchestrator.targets
+        most = 0
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, len(targets.waiting_for_room))
+                await asyncio.sleep(0.001)
+
+        watching = asyncio.create_task(watch())
         async with asyncio.timeout(PATIENCE_S):
             both = await asyncio.gather(
                 *(running.client.generate(token_ids=IDS, max_tokens=30, seed=seed) for seed in (1, 2))
             )
         assert [len(samples[0].token_ids) for samples in both] == [30, 30]
         await running.settled(PATIENCE_S)
+        watching.cancel()
+        assert most == 1, "one of them waited"
+        told = total(measured)
+        assert told["specdec.waiting_for_room"] == {(("service", "orchestrator"),): 0}
+        [refused] = told["specdec.refused_opens"].values()
+        assert refused >= 1

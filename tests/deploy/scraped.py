@@ -89,7 +89,7 @@ async def wrong(prometheus: Prometheus, started: float) -> list[str]:
     now = time.time()
     for panel in panels():
         for target in panel.get("targets", ()):
-            query = target["expr"].replace("$__rate_interval", "20s")
+            query = target["expr"].replace("$__rate_interval", "20s").replace("$namespace", ".*")
             data = await prometheus.ask("query_range", query=query, start=started, end=now, step=5)
             print(f"  {len(data['result'])} series  {panel['title']}: {target['legendFormat']}")
             if not shows_something(data["result"]):

@@ -11,7 +11,6 @@ import yaml
 
 from draft_service.__main__ import DraftSettings
 from orchestrator.settings import OrchestratorSettings
-from specdec.settings import ServiceSettings
 from target_service.__main__ import TargetSettings
 from tests.deploy.compose_file import BASE, FILES, GPU, PAIR, ROOT, MissingVariableError, load, variables
 
@@ -104,8 +103,16 @@ def test_the_orchestrator_asks_for_the_others_by_their_names():
 @pytest.mark.parametrize("service", SETTINGS)
 def test_there_is_time_to_end_in_good_order(service):
     period = load(BASE)["services"][service]["stop_grace_period"]
-    grace_s = ServiceSettings.model_fields["shutdown_grace_s"].default
-    assert int(period.removesuffix("s")) >= grace_s + 5
+    settings = settings_of(service)
+    assert int(period.removesuffix("s")) >= settings.shutdown_grace_s + 5
+    if isinstance(settings, OrchestratorSettings):
+        assert settings.shutdown_grace_s >= settings.request_timeout_s, "a redeploy would cut the longest off"
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS)
+def test_no_log_grows_for_ever(deployment):
+    for name, given in deployment()["services"].items():
+        assert given["logging"]["options"].keys() == {"max-size", "max-file"}, name
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS)

@@ -29,7 +29,7 @@ QUESTIONS = (
     "How far from target-only speed are we?",
 )
 WORDS = {"by", "without", "and", "or", "unless", "on", "ignoring", "group_left", "group_right", "bool", "offset"}
-GIVEN_BY_PROMETHEUS = {"instance", "job"}
+GIVEN_BY_PROMETHEUS = {"instance", "job", "namespace"}
 
 
 def panels() -> list[dict[str, Any]]:
@@ -91,6 +91,17 @@ async def test_every_query_names_only_metrics_and_labels_that_exist(told):
         assert names <= told.keys(), f"{where}: {names - told.keys()} is told by nobody"
         known = {label for name in names for label in told[name]} | GIVEN_BY_PROMETHEUS
         assert labels_in(expression) <= known, f"{where}: {labels_in(expression) - known} labels none of {names}"
+
+
+def test_every_query_of_the_dashboard_is_about_the_chosen_namespaces_and_data_source():
+    board = json.loads(DASHBOARD.read_text())
+    assert {each["name"] for each in board["templating"]["list"]} == {"datasource", "namespace"}
+    for panel in panels():
+        for target in panel.get("targets", ()):
+            asked = re.findall(r"\b(?:specdec_|vllm:|gen_ai_|process_)[\w:]+(\{[^}]*\})?", target["expr"])
+            assert asked, panel["title"]
+            assert all('namespace=~"$namespace"' in labels for labels in asked), panel["title"]
+            assert target["datasource"]["uid"] == panel["datasource"]["uid"] == "${datasource}"
 
 
 async def test_every_label_in_a_legend_is_left_by_its_query(told):
@@ -187,5 +198,7 @@ def test_every_configuration_is_yaml(file):
 def test_what_grafana_is_provisioned_with_fits_the_dashboard():
     provisioning = FOLDER / "grafana" / "provisioning"
     sources = yaml.safe_load((provisioning / "datasources" / "datasources.yml").read_text())["datasources"]
-    used = {target["datasource"]["uid"] for panel in panels() for target in panel.get("targets", ())}
-    assert used <= {source["uid"] for source in sources}
+    [chosen] = [
+        each for each in json.loads(DASHBOARD.read_text())["templating"]["list"] if each["type"] == "datasource"
+    ]
+    assert chosen["current"]["value"] in {source["uid"] for source in sources if source["type"] == chosen["query"]}

@@ -15,7 +15,7 @@ from orchestrator.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.errors import NoReplica, PassFailed
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings
 from target_service.server import create_server as create_target_server
 from tests.cluster import cluster, connected
 
@@ -53,7 +53,7 @@ async def test_all_requests_of_a_client_survive_the_loss_of_its_first_orchestrat
 
 async def test_connections_that_break_are_no_crashes():
     """A request once ended as poison after two resets, when its target lived all along."""
-    target = create_target_server(verifier(), ServiceSettings())
+    target = create_target_server(verifier(), EngineSettings())
     await target.start()
     async with FaultProxy(target.port) as proxy:
         server = OrchestratorServer(OrchestratorSettings(target=[f"127.0.0.1:{proxy.port}"]))

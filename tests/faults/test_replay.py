@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings
 from target_service.lm_verifier import LmVerifier
 from target_service.server import create_server
 from tests.cluster import Cluster, cluster
@@ -116,7 +116,7 @@ async def test_a_target_that_comes_back_is_used_again() -> None:
         await not_ready(running, 0)
         first.go_on.set()
         await stopping
-        again = create_server(LmVerifier(table()), ServiceSettings(port=running.targets[0].port))
+        again = create_server(LmVerifier(table()), EngineSettings(port=running.targets[0].port))
         await again.start()
         try:
             assert_same(await task, expected)

@@ -57,7 +57,7 @@ async def test_what_runs_is_finished_and_the_next_request_goes_to_another_by_its
         stopping = asyncio.create_task(leaving.stop(PATIENCE_S))
         async with asyncio.timeout(PATIENCE_S):
             while balancer.num_connections == 1:  # until the news is with the client, whose channel then tries anew
-                client._channels[0].get_state(try_to_connect=True)
+                client._lines[0].channel.get_state(try_to_connect=True)
                 await asyncio.sleep(0.01)
         following = asyncio.create_task(client.generate(**IDS, max_tokens=20, seed=1))
         await live(other, 1)

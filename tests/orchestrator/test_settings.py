@@ -69,3 +69,11 @@ def test_all_bad_values_are_named_at_once(capsys):
     said = capsys.readouterr().err
     for flag in ("--target", "--draft", "--num-draft-tokens", "--watchdog-s", "--port"):
         assert flag in said
+
+
+@pytest.mark.parametrize("flag", ["--max-sequences", "--hung-pass-s"])
+def test_what_only_a_model_service_has_is_refused(flag, capsys):
+    with pytest.raises(SystemExit) as caught:
+        read("--target", "a:1", f"{flag}=5")
+    assert caught.value.code == 2
+    assert flag in capsys.readouterr().err

@@ -15,7 +15,7 @@ from draft_service.server import create_server as create_draft_server
 from specdec import rpc
 from specdec.rounds import Advance, Budget, Growth, Round, Verdict
 from specdec.sequence import SequenceSpec
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings
 from specdec.tree import TokenTree
 from specdec.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from specdec.wire import read_growth, read_verdict, write_advance, write_budget, write_round, write_spec
@@ -136,8 +136,8 @@ class Services:
 @asynccontextmanager
 async def services(verifier: Verifier, drafter: Drafter | None = None) -> AsyncIterator[Services]:
     """The two services on free ports, and one stream to each."""
-    target_server = create_target_server(verifier, ServiceSettings())
-    draft_server = create_draft_server(drafter, ServiceSettings()) if drafter else None
+    target_server = create_target_server(verifier, EngineSettings())
+    draft_server = create_draft_server(drafter, EngineSettings()) if drafter else None
     servers = [server for server in (target_server, draft_server) if server]
     for server in servers:
         await server.start()

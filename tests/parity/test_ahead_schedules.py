@@ -27,7 +27,7 @@ from specdec.client import Client, Sample
 from specdec.errors import PassFailed
 from specdec.model_service import ModelServer
 from specdec.sequence import SequenceSpec
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings
 from target_service.engine import Verifier
 from target_service.lm_verifier import LmVerifier
 from target_service.server import create_server as create_target_server
@@ -114,8 +114,8 @@ class Lines:
 async def lines(verifier: Verifier, drafter: Drafter) -> AsyncIterator[Lines]:
     whims = Whims(drafter)
     async with AsyncExitStack() as stack:
-        target = create_target_server(verifier, ServiceSettings())
-        draft = create_draft_server(whims, ServiceSettings())
+        target = create_target_server(verifier, EngineSettings())
+        draft = create_draft_server(whims, EngineSettings())
         for server in (target, draft):
             await server.start()
             stack.push_async_callback(server.stop)

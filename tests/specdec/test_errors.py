@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+from base64 import b64encode
+from urllib.parse import quote
 
 import pytest
 from google.protobuf import any_pb2, duration_pb2
@@ -115,3 +117,33 @@ def test_an_absurd_delay_can_still_be_told_to_the_next_caller(seconds):
     error = from_status(status)
     assert 0 <= error.retry_after_s <= 7 * 86_400
     assert crossed(error).retry_after_s == error.retry_after_s
+
+
+def metadata_bytes(error: SpecdecError) -> int:
+    """What a status takes in the trailing metadata: its message percent-encoded, and all of it in base64."""
+    status = to_status(error)
+    return len(quote(status.message)) + len(b64encode(status.SerializeToString()))
+
+
+@given(st.integers(1, 100), st.integers(1, 400), st.integers(0, 2000), st.sampled_from(["x", "ü", "言"]))
+def test_a_refusal_fits_into_metadata_whatever_it_names(count, name_length, length, letter):
+    violations = [(letter * name_length, letter * length)] * count
+    error = InvalidArgument(violations)
+    assert metadata_bytes(error) < 7500
+    again = crossed(error)
+    assert again.violations == error.violations, "a second time nothing is cut"
+    *named, (_, tail) = again.violations
+    assert len(named) == count - 1 or tail == f"and {count - len(named)} more"
+
+
+@pytest.mark.parametrize("count", [1, 32, 33])
+def test_of_short_violations_all_are_named(count):
+    violations = tuple((f"field{number}", "is no good") for number in range(count))
+    assert crossed(InvalidArgument(violations)).violations == violations
+
+
+@pytest.mark.parametrize("cls", PLAIN)
+def test_a_long_message_is_cut(cls):
+    error = cls("言" * 5000)
+    assert metadata_bytes(error) < 7500
+    assert str(crossed(error)).endswith("言…")

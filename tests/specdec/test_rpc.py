@@ -16,10 +16,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from bench.table_model import Table, TableVerifier
 from orchestrator.frames import TargetFrames
 from orchestrator.link import Link
+from orchestrator.server import OrchestratorServer
+from orchestrator.settings import OrchestratorSettings
 from specdec import rpc
+from specdec.client import Client
 from specdec.errors import Draining, Overloaded, ReplicaLost, SpecdecError
 from specdec.model_service import ModelServer
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings, ServiceSettings
 from specdec.streams import HEARTBEAT_S
 from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
 from target_service.server import SERVICE, create_server
@@ -32,7 +35,7 @@ PATIENCE_S = 20.0
 
 @asynccontextmanager
 async def served(**table: Any) -> AsyncIterator[tuple[ModelServer, grpc.aio.Channel]]:
-    server = create_server(TableVerifier(Table(), **table), ServiceSettings())
+    server = create_server(TableVerifier(Table(), **table), EngineSettings())
     await server.start()
     try:
         async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
@@ -66,6 +69,36 @@ def test_a_client_pings_less_often_than_a_server_allows() -> None:
     assert client["grpc.http2.ping_timeout_ms"] < 60_000, "it decides how fast a frozen peer is seen"
     told = rpc.keepalive()
     assert (told.keepalive_ms, told.min_ping_interval_ms) == (client["grpc.keepalive_time_ms"], allowed)
+
+
+async def test_clients_and_orchestrators_give_each_other_longer_than_services_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both ends of the public connection as they are made, and both of an inner one."""
+    made: dict[str, dict[str, Any]] = {}
+    server_of, channel_to = grpc.aio.server, grpc.aio.insecure_channel
+
+    def server(*arguments: Any, options: Any, **others: Any) -> Any:
+        made["server"] = dict(options)
+        return server_of(*arguments, options=options, **others)
+
+    def channel(address: str, options: Any) -> Any:
+        made[address] = dict(options)
+        return channel_to(address, options=options)
+
+    monkeypatch.setattr(grpc.aio, "server", server)
+    monkeypatch.setattr(grpc.aio, "insecure_channel", channel)
+    OrchestratorServer(OrchestratorSettings(target=["127.0.0.1:1"]))
+    async with Client("127.0.0.1:1"), rpc.channel("127.0.0.1:2"):
+        for end in ("server", "127.0.0.1:1"):
+            assert made[end]["grpc.keepalive_time_ms"] == 5_000, end
+            assert made[end]["grpc.keepalive_timeout_ms"] == made[end]["grpc.http2.ping_timeout_ms"] == 5_000, end
+        assert made["127.0.0.1:2"]["grpc.http2.ping_timeout_ms"] == 1_000
+        assert made["127.0.0.1:2"].keys() == made["127.0.0.1:1"].keys()
+    # Clients of before ping every 2 s, and are to live.
+    assert made["server"]["grpc.http2.min_ping_interval_without_data_ms"] < 2_000
+    rpc.Server(ServiceSettings(), [SERVICE])
+    assert made["server"]["grpc.keepalive_timeout_ms"] == 1_000
 
 
 @pytest.mark.parametrize("agree", [True, False])

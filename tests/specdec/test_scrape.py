@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+import time
+import urllib.request
+from typing import Any
 
 import pytest
+from opentelemetry.metrics import Observation
+from opentelemetry.sdk.metrics import MeterProvider
 
 from specdec import telemetry
+from specdec.scrape import Scrape
 from specdec.settings import ServiceSettings
 from tests.observed import observed, samples
 from tests.specdec.test_telemetry import python
@@ -138,3 +145,29 @@ def test_a_metrics_port_in_use_is_said_in_a_sentence(monkeypatch):
         assert run.returncode == 2
         assert "--metrics-port: cannot listen" in run.stderr
         assert "Traceback" not in run.stderr
+
+
+async def test_scrapes_at_once_come_one_after_the_other_for_they_would_take_from_each_other(monkeypatch):
+    scrape, answer = Scrape(), threading.Lock()
+    provider = MeterProvider([scrape.reader], shutdown_on_exit=False)
+    provider.get_meter("test").create_observable_gauge("one", [lambda _: [Observation(7)]])
+    app = scrape._app
+
+    def slow(*arguments: Any) -> Any:
+        assert answer.acquire(blocking=False), "two at once"
+        try:
+            time.sleep(0.05)
+            return app(*arguments)
+        finally:
+            answer.release()
+
+    monkeypatch.setattr(scrape, "_app", slow)
+    port = scrape.serve("127.0.0.1", 0)
+
+    def text() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+            return str(response.read().decode())
+
+    found = await asyncio.gather(*(asyncio.to_thread(text) for _ in range(4)))
+    assert [samples(each)["one"] for each in found] == [{(): 7}] * 4
+    provider.shutdown()

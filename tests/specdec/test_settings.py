@@ -54,11 +54,19 @@ def test_reflection_is_off_unless_asked_for():
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "[::]", "::", "model-host", "localhost.example"])
 def test_without_tls_a_service_listens_on_loopback_alone_unless_told(host, capsys, tmp_path):
     said = refused(capsys, "--model=m", f"--host={host}")
-    assert f"--insecure: Value error, {host} can be reached from other machines" in said
-    assert read("--model=m", f"--host={host}", "--insecure").host == host
+    bare = host.strip("[]")
+    assert f"--insecure: Value error, {bare} can be reached from other machines" in said
+    assert read("--model=m", f"--host={host}", "--insecure").host == bare
     file = tmp_path / "pem"
     file.write_text("")
-    assert read("--model=m", f"--host={host}", *(f"--tls-{name}={file}" for name in ("cert", "key", "ca"))).host == host
+    assert read("--model=m", f"--host={host}", *(f"--tls-{name}={file}" for name in ("cert", "key", "ca"))).host == bare
+
+
+@pytest.mark.parametrize(
+    ("host", "address"), [("::1", "[::1]:5"), ("[::1]", "[::1]:5"), ("127.0.0.1", "127.0.0.1:5"), ("a.b", "a.b:5")]
+)
+def test_an_address_of_ipv6_is_told_in_brackets_however_it_was_given(host, address):
+    assert read("--model=m", f"--host={host}", "--insecure").address(5) == address
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.53", "localhost", "::1", "[::1]"])

@@ -15,8 +15,11 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
 
 from draft_service.drafters.language_model import LanguageModelDrafter
+from orchestrator.server import OrchestratorServer
+from orchestrator.settings import OrchestratorSettings
 from specdec import rpc, telemetry
 from specdec.telemetry import JsonFormatter, context_of, traceparent
 from specdec.v1 import generation_pb2, generation_pb2_grpc
@@ -73,6 +76,7 @@ async def test_one_request_is_one_trace_across_the_services_with_an_event_per_ro
     assert sum(event.attributes.get("num_accepted_tokens", 0) for event in rounds) == told.num_accepted_tokens
     assert request.attributes["request_id"] == responses[0].admission.request_id
     assert request.attributes["outcome"] == "ok"
+    assert (request.kind, request.status.status_code) == (SpanKind.SERVER, StatusCode.UNSET)
 
     counted = total(measured)
     assert sum(counted["specdec.rounds"].values()) == told.num_rounds
@@ -108,7 +112,21 @@ async def test_a_refused_request_is_counted_by_what_was_wrong(spans, measured):
             await generate(deployment.orchestrator.port, temperature=-1.0)
     [span] = spans.get_finished_spans()
     assert span.attributes["outcome"] == "InvalidArgument"
+    assert (span.status.status_code, span.events) == (StatusCode.UNSET, ()), "its caller's fault"
     assert total(measured)["gen_ai.server.request.duration"] == {(("outcome", "InvalidArgument"),): 1}
+
+
+async def test_a_request_that_fails_for_our_own_fault_is_marked(spans):
+    server = OrchestratorServer(OrchestratorSettings(target=["127.0.0.1:1"], target_wait_s=0.1))
+    await server.start()
+    try:
+        with pytest.raises(Exception, match="target"):
+            await generate(server.port)
+    finally:
+        await server.stop()
+    [span] = spans.get_finished_spans()
+    assert span.attributes["outcome"] == "NoReplica"
+    assert span.status.status_code is StatusCode.ERROR
 
 
 async def test_logs_are_json_with_the_request_id_and_never_the_prompt():
@@ -125,7 +143,8 @@ async def test_logs_are_json_with_the_request_id_and_never_the_prompt():
         prompt = "a confidential sentence"
         async with cluster([LmVerifier(runner)], tokenizer=tokenizer) as deployment:
             fields = dict(token_ids=None, text=prompt, max_tokens=3, stop=["secret stop"])
-            await generate(deployment.orchestrator.port, metadata=[("x-request-id", "id-of-mine")], **fields)
+            mine = [("x-request-id", "id-of-mine"), ("traceparent", PARENT)]
+            await generate(deployment.orchestrator.port, metadata=mine, **fields)
             with pytest.raises(Exception, match="top_p"):
                 await generate(deployment.orchestrator.port, **{**fields, "top_p": 7.0})
     finally:
@@ -136,6 +155,9 @@ async def test_logs_are_json_with_the_request_id_and_never_the_prompt():
     assert [line["outcome"] for line in ended] == ["ok", "InvalidArgument"]
     assert ended[0]["request_id"] == "id-of-mine"
     assert ended[1]["request_id"]
+    assert ended[0]["trace_id"] == PARENT.split("-")[1]
+    assert len(ended[0]["span_id"]) == 16
+    assert "trace_id" not in ended[1], "it has no trace"
     assert "confidential" not in stream.getvalue()
     assert "secret stop" not in stream.getvalue()
     assert all(line["service"] == "specdec-test" and line["level"] and line["time"] for line in lines)
@@ -215,4 +237,61 @@ def test_an_unknown_exporter_is_refused_in_words(signal):
 def test_none_switches_an_exporter_off(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
-    assert telemetry._exporter("traces") is None
+    assert telemetry._exporters("traces") == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"OTEL_TRACES_EXPORTER": ""}, []),
+        ({"OTEL_TRACES_EXPORTER": " ", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, ["OTLPSpanExporter"]),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1"}, ["OTLPSpanExporter"]),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://127.0.0.1:1"}, []),
+        ({"OTEL_TRACES_EXPORTER": "otlp, console"}, ["OTLPSpanExporter", "ConsoleSpanExporter"]),
+        ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, ["OTLPSpanExporter"]),
+    ],
+)
+def test_exporters_are_as_the_standard_says(environment, expected, monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    exporters = telemetry._exporters("traces")
+    assert [type(each).__name__ for each in exporters] == expected
+    for each in exporters:
+        each.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"OTEL_TRACES_EXPORTER": "none,console"}, "OTEL_TRACES_EXPORTER=none,console: none goes with no other"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL=http/json: not one of grpc"),
+        (
+            {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"},
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf: no such exporter is installed; pip install opentele",
+        ),
+        ({"OTEL_METRICS_EXPORTER": "prometheus"}, "OTEL_METRICS_EXPORTER=prometheus: Prometheus reads them where"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_name(environment, words, monkeypatch):
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=words):
+        telemetry._exporters("traces") and telemetry._exporters("metrics")
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=theirs,a=b"}, "theirs"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=theirs", "OTEL_SERVICE_NAME": "renamed"}, "renamed"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "a=b", "OTEL_SERVICE_NAME": ""}, "specdec-test"),
+    ],
+)
+def test_a_service_is_called_as_its_environment_says(environment, name):
+    run = python("-c", SPAN, OTEL_TRACES_EXPORTER="console", **environment)
+    assert run.returncode == 0, run.stderr
+    assert f'"service.name": "{name}"' in run.stdout

@@ -46,7 +46,7 @@ def series(
     scale, _ = UNITS[panel["fieldConfig"]["defaults"]["unit"]]
     found = []
     for target in panel["targets"]:
-        expression = target["expr"].replace("$__rate_interval", f"{rate_s:g}s")
+        expression = target["expr"].replace("$__rate_interval", f"{rate_s:g}s").replace("$namespace", ".*")
         for each in ask(server, expression, window, step_s):
             labels = each["metric"]
             legend = target["legendFormat"]

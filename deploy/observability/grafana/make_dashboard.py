@@ -6,6 +6,7 @@ Knows panels and their queries; refuses to know where they are drawn. Names are 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,12 +83,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Acceptance by depth",
             "Share of the rounds with draft tokens in which the token at this depth was accepted. Deeper than 7 there "
             "are guesses of the prompt lookup alone.",
-            (
-                Query(
-                    f"{rate(FIRST_POSITIONS, 'position')} / scalar({DRAFTS})",
-                    "depth {{position}}",
-                ),
-            ),
+            (Query(f"{rate(FIRST_POSITIONS, 'position')} / scalar({DRAFTS})", "depth {{position}}"),),
             "percentunit",
             width=6,
         ),
@@ -104,12 +100,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Where does a round's time go?",
             "Of a round that is decoding. What the target does while nobody waits for it is not in it.",
-            (
-                Query(
-                    f"{PARTS} / scalar({ROUNDS})",
-                    "{{part}}",
-                ),
-            ),
+            (Query(f"{PARTS} / scalar({ROUNDS})", "{{part}}"),),
             "s",
             stacked=True,
             width=12,
@@ -141,8 +132,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Share of its draft tokens that were accepted. All low: the pair or the text; one low: that replica.",
             (
                 Query(
-                    ratio("specdec_draft_accepted_tokens_total", "specdec_draft_tokens_total", "address"),
-                    "{{address}}",
+                    ratio("specdec_draft_accepted_tokens_total", "specdec_draft_tokens_total", "address"), "{{address}}"
                 ),
             ),
             "percentunit",
@@ -151,12 +141,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Wait for a draft, per round",
             "How long a round waited for this draft.",
-            (
-                Query(
-                    ratio("specdec_draft_wait_seconds_total", "specdec_draft_rounds_total", "address"),
-                    "{{address}}",
-                ),
-            ),
+            (Query(ratio("specdec_draft_wait_seconds_total", "specdec_draft_rounds_total", "address"), "{{address}}"),),
             "s",
             width=6,
         ),
@@ -165,14 +150,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Rounds that gave up waiting, as a share of those with draft tokens, and nodes that came in time but were "
             "never verified, as a share of those that came.",
             (
-                Query(
-                    ratio("specdec_draft_late_total", "specdec_draft_rounds_total", "address"),
-                    "late {{address}}",
-                ),
-                Query(
-                    ratio("specdec_draft_nodes_unused_total", "specdec_draft_nodes_received_total"),
-                    "unused",
-                ),
+                Query(ratio("specdec_draft_late_total", "specdec_draft_rounds_total", "address"), "late {{address}}"),
+                Query(ratio("specdec_draft_nodes_unused_total", "specdec_draft_nodes_received_total"), "unused"),
             ),
             "percentunit",
             width=6,
@@ -199,10 +178,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Queues",
-            "Sequences that wait for a model, requests that wait for their turn at an orchestrator.",
+            "Sequences that wait for a model, requests that wait for their turn at an orchestrator, sequences that a "
+            "full target refused and that come back.",
             (
                 Query("sum by (service) (specdec_waiting_sequences)", "waiting at {{service}}"),
                 Query("sum(specdec_waiting_requests)", "waiting requests"),
+                Query("sum(specdec_waiting_for_room)", "refused for want of room"),
                 Query('sum(specdec_live_sequences{service="orchestrator"})', "live sequences"),
             ),
             width=6,
@@ -212,8 +193,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Prompt rows and draft tokens of everybody in a pass.",
             (
                 Query(
-                    f"rate(specdec_rows_total[{RATE}]) / rate(specdec_passes_total[{RATE}])",
-                    "{{service}} {{instance}}",
+                    f"rate(specdec_rows_total[{RATE}]) / rate(specdec_passes_total[{RATE}])", "{{service}} {{instance}}"
                 ),
             ),
             width=6,
@@ -285,6 +265,26 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 }
 
 
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_PROMETHEUS = {"text": "Prometheus", "value": "prometheus"}
+_DATASOURCE = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
+_NAMESPACES = {"name": "namespace", "label": "Namespace", "type": "query", "datasource": _SOURCE, "refresh": 2}
+_NAMESPACES |= {"query": "label_values(specdec_live_sequences, namespace)", "multi": True, "includeAll": True}
+# All: of compose, too, where nothing has that label.
+_NAMESPACES |= {"allValue": ".*", "current": {"text": "All", "value": "$__all"}}
+_METRIC = re.compile(r"\b((?:specdec_|vllm:|gen_ai_|process_)[\w:]+)(?:\{([^}]*)\})?")
+
+
+def within(expression: str) -> str:
+    """The same question about the namespaces that were chosen."""
+
+    def narrowed(found: re.Match[str]) -> str:
+        name, labels = found.groups()
+        return f'{name}{{{labels + ", " if labels else ""}namespace=~"$namespace"}}'
+
+    return _METRIC.sub(narrowed, expression)
+
+
 def dashboard() -> dict[str, Any]:
     panels: list[dict[str, Any]] = []
     top = 0
@@ -307,14 +307,13 @@ def dashboard() -> dict[str, Any]:
         "time": {"from": "now-30m", "to": "now"},
         "timezone": "utc",
         "tags": ["specdec"],
-        "templating": {"list": []},
+        "templating": {"list": [{**_DATASOURCE, "current": _PROMETHEUS}, _NAMESPACES]},
         "annotations": {"list": []},
         "panels": panels,
     }
 
 
 def _panel(panel: Panel, left: int, top: int) -> dict[str, Any]:
-    source = {"type": "prometheus", "uid": "prometheus"}
     defaults: dict[str, Any] = {"unit": panel.unit, "min": 0, "custom": {}}
     if panel.kind == "timeseries":
         stacking = {"mode": "normal" if panel.stacked else "none", "group": "A"}
@@ -326,14 +325,14 @@ def _panel(panel: Panel, left: int, top: int) -> dict[str, Any]:
         "type": panel.kind,
         "title": panel.title,
         "description": panel.why,
-        "datasource": source,
+        "datasource": _SOURCE,
         "gridPos": {"x": left, "y": top, "w": panel.width, "h": HEIGHT},
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "targets": [
             {
                 "refId": chr(ord("A") + number),
-                "datasource": source,
-                "expr": query.expression,
+                "datasource": _SOURCE,
+                "expr": within(query.expression),
                 "legendFormat": query.legend,
             }
             for number, query in enumerate(panel.queries)

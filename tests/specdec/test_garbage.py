@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from specdec.collector import settle
+from specdec.garbage import settle
 
 
 class Thing:

@@ -1,0 +1,119 @@
+"""The client: what it does when it is cut off again and again, and when certificates change under it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from bench.table_model import Table, TableVerifier
+from specdec import certificates, client, rpc
+from specdec.client import Client, Sample
+from specdec.errors import DeadlineExceeded, ReplicaLost
+from specdec.v1 import generation_pb2, generation_pb2_grpc
+from tests.certificates import stranger
+from tests.cluster import cluster
+
+PATIENCE_S = 20.0
+
+
+class Dying(generation_pb2_grpc.GenerationServiceServicer):
+    """Admits every request, sends so many ids, one a chunk, and is lost; ``died`` are the times."""
+
+    def __init__(self, num_ids: Sequence[int] = ()) -> None:
+        self._num_ids = list(num_ids)
+        self.died: list[float] = []
+
+    async def Generate(self, request: generation_pb2.GenerateRequest, context: Any) -> AsyncIterator[Any]:
+        yield generation_pb2.GenerateResponse(admission=generation_pb2.Admission(seed=7))
+        at = len(request.resume[0].token_ids)
+        for position in range(at, at + (self._num_ids.pop(0) if self._num_ids else 0)):
+            yield generation_pb2.GenerateResponse(
+                chunk=generation_pb2.Chunk(token_ids=[position], first_position=position)
+            )
+        self.died.append(time.monotonic())
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+
+@asynccontextmanager
+async def two(servicer: Dying) -> AsyncIterator[Client]:
+    """A client of two addresses, both of them served by ``servicer``."""
+    async with AsyncExitStack() as stack:
+        ports = []
+        for _ in range(2):
+            server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
+            generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+            ports.append(server.add_insecure_port("127.0.0.1:0"))
+            await server.start()
+            stack.push_async_callback(server.stop, 0)
+        yield await stack.enter_async_context(Client(*(f"127.0.0.1:{port}" for port in ports)))
+
+
+async def test_streams_that_die_after_admission_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_FIRST_PAUSE_S", 0.1)
+    servicer = Dying()
+    async with two(servicer) as caller, asyncio.timeout(PATIENCE_S):
+        with pytest.raises(ReplicaLost):
+            await caller.generate(text="a", max_tokens=5)
+    assert len(servicer.died) == client._ROUNDS * 2
+    pauses = [later - earlier for earlier, later in zip(servicer.died, servicer.died[1:], strict=False)]
+    assert all(pause >= 0.05 * 2**number for number, pause in enumerate(pauses[1:])), "one by one, and ever later"
+
+
+async def test_ids_are_progress_and_the_attempts_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_FIRST_PAUSE_S", 0.001)
+    before = [0, 2] * client._ROUNDS + [1]
+    servicer = Dying(before)
+    sample = Sample()
+
+    async def read(caller: Client) -> None:
+        async for response in caller.stream(text="a", max_tokens=50):
+            if response.HasField("chunk"):
+                sample.add(response.chunk)
+
+    async with two(servicer) as caller, asyncio.timeout(PATIENCE_S):
+        with pytest.raises(ReplicaLost):
+            await read(caller)
+    assert sample.token_ids == list(range(sum(before)))
+    # The loss after the last id is the first of those in a row.
+    assert len(servicer.died) == len(before) + client._ROUNDS * 2 - 1
+
+
+async def test_a_deadline_holds_while_it_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr(client, "_LONGEST_PAUSE_S", 60.0)
+    async with two(Dying()) as caller, asyncio.timeout(PATIENCE_S):
+        with pytest.raises(DeadlineExceeded):
+            await caller.generate(timeout_s=0.5, text="a")
+
+
+async def test_a_client_that_runs_takes_a_new_ca_over(tmp_path: Path) -> None:
+    own, spare = tmp_path / "own", tmp_path / "spare"
+    for directory in (own, spare):
+        certificates.make(directory)
+    request: dict[str, Any] = dict(token_ids={"token_ids": [1, 2, 3]}, seed=1)
+    verifiers = [TableVerifier(Table(), pass_s=0.005)]
+    async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
+        running = await stack.enter_async_context(cluster(verifiers, certificates=own))
+        address = f"127.0.0.1:{running.orchestrator.port}"
+        caller = await stack.enter_async_context(Client(address, tls=stranger(own)))
+        [expected] = await caller.generate(**request, max_tokens=200)
+        held = asyncio.create_task(caller.generate(**request, max_tokens=200))
+        while not running.orchestrator.live_sequences:
+            await asyncio.sleep(0.01)
+        before = caller._lines[0].channel
+        for name in (certificates.CA, certificates.CERT, certificates.KEY):
+            for owner in certificates.OWNERS:
+                (own / owner / name).write_bytes((spare / owner / name).read_bytes())
+        [other] = await caller.generate(**request, max_tokens=20)
+        assert other.token_ids == expected.token_ids[:20]
+        assert not held.done(), "what runs goes on by its own connection"
+        assert (await held)[0].token_ids == expected.token_ids
+        [left] = caller._lines[0]._num_calls
+        assert left is caller._lines[0].channel is not before, "the old one is closed"
