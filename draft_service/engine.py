@@ -6,7 +6,7 @@ does. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from draft_service.budgets import MOST_NODES, check_in_flight, granted
 from specdec.batching import Key, Results
 from specdec.chances import Chances
 from specdec.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
+from specdec.portions import MAX_TREE_ROWS, take_turns
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo
 from specdec.sequence import SequenceSpec
 from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
@@ -202,9 +203,10 @@ class DraftEngine:
         if results:
             return results  # before a pass that may fail; what is left waits for the next step
         unanswered = {key: work for key, work in self._works.items() if not work.answered}
-        growing = {key: work for key, work in unanswered.items() if not work.ahead}
+        growing = self._in_turn({key: 1 for key, work in unanswered.items() if not work.ahead})
         learning = {} if growing else {key: work for key, work in self._works.items() if not work.learnt}
-        ahead = {} if growing or learning else unanswered
+        num_rows = {key: 1 + len(work.sequence.tree) for key, work in unanswered.items()}
+        ahead = {} if growing or learning else self._in_turn(num_rows)
         self._batch = [*growing, *learning, *ahead]
         if growing:
             results.extend(self._grow(growing))
@@ -217,6 +219,10 @@ class DraftEngine:
                 self.close(key)
                 results.append((key, Draining("this draft is draining; open the sequence on another one")))
         return results
+
+    def _in_turn(self, num_rows: Mapping[Key, int]) -> dict[Key, _Work]:
+        """Of these those who are in the next pass, which has no more than so many rows."""
+        return {key: self._works[key] for key in take_turns(self._works, num_rows, MAX_TREE_ROWS)}
 
     def _end(self, work: _Work) -> GrowthEnd | None:
         """Why nothing more may be drafted for this advance, if so."""

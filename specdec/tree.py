@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MAX_TREE_NODES = 1024
+"""Of a tree that a peer sends."""
+
 ROOT = -1
 """The parent of a tree's topmost nodes: the last committed token."""
 

@@ -21,6 +21,7 @@ from specdec.errors import (
     SpecdecError,
 )
 from specdec.gathering import Gathering
+from specdec.portions import MAX_CHAIN_NODES, MAX_TREE_ROWS, take_turns
 from specdec.rounds import Features, Load, ModelInfo, Round, Timings, Verdict
 from specdec.sequence import Method, SequenceSpec
 from specdec.tree import EMPTY_TREE, TokenTree
@@ -105,6 +106,11 @@ class _Sequence:
     def waits(self) -> bool:
         return self.pending is not None or self.run_on > 0
 
+    @property
+    def num_rows(self) -> int:
+        """In a pass, at most, beside its prompt."""
+        return 1 if self.pending is None else 1 + len(self.pending.tree)
+
 
 class TargetEngine:
     """See specdec.batching.Engine. ``clock`` is that of ``submit``'s ``arrived``."""
@@ -152,8 +158,9 @@ class TargetEngine:
         if round_.tree and not spec.keyed_by_token:
             if round_.base != sequence.base:
                 raise OutOfStep(f"base {sequence.base} was expected, not {round_.base}, with {spec.method.value}")
-            if not round_.tree.is_chain:
-                raise InvalidArgument([("tree", f"{spec.method.value} verification takes chains only")])
+            if not round_.tree.is_chain or len(round_.tree) > MAX_CHAIN_NODES:
+                problem = f"{spec.method.value} verification takes chains only, of at most {MAX_CHAIN_NODES} nodes"
+                raise InvalidArgument([("tree", problem)])
         if round_.tree.draft_probs and spec.method is Method.COUPLED:
             raise InvalidArgument([("tree.draft_probs", "coupled verification takes no distributions")])
         limit = self._verifier.info.context_length
@@ -208,8 +215,10 @@ class TargetEngine:
         return results
 
     def _pass(self) -> list[tuple[Key, Verdict | SpecdecError]]:
-        waiting = [(sequence.arrived, key) for key, sequence in self._sequences.items() if sequence.waits]
-        self._batch = [key for _, key in sorted(waiting)]  # memory goes to the oldest first
+        num_rows = {key: sequence.num_rows for key, sequence in self._sequences.items() if sequence.waits}
+        turn = take_turns(self._sequences, num_rows, MAX_TREE_ROWS)
+        # Memory goes to the oldest first.
+        self._batch = [key for _, key in sorted((self._sequences[key].arrived, key) for key in turn)]
         if not self._batch:
             return []
         started = self._clock()

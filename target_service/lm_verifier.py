@@ -16,6 +16,7 @@ from torch import Tensor
 from specdec.errors import PassFailed, Preempted, SpecdecError
 from specdec.kv_cache import Move, PoolFullError, SequenceCache
 from specdec.model_runner import ModelRunner, sound_rows
+from specdec.noise_cache import KeptRows
 from specdec.packed_rows import Segment
 from specdec.prefill import rows_to_feed
 from specdec.rounds import CACHE_SALT, FEATURES, TRANSFORMS, Features, Timings
@@ -37,6 +38,7 @@ class LmVerifier:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
+        self._noise = KeptRows()
         capabilities = (*runner.info.capabilities, TRANSFORMS, FEATURES, CACHE_SALT)
         self.info = dataclasses.replace(runner.info, capabilities=capabilities)
 
@@ -45,7 +47,7 @@ class LmVerifier:
         return self._runner.pool.block_size
 
     def open(self, spec: SequenceSpec) -> _Memory:
-        return _Memory(SamplingState(spec), self._runner.new_cache(spec.cache_salt))
+        return _Memory(SamplingState(spec, kept=self._noise), self._runner.new_cache(spec.cache_salt))
 
     def close(self, memory: _Memory) -> None:
         memory.cache.release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from draft_service.engine import DraftSequence
 from draft_service.proposal import propose
+from specdec.portions import MAX_CHAIN_NODES, NUMBERS_AT_ONCE
 from specdec.sampling_state import SamplingState
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
@@ -92,6 +94,55 @@ def test_decisions_and_proposals_do_not_depend_on_the_company(dtype: torch.dtype
     assert len(kinds) == 6
     assert sum(len(decision.accepted) for decision in alone) > 20
     assert any(len(c.tree) and not c.tree.is_chain for c in cases)
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_however_many_rows_a_pass_has_few_of_them_are_in_float64_at_once(
+    monkeypatch: pytest.MonkeyPatch, method: Method
+) -> None:
+    """64 samples with 64 draft tokens each, at a vocabulary of 152k, took 10 GB."""
+    rng = random.Random(2)
+    spec = SequenceSpec((5, 6), 2, SamplingParams(1.0), 11, method)
+    num_nodes = MAX_CHAIN_NODES
+    logits = torch.randn(1 + num_nodes, VOCAB, generator=torch.Generator().manual_seed(4))
+    tokens = [rng.randrange(VOCAB) for _ in range(num_nodes)]
+    tree = TokenTree.chain(
+        tokens, [draft_probs(rng, token) for token in tokens] if method is not Method.COUPLED else ()
+    )
+    jobs = [Job(Memory(SamplingState(spec)), [5, 6], tree) for _ in range(64)]
+    sizes: list[int] = []
+    for name in ("target_service.decision.probabilities", "target_service.decision.race", "specdec.sampling.race"):
+        _record(monkeypatch, name, sizes)
+    [alone] = decide(jobs[:1], [logits])
+    assert decide(jobs, [logits] * 64) == [alone] * 64
+    assert max(sizes) <= NUMBERS_AT_ONCE < 64 * logits.numel()
+
+
+def _record(monkeypatch: pytest.MonkeyPatch, name: str, sizes: list[int]) -> None:
+    """How many numbers this function was given."""
+    function = resolve_name(name)
+
+    def recorded(rows: torch.Tensor, *rest: Any) -> Any:
+        sizes.append(rows.numel())
+        return function(rows, *rest)
+
+    monkeypatch.setattr(name, recorded)
+
+
+def test_a_draft_proposes_for_a_few_sequences_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(3)
+    cases = [case(rng, torch.float32) for _ in range(16)]
+    drafting = [c.drafting() for c in cases]
+    for sequence in drafting:
+        sequence.num_siblings = 2 * sequence.spec.keyed_by_token
+    proposed = propose(drafting, [c.logits[-1:] for c in cases])
+    sizes: list[int] = []
+    for name in ("draft_service.proposal.probabilities", "specdec.sampling_state.runners_up"):
+        _record(monkeypatch, name, sizes)
+    for module in ("draft_service.proposal", "specdec.sampling_state"):
+        monkeypatch.setattr(f"{module}.NUMBERS_AT_ONCE", 2 * VOCAB)
+    assert propose(drafting, [c.logits[-1:] for c in cases]) == proposed
+    assert max(sizes) <= 2 * VOCAB
 
 
 def test_no_jobs_are_legal() -> None:
