@@ -9,10 +9,10 @@ from specdec.errors import InvalidArgument
 from specdec.portions import MAX_CHAIN_NODES
 from specdec.rounds import AHEAD, SIBLINGS, Budget, ModelInfo
 from specdec.sequence import SequenceSpec
-from specdec.tree import TokenTree
+from specdec.tree import MAX_TREE_NODES, TokenTree
 
 MOST_NODES = 256
-"""Asked for, in flight, and ahead of it: a drafter may feed them all in every pass."""
+"""In flight, and ahead of it: a drafter may feed them all in every pass."""
 
 _MOST_SIBLINGS = 8
 
@@ -25,7 +25,7 @@ def granted(spec: SequenceSpec, budget: Budget, drafter: ModelInfo) -> Budget:
     if problems := list(_problems(spec, budget, drafter)):
         raise InvalidArgument(problems)
     # A caller that wants as many as possible may name any number, and how much is reckoned with depends on it.
-    most = MOST_NODES if spec.keyed_by_token else MAX_CHAIN_NODES
+    most = MAX_TREE_NODES if spec.keyed_by_token else MAX_CHAIN_NODES
     return dataclasses.replace(
         budget, max_nodes=min(budget.max_nodes, most), max_ahead=min(budget.max_ahead, MOST_NODES)
     )

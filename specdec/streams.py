@@ -27,6 +27,9 @@ MAX_OPEN_IDS, MAX_UNFINISHED_OPENS = 1 << 21, 1024
 """Ids of one open, over all its chunks, and of all unfinished ones of a stream; and how many may be unfinished. No
 context is that long: nobody is to fill the memory."""
 
+_UNTAKEN = 16
+"""Results per live sequence. A stream with more of them that its peer has not taken is held."""
+
 
 class Codec(Protocol):
     """A service's frames. Messages have the fields ``sequence`` and, in opens, ``spec`` and ``more``.
@@ -111,6 +114,7 @@ class StreamServer:
         try:
             async for frame in frames:
                 stream.take(frame)
+                await stream.not_held.wait()
         except SpecdecError as error:
             stream.failure = error
         finally:
@@ -139,6 +143,8 @@ class _Stream:
         self._heartbeat_due = False
         self._half_closed = False
         self.writing = False
+        self.not_held = asyncio.Event()
+        self.not_held.set()
         self._tracer = trace.get_tracer("specdec")
 
     # --- from the peer ---
@@ -210,6 +216,7 @@ class _Stream:
     def end_all(self) -> None:
         for sequence in list(self._live):
             self._end(sequence)
+        self._hold(False)
         self._loop.post()
 
     # --- to the peer ---
@@ -230,6 +237,16 @@ class _Stream:
     def _send(self, sequence: int, result: Any) -> None:
         self._outbox.append((sequence, result))
         self._wake.set()
+        if len(self._outbox) > _UNTAKEN * max(1, len(self._live)):
+            self._hold(True)
+
+    def _hold(self, held: bool) -> None:
+        """Who does not take what was said is not listened to, and told nothing unasked. What is asked of a stream has
+        an end, so what waits for it to be taken has one, too."""
+        if held == self.not_held.is_set():
+            (self.not_held.clear if held else self.not_held.set)()
+            self._loop.hold(self.number, held)
+            self._loop.post()
 
     def _event(self, result: Any) -> tuple[str, dict[str, Any]]:
         if isinstance(result, SpecdecError):
@@ -262,4 +279,5 @@ class _Stream:
             return None
         unanswered = sorted(self.unanswered) if self._heartbeat_due else []
         outbox, self._outbox, self._heartbeat_due = self._outbox, [], False
+        self._hold(False)
         return outbox, unanswered

@@ -27,6 +27,9 @@ from specdec.sequence import Method, SequenceSpec
 from specdec.tree import EMPTY_TREE, TokenTree
 from target_service.admission import Admission
 
+MOST_RUN_ON = 64
+"""Verdicts that a round may have beside its own: nobody can have asked for them one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class TargetOpen:
@@ -97,6 +100,7 @@ class _Sequence:
     since: float  # it waits, or waited last
     run_on: int = 0
     last: int = 0
+    held: bool = False
 
     @property
     def base(self) -> int:
@@ -104,7 +108,7 @@ class _Sequence:
 
     @property
     def waits(self) -> bool:
-        return self.pending is not None or self.run_on > 0
+        return self.pending is not None or (self.run_on > 0 and not self.held)
 
     @property
     def num_rows(self) -> int:
@@ -181,6 +185,11 @@ class TargetEngine:
         if (sequence := self._sequences.pop(key, None)) is not None:
             self._verifier.close(sequence.memory)
 
+    def hold(self, stream: int, held: bool) -> None:
+        for key, sequence in self._sequences.items():
+            if key.stream == stream:
+                sequence.held = held
+
     def drain(self) -> None:
         self._draining = True
 
@@ -244,7 +253,7 @@ class TargetEngine:
             elif decision is not None:
                 sequence = self._sequences[key]
                 results.append((key, self._commit(sequence, tree, nodes, decision, started, timings)))
-                if not sequence.waits:
+                if not sequence.run_on:
                     self._gathering.told(key, sequence.since)
         if starved:
             results.append(self._preempt())
@@ -272,7 +281,7 @@ class TargetEngine:
     ) -> Verdict:
         if sequence.pending is not None:
             sequence.last = sequence.pending.number
-            sequence.run_on = sequence.pending.run_on
+            sequence.run_on = min(sequence.pending.run_on, MOST_RUN_ON)
             sequence.pending = None
         else:
             sequence.run_on -= 1

@@ -48,8 +48,8 @@ def test_who_finds_no_room_in_a_pass_is_in_the_next_one(monkeypatch):
     assert len(drafter.grown) == 6
 
 
-@pytest.mark.parametrize(("method", "most"), [(Method.COUPLED, 256), (Method.BLOCK, 64)])
-def test_no_budget_is_larger_than_what_a_drafter_feeds_and_a_target_verifies(method, most):
+@pytest.mark.parametrize(("method", "most"), [(Method.COUPLED, 1024), (Method.BLOCK, 64)])
+def test_no_budget_is_larger_than_what_a_peer_takes(method, most):
     spec = SequenceSpec((1, 2), 2, SamplingParams(1.0), 0, method)
     asked = Budget(max_nodes=1 << 32 - 1, max_depth=1 << 32 - 1)
     assert granted(spec, asked, FakeDrafter().info).max_nodes == most
