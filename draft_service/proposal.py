@@ -21,7 +21,8 @@ from specdec.tree import SparseDistribution
 def propose(sequences: Sequence[DraftSequence], logits: Sequence[Tensor]) -> list[list[Node]]:
     """The node below the last one of each sequence's tree, by its logits [1, vocab], and the siblings it is to have.
 
-    ``sequence.memory.sampling`` is its SamplingState. A node does not depend on the other sequences.
+    ``sequence.memory.sampling`` is its SamplingState, which has taken in its ids. A node does not depend on the other
+    sequences.
     """
     proposed: dict[int, list[Node]] = {}
     for keyed, propose_all in ((True, _keyed), (False, _with_distributions)):
@@ -30,7 +31,7 @@ def propose(sequences: Sequence[DraftSequence], logits: Sequence[Tensor]) -> lis
         for part in portions([logits[i].numel() for i in some], NUMBERS_AT_ONCE):
             indices = some[part.start : part.stop]
             those = [sequences[i] for i in indices]
-            places = [(_state(sequence), sequence.ids, sequence.tree) for sequence in those]
+            places = [(_state(sequence), sequence.tree) for sequence in those]
             nodes = propose_all(those, rows_of([logits[i] for i in indices], places))
             proposed.update(zip(indices, nodes, strict=True))
     return [proposed[index] for index in range(len(sequences))]
@@ -45,7 +46,7 @@ def propose_children(sequences: Sequence[DraftSequence], logits: Sequence[Tensor
     places: list[tuple[SamplingState, int]] = []
     for sequence, of_sequence in zip(sequences, logits, strict=True):
         state, tree = _state(sequence), sequence.tree
-        of_all = rows_of([of_sequence], [(state, sequence.ids, tree)])
+        of_all = rows_of([of_sequence], [(state, tree)])
         rows.append(of_all[[spot.parent + 1 for spot in sequence.spots]] if state.transforms.active else of_all)
         depths = (-1, *tree.depths)
         places += [(state, sequence.base + depths[spot.parent + 1] + 1) for spot in sequence.spots]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from specdec.errors import SpecdecError
 from specdec.noise import Key
 from specdec.noise_cache import KeptRows, PassNoise
 from specdec.portions import NUMBERS_AT_ONCE, portions
@@ -29,18 +30,23 @@ class SamplingState:
         self.kept = KeptRows() if kept is None else kept
         self.transforms = Transforms(spec, mask)
 
+    def take_in(self, ids: Sequence[int]) -> SpecdecError | None:
+        """What is committed, before anything is drawn after it. What is wrong with it, if so: that ends this sequence,
+        and none of its neighbours."""
+        try:
+            self.transforms.take_in(ids)
+        except SpecdecError as error:
+            return error
+        return None
 
-def rows_of(
-    logits: Sequence[Tensor], places: Sequence[tuple[SamplingState, Sequence[int], TokenTree]]
-) -> Tensor:  # [rows, vocab]
+
+def rows_of(logits: Sequence[Tensor], places: Sequence[tuple[SamplingState, TokenTree]]) -> Tensor:  # [rows, vocab]
     """The logits of all sequences one below the other, as penalties, bias and the like make them.
 
-    A place is a sequence, its committed ids and the tree below them; its logits [n, vocab] are of the last n of the
-    root and the tree's nodes.
+    A place is a sequence and the tree below its committed ids, which were taken in; its logits [n, vocab] are of the
+    last n of the root and the tree's nodes.
     """
-    for state, ids, _ in places:
-        state.transforms.take_in(ids)
-    return transformed(logits, [(state.transforms, tree) for state, _, tree in places])
+    return transformed(logits, [(state.transforms, tree) for state, tree in places])
 
 
 def choose(rows: Tensor, places: Sequence[tuple[SamplingState, int]]) -> Tensor:  # [rows] int64

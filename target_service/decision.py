@@ -24,7 +24,8 @@ from target_service.engine import Decision, Job
 def decide(jobs: Sequence[Job], logits: Sequence[Tensor]) -> list[Decision]:
     """Verify each job's tree by its logits [1 + nodes, vocab]: the root's row, then each node's.
 
-    ``job.memory.sampling`` is the sequence's SamplingState. A decision does not depend on the other jobs.
+    ``job.memory.sampling`` is the sequence's SamplingState, which has taken in the job's ids. A decision does not
+    depend on the other jobs.
     """
     keyed = [index for index, job in enumerate(jobs) if _state(job).spec.keyed_by_token]
     chained = [index for index, job in enumerate(jobs) if not _state(job).spec.keyed_by_token]
@@ -63,13 +64,13 @@ def _target_tokens(jobs: Sequence[Job], logits: Sequence[Tensor]) -> Tensor:  # 
     for job in jobs:
         base = len(job.ids)
         places += [(_state(job), base), *((_state(job), base + depth + 1) for depth in job.tree.depths)]
-    return choose(rows_of(logits, [(_state(job), job.ids, job.tree) for job in jobs]), places)
+    return choose(rows_of(logits, [(_state(job), job.tree) for job in jobs]), places)
 
 
 def _verify_chains(jobs: Sequence[Job], logits: Sequence[Tensor]) -> tuple[list[int], Tensor]:
     """Token and block: how many nodes of each job are accepted, and the token after them, [jobs] int64."""
     params = [_state(job).spec.sampling for job in jobs for _ in range(1 + len(job.tree))]
-    rows = rows_of(logits, [(_state(job), job.ids, job.tree) for job in jobs])
+    rows = rows_of(logits, [(_state(job), job.tree) for job in jobs])
     target_probs = probabilities(rows, params)  # [rows, vocab]
     keys = [Key(_state(job).spec.seed, len(job.ids) + i, len(job.ids)) for job in jobs for i in range(len(job.tree))]
     accept_uniforms = uniforms(keys, Domain.ACCEPT)  # [nodes of all jobs]

@@ -58,6 +58,8 @@ class LmVerifier:
     def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError | None], Timings]:
         outcome: list[Decision | SpecdecError | None] = [None] * len(jobs)
         started = time.perf_counter()
+        for index, job in enumerate(jobs):
+            outcome[index] = job.memory.sampling.take_in(job.ids)
         fed = self._segments(jobs, outcome)
         outputs = dict(zip(fed, self._runner.forward(list(fed.values())), strict=True)) if fed else {}
         passed = time.perf_counter()
@@ -89,14 +91,14 @@ class LmVerifier:
         return outcome, timings
 
     def _segments(self, jobs: Sequence[Job], outcome: list[Decision | SpecdecError | None]) -> dict[int, Segment]:
-        """The rows of the pass, by job. A job that finds no memory is Preempted in ``outcome``."""
+        """The rows of the pass, by job without an ``outcome``. It is Preempted for a job that finds no memory."""
         for job in jobs:
             if len(job.ids) - len(job.memory.cache) > 1:
                 self._runner.move(job.memory.cache.attach(job.ids))
         segments: dict[int, Segment] = {}
         for index, num_rows in enumerate(rows_to_feed([(job.memory.cache, job.ids) for job in jobs])):
             try:
-                if num_rows:
+                if num_rows and outcome[index] is None:
                     segments[index] = _segment(jobs[index], num_rows)
             except PoolFullError as error:
                 outcome[index] = Preempted(str(error))

@@ -110,6 +110,8 @@ class LanguageModelDrafter:
             chain = () if sequence.spots else sequence.tree.token_ids
             texts.append(_Text(sequence.ids, chain, sequence.base + len(chain)))
         fed = self._feed(sequences, texts)
+        for index, sequence in enumerate(sequences):
+            fed[index] = sequence.memory.sampling.take_in(sequence.ids) or fed[index]
         logits = {index: outcome for index, outcome in enumerate(fed) if isinstance(outcome, Tensor)}
         those, rows = [sequences[index] for index in logits], list(logits.values())
         ahead = any(sequence.spots for sequence in those)

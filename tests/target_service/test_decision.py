@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -10,15 +11,19 @@ from typing import Any
 import pytest
 import torch
 
+from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftSequence
 from draft_service.proposal import propose
+from specdec.errors import InvalidArgument
 from specdec.portions import MAX_CHAIN_NODES, NUMBERS_AT_ONCE
 from specdec.sampling_state import SamplingState
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
 from target_service.decision import decide
-from target_service.engine import Job
+from target_service.engine import Decision, Job
+from target_service.lm_verifier import LmVerifier
 from tests.automaton import Automaton
+from tests.table_model import TableRunner
 
 VOCAB = 300
 PARAMS = [
@@ -161,6 +166,7 @@ def test_siblings_and_later_rounds_share_the_noise_of_a_position(params: Samplin
     [decision] = decide([Job(state, [1, 2], tree)], [logits])
     for node, path in enumerate([[], [3], [4], [3, 5], [4, 6]]):
         for memory in (Memory(SamplingState(spec)), state if node == 4 else Memory(SamplingState(spec))):
+            memory.sampling.take_in([1, 2, *path])
             [alone] = decide([Job(memory, [1, 2, *path], EMPTY_TREE)], [logits[node : node + 1]])
             assert alone.next_token == decision.predictions[node]
 
@@ -186,6 +192,7 @@ def written(spec: SequenceSpec, num_tokens: int, num_draft_tokens: int, rng: ran
         for token, parent in zip(tokens, parents, strict=True):
             texts.append([*texts[parent + 1], token])
         logits = torch.stack([logits_after(text) for text in texts])
+        assert memory.sampling.take_in(ids) is None
         [decision] = decide([Job(memory, ids, tree)], [logits])
         num_accepted += len(decision.accepted)
         ids += [*(tokens[node] for node in decision.accepted), decision.next_token]
@@ -221,3 +228,21 @@ def test_a_draft_follows_the_grammar_too() -> None:
         [[node]] = propose([drafting], [logits_after([*drafting.ids, *drafting.tree.token_ids])[None]])
         drafting.tree = TokenTree.chain([*drafting.tree.token_ids, node.token_id])
     assert Automaton(GRAMMAR).accepts(drafting.tree.token_ids)
+
+
+def test_who_leaves_the_grammar_ends_alone() -> None:
+    """What is committed comes from a peer, to a draft at least: it must not fail the pass of everybody."""
+    spec = SequenceSpec((5, 6), 2, SamplingParams(0.0))
+    verifier, drafter = LmVerifier(TableRunner(seed=3)), LanguageModelDrafter(TableRunner(seed=3))
+    for kind in (verifier, drafter):
+        memories = [kind.open(dataclasses.replace(spec, cache_salt=salt)) for salt in (b"a", b"b", b"c")]
+        memories[1].sampling = SamplingState(spec, Automaton([{3: 0}]))
+        outcome: Any
+        if isinstance(kind, LmVerifier):
+            outcome, timings = kind.verify([Job(memory, [5, 6, 4], EMPTY_TREE) for memory in memories])
+            assert timings.sequences == 2
+        else:
+            outcome = kind.grow([DraftSequence(spec, [5, 6, 4], EMPTY_TREE, memory) for memory in memories])
+        assert isinstance(outcome[1], InvalidArgument)
+        assert outcome[0] == outcome[2] != outcome[1]
+        assert isinstance(outcome[0], Decision | list)
