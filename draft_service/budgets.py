@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Iterator
 
 from specdec.errors import InvalidArgument
+from specdec.portions import MAX_CHAIN_NODES
 from specdec.rounds import AHEAD, SIBLINGS, Budget, ModelInfo
 from specdec.sequence import SequenceSpec
-from specdec.tree import TokenTree
+from specdec.tree import MAX_TREE_NODES, TokenTree
 
 MOST_NODES = 256
 """In flight, and ahead of it: a drafter may feed them all in every pass."""
@@ -17,16 +18,17 @@ _MOST_SIBLINGS = 8
 
 
 def granted(spec: SequenceSpec, budget: Budget, drafter: ModelInfo) -> Budget:
-    """What of a budget counts: more nodes ahead than there can be are none.
+    """What of a budget counts: more nodes than there can be are none.
 
     Raises InvalidArgument, naming everything that this drafter cannot do for this sequence.
     """
     if problems := list(_problems(spec, budget, drafter)):
         raise InvalidArgument(problems)
-    if budget.max_ahead <= MOST_NODES:
-        return budget
     # A caller that wants as many as possible may name any number, and how much is reckoned with depends on it.
-    return dataclasses.replace(budget, max_ahead=MOST_NODES)
+    most = MAX_TREE_NODES if spec.keyed_by_token else MAX_CHAIN_NODES
+    return dataclasses.replace(
+        budget, max_nodes=min(budget.max_nodes, most), max_ahead=min(budget.max_ahead, MOST_NODES)
+    )
 
 
 def _problems(spec: SequenceSpec, budget: Budget, drafter: ModelInfo) -> Iterator[tuple[str, str]]:

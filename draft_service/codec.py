@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from draft_service.engine import DraftOpen
 from specdec import wire
 from specdec.errors import InvalidArgument, ModelMismatch, SpecdecError, to_status
+from specdec.framing import framed
 from specdec.rounds import CACHE_SALT, Advance, Growth, Load, ModelInfo
 from specdec.v1 import common_pb2, draft_pb2
 
@@ -45,10 +47,11 @@ class DraftCodec:
     def frames(
         self, results: Sequence[tuple[int, Any]], unanswered: Iterable[int], load: Load
     ) -> Iterator[draft_pb2.DraftResponse]:
-        response = draft_pb2.DraftResponse(load=wire.write_load(load))
-        for sequence, result in results:
-            if isinstance(result, SpecdecError):
-                response.errors.append(common_pb2.SequenceError(sequence=sequence, status=to_status(result)))
-            else:
-                response.growths.append(wire.write_growth(sequence, result))
-        yield response
+        told = wire.write_load(load)
+        return framed(lambda: draft_pb2.DraftResponse(load=told), itertools.starmap(_entry, results))
+
+
+def _entry(sequence: int, result: Any) -> tuple[str, Any]:
+    if isinstance(result, SpecdecError):
+        return "errors", common_pb2.SequenceError(sequence=sequence, status=to_status(result))
+    return "growths", wire.write_growth(sequence, result)

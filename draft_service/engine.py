@@ -6,7 +6,7 @@ does. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from draft_service.budgets import MOST_NODES, check_in_flight, granted
 from specdec.batching import Key, Results
 from specdec.chances import Chances
 from specdec.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
+from specdec.portions import MAX_TREE_ROWS, take_turns
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo
 from specdec.sequence import SequenceSpec
 from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
@@ -112,6 +113,7 @@ class DraftEngine:
         self._works: dict[Key, _Work] = {}
         self._fresh: dict[Key, _Work] = {}  # have an advance that no step has seen yet
         self._batch: list[Key] = []
+        self._held: set[int] = set()  # streams
         self._passes = 0
         self._draining = False
 
@@ -167,6 +169,9 @@ class DraftEngine:
         if (work := self._works.pop(key, None)) is not None:
             self._drafter.close(work.sequence.memory)
 
+    def hold(self, stream: int, held: bool) -> None:
+        (self._held.add if held else self._held.discard)(stream)
+
     def drain(self) -> None:
         self._draining = True
 
@@ -178,7 +183,7 @@ class DraftEngine:
     def idle(self) -> bool:
         if self._draining and self._works:
             return False
-        return not any(_waits(work) for work in self._works.values())
+        return not any(self._grows(key, work) or not work.learnt for key, work in self._works.items())
 
     def working_on(self) -> Sequence[Key]:
         return self._batch
@@ -187,7 +192,8 @@ class DraftEngine:
     def load(self) -> Load:
         works = list(self._works.values())
         used, total = self._drafter.cache_use()
-        return Load(len(works), sum(_waits(work) for work in works), used, total, self._passes)
+        num_waiting = sum(not (work.answered and work.learnt) for work in works)
+        return Load(len(works), num_waiting, used, total, self._passes)
 
     def step(self) -> Results:
         """One more level of every tree that somebody waits for. Else a pass for prompts that wait for none; and only
@@ -201,10 +207,11 @@ class DraftEngine:
         self._fresh.clear()
         if results:
             return results  # before a pass that may fail; what is left waits for the next step
-        unanswered = {key: work for key, work in self._works.items() if not work.answered}
-        growing = {key: work for key, work in unanswered.items() if not work.ahead}
+        unanswered = {key: work for key, work in self._works.items() if self._grows(key, work)}
+        growing = self._in_turn({key: 1 for key, work in unanswered.items() if not work.ahead})
         learning = {} if growing else {key: work for key, work in self._works.items() if not work.learnt}
-        ahead = {} if growing or learning else unanswered
+        num_rows = {key: 1 + len(work.sequence.tree) for key, work in unanswered.items()}
+        ahead = {} if growing or learning else self._in_turn(num_rows)
         self._batch = [*growing, *learning, *ahead]
         if growing:
             results.extend(self._grow(growing))
@@ -217,6 +224,14 @@ class DraftEngine:
                 self.close(key)
                 results.append((key, Draining("this draft is draining; open the sequence on another one")))
         return results
+
+    def _grows(self, key: Key, work: _Work) -> bool:
+        held = work.ahead and key.stream in self._held and not self._draining
+        return not (work.answered or held)
+
+    def _in_turn(self, num_rows: Mapping[Key, int]) -> dict[Key, _Work]:
+        """Of these those who are in the next pass, which has no more than so many rows."""
+        return {key: self._works[key] for key in take_turns(self._works, num_rows, MAX_TREE_ROWS)}
 
     def _end(self, work: _Work) -> GrowthEnd | None:
         """Why nothing more may be drafted for this advance, if so."""
@@ -317,10 +332,6 @@ class DraftEngine:
         return results
 
 
-def _waits(work: _Work) -> bool:
-    return not (work.answered and work.learnt)
-
-
 def _answer(work: _Work, end: GrowthEnd) -> Growth:
     work.answered = True
     return Growth(work.advance, work.sequence.base, (), _told(work), end)
@@ -335,10 +346,4 @@ def _told(work: _Work) -> TokenTree:
 
 
 def _extended(tree: TokenTree, nodes: Sequence[Node]) -> TokenTree:
-    probs = tree.draft_probs or (None,) * len(tree)
-    with_probs = any(node.draft_probs for node in nodes) or bool(tree.draft_probs)
-    return TokenTree(
-        tree.token_ids + tuple(node.token_id for node in nodes),
-        tree.parents + tuple(node.parent for node in nodes),
-        probs + tuple(node.draft_probs for node in nodes) if with_probs else (),
-    )
+    return tree.extended([(node.token_id, node.parent, node.draft_probs) for node in nodes])

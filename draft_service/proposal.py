@@ -12,6 +12,7 @@ from torch import Tensor
 
 from draft_service.engine import DraftSequence, Node
 from specdec.noise import Domain, Key, exponentials_at
+from specdec.portions import NUMBERS_AT_ONCE, portions
 from specdec.sampling import probabilities, race, sparse_support
 from specdec.sampling_state import SamplingState, choose, rank, rows_of
 from specdec.tree import SparseDistribution
@@ -20,16 +21,19 @@ from specdec.tree import SparseDistribution
 def propose(sequences: Sequence[DraftSequence], logits: Sequence[Tensor]) -> list[list[Node]]:
     """The node below the last one of each sequence's tree, by its logits [1, vocab], and the siblings it is to have.
 
-    ``sequence.memory.sampling`` is its SamplingState. A node does not depend on the other sequences.
+    ``sequence.memory.sampling`` is its SamplingState, which has taken in its ids. A node does not depend on the other
+    sequences.
     """
     proposed: dict[int, list[Node]] = {}
     for keyed, propose_all in ((True, _keyed), (False, _with_distributions)):
         some = [i for i, sequence in enumerate(sequences) if sequence.spec.keyed_by_token is keyed]
-        if some:
-            those = [sequences[i] for i in some]
-            places = [(_state(sequence), sequence.ids, sequence.tree) for sequence in those]
-            nodes = propose_all(those, rows_of([logits[i] for i in some], places))
-            proposed.update(zip(some, nodes, strict=True))
+        # A few at a time: float64 takes several times the memory of what the model gives.
+        for part in portions([logits[i].numel() for i in some], NUMBERS_AT_ONCE):
+            indices = some[part.start : part.stop]
+            those = [sequences[i] for i in indices]
+            places = [(_state(sequence), sequence.tree) for sequence in those]
+            nodes = propose_all(those, rows_of([logits[i] for i in indices], places))
+            proposed.update(zip(indices, nodes, strict=True))
     return [proposed[index] for index in range(len(sequences))]
 
 
@@ -42,8 +46,7 @@ def propose_children(sequences: Sequence[DraftSequence], logits: Sequence[Tensor
     places: list[tuple[SamplingState, int]] = []
     for sequence, of_sequence in zip(sequences, logits, strict=True):
         state, tree = _state(sequence), sequence.tree
-        state.noise.forget_before(sequence.base)
-        of_all = rows_of([of_sequence], [(state, sequence.ids, tree)])
+        of_all = rows_of([of_sequence], [(state, tree)])
         rows.append(of_all[[spot.parent + 1 for spot in sequence.spots]] if state.transforms.active else of_all)
         depths = (-1, *tree.depths)
         places += [(state, sequence.base + depths[spot.parent + 1] + 1) for spot in sequence.spots]
@@ -67,8 +70,6 @@ def _missing(sequence: DraftSequence, candidates: Sequence[tuple[int, list[int]]
 
 def _keyed(sequences: Sequence[DraftSequence], rows: Tensor) -> list[list[Node]]:
     """Greedy and coupled: what the target would draw if it were this model, and what it would draw next."""
-    for sequence in sequences:
-        _state(sequence).noise.forget_before(sequence.base)
     places = [(_state(sequence), sequence.base + len(sequence.tree)) for sequence in sequences]
     tokens: list[int] = choose(rows, places).tolist()
     most = max(sequence.num_siblings for sequence in sequences)

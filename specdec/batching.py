@@ -48,6 +48,9 @@ class Engine(Protocol):
     def close(self, key: Key) -> None:
         """Release everything of the sequence at once. Unknown keys are ignored."""
 
+    def hold(self, stream: int, held: bool) -> None:
+        """While it is held, compute nothing for this stream's sequences but what they wait for."""
+
     def drain(self) -> None:
         """From now on refuse opens and end sequences with Draining when nothing of theirs is unanswered."""
 
@@ -75,7 +78,7 @@ _Order = tuple[Callable[..., None], tuple[object, ...]]
 class StepLoop:
     """Runs an engine on its own thread and hands what it answers to ``deliver`` on the event loop, per pass.
 
-    Create and use it on the event loop. Orders (open, submit, close, drain) take effect together at the next
+    Create and use it on the event loop. Orders (open, submit, close, hold, drain) take effect together at the next
     ``post``: no pass begins between them.
     """
 
@@ -102,6 +105,9 @@ class StepLoop:
 
     def close(self, key: Key) -> None:
         self._orders.append((self._close, (key,)))
+
+    def hold(self, stream: int, held: bool) -> None:
+        self._orders.append((self.engine.hold, (stream, held)))
 
     def drain(self) -> None:
         self._orders.append((self.engine.drain, ()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from specdec.vocabulary import read_vocabulary
 SAMPLING_VERSION = "2"
 """Part of every digest: raise it when the same weights and seed would give another text."""
 
-_CHUNK_BYTES = 1 << 20
+_DIGEST_VERSION = "3"
+_HASHING_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +53,17 @@ class Checkpoint:
             # Rows beyond the tokenizer are padding; models of one family pad differently.
             vocab_size = min(vocab_size, vocabulary.size)
             fingerprint = vocabulary.fingerprint
+        eos_token_ids = _eos_token_ids(directory, config)
+        # What else decides what may be drawn, and where a text ends.
+        facts = {"dtype": dtype, "vocab_size": vocab_size, "tokenizer": fingerprint, "eos_token_ids": eos_token_ids}
         info = ModelInfo(
             name=directory.resolve().name if Path(model).is_dir() else model,
-            model_digest=_digest([config_file, *weights], dtype),
+            model_digest=_digest([config_file, *weights], facts),
             vocab_size=vocab_size,
             tokenizer_fingerprint=fingerprint,
             context_length=_context_length(text_config),
             dtype=dtype,
-            eos_token_ids=_eos_token_ids(directory, config),
+            eos_token_ids=eos_token_ids,
         )
         return Checkpoint(directory, dtype, info)
 
@@ -81,14 +86,18 @@ def _read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def _digest(files: list[Path], dtype: str) -> str:
-    digest = hashlib.sha256(f"sampling {SAMPLING_VERSION} dtype {dtype}".encode())
-    for file in files:
-        digest.update(f"\n{file.name} {file.stat().st_size}\n".encode())
-        with file.open("rb") as stream:
-            while chunk := stream.read(_CHUNK_BYTES):
-                digest.update(chunk)
-    return digest.hexdigest()
+def _digest(files: list[Path], facts: dict[str, Any]) -> str:
+    """Of the content of all files, and of facts that are not in them: whatever makes the output another one."""
+    # The interpreter is not held while a file is hashed, and a large model comes in many files.
+    with ThreadPoolExecutor(_HASHING_THREADS, "hashing") as hashing:
+        hashes = dict(zip((file.name for file in files), hashing.map(_file_hash, files), strict=True))
+    known = {"version": _DIGEST_VERSION, "sampling": SAMPLING_VERSION, **facts, "files": hashes}
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def _file_hash(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _own_dtype(config: dict[str, Any]) -> str:

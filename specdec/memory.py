@@ -12,16 +12,19 @@ from pathlib import Path
 import torch
 
 from specdec import cgroup
+from specdec.noise_cache import MAX_KEPT_ROWS
 from specdec.packed_attention import COPIES
+from specdec.portions import MAX_CHAIN_NODES, MAX_TREE_ROWS, NUMBERS_AT_ONCE
 from specdec.prefill import ROWS_PER_PASS
 
 BLOCK = 16  # tokens; a pool is never smaller
 
-_DECODING_ROWS = 256
-"""Rows with logits in the largest pass that is reckoned with. What a busier one needs comes out of the memory that
-``memory_fraction`` leaves alone."""
-_SAMPLING_BYTES = 3 * 8
-"""Per logit: three copies in float64."""
+_TRANSFORMED_BYTES = 4
+"""Per logit: a copy in float32, where penalties or the like change it."""
+_SAMPLING_BYTES = 6 * 8
+"""Per logit of those that are drawn from or verified at once: distributions of target and draft, and what it takes to
+find them, in float64."""
+_NOISE_BYTES = 8
 _MASK_BYTES = 20
 """Per query and key: whether it is visible, how far it is, and what is added to its score."""
 
@@ -90,12 +93,15 @@ def plan(
 
 
 def largest_pass(shape: Shape) -> int:
-    """Bytes of activations, without the keys and values that are gathered."""
-    rows = ROWS_PER_PASS + _DECODING_ROWS
+    """Bytes of activations, without the keys and values that are gathered, and of the noise that is kept."""
+    rows = ROWS_PER_PASS + MAX_TREE_ROWS
     per_row = (6 * shape.hidden_size + 3 * shape.widest) * shape.element_bytes + 3 * shape.hidden_size * 4
-    logits = _DECODING_ROWS * shape.vocab_size * (shape.element_bytes + _SAMPLING_BYTES)
+    num_logits = MAX_TREE_ROWS * shape.vocab_size
+    at_once = min(num_logits, max(NUMBERS_AT_ONCE, (1 + MAX_CHAIN_NODES) * shape.vocab_size))
+    logits = num_logits * (shape.element_bytes + _TRANSFORMED_BYTES) + at_once * _SAMPLING_BYTES
+    noise = MAX_KEPT_ROWS * shape.vocab_size * _NOISE_BYTES
     masks = ROWS_PER_PASS * shape.context_length * _MASK_BYTES
-    return rows * per_row + logits + masks
+    return rows * per_row + logits + noise + masks
 
 
 def free_memory(device: torch.device) -> int:

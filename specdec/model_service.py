@@ -121,7 +121,7 @@ def run(settings: EngineSettings, name: str, build: Callable[[], Callable[[], Mo
     try:
         telemetry.set_up(f"specdec-{name}", settings)
         tls.of(settings, name)  # before minutes of loading a model
-        with _left_at_sigterm():
+        with _left_at_signals():
             make_server = build()
     except ValueError as error:
         print(f"specdec {name}: {error}", file=sys.stderr)
@@ -172,10 +172,14 @@ async def _stuck_before_signalled(server: ModelServer) -> str | None:
 
 
 @contextlib.contextmanager
-def _left_at_sigterm() -> Iterator[None]:
-    """Process 1 of a container ignores a signal that nothing handles, and would go on loading until it is killed."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+def _left_at_signals() -> Iterator[None]:
+    """Process 1 of a container ignores a signal that nothing handles, and would go on loading until it is killed.
+
+    Nothing is served yet, so nothing is lost. Any other way out waits for the thread that loads the model.
+    """
+    before = {number: signal.signal(number, lambda *_: os._exit(0)) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

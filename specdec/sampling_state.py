@@ -6,64 +6,69 @@ position); refuses to know models, trees' fates and who asks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from specdec.noise_cache import CoupledNoise, PassNoise
-from specdec.sampling import runners_up, sample_coupled
-from specdec.sequence import SequenceSpec
+from specdec.errors import SpecdecError
+from specdec.noise import Key
+from specdec.noise_cache import KeptRows, PassNoise
+from specdec.portions import NUMBERS_AT_ONCE, portions
+from specdec.sampling import Noise, runners_up, sample_coupled
+from specdec.sequence import SamplingParams, SequenceSpec
 from specdec.transforms import Mask, Transforms, transformed
 from specdec.tree import TokenTree
 
-_CACHED_NUMBERS = 1 << 18  # 2 MiB in float64
-
 
 class SamplingState:
-    """One sequence's."""
+    """One sequence's. ``kept`` are the rows of noise of its model, which all its sequences share."""
 
-    def __init__(self, spec: SequenceSpec, mask: Mask | None = None) -> None:
+    def __init__(self, spec: SequenceSpec, mask: Mask | None = None, kept: KeptRows | None = None) -> None:
         """``mask`` is the grammar at the beginning of the output, and belongs to this state from now on."""
         self.spec = spec
-        self.noise = CoupledNoise(spec.seed)
+        self.kept = KeptRows() if kept is None else kept
         self.transforms = Transforms(spec, mask)
 
+    def take_in(self, ids: Sequence[int]) -> SpecdecError | None:
+        """What is committed, before anything is drawn after it. What is wrong with it, if so: that ends this sequence,
+        and none of its neighbours."""
+        try:
+            self.transforms.take_in(ids)
+        except SpecdecError as error:
+            return error
+        return None
 
-def rows_of(
-    logits: Sequence[Tensor], places: Sequence[tuple[SamplingState, Sequence[int], TokenTree]]
-) -> Tensor:  # [rows, vocab]
+
+def rows_of(logits: Sequence[Tensor], places: Sequence[tuple[SamplingState, TokenTree]]) -> Tensor:  # [rows, vocab]
     """The logits of all sequences one below the other, as penalties, bias and the like make them.
 
-    A place is a sequence, its committed ids and the tree below them; its logits [n, vocab] are of the last n of the
-    root and the tree's nodes.
+    A place is a sequence and the tree below its committed ids, which were taken in; its logits [n, vocab] are of the
+    last n of the root and the tree's nodes.
     """
-    for state, ids, _ in places:
-        state.transforms.take_in(ids)
-    return transformed(logits, [(state.transforms, tree) for state, _, tree in places])
+    return transformed(logits, [(state.transforms, tree) for state, tree in places])
 
 
 def choose(rows: Tensor, places: Sequence[tuple[SamplingState, int]]) -> Tensor:  # [rows] int64
     """Greedy and coupled: the token that is drawn at each place, by rows [rows, vocab] of logits."""
-    # A few rows at a time: in float64 a large batch would go back and forth between processor and memory.
-    num_rows = max(1, _CACHED_NUMBERS // rows.shape[-1])
-    if len(rows) <= num_rows:
-        return _choose(rows, places)
-    return torch.cat(
-        [
-            _choose(rows[start : start + num_rows], places[start : start + num_rows])
-            for start in range(0, len(rows), num_rows)
-        ]
-    )
+    return _by_portions(sample_coupled, rows, places)
 
 
 def rank(rows: Tensor, places: Sequence[tuple[SamplingState, int]], count: int) -> Tensor:  # [rows, count] int64
     """Greedy and coupled: the tokens likeliest to be drawn at each place by a model near this one, likeliest first."""
-    noise = PassNoise([(state.noise, position) for state, position in places], rows.shape[-1], rows.device)
-    return runners_up(rows, [state.spec.sampling for state, _ in places], noise, count)
+    return _by_portions(lambda some, params, noise: runners_up(some, params, noise, count), rows, places)
 
 
-def _choose(rows: Tensor, places: Sequence[tuple[SamplingState, int]]) -> Tensor:
-    params = [state.spec.sampling for state, _ in places]
-    noise = PassNoise([(state.noise, position) for state, position in places], rows.shape[-1], rows.device)
-    return sample_coupled(rows, params, noise)
+def _by_portions(
+    draw: Callable[[Tensor, Sequence[SamplingParams], Noise], Tensor],
+    rows: Tensor,
+    places: Sequence[tuple[SamplingState, int]],
+) -> Tensor:  # [rows, ...]
+    """``draw`` for all rows [rows, vocab], some at a time. The places are of one model's sequences."""
+    drawn = []
+    for part in portions([rows.shape[-1]] * len(rows), NUMBERS_AT_ONCE):
+        some = [places[row] for row in part]
+        keys = [Key(state.spec.seed, position) for state, position in some]
+        noise = PassNoise(keys, rows.shape[-1], rows.device, some[0][0].kept)
+        drawn.append(draw(rows[part.start : part.stop], [state.spec.sampling for state, _ in some], noise))
+    return drawn[0] if len(drawn) == 1 else torch.cat(drawn)

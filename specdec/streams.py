@@ -16,16 +16,16 @@ from typing import Any, Protocol
 from opentelemetry import trace
 
 from specdec.batching import Engine, Key, Results, StepLoop
-from specdec.errors import InvalidArgument, OutOfStep, Overloaded, SpecdecError
+from specdec.chunked_opens import ChunkedOpens
+from specdec.errors import InvalidArgument, OutOfStep, SpecdecError
 from specdec.rounds import Load
 from specdec.telemetry import context_of
 
 HEARTBEAT_S = 0.25
 """A stream with something unanswered is written to at least this often."""
 
-MAX_OPEN_IDS, MAX_UNFINISHED_OPENS = 1 << 21, 1024
-"""Ids of one open, over all its chunks, and of all unfinished ones of a stream; and how many may be unfinished. No
-context is that long: nobody is to fill the memory."""
+_UNTAKEN = 16
+"""Results per live sequence. A stream with more of them that its peer has not taken is held."""
 
 
 class Codec(Protocol):
@@ -111,6 +111,7 @@ class StreamServer:
         try:
             async for frame in frames:
                 stream.take(frame)
+                await stream.not_held.wait()
         except SpecdecError as error:
             stream.failure = error
         finally:
@@ -132,13 +133,15 @@ class _Stream:
         self._loop = loop
         self._codec = codec
         self._opened_up_to = -1
-        self._partial: dict[int, Any] = {}  # opens of which more chunks follow
+        self._partial = ChunkedOpens()
         self._live: dict[int, trace.Span] = {}
         self._outbox: list[tuple[int, Any]] = []
         self._wake = asyncio.Event()
         self._heartbeat_due = False
         self._half_closed = False
         self.writing = False
+        self.not_held = asyncio.Event()
+        self.not_held.set()
         self._tracer = trace.get_tracer("specdec")
 
     # --- from the peer ---
@@ -169,22 +172,13 @@ class _Stream:
 
     def _take_open(self, message: Any) -> None:
         sequence: int = message.sequence
-        if sequence in self._partial:
-            self._partial[sequence].spec.token_ids.extend(message.spec.token_ids)
-        elif sequence <= self._opened_up_to:
-            raise InvalidArgument([("sequence", f"{sequence} is not above those opened before in this stream")])
-        else:
+        if sequence not in self._partial:
+            if sequence <= self._opened_up_to:
+                raise InvalidArgument([("sequence", f"{sequence} is not above those opened before in this stream")])
             self._opened_up_to = sequence
-            if len(self._partial) >= MAX_UNFINISHED_OPENS:
-                raise Overloaded(f"{len(self._partial)} opens of this stream are unfinished")
-            self._partial[sequence] = message
             self.unanswered[sequence] = 0
-        if (length := len(self._partial[sequence].spec.token_ids)) > MAX_OPEN_IDS:
-            raise InvalidArgument([("spec.token_ids", f"at most {MAX_OPEN_IDS}, not {length}")])
-        if message.more and sum(len(each.spec.token_ids) for each in self._partial.values()) > MAX_OPEN_IDS:
-            raise Overloaded(f"the unfinished opens of this stream have more than {MAX_OPEN_IDS} ids")
-        if not message.more:
-            whole = self._partial.pop(sequence)
+        whole = self._partial.add(message)
+        if whole is not None:
             open_ = self._codec.read_open(whole)
             self._live[sequence] = self._tracer.start_span("sequence", context_of(whole.spec.traceparent))
             self._loop.open(Key(self.number, sequence), open_)
@@ -201,7 +195,7 @@ class _Stream:
             self._loop.submit(Key(self.number, sequence), entry)
 
     def _end(self, sequence: int) -> None:
-        self._partial.pop(sequence, None)
+        self._partial.drop(sequence)
         self.unanswered.pop(sequence, None)
         if (span := self._live.pop(sequence, None)) is not None:
             span.end()
@@ -210,6 +204,7 @@ class _Stream:
     def end_all(self) -> None:
         for sequence in list(self._live):
             self._end(sequence)
+        self._hold(False)
         self._loop.post()
 
     # --- to the peer ---
@@ -230,6 +225,16 @@ class _Stream:
     def _send(self, sequence: int, result: Any) -> None:
         self._outbox.append((sequence, result))
         self._wake.set()
+        if len(self._outbox) > _UNTAKEN * max(1, len(self._live)):
+            self._hold(True)
+
+    def _hold(self, held: bool) -> None:
+        """Who does not take what was said is not listened to, and told nothing unasked. What is asked of a stream has
+        an end, so what waits for it to be taken has one, too."""
+        if held == self.not_held.is_set():
+            (self.not_held.clear if held else self.not_held.set)()
+            self._loop.hold(self.number, held)
+            self._loop.post()
 
     def _event(self, result: Any) -> tuple[str, dict[str, Any]]:
         if isinstance(result, SpecdecError):
@@ -262,4 +267,5 @@ class _Stream:
             return None
         unanswered = sorted(self.unanswered) if self._heartbeat_due else []
         outbox, self._outbox, self._heartbeat_due = self._outbox, [], False
+        self._hold(False)
         return outbox, unanswered

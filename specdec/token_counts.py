@@ -27,16 +27,19 @@ class TokenCounts:
             self._token_ids[slot] = token_id
         self._counts[slot] += count
 
-    def at_nodes(self, tree: TokenTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """token_ids [n]; counts [1 + nodes, n] at the root and each node; whether they occur there, of that shape."""
-        slots, num_slots = self._slots, len(self._slots)
-        new = {token_id: num_slots + i for i, token_id in enumerate(dict.fromkeys(tree.token_ids) - slots.keys())}
-        token_ids = np.concatenate([self._token_ids[:num_slots], np.fromiter(new, np.int64, len(new))])
-        counts = np.zeros((1 + len(tree), len(token_ids)), np.int64)
-        counts[0, :num_slots] = self._counts[:num_slots]
-        for node, (token_id, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
-            counts[1 + node] = counts[1 + parent]
-            counts[1 + node, slots.get(token_id, new.get(token_id, -1))] += 1
-        occurs = counts > 0
-        occurs[:, :num_slots] = True
-        return token_ids, counts, occurs
+    def counted(self) -> tuple[np.ndarray, np.ndarray]:
+        """The token_ids [n] that occur, each once, and their counts [n]. Good until the next ``add``."""
+        return self._token_ids[: len(self._slots)], self._counts[: len(self._slots)]
+
+    def along(self, tree: TokenTree) -> list[dict[int, int]]:
+        """Of the root and each node the tokens of its path, with how often they occur then: all that is not as at the
+        root."""
+        found: list[dict[int, int]] = [{}]
+        for token_id, parent in zip(tree.token_ids, tree.parents, strict=True):
+            above = found[1 + parent]
+            found.append({**above, token_id: 1 + above.get(token_id, self._count(token_id))})
+        return found
+
+    def _count(self, token_id: int) -> int:
+        slot = self._slots.get(token_id)
+        return 0 if slot is None else int(self._counts[slot])

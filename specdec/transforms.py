@@ -10,7 +10,8 @@ the output (prompt excluded) and l(v) its logit plus bias:
 
 At a node of a token tree the output includes the path to it. What is committed is taken in once, when it is new; a
 node's numbers are its parent's and one token more, so nothing has to be undone when the tree is dropped. Only the
-entries of tokens that occur are touched: the rest of a row is not even read.
+entries of tokens that occur are touched: the rest of a row is not even read. What occurs at the root goes to the device
+once for all rows of a sequence; of a row itself only what its path changes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from specdec.errors import InvalidArgument
+from specdec.portions import NUMBERS_AT_ONCE
 from specdec.sequence import SequenceSpec
 from specdec.token_counts import TokenCounts
 from specdec.tree import ROOT, TokenTree
@@ -78,11 +80,12 @@ class Transforms:
             biased, bias = (np.array(column) for column in zip(*params.logit_bias, strict=True))
             edits.bias.append(_crossed(rows, biased, bias))
         if params.penalizes:
-            token_ids, counts, occurs = self._counts.at_nodes(tree)
-            place = _crossed(rows, token_ids)
-            numbers = (counts[-num_rows:].ravel(), occurs[-num_rows:].ravel())
-            strengths = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-            edits.penalties.append((*place, *numbers, *(np.full(len(place[0]), each) for each in strengths)))
+            strengths = np.array([params.repetition_penalty, params.frequency_penalty, params.presence_penalty])
+            edits.penalties.append((range(first_row, first_row + num_rows), *self._counts.counted(), strengths))
+            along = zip(rows.tolist(), self._counts.along(tree)[-num_rows:], strict=True)
+            entries = [(row, *entry) for row, counts in along for entry in counts.items()]
+            columns = np.array(entries, np.int64).reshape(-1, 3).T
+            edits.along.append((*columns, *(np.full(len(entries), each) for each in strengths)))
         num_missing = params.min_tokens - (self._num_taken - self._num_prompt_tokens)
         if num_missing > 0:
             depths = np.array([0, *(depth + 1 for depth in tree.depths)])[-num_rows:]
@@ -137,11 +140,16 @@ def transformed(logits: Sequence[Tensor], places: Sequence[tuple[Transforms, Tok
 
 
 class _Edits:
-    """What is to be done to entries of a batch of rows: arrays of rows, of token ids and of numbers, in parts."""
+    """What is to be done to entries of a batch of rows: arrays of rows, of token ids and of numbers, in parts.
+
+    ``penalties`` are of whole sequences: a range of rows, and arrays of token ids, counts and strengths, the same for
+    all of them. But where ``along`` has an entry, that counts.
+    """
 
     def __init__(self) -> None:
         self.bias: list[tuple[np.ndarray, ...]] = []
-        self.penalties: list[tuple[np.ndarray, ...]] = []
+        self.penalties: list[tuple[range, np.ndarray, np.ndarray, np.ndarray]] = []
+        self.along: list[tuple[np.ndarray, ...]] = []
         self.forbidden: list[tuple[np.ndarray, ...]] = []
 
     def apply(self, rows: Tensor) -> None:
@@ -150,14 +158,31 @@ class _Edits:
             row, token_id, bias = _joined(self.bias, rows)
             rows[row, token_id] = (rows[row, token_id].double() + bias).to(rows.dtype)
         if self.penalties:
-            row, token_id, count, occurs, repetition, frequency, presence = _joined(self.penalties, rows)
-            logits = rows[row, token_id].double()
-            repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-            logits = torch.where(occurs, repeated, logits) - frequency * count - presence * (count > 0)
-            rows[row, token_id] = logits.to(rows.dtype)
+            row, token_id, *numbers = _joined(self.along, rows)
+            along = _penalized(rows[row, token_id], *numbers)  # of what the rows are before anything of it is changed
+            self._penalize(rows)
+            rows[row, token_id] = along
         if self.forbidden:
             row, token_id = _joined(self.forbidden, rows)
             rows[row, token_id] = -torch.inf
+
+    def _penalize(self, rows: Tensor) -> None:
+        ranges, *arrays = zip(*self.penalties, strict=True)
+        token_ids, counts, strengths = _joined(list(zip(*arrays, strict=True)), rows)
+        lengths = [len(array) for array in arrays[0]]
+        splits = torch.split(token_ids, lengths), torch.split(counts, lengths)
+        for of_sequence, token_id, count, strength in zip(ranges, *splits, strengths.view(-1, 3), strict=True):
+            most = max(1, NUMBERS_AT_ONCE // max(1, len(token_id)))
+            for some in torch.split(rows[of_sequence.start : of_sequence.stop], most):  # [some, vocab] each
+                some[:, token_id] = _penalized(some[:, token_id], count, *strength)
+
+
+def _penalized(logits: Tensor, count: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor) -> Tensor:
+    """Logits of tokens that occur. All shapes broadcast; strengths are tensors on the device, since a GPU divides by a
+    number of Python's in another way than by one of a tensor."""
+    wide = logits.double()
+    wide = torch.where(wide > 0, wide / repetition, wide * repetition)
+    return (wide - frequency * count - presence * (count > 0)).to(logits.dtype)
 
 
 def _crossed(rows: np.ndarray, *columns: np.ndarray) -> tuple[np.ndarray, ...]:

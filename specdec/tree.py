@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MAX_TREE_NODES = 1024
+"""Of a tree that a peer sends."""
+
 ROOT = -1
 """The parent of a tree's topmost nodes: the last committed token."""
 
@@ -155,6 +158,18 @@ class TokenTree:
                     probs.append(other.draft_probs[node] if other.draft_probs else None)
             here[node] = index_of[edge]
         return TokenTree(tuple(tokens), tuple(parents), tuple(probs))
+
+    def extended(self, nodes: Sequence[tuple[int, int, SparseDistribution | None]]) -> TokenTree:
+        """This tree with these nodes appended: a token each, its parent and what it was sampled from."""
+        if not nodes:
+            return self
+        token_ids, parents, probs = zip(*nodes, strict=True)
+        with_probs = bool(self.draft_probs) or any(probs)
+        return TokenTree(
+            self.token_ids + token_ids,
+            self.parents + parents,
+            (self.draft_probs or (None,) * len(self)) + probs if with_probs else (),
+        )
 
     def under(self, path: Sequence[int]) -> TokenTree:
         """This tree moved below a chain of ``path``."""

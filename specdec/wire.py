@@ -14,15 +14,13 @@ from specdec.errors import InvalidArgument
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo, Round, Timings, Verdict
 from specdec.sampling_wire import read_sampling, sampling_problems, unknown_fields, write_sampling
 from specdec.sequence import Method, SequenceSpec
-from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
+from specdec.tree import EMPTY_TREE, MAX_TREE_NODES, SparseDistribution, TokenTree
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 IDS_PER_OPEN = 8192
 """Token ids per open entry: at three bytes each some 24 KiB, so that a long open does not delay its neighbours."""
 
 MAX_SALT_BYTES = 256
-
-MAX_TREE_NODES = 1024
 
 FEATURE_BYTES = 1 << 16
 """Hidden states in a frame: more would delay its neighbours."""

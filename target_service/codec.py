@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from specdec import wire
 from specdec.errors import InvalidArgument, ModelMismatch, SpecdecError, to_status
+from specdec.framing import framed
 from specdec.rounds import CACHE_SALT, FEATURES, TRANSFORMS, Load, ModelInfo, Round, Verdict
 from specdec.sampling_wire import MAX_END_TOKENS
 from specdec.v1 import common_pb2, target_pb2
@@ -76,20 +78,23 @@ class TargetCodec:
     def frames(
         self, results: Sequence[tuple[int, Any]], unanswered: Iterable[int], load: Load
     ) -> Iterator[target_pb2.VerifyResponse]:
-        response = target_pb2.VerifyResponse(load=wire.write_load(load))
-        for sequence, result in results:
-            if isinstance(result, SpecdecError):
-                response.errors.append(common_pb2.SequenceError(sequence=sequence, status=to_status(result)))
-            else:
-                response.verdicts.append(wire.write_verdict(sequence, result))
-        for sequence in unanswered:
-            response.progress.append(target_pb2.Progress(sequence=sequence, passes=load.passes))
-        room = wire.FEATURE_BYTES
-        for sequence, result in results:
-            for features in () if isinstance(result, SpecdecError) else wire.write_features(sequence, result):
-                if len(features.rows) > room and room < wire.FEATURE_BYTES:
-                    yield response
-                    response, room = target_pb2.VerifyResponse(load=response.load), wire.FEATURE_BYTES
-                response.features.append(features)
-                room -= len(features.rows)
-        yield response
+        told = wire.write_load(load)
+
+        def new() -> target_pb2.VerifyResponse:
+            return target_pb2.VerifyResponse(load=told)
+
+        progress = (("progress", target_pb2.Progress(sequence=each, passes=load.passes)) for each in unanswered)
+        yield from framed(new, itertools.chain(itertools.starmap(_entry, results), progress))
+        features = [("features", part) for sequence, result in results for part in _features(sequence, result)]
+        if features:
+            yield from framed(new, features, wire.FEATURE_BYTES)
+
+
+def _entry(sequence: int, result: Any) -> tuple[str, Any]:
+    if isinstance(result, SpecdecError):
+        return "errors", common_pb2.SequenceError(sequence=sequence, status=to_status(result))
+    return "verdicts", wire.write_verdict(sequence, result)
+
+
+def _features(sequence: int, result: Any) -> Iterable[target_pb2.Features]:
+    return () if isinstance(result, SpecdecError) else wire.write_features(sequence, result)

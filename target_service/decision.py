@@ -6,12 +6,13 @@ are one batch, and what was drawn for a pass leaves the device as one array.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from specdec.noise import Domain, Key, exponentials, uniforms
+from specdec.portions import NUMBERS_AT_ONCE, portions
 from specdec.sampling import dense_from_sparse, probabilities, race
 from specdec.sampling_state import SamplingState, choose, rows_of
 from specdec.sequence import Method
@@ -23,16 +24,18 @@ from target_service.engine import Decision, Job
 def decide(jobs: Sequence[Job], logits: Sequence[Tensor]) -> list[Decision]:
     """Verify each job's tree by its logits [1 + nodes, vocab]: the root's row, then each node's.
 
-    ``job.memory.sampling`` is the sequence's SamplingState. A decision does not depend on the other jobs.
+    ``job.memory.sampling`` is the sequence's SamplingState, which has taken in the job's ids. A decision does not
+    depend on the other jobs.
     """
     keyed = [index for index, job in enumerate(jobs) if _state(job).spec.keyed_by_token]
     chained = [index for index, job in enumerate(jobs) if not _state(job).spec.keyed_by_token]
-    drawn = []
-    if keyed:
-        drawn.append(_target_tokens([jobs[i] for i in keyed], [logits[i] for i in keyed]))
+    drawn: list[Tensor] = []
+    for part in _portions(keyed, logits):
+        drawn.append(_target_tokens([jobs[i] for i in part], [logits[i] for i in part]))
     accepted: list[int] = []
-    if chained:
-        accepted, after = _verify_chains([jobs[i] for i in chained], [logits[i] for i in chained])
+    for part in _portions(chained, logits):
+        num_accepted, after = _verify_chains([jobs[i] for i in part], [logits[i] for i in part])
+        accepted += num_accepted
         drawn.append(after)
     tokens: list[int] = torch.cat(drawn).tolist() if drawn else []
 
@@ -44,27 +47,30 @@ def decide(jobs: Sequence[Job], logits: Sequence[Tensor]) -> list[Decision]:
         start += 1 + len(tree)
         nodes, next_token = descend(tree.token_ids, tree.parents, target_tokens)
         decisions[index] = Decision(tuple(nodes), next_token, tuple(target_tokens))
-    for index, num_accepted, next_token in zip(chained, accepted, tokens[start:], strict=True):
-        decisions[index] = Decision(tuple(range(num_accepted)), next_token)
+    for index, number, next_token in zip(chained, accepted, tokens[start:], strict=True):
+        decisions[index] = Decision(tuple(range(number)), next_token)
     return [decisions[index] for index in range(len(jobs))]
+
+
+def _portions(indices: Sequence[int], logits: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Whole jobs, a few at a time: float64 takes several times the memory of what the model gives."""
+    for part in portions([logits[index].numel() for index in indices], NUMBERS_AT_ONCE):
+        yield [indices[place] for place in part]
 
 
 def _target_tokens(jobs: Sequence[Job], logits: Sequence[Tensor]) -> Tensor:  # [rows] int64
     """Greedy and coupled: what the target draws at every job's root and nodes."""
-    rows = rows_of(logits, [(_state(job), job.ids, job.tree) for job in jobs])
     places = []
     for job in jobs:
         base = len(job.ids)
         places += [(_state(job), base), *((_state(job), base + depth + 1) for depth in job.tree.depths)]
-    for job in jobs:
-        _state(job).noise.forget_before(len(job.ids))
-    return choose(rows, places)
+    return choose(rows_of(logits, [(_state(job), job.tree) for job in jobs]), places)
 
 
 def _verify_chains(jobs: Sequence[Job], logits: Sequence[Tensor]) -> tuple[list[int], Tensor]:
     """Token and block: how many nodes of each job are accepted, and the token after them, [jobs] int64."""
     params = [_state(job).spec.sampling for job in jobs for _ in range(1 + len(job.tree))]
-    rows = rows_of(logits, [(_state(job), job.ids, job.tree) for job in jobs])
+    rows = rows_of(logits, [(_state(job), job.tree) for job in jobs])
     target_probs = probabilities(rows, params)  # [rows, vocab]
     keys = [Key(_state(job).spec.seed, len(job.ids) + i, len(job.ids)) for job in jobs for i in range(len(job.tree))]
     accept_uniforms = uniforms(keys, Domain.ACCEPT)  # [nodes of all jobs]

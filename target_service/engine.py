@@ -21,10 +21,14 @@ from specdec.errors import (
     SpecdecError,
 )
 from specdec.gathering import Gathering
+from specdec.portions import MAX_CHAIN_NODES, MAX_TREE_ROWS, take_turns
 from specdec.rounds import Features, Load, ModelInfo, Round, Timings, Verdict
 from specdec.sequence import Method, SequenceSpec
 from specdec.tree import EMPTY_TREE, TokenTree
 from target_service.admission import Admission
+
+MOST_RUN_ON = 64
+"""Verdicts that a round may have beside its own: nobody can have asked for them one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ class _Sequence:
     since: float  # it waits, or waited last
     run_on: int = 0
     last: int = 0
+    held: bool = False
 
     @property
     def base(self) -> int:
@@ -103,7 +108,12 @@ class _Sequence:
 
     @property
     def waits(self) -> bool:
-        return self.pending is not None or self.run_on > 0
+        return self.pending is not None or (self.run_on > 0 and not self.held)
+
+    @property
+    def num_rows(self) -> int:
+        """In a pass, at most, beside its prompt."""
+        return 1 if self.pending is None else 1 + len(self.pending.tree)
 
 
 class TargetEngine:
@@ -152,8 +162,9 @@ class TargetEngine:
         if round_.tree and not spec.keyed_by_token:
             if round_.base != sequence.base:
                 raise OutOfStep(f"base {sequence.base} was expected, not {round_.base}, with {spec.method.value}")
-            if not round_.tree.is_chain:
-                raise InvalidArgument([("tree", f"{spec.method.value} verification takes chains only")])
+            if not round_.tree.is_chain or len(round_.tree) > MAX_CHAIN_NODES:
+                problem = f"{spec.method.value} verification takes chains only, of at most {MAX_CHAIN_NODES} nodes"
+                raise InvalidArgument([("tree", problem)])
         if round_.tree.draft_probs and spec.method is Method.COUPLED:
             raise InvalidArgument([("tree.draft_probs", "coupled verification takes no distributions")])
         limit = self._verifier.info.context_length
@@ -173,6 +184,11 @@ class TargetEngine:
         self._admission.leave(key)
         if (sequence := self._sequences.pop(key, None)) is not None:
             self._verifier.close(sequence.memory)
+
+    def hold(self, stream: int, held: bool) -> None:
+        for key, sequence in self._sequences.items():
+            if key.stream == stream:
+                sequence.held = held
 
     def drain(self) -> None:
         self._draining = True
@@ -208,8 +224,10 @@ class TargetEngine:
         return results
 
     def _pass(self) -> list[tuple[Key, Verdict | SpecdecError]]:
-        waiting = [(sequence.arrived, key) for key, sequence in self._sequences.items() if sequence.waits]
-        self._batch = [key for _, key in sorted(waiting)]  # memory goes to the oldest first
+        num_rows = {key: sequence.num_rows for key, sequence in self._sequences.items() if sequence.waits}
+        turn = take_turns(self._sequences, num_rows, MAX_TREE_ROWS)
+        # Memory goes to the oldest first.
+        self._batch = [key for _, key in sorted((self._sequences[key].arrived, key) for key in turn)]
         if not self._batch:
             return []
         started = self._clock()
@@ -235,7 +253,7 @@ class TargetEngine:
             elif decision is not None:
                 sequence = self._sequences[key]
                 results.append((key, self._commit(sequence, tree, nodes, decision, started, timings)))
-                if not sequence.waits:
+                if not sequence.run_on:
                     self._gathering.told(key, sequence.since)
         if starved:
             results.append(self._preempt())
@@ -263,7 +281,7 @@ class TargetEngine:
     ) -> Verdict:
         if sequence.pending is not None:
             sequence.last = sequence.pending.number
-            sequence.run_on = sequence.pending.run_on
+            sequence.run_on = min(sequence.pending.run_on, MOST_RUN_ON)
             sequence.pending = None
         else:
             sequence.run_on -= 1

@@ -16,6 +16,7 @@ from torch import Tensor
 from specdec.errors import PassFailed, Preempted, SpecdecError
 from specdec.kv_cache import Move, PoolFullError, SequenceCache
 from specdec.model_runner import ModelRunner, sound_rows
+from specdec.noise_cache import KeptRows
 from specdec.packed_rows import Segment
 from specdec.prefill import rows_to_feed
 from specdec.rounds import CACHE_SALT, FEATURES, TRANSFORMS, Features, Timings
@@ -37,6 +38,7 @@ class LmVerifier:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
+        self._noise = KeptRows()
         capabilities = (*runner.info.capabilities, TRANSFORMS, FEATURES, CACHE_SALT)
         self.info = dataclasses.replace(runner.info, capabilities=capabilities)
 
@@ -45,7 +47,7 @@ class LmVerifier:
         return self._runner.pool.block_size
 
     def open(self, spec: SequenceSpec) -> _Memory:
-        return _Memory(SamplingState(spec), self._runner.new_cache(spec.cache_salt))
+        return _Memory(SamplingState(spec, kept=self._noise), self._runner.new_cache(spec.cache_salt))
 
     def close(self, memory: _Memory) -> None:
         memory.cache.release()
@@ -56,6 +58,8 @@ class LmVerifier:
     def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError | None], Timings]:
         outcome: list[Decision | SpecdecError | None] = [None] * len(jobs)
         started = time.perf_counter()
+        for index, job in enumerate(jobs):
+            outcome[index] = job.memory.sampling.take_in(job.ids)
         fed = self._segments(jobs, outcome)
         outputs = dict(zip(fed, self._runner.forward(list(fed.values())), strict=True)) if fed else {}
         passed = time.perf_counter()
@@ -87,14 +91,14 @@ class LmVerifier:
         return outcome, timings
 
     def _segments(self, jobs: Sequence[Job], outcome: list[Decision | SpecdecError | None]) -> dict[int, Segment]:
-        """The rows of the pass, by job. A job that finds no memory is Preempted in ``outcome``."""
+        """The rows of the pass, by job without an ``outcome``. It is Preempted for a job that finds no memory."""
         for job in jobs:
             if len(job.ids) - len(job.memory.cache) > 1:
                 self._runner.move(job.memory.cache.attach(job.ids))
         segments: dict[int, Segment] = {}
         for index, num_rows in enumerate(rows_to_feed([(job.memory.cache, job.ids) for job in jobs])):
             try:
-                if num_rows:
+                if num_rows and outcome[index] is None:
                     segments[index] = _segment(jobs[index], num_rows)
             except PoolFullError as error:
                 outcome[index] = Preempted(str(error))

@@ -18,6 +18,7 @@ from draft_service.proposal import propose, propose_children
 from specdec.errors import Overloaded, SpecdecError
 from specdec.kv_cache import PoolFullError, SequenceCache
 from specdec.model_runner import ModelRunner
+from specdec.noise_cache import KeptRows
 from specdec.packed_rows import Segment
 from specdec.prefill import rows_to_feed
 from specdec.rounds import AHEAD, CACHE_SALT, SIBLINGS
@@ -71,12 +72,13 @@ class LanguageModelDrafter:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
+        self._noise = KeptRows()
         self.info = dataclasses.replace(
             runner.info, capabilities=(*runner.info.capabilities, AHEAD, SIBLINGS, CACHE_SALT)
         )
 
     def open(self, spec: SequenceSpec) -> _Memory:
-        return _Memory(self._runner.new_cache(spec.cache_salt), SamplingState(spec))
+        return _Memory(self._runner.new_cache(spec.cache_salt), SamplingState(spec, kept=self._noise))
 
     def close(self, memory: _Memory) -> None:
         memory.cache.release()
@@ -108,6 +110,8 @@ class LanguageModelDrafter:
             chain = () if sequence.spots else sequence.tree.token_ids
             texts.append(_Text(sequence.ids, chain, sequence.base + len(chain)))
         fed = self._feed(sequences, texts)
+        for index, sequence in enumerate(sequences):
+            fed[index] = sequence.memory.sampling.take_in(sequence.ids) or fed[index]
         logits = {index: outcome for index, outcome in enumerate(fed) if isinstance(outcome, Tensor)}
         those, rows = [sequences[index] for index in logits], list(logits.values())
         ahead = any(sequence.spots for sequence in those)

@@ -11,6 +11,7 @@ from specdec.gathering import Gathering
 from specdec.plan.events import Events
 from specdec.plan.pass_time import PassTime
 from specdec.plan.request import Request
+from specdec.portions import MAX_TREE_ROWS, portions
 from specdec.prefill import ROWS_PER_PASS, fair_share
 
 
@@ -57,7 +58,8 @@ class Target:
             self._begin()
 
     def _begin(self) -> None:
-        batch, self._waiting = self._waiting, []
+        turn = portions([1 + request.flying for request in self._waiting], MAX_TREE_ROWS)[0]
+        batch, self._waiting = self._waiting[: turn.stop], self._waiting[turn.stop :]
         self._busy = True
         prompts = [request for request in batch if request.unfed]
         rows = len(batch) - len(prompts)

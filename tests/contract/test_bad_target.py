@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from bench.table_model import Table, TableVerifier
-from specdec import streams
+from specdec import chunked_opens
 from specdec.errors import (
     ContextExceeded,
     Overloaded,
@@ -245,7 +245,7 @@ async def test_lists_of_an_open_and_a_round_have_bounds() -> None:
 
 
 async def test_the_ids_of_all_unfinished_opens_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MAX_OPEN_IDS", 100)
+    monkeypatch.setattr(chunked_opens, "MAX_OPEN_IDS", 100)
     async with target(LmVerifier(runner())) as service:
         stream = service.stream()
         await stream.send(opens=[target_open(number, token_ids=[1] * 60, more=True) for number in (1, 2)])
@@ -257,8 +257,8 @@ async def test_the_ids_of_all_unfinished_opens_together_are_bounded(monkeypatch:
 
 
 async def test_an_open_that_never_ends_is_refused_and_so_are_too_many_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MAX_OPEN_IDS", 100)
-    monkeypatch.setattr(streams, "MAX_UNFINISHED_OPENS", 3)
+    monkeypatch.setattr(chunked_opens, "MAX_OPEN_IDS", 100)
+    monkeypatch.setattr(chunked_opens, "MAX_UNFINISHED_OPENS", 3)
     async with target(LmVerifier(runner())) as service:
         stream = service.stream()
         await stream.send(opens=[target_open(1, token_ids=[1] * 50, more=True)] * 2)

@@ -11,7 +11,7 @@ from draft_service.ahead import Spot, spots
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen, DraftSequence
 from specdec.batching import Key
-from specdec.errors import InvalidArgument
+from specdec.errors import Draining, InvalidArgument
 from specdec.model_runner import RowOutputs
 from specdec.packed_rows import Segment
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd
@@ -312,3 +312,24 @@ def test_an_answer_without_a_pass_says_nothing_of_the_passes_before() -> None:
     engine.submit(A, Advance(2, 4, (), EMPTY_TREE, Budget()))
     assert engine.step()
     assert not engine.working_on()
+
+
+def test_nothing_grows_ahead_for_a_stream_that_is_held():
+    engine = opened(SAMPLINGS[0])
+    engine.hold(A.stream, True)
+    engine.submit(A, Advance(1, 4, (1,), budget=Budget(2, 100, 40)))
+    growths = rest(engine)
+    assert [len(growth.tree) for growth in growths] == [2], "what was asked for"
+    engine.hold(A.stream, False)
+    assert rest(engine)[-1].end is not None
+
+
+def test_a_drain_waits_for_no_stream_that_is_held():
+    engine = opened(SAMPLINGS[0])
+    engine.hold(A.stream, True)
+    engine.submit(A, Advance(1, 4, (1,), budget=Budget(2, 100, 40)))
+    rest(engine)
+    engine.drain()
+    while not engine.idle:
+        results = engine.step()
+    assert isinstance(results[-1][1], Draining)

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft_service.budgets import granted
 from draft_service.engine import DraftOpen, Node
+from specdec.batching import Key
 from specdec.errors import Draining, InvalidArgument, OutOfStep, Overloaded
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import SparseDistribution, TokenTree
-from tests.draft_service.fakes import CONTEXT, VOCAB, A, B, budget, chain, growths, opened, run, said
+from tests.draft_service.fakes import CONTEXT, VOCAB, A, B, FakeDrafter, budget, chain, growths, opened, run, said
 
 # --- growing ------------------------------------------------------------------------------------------------
 
@@ -33,6 +35,24 @@ def test_an_advance_without_budget_is_answered_at_once_and_taken_in_when_nobody_
     assert [key for key, _ in run(engine)] == [A, B]
     assert [text for grown in drafter.grown for text, _ in grown] == [[1, 2, 9]] * 2
     assert drafter.learnt == [[[1, 2, 7, 8]]]
+
+
+def test_who_finds_no_room_in_a_pass_is_in_the_next_one(monkeypatch):
+    monkeypatch.setattr("draft_service.engine.MAX_TREE_ROWS", 3)
+    engine, drafter = opened(nodes=2)
+    keys = [A, *(Key(1, number) for number in range(2, 9))]
+    for key in keys[1:]:
+        opened(key=key, engine=engine, nodes=2)
+    assert sorted(key for key, _ in run(engine)) == keys
+    assert max(map(len, drafter.grown)) == 3
+    assert len(drafter.grown) == 6
+
+
+@pytest.mark.parametrize(("method", "most"), [(Method.COUPLED, 1024), (Method.BLOCK, 64)])
+def test_no_budget_is_larger_than_what_a_peer_takes(method, most):
+    spec = SequenceSpec((1, 2), 2, SamplingParams(1.0), 0, method)
+    asked = Budget(max_nodes=1 << 32 - 1, max_depth=1 << 32 - 1)
+    assert granted(spec, asked, FakeDrafter().info).max_nodes == most
 
 
 def test_an_open_with_budget_grows_before_the_first_token_is_known():

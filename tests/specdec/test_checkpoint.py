@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
 
+from specdec import checkpoint
 from specdec.checkpoint import Checkpoint
 from specdec.vocabulary import Vocabulary, read_vocabulary
 
@@ -84,6 +86,37 @@ def test_the_digest_changes_with_weights_dtype_and_config(directory):
     save_file({"extra": torch.zeros(1)}, directory / "model-2.safetensors")
     digests.add(find(directory).model_digest)
     assert len(digests) == 5
+
+
+def test_the_digest_changes_with_what_may_be_drawn_and_where_a_text_ends(directory):
+    """Replicas with one digest finish each other's texts; with another tokenizer they would draw from fewer tokens."""
+    digests = {find(directory).model_digest}
+    for change in (
+        lambda: tokenizer(28).save(str(directory / "tokenizer.json")),
+        lambda: tokenizer(28, "u").save(str(directory / "tokenizer.json")),
+        lambda: (directory / "tokenizer.json").unlink(),
+        lambda: rewrite(directory / "generation_config.json", eos_token_id=7),
+    ):
+        change()
+        digests.add(find(directory).model_digest)
+    assert len(digests) == 5
+    rewrite(directory / "generation_config.json", temperature=0.5)  # which nobody here reads
+    assert find(directory).model_digest in digests
+
+
+def test_files_are_hashed_side_by_side(directory, monkeypatch):
+    """140 GB take minutes in one thread, before every load."""
+    save_file({"extra": torch.zeros(1)}, directory / "model-2.safetensors")
+    together = threading.Barrier(3, timeout=10)
+    hash_of = checkpoint._file_hash
+
+    def waits(file: Path) -> str:
+        together.wait()
+        return hash_of(file)
+
+    expected = find(directory).model_digest
+    monkeypatch.setattr(checkpoint, "_file_hash", waits)
+    assert find(directory).model_digest == expected
 
 
 def test_the_end_tokens_are_those_of_the_generation_config_else_of_the_config(directory):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -189,3 +192,31 @@ def test_loading_leaves_no_helpers_that_compete_with_those_of_the_model_thread(d
     [thread] = threads
     assert thread is not threading.current_thread()
     assert not thread.is_alive()
+
+
+SLOW = """
+import time
+from specdec import loading, model_service
+from specdec.settings import ModelServiceSettings
+
+def slow(settings):
+    print("loading", flush=True)
+    time.sleep(100)
+
+loading._load_runner = slow
+settings = ModelServiceSettings(model="nowhere")
+model_service.run(settings, "draft", lambda: loading.load_runner(settings))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_service_that_loads_its_model_leaves_when_it_is_told_to(number):
+    """It once waited until everything was loaded, which takes minutes, and was killed before."""
+    with subprocess.Popen([sys.executable, "-c", SLOW], stdout=subprocess.PIPE, text=True) as service:
+        try:
+            assert service.stdout is not None
+            assert service.stdout.readline() == "loading\n"
+            service.send_signal(number)
+            assert service.wait(10) == 0
+        finally:
+            service.kill()

@@ -9,6 +9,8 @@ import torch
 
 from specdec import cgroup, memory
 from specdec.memory import MemoryPlan, Shape, largest_pass, plan
+from specdec.noise_cache import MAX_KEPT_ROWS
+from specdec.portions import MAX_CHAIN_NODES, MAX_TREE_ROWS
 
 GIB = 1 << 30
 SHAPE = Shape(hidden_size=1024, widest=2816, vocab_size=8192, num_layers=24, context_length=8192, element_bytes=2)
@@ -61,6 +63,15 @@ def test_no_room_is_a_sentence_for_the_operator():
 def test_the_largest_pass_grows_with_what_is_in_it():
     for field, value in (("hidden_size", 4096), ("widest", 9999), ("vocab_size", 150_000), ("context_length", 131_072)):
         assert largest_pass(dataclasses.replace(SHAPE, **{field: value})) > largest_pass(SHAPE), field
+
+
+def test_what_verification_takes_and_the_noise_that_is_kept_are_reckoned_with():
+    """At a vocabulary of 152k: as many rows as a pass may have, a chain in float64, and the noise."""
+    large = dataclasses.replace(SHAPE, vocab_size=152_000)
+    logits = MAX_TREE_ROWS * 152_000 * 2
+    chain = (1 + MAX_CHAIN_NODES) * 152_000 * 8 * 5  # two distributions, and what is between them
+    noise = MAX_KEPT_ROWS * 152_000 * 8
+    assert largest_pass(large) > logits + chain + noise
 
 
 def test_the_report_is_in_units_people_read():

@@ -5,25 +5,56 @@ from __future__ import annotations
 import torch
 
 from specdec.noise import Domain, Key, exponentials
-from specdec.noise_cache import CoupledNoise, PassNoise
+from specdec.noise_cache import MAX_KEPT_ROWS, KeptRows, PassNoise
+from specdec.sampling_state import SamplingState, choose, rank
+from specdec.sequence import SamplingParams, SequenceSpec
 
 VOCAB = 40
+CPU = torch.device("cpu")
 
 
 def test_a_row_that_is_kept_holds_on_to_no_other() -> None:
-    states = [CoupledNoise(seed) for seed in range(9)]
-    noise = PassNoise([(state, 5) for state in states], VOCAB, torch.device("cpu"))
-    drawn = noise.rows(range(9))
-    for row, state in zip(drawn, states, strict=True):
-        assert torch.equal(state.rows[5], row)
-        assert state.rows[5].untyped_storage().nbytes() == VOCAB * 8
+    keys = [Key(seed, 5) for seed in range(9)]
+    kept = KeptRows()
+    drawn = PassNoise(keys, VOCAB, CPU, kept).rows(range(9))
+    for row, key in zip(drawn, keys, strict=True):
+        found = kept.get(key)
+        assert found is not None
+        assert torch.equal(found, row)
+        assert found.untyped_storage().nbytes() == VOCAB * 8
 
 
 def test_what_is_kept_is_what_was_drawn() -> None:
-    state = CoupledNoise(3)
-    device = torch.device("cpu")
-    first = PassNoise([(state, 5), (state, 6)], VOCAB, device).rows([0, 1])
-    second = PassNoise([(state, 6), (state, 7)], VOCAB, device).rows([0, 1])
+    kept = KeptRows()
     keys = [Key(3, position) for position in (5, 6, 7)]
+    first = PassNoise(keys[:2], VOCAB, CPU, kept).rows([0, 1])
+    second = PassNoise(keys[1:], VOCAB, CPU, kept).rows([0, 1])
     assert torch.equal(torch.cat([first, second[1:]]), exponentials(keys, Domain.COUPLED, VOCAB))
     assert torch.equal(first[1], second[0])
+
+
+def test_those_used_last_are_kept_and_the_others_are_drawn_again_with_the_same_bits() -> None:
+    kept = KeptRows(3)
+    keys = [Key(3, position) for position in range(5)]
+    every = exponentials(keys, Domain.COUPLED, VOCAB)
+    for rows in ([0, 1, 2], [0], [3], [0, 3, 1], [4, 3, 2, 1, 0], [0, 1, 2, 3, 4]):
+        assert torch.equal(PassNoise(keys, VOCAB, CPU, kept).rows(rows), every[rows])
+        assert len(kept) <= 3
+    PassNoise(keys, VOCAB, CPU, kept).rows([2])
+    assert kept.get(keys[2]) is not None
+    assert kept.get(keys[0]) is None
+
+
+def test_however_many_sequences_and_positions_there_are_a_model_keeps_no_more_than_is_reckoned_with() -> None:
+    """A long text that is only ranked, and never drafted from again, once kept a row for each of its positions."""
+    kept = KeptRows()
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
+    alone, beside = [], []
+    for seed in range(4):
+        spec = SequenceSpec((1, 2), 2, SamplingParams(), seed)
+        shared, fresh = SamplingState(spec, kept=kept), SamplingState(spec)
+        for position in range(MAX_KEPT_ROWS):
+            beside += [*choose(logits, [(shared, position)]), *rank(logits, [(shared, position)], 3)]
+            alone += [*choose(logits, [(fresh, position)]), *rank(logits, [(fresh, position)], 3)]
+    assert len(kept) == MAX_KEPT_ROWS
+    assert all(torch.equal(one, other) for one, other in zip(alone, beside, strict=True))

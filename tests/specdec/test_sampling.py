@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from specdec.noise import Domain, Key, exponentials
-from specdec.noise_cache import CoupledNoise, PassNoise
+from specdec.noise_cache import KeptRows, PassNoise
 from specdec.sampling import (
     dense_from_sparse,
     greedy,
@@ -38,8 +38,7 @@ def keys(positions, seed):
 
 def coupled(logits, params, seed, positions):
     """What the noise of these positions picks from logits [positions, vocab], all with the same parameters."""
-    state = CoupledNoise(seed)
-    noise = PassNoise([(state, position) for position in positions], logits.shape[-1], logits.device)
+    noise = PassNoise(keys(positions, seed), logits.shape[-1], logits.device, KeptRows())
     return sample_coupled(logits, [params] * len(logits), noise)
 
 
@@ -154,7 +153,7 @@ def check_company(vocab_size, dtype):
 
     def answers(rows):
         """Of these rows together: tokens, scores, distributions, supports."""
-        noise = PassNoise([(CoupledNoise(row), 5 * row) for row in rows], vocab_size, logits.device)
+        noise = PassNoise([Key(row, 5 * row) for row in rows], vocab_size, logits.device, KeptRows())
         tokens = sample_coupled(logits[rows], [params[row] for row in rows], noise).tolist()
         warm = [row for row in rows if not params[row].greedy]
         those = logits[warm], [params[row] for row in warm]
@@ -190,15 +189,12 @@ def test_noise_that_is_not_drawn_could_not_have_won(spread, params, seed, dtype)
     assert torch.equal(coupled(logits, params, seed, [4, 5, 6]), everything)
 
 
-def test_rows_at_one_position_share_its_noise_and_what_is_committed_is_forgotten():
+def test_rows_at_one_position_share_its_noise():
     logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(8)).expand(4, 40)
-    state = CoupledNoise(9)
-    noise = PassNoise([(state, position) for position in (5, 6, 5, 6)], 40, logits.device)
+    noise = PassNoise(keys([5, 6, 5, 6], 9), 40, logits.device, kept := KeptRows())
     tokens = sample_coupled(logits, [SamplingParams()] * 4, noise).tolist()
     assert tokens[:2] == tokens[2:]
-    assert sorted(state.rows) == [5, 6]
-    state.forget_before(6)
-    assert sorted(state.rows) == [6]
+    assert len(kept) == 2
     assert torch.equal(noise.rows([0, 1]), exponentials(keys([5, 6], 9), Domain.COUPLED, 40))
 
 

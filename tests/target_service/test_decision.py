@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 import torch
 
+from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftSequence
 from draft_service.proposal import propose
+from specdec.errors import InvalidArgument
+from specdec.portions import MAX_CHAIN_NODES, NUMBERS_AT_ONCE
 from specdec.sampling_state import SamplingState
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
 from target_service.decision import decide
-from target_service.engine import Job
+from target_service.engine import Decision, Job
+from target_service.lm_verifier import LmVerifier
 from tests.automaton import Automaton
+from tests.table_model import TableRunner
 
 VOCAB = 300
 PARAMS = [
@@ -94,6 +101,55 @@ def test_decisions_and_proposals_do_not_depend_on_the_company(dtype: torch.dtype
     assert any(len(c.tree) and not c.tree.is_chain for c in cases)
 
 
+@pytest.mark.parametrize("method", list(Method))
+def test_however_many_rows_a_pass_has_few_of_them_are_in_float64_at_once(
+    monkeypatch: pytest.MonkeyPatch, method: Method
+) -> None:
+    """64 samples with 64 draft tokens each, at a vocabulary of 152k, took 10 GB."""
+    rng = random.Random(2)
+    spec = SequenceSpec((5, 6), 2, SamplingParams(1.0), 11, method)
+    num_nodes = MAX_CHAIN_NODES
+    logits = torch.randn(1 + num_nodes, VOCAB, generator=torch.Generator().manual_seed(4))
+    tokens = [rng.randrange(VOCAB) for _ in range(num_nodes)]
+    tree = TokenTree.chain(
+        tokens, [draft_probs(rng, token) for token in tokens] if method is not Method.COUPLED else ()
+    )
+    jobs = [Job(Memory(SamplingState(spec)), [5, 6], tree) for _ in range(64)]
+    sizes: list[int] = []
+    for name in ("target_service.decision.probabilities", "target_service.decision.race", "specdec.sampling.race"):
+        _record(monkeypatch, name, sizes)
+    [alone] = decide(jobs[:1], [logits])
+    assert decide(jobs, [logits] * 64) == [alone] * 64
+    assert max(sizes) <= NUMBERS_AT_ONCE < 64 * logits.numel()
+
+
+def _record(monkeypatch: pytest.MonkeyPatch, name: str, sizes: list[int]) -> None:
+    """How many numbers this function was given."""
+    function = resolve_name(name)
+
+    def recorded(rows: torch.Tensor, *rest: Any) -> Any:
+        sizes.append(rows.numel())
+        return function(rows, *rest)
+
+    monkeypatch.setattr(name, recorded)
+
+
+def test_a_draft_proposes_for_a_few_sequences_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(3)
+    cases = [case(rng, torch.float32) for _ in range(16)]
+    drafting = [c.drafting() for c in cases]
+    for sequence in drafting:
+        sequence.num_siblings = 2 * sequence.spec.keyed_by_token
+    proposed = propose(drafting, [c.logits[-1:] for c in cases])
+    sizes: list[int] = []
+    for name in ("draft_service.proposal.probabilities", "specdec.sampling_state.runners_up"):
+        _record(monkeypatch, name, sizes)
+    for module in ("draft_service.proposal", "specdec.sampling_state"):
+        monkeypatch.setattr(f"{module}.NUMBERS_AT_ONCE", 2 * VOCAB)
+    assert propose(drafting, [c.logits[-1:] for c in cases]) == proposed
+    assert max(sizes) <= 2 * VOCAB
+
+
 def test_no_jobs_are_legal() -> None:
     assert decide([], []) == []
     assert propose([], []) == []
@@ -110,6 +166,7 @@ def test_siblings_and_later_rounds_share_the_noise_of_a_position(params: Samplin
     [decision] = decide([Job(state, [1, 2], tree)], [logits])
     for node, path in enumerate([[], [3], [4], [3, 5], [4, 6]]):
         for memory in (Memory(SamplingState(spec)), state if node == 4 else Memory(SamplingState(spec))):
+            memory.sampling.take_in([1, 2, *path])
             [alone] = decide([Job(memory, [1, 2, *path], EMPTY_TREE)], [logits[node : node + 1]])
             assert alone.next_token == decision.predictions[node]
 
@@ -135,6 +192,7 @@ def written(spec: SequenceSpec, num_tokens: int, num_draft_tokens: int, rng: ran
         for token, parent in zip(tokens, parents, strict=True):
             texts.append([*texts[parent + 1], token])
         logits = torch.stack([logits_after(text) for text in texts])
+        assert memory.sampling.take_in(ids) is None
         [decision] = decide([Job(memory, ids, tree)], [logits])
         num_accepted += len(decision.accepted)
         ids += [*(tokens[node] for node in decision.accepted), decision.next_token]
@@ -170,3 +228,21 @@ def test_a_draft_follows_the_grammar_too() -> None:
         [[node]] = propose([drafting], [logits_after([*drafting.ids, *drafting.tree.token_ids])[None]])
         drafting.tree = TokenTree.chain([*drafting.tree.token_ids, node.token_id])
     assert Automaton(GRAMMAR).accepts(drafting.tree.token_ids)
+
+
+def test_who_leaves_the_grammar_ends_alone() -> None:
+    """What is committed comes from a peer, to a draft at least: it must not fail the pass of everybody."""
+    spec = SequenceSpec((5, 6), 2, SamplingParams(0.0))
+    verifier, drafter = LmVerifier(TableRunner(seed=3)), LanguageModelDrafter(TableRunner(seed=3))
+    for kind in (verifier, drafter):
+        memories = [kind.open(dataclasses.replace(spec, cache_salt=salt)) for salt in (b"a", b"b", b"c")]
+        memories[1].sampling = SamplingState(spec, Automaton([{3: 0}]))
+        outcome: Any
+        if isinstance(kind, LmVerifier):
+            outcome, timings = kind.verify([Job(memory, [5, 6, 4], EMPTY_TREE) for memory in memories])
+            assert timings.sequences == 2
+        else:
+            outcome = kind.grow([DraftSequence(spec, [5, 6, 4], EMPTY_TREE, memory) for memory in memories])
+        assert isinstance(outcome[1], InvalidArgument)
+        assert outcome[0] == outcome[2] != outcome[1]
+        assert isinstance(outcome[0], Decision | list)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.batching import Key
 from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Overloaded, Preempted
 from specdec.rounds import Round, Verdict
 from specdec.sequence import Method, SamplingParams
@@ -78,6 +79,33 @@ def test_all_that_wait_share_a_pass_and_each_gets_its_own():
     load = engine.load
     assert (load.live_sequences, load.waiting_sequences, load.passes) == (2, 0, 2)
     assert (load.kv_slots_used, load.kv_slots_total) == (300, 5000)
+
+
+def test_who_finds_no_room_in_a_pass_is_in_the_next_one(monkeypatch):
+    """Without a bound a pass of many samples with many draft tokens each took more memory than was reckoned with."""
+    monkeypatch.setattr("target_service.engine.MAX_TREE_ROWS", 8)
+    engine, verifier = opened()
+    keys = [A, *(Key(1, number) for number in range(2, 8))]
+    for key in keys[1:]:
+        opened(key=key, engine=engine)
+    for number in (1, 2, 3):
+        del verifier.jobs[:]
+        bases = {key: len(text_of(engine, key)) for key in keys}
+        for key in keys:
+            engine.submit(key, Round(number, bases[key], chain([9, 9, 9][: int(key.sequence) % 4])))
+        answered = [key for _ in range(4) for key, _ in engine.step()]
+        assert sorted(answered) == keys, "everybody has a turn before anybody has two"
+        assert engine.idle
+        assert all(sum(1 + len(job.tree) for job in jobs) <= 8 for jobs in verifier.jobs)
+    engine.submit(A, Round(4, len(text_of(engine)), chain([9] * 12)))
+    assert [key for key, _ in engine.step()] == [A], "who is larger than that is alone"
+
+
+@pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])
+def test_a_chain_that_is_verified_whole_has_an_end(method):
+    engine, _ = opened(method=method, sampling=SamplingParams(1.0))
+    with pytest.raises(InvalidArgument, match="of at most 64 nodes"):
+        engine.submit(A, Round(1, 3, chain([9] * 65)))
 
 
 def test_a_round_waits_from_when_it_came_and_not_from_when_the_model_took_it():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from specdec.batching import Key
 from specdec.rounds import Round
 from tests.target_service.fakes import CONTEXT, A, chain, opened, run, said, text_of
 
@@ -16,6 +17,30 @@ def test_run_on_says_as_many_tokens_as_were_allowed_and_repeats_the_round(allowa
     assert [verdict.round for verdict in verdicts] == [1] * (1 + allowance)
     assert [verdict.base for verdict in verdicts] == list(range(3, 4 + allowance))
     assert text_of(engine) == [1, 2, *said([1, 2], 2 + allowance)]
+
+
+def test_run_on_has_an_end_whatever_is_allowed(monkeypatch):
+    """A peer that allowed 2^32 tokens and read none of them once filled the memory."""
+    monkeypatch.setattr("target_service.engine.MOST_RUN_ON", 6)
+    engine, _ = opened()
+    engine.submit(A, Round(1, 3, run_on=2**32 - 1))
+    verdicts = run(engine)
+    assert [verdict.run_on for verdict in verdicts] == [6, 5, 4, 3, 2, 1, 0]
+
+
+def test_nothing_unasked_is_said_to_a_stream_that_is_held():
+    engine, _ = opened()
+    other = Key(2, 1)
+    opened(key=other, engine=engine)
+    for key in (A, other):
+        engine.submit(key, Round(1, 3, run_on=4))
+    engine.hold(A.stream, True)
+    assert sorted(key for key, _ in engine.step()) == [A, other], "what was asked for"
+    assert [key for _ in range(4) for key, _ in engine.step()] == [other] * 4
+    assert engine.idle
+    engine.hold(A.stream, False)
+    assert [verdict.run_on for verdict in run(engine)] == [3, 2, 1, 0]
+    assert text_of(engine) == [1, 2, *said([1, 2], 6)]
 
 
 def test_a_new_round_ends_the_run_on():
