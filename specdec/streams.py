@@ -17,7 +17,7 @@ from opentelemetry import trace
 
 from specdec.batching import Engine, Key, Results, StepLoop
 from specdec.chunked_opens import ChunkedOpens
-from specdec.errors import InvalidArgument, OutOfStep, SpecdecError
+from specdec.errors import CALLERS_FAULTS, InvalidArgument, OutOfStep, SpecdecError
 from specdec.rounds import Load
 from specdec.telemetry import context_of
 
@@ -180,7 +180,8 @@ class _Stream:
         whole = self._partial.add(message)
         if whole is not None:
             open_ = self._codec.read_open(whole)
-            self._live[sequence] = self._tracer.start_span("sequence", context_of(whole.spec.traceparent))
+            context = context_of(whole.spec.traceparent)
+            self._live[sequence] = self._tracer.start_span("sequence", context, trace.SpanKind.SERVER)
             self._loop.open(Key(self.number, sequence), open_)
 
     def _take_entry(self, message: Any) -> None:
@@ -216,6 +217,8 @@ class _Stream:
             span.add_event(*self._event(result))
         if isinstance(result, SpecdecError):
             del self._live[sequence]
+            if not isinstance(result, CALLERS_FAULTS):
+                span.set_status(trace.StatusCode.ERROR, str(result))
             span.end()
             self.unanswered.pop(sequence, None)
         elif self.unanswered.get(sequence) == self._codec.answers(result):
