@@ -17,20 +17,33 @@ from orchestrator.promises import OFF, ON
 FIRST_PAUSE, _LONGEST_PAUSE = 8, 64
 """Passes without drafts after one that did not pay, twice as many each time."""
 
-_DOUBTS = 0.1
-"""What passes in a row may promise too little, in all: a few where it is near, one where the load has grown a lot."""
+_DOUBTS_IN_ALL = 0.1
+"""The sum, over passes, of how much less than OFF was promised, at which drafts end: a few passes where it is near, one
+where the load has grown a lot."""
 
-_TRIAL, _TRIAL_AHEAD = 2, 4
-"""Passes of a trial; one where a single request waits for its draft, which shows at once what it takes, and more where
-nobody waits for what is grown meanwhile."""
+_TRIAL_PASSES = 2
+"""Of a trial; one where a single request waits for its draft, which shows at once what it takes."""
 
-_CHECK_EVERY, _FIRST_CHECK, _CLEAR = 32, 8, 1.5
-"""Passes with drafts after which some go without, to see what the target takes alone; four times as many where
-speculation is so much faster that a mistake is unlikely, sooner at first where several may slow each other down."""
-_LONGEST_CHECK = 6
+_TRIAL_AHEAD_PASSES = 4
+"""Where nobody waits for what is grown meanwhile."""
 
-_FIRST, _STAY = 4, 0.98
-"""Draft tokens at first; a number that promises this share of the best one's is kept."""
+_CHECK_EVERY = 32
+"""Passes with drafts after which some go without, to see what the target takes alone."""
+
+_CLEAR, _CLEAR_CHECK_EVERY = 1.5, 128
+"""Where so many times the target alone is promised, a mistake is unlikely."""
+
+_FIRST_CHECK = 8
+"""Sooner at first, and then twice as many each time, where several may slow each other down."""
+
+_CHECK_PASSES = 6
+"""Without drafts, at most."""
+
+_FIRST_TOKENS = 4
+"""Draft tokens at first."""
+
+_STAY_SHARE = 0.98
+"""A number of draft tokens that promises this share of what the best one does is kept."""
 
 _HOPELESS = 0.95
 """The share of rounds without a tree from which there will be none of a draft that nobody waits for."""
@@ -103,7 +116,7 @@ class Concert:
             return Turn.REST
         if self._promise >= ON and self.costs.savings.left:
             self._drafting, self._since, self._doubts, self._reviewed = True, self.now, 0.0, self.now
-            self.num_draft_tokens = min(self._best, _FIRST)
+            self.num_draft_tokens = min(self._best, _FIRST_TOKENS)
             self._checked, self._num_checks, self._check = self.now, 0, None
             return Turn.DRAFT
         return Turn.REST if young or not self._try(depth) else Turn.TRY
@@ -124,9 +137,9 @@ class Concert:
         if now != self._reviewed:
             self._reviewed = now
             best, kept = self._best, self.num_draft_tokens
-            if abs(best - kept) > 1 or self._promised[kept] <= _STAY * self._promised[best]:
+            if abs(best - kept) > 1 or self._promised[kept] <= _STAY_SHARE * self._promised[best]:
                 self.num_draft_tokens = min(best, kept + 1)  # up step by step, each measured before the next
-        if self._doubts >= _DOUBTS or not self.costs.savings.left:
+        if self._doubts >= _DOUBTS_IN_ALL or not self.costs.savings.left:
             self._drafting = False
             self._rest()
             return Turn.REST
@@ -134,11 +147,11 @@ class Concert:
             self._pause = FIRST_PAUSE
         if self._check is not None:
             since, num_calm = self._check
-            if self.costs.contention.num_calm == num_calm and now - since < _LONGEST_CHECK:
+            if self.costs.contention.num_calm == num_calm and now - since < _CHECK_PASSES:
                 return Turn.CHECK
             self._check, self._checked = None, now
             self._num_checks += 1
-        every = _CHECK_EVERY if self._promise < _CLEAR else 4 * _CHECK_EVERY
+        every = _CHECK_EVERY if self._promise < _CLEAR else _CLEAR_CHECK_EVERY
         if self.costs.everybody > 1:
             every = min(every, _FIRST_CHECK << min(self._num_checks, 4))
         if now - self._checked < every:
@@ -156,9 +169,9 @@ class Concert:
         dearest = rounds[0] + 1.5 * (rounds[1] - rounds[0])
         self.num_draft_tokens = max(k for k in range(1, len(rounds)) if k == 1 or rounds[k] <= dearest)
         self.waits = not costs.ahead or costs.misses > _HOPELESS
-        trial = _TRIAL_AHEAD
+        trial = _TRIAL_AHEAD_PASSES
         if self.waits:
-            trial = 1 if costs.everybody == 1 else _TRIAL
+            trial = 1 if costs.everybody == 1 else _TRIAL_PASSES
             gain = costs.gain(rounds[self.num_draft_tokens], 1, rounds[0])
         else:
             gain = costs.gain(costs.unwaited[depth], 1, costs.alone_s)

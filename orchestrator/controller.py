@@ -18,21 +18,29 @@ from specdec.chances import Chances, best_chances
 from specdec.rounds import Budget, Verdict
 from specdec.tree import TokenTree
 
-_FIRST = 4
+_FIRST_TOKENS = 4
 """Draft tokens while nothing is known."""
 
-_STAY = 0.98
+_STAY_SHARE = 0.98
 """To wait or not to wait is kept where it promises this share of the other."""
 
-_SLOWER, _DOUBTS = 0.93, 3
-_LEAVE, _LONGEST_LEAVE = 64, 256
-"""A text that promises less than this for so many rounds goes without while others draft, for so many passes."""
+_SLOWER = 0.93
+"""A text that promises less than this, times the target alone, had better go without while others draft."""
+
+_SLOW_ROUNDS = 3
+"""In a row, until it does."""
+
+_LEAVE_PASSES, _MOST_LEAVE_PASSES = 64, 256
+"""That it then goes without, twice as many each time."""
 
 _MOST_RUN_ON = 32
 """Unasked tokens: what a slow client has not read of them stays here."""
 
-_MISSED, _NO_DRAFT_PAUSE = 3, 256
-"""Rounds in a row that asked for a draft in vain before anything was known of one: there may be none at all."""
+_MISSED_ROUNDS = 3
+"""In a row asked for a draft in vain before anything was known of one: there may be none at all."""
+
+_NO_DRAFT_ROUNDS = 256
+"""That then ask for none."""
 
 
 class Controller(Protocol):
@@ -99,7 +107,7 @@ class Adaptive:
         self._turn = Turn.REST
         self._pass = concert.now
         self._doubts = 0  # rounds in a row in which this text promised less than the target alone
-        self._leave = _LEAVE  # passes that it will then go without
+        self._leave = _LEAVE_PASSES  # passes that it will then go without
         self._back = 0  # the pass in which it drafts with the others again
         self._num_missed = 0  # rounds in a row that asked for a draft in vain, while nothing is known
         self._without = 0  # rounds that it still does without because of that
@@ -155,11 +163,11 @@ class Adaptive:
         """Long, short and none must be seen to tell what a token more costs."""
         if self._without:
             return 0
-        if self._num_missed >= _MISSED:
-            self._num_missed = _MISSED - 1
-            self._without = _NO_DRAFT_PAUSE
+        if self._num_missed >= _MISSED_ROUNDS:
+            self._num_missed = _MISSED_ROUNDS - 1
+            self._without = _NO_DRAFT_ROUNDS
             return 0
-        return min((0, _FIRST, 1)[self._num_rounds % 3], self._costs.most)
+        return min((0, _FIRST_TOKENS, 1)[self._num_rounds % 3], self._costs.most)
 
     def _choose(self) -> int:
         drafting = self._turn in (Turn.DRAFT, Turn.CHECK)
@@ -170,7 +178,7 @@ class Adaptive:
         if self._ahead:
             alone = self._promised_alone()
             # Either is kept where the other promises little more.
-            self._waits = promise > alone * (_STAY if drafting and self._waits else 1 / _STAY)
+            self._waits = promise > alone * (_STAY_SHARE if drafting and self._waits else 1 / _STAY_SHARE)
             promise = max(promise, alone)
         self._turn = self._concert.turn(promise, promised, self._depth, self._num_rounds)
         if self._turn is Turn.REST:
@@ -187,10 +195,10 @@ class Adaptive:
     def _leaves(self, promise: float) -> bool:
         """To draft with the others is not for this text."""
         self._doubts = self._doubts + 1 if promise < _SLOWER else 0
-        if self._doubts < _DOUBTS:
+        if self._doubts < _SLOW_ROUNDS:
             return False
         self._doubts, self._turn = 0, Turn.REST
-        self._back, self._leave = self._concert.now + self._leave, min(2 * self._leave, _LONGEST_LEAVE)
+        self._back, self._leave = self._concert.now + self._leave, min(2 * self._leave, _MOST_LEAVE_PASSES)
         return True
 
     def _promised(self) -> list[float]:

@@ -18,10 +18,14 @@ from specdec.acceptance import Acceptance
 from specdec.chances import Chances
 from specdec.rounds import Timings
 
-_UNKNOWN_PATIENCE_S = 1.0
-_LEAST_PATIENCE_S = 0.05
 _PATIENCE = 4.0
 """A draft is late when it takes so many times what it takes as a rule."""
+
+_UNKNOWN_PATIENCE_S = 1.0
+"""While that is not known."""
+
+_LEAST_PATIENCE_S = 0.05
+"""However quick it is as a rule: an event loop may be busy."""
 
 _LATE = 1.25
 """A growth that nobody waited for any longer would have taken at least so many times what was waited."""
@@ -30,12 +34,20 @@ _NEWS = 1.25
 """A draft that takes so many times what it took is another."""
 
 _GAIN = 0.1
-_HOPE, _HOPE_TRIALS, _MISSES = 0.5, 4, 50
-"""Share of the rounds that are taken to find no tree of a draft which grows ahead, until so many were seen: where it is
-far away rounds that wait never pay, and what was not tried would never be known. And how many are remembered."""
+"""The share of a round's news that is believed."""
+
+_HOPE, _HOPE_ROUNDS = 0.5, 4
+"""This share of the rounds is taken to find no tree of a draft which grows ahead, as if so many had been seen: where it
+is far away rounds that wait never pay, and what was not tried would never be known."""
+
+_ROUNDS_REMEMBERED = 50
+"""Of those that found a tree, or none."""
+
 _MOST_APART = 3.0
-_REVIEW_EVERY, _YOUNG = 4, 64
-"""Passes after which the rounds are worked out anew, once there were many: it takes longer than all else here."""
+"""Passes of the others in each in which a round is away: more is an accident."""
+
+_YOUNG_PASSES, _REVIEW_EVERY = 64, 4
+"""After the first ones the rounds are worked out anew only after so many: it takes longer than all else here."""
 
 _ANOTHER_LOAD = 2
 """So many times as many sequences, or as few, cost something else. Several targets may well have 3 and 5."""
@@ -74,7 +86,9 @@ class Costs:
         self._waited: list[float] = []
         self._unwaited: list[float] = []
         self._num_passes = self._num_wide = 0
-        self._misses = [Acceptance(_MISSES, _HOPE, _HOPE_TRIALS) for _ in (False, True)]  # by whether they wait
+        self._misses = [
+            Acceptance(_ROUNDS_REMEMBERED, _HOPE, _HOPE_ROUNDS) for _ in (False, True)
+        ]  # by whether they wait
         self.chances = Chances()
         """Of draft tokens, over all requests."""
         self.hit_rates = HitRates()
@@ -238,7 +252,7 @@ class Costs:
             return  # the verdicts of one pass come one after the other
         self._last_pass = mine
         self._num_passes += 1
-        if self._num_passes < _YOUNG or self._num_passes % _REVIEW_EVERY == 0:
+        if self._num_passes < _YOUNG_PASSES or self._num_passes % _REVIEW_EVERY == 0:
             self._forget_rounds()
         # Rows of prompts tell nothing of rounds.
         if 0 < timings.rows <= timings.sequences * self._most_rows:

@@ -17,9 +17,17 @@ _LEAST_GAIN, _MOST_GAIN = 0.05, 0.4
 """Of what is common: small differences are noise, large ones are news."""
 
 _LEAST_S = 1e-6
+"""Nothing is divided by a time of nothing."""
+
 _SHAPE_GAIN = 0.02
+"""Of what is particular to a count, once it was measured often."""
+
 _LARGEST_STEP = math.log(2)
+"""More than twice, or half, is not believed of one count at a time."""
+
 _LARGEST_NEWS = 1.5
+"""A count's first measurement is believed up to so many times what was expected at most."""
+
 _FIT_EVERY = 8
 """Measurements after which the lines are drawn anew, once there are many: it takes longer than all else here."""
 

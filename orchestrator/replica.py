@@ -21,7 +21,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from orchestrator.link import HostileReplica, Lane, Link, WatchdogFired
 from orchestrator.tally import Tally
 from specdec import rpc, wire
-from specdec.errors import ModelMismatch, ReplicaLost, SpecdecError
+from specdec.errors import ModelMismatch, NoConnection, ReplicaLost, SpecdecError
 from specdec.rounds import ModelInfo
 from specdec.tls import Tls
 from specdec.tls_trouble import tls_trouble
@@ -34,8 +34,6 @@ _FIRST_ASIDE_S = 10.0
 _PROOF_ANSWERS = 64
 _LONGEST_ASIDE_S = 300.0
 _SMOOTHING = 0.1
-_NO_CONNECTION = "no connection: "
-"""Before what TLS says."""
 _LOSSES = ("DRAINING", "REPLICA_LOST", "SET_ASIDE", "WATCHDOG_FIRED")
 _SHORT_S = 5.0
 """A stream that ends so soon makes its replica unproven, like one that stood still: it must not draw all again."""
@@ -208,7 +206,7 @@ class Replica:
                     if await _nobody_listens(self.address):
                         self._tell_fate(alive=None)
                     elif (tls or not self.info) and (trouble := await tls_trouble(self.address, tls, self.role.name)):
-                        raise ReplicaLost(f"{_NO_CONNECTION}{trouble}") from error
+                        raise NoConnection(f"no connection: {trouble}") from error
                     raise
                 self._tell_fate(alive=info.instance)
                 self.role.admit(self.address, info)
@@ -262,8 +260,7 @@ class Replica:
 
     def _note(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        refused = isinstance(error, ModelMismatch) or str(error).startswith(_NO_CONNECTION)
-        if refused and self.problem != str(error):
+        if isinstance(error, (ModelMismatch, NoConnection)) and self.problem != str(error):
             self._log(logging.ERROR, "replica refused", reason=str(error))
         self.problem = str(error)
 

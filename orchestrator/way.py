@@ -71,8 +71,9 @@ class Way:
     def _learn(self, count: int, surprise_s: float, noise: float) -> None:
         along_way = self._way_var + count * self._covar
         along_step = self._covar + count * self._step_var
-        total = along_way + count * along_step + noise
-        here_s = self._way_s + self._step_s * count + (along_way + count * along_step) / total * surprise_s
+        here = max(0.0, along_way + count * along_step)  # rounding may make it a little less than nothing
+        total = here + noise
+        here_s = self._way_s + self._step_s * count + here / total * surprise_s
         self._way_s += along_way / total * surprise_s
         self._step_s += along_step / total * surprise_s
         self._way_var -= along_way**2 / total

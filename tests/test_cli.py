@@ -6,9 +6,7 @@ import asyncio
 import importlib.util
 import json
 import os
-import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -190,21 +188,6 @@ def test_a_model_that_cannot_be_loaded_exits_with_2_and_a_sentence(capsys, monke
         model_service.run(EngineSettings(), "target", build)
     assert caught.value.code == 2
     assert capsys.readouterr().err == "specdec target: no such model\n"
-
-
-def test_a_service_that_is_told_to_end_while_it_loads_does_so(monkeypatch):
-    monkeypatch.setattr(telemetry, "set_up", lambda *_: None)
-    before = signal.getsignal(signal.SIGTERM)
-
-    def build():
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(10)
-        raise AssertionError("as process 1 of a container it would go on")
-
-    with pytest.raises(SystemExit) as caught:
-        model_service.run(EngineSettings(), "target", build)
-    assert caught.value.code == 0
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 async def test_a_port_in_use_exits_with_1_and_a_sentence():
