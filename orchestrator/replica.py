@@ -21,7 +21,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from orchestrator.link import HostileReplica, Lane, Link, WatchdogFired
 from orchestrator.tally import Tally
 from specdec import rpc, wire
-from specdec.errors import ModelMismatch, NoConnection, ReplicaLost, SpecdecError
+from specdec.errors import ModelMismatch, ReplicaLost, SpecdecError
 from specdec.rounds import ModelInfo
 from specdec.tls import Tls
 from specdec.tls_trouble import tls_trouble
@@ -41,6 +41,10 @@ _LONGEST_PAUSE_S = 1.0
 """After streams that ended before anything was heard, before there is another."""
 _UNKNOWN_LATENCY_S = 0.001
 """Of a replica that has answered nothing yet: small, so that it is tried, but among such the less busy goes first."""
+
+
+class _NoConnection(ReplicaLost):
+    """The two ends do not agree on TLS, which does not mend itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +210,7 @@ class Replica:
                     if await _nobody_listens(self.address):
                         self._tell_fate(alive=None)
                     elif (tls or not self.info) and (trouble := await tls_trouble(self.address, tls, self.role.name)):
-                        raise NoConnection(f"no connection: {trouble}") from error
+                        raise _NoConnection(f"no connection: {trouble}") from error
                     raise
                 self._tell_fate(alive=info.instance)
                 self.role.admit(self.address, info)
@@ -260,7 +264,7 @@ class Replica:
 
     def _note(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, (ModelMismatch, NoConnection)) and self.problem != str(error):
+        if isinstance(error, (ModelMismatch, _NoConnection)) and self.problem != str(error):
             self._log(logging.ERROR, "replica refused", reason=str(error))
         self.problem = str(error)
 

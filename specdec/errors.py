@@ -98,10 +98,6 @@ class ReplicaLost(SpecdecError):
     code = code_pb2.UNAVAILABLE
 
 
-class NoConnection(ReplicaLost):
-    """The two ends do not agree on TLS, which does not mend itself."""
-
-
 class PassFailed(ReplicaLost):
     pass
 

@@ -15,7 +15,7 @@ from bench.table_model import Table, TableVerifier
 from specdec.client import Sample
 from specdec.errors import ModelMismatch
 from specdec.model_service import ModelServer
-from specdec.settings import ServiceSettings
+from specdec.settings import EngineSettings
 from target_service.engine import TargetEngine, TargetOpen
 from target_service.server import create_server
 from tests.cluster import Cluster, cluster
@@ -87,7 +87,7 @@ async def test_a_request_never_goes_on_with_another_model() -> None:
         verifier.gate.set()
         await stopping
         other = Table(vocab_size=TABLE.vocab_size + 1)
-        there = create_server(TableVerifier(other), ServiceSettings(port=target.port))
+        there = create_server(TableVerifier(other), EngineSettings(port=target.port))
         await there.start()
         try:
             with pytest.raises(ModelMismatch) as refused:
