@@ -36,6 +36,7 @@ class Gathering:
 
     def __init__(self) -> None:
         self._sequences: dict[Hashable, _Known] = {}
+        self._away_s: float | None = None  # of any sequence, as a rule
         self._weight = 0.0
         # Moving averages over passes: rows, seconds, and the moments that give the line through them.
         self._rows = self._pass_s = self._rows_squared = self._product = 0.0
@@ -48,7 +49,8 @@ class Gathering:
         known = self._sequences.setdefault(key, _Known())
         if known.told is not None:
             away_s = now - known.told
-            known.away_s = away_s if known.away_s is None else known.away_s + _GAIN * (away_s - known.away_s)
+            known.away_s = _moved(known.away_s, away_s)
+            self._away_s = _moved(self._away_s, away_s)
             known.told = None
 
     def gone(self, key: Hashable) -> None:
@@ -86,8 +88,14 @@ class Gathering:
     def _waits(self, pass_s: float, now: float) -> Iterator[float]:
         """In how many seconds who is away is expected."""
         for known in self._sequences.values():
-            if known.told is None or known.away_s is None or known.away_s > pass_s:
+            # Who was never away yet is taken to be like the others: many begin at the same time.
+            usual_s = self._away_s if known.away_s is None else known.away_s
+            if known.told is None or usual_s is None or usual_s > pass_s:
                 continue
             away_s = now - known.told
-            if away_s < _LATE * known.away_s:
-                yield max(known.away_s - away_s, _SOON * known.away_s)
+            if away_s < _LATE * usual_s:
+                yield max(usual_s - away_s, _SOON * usual_s)
+
+
+def _moved(usual_s: float | None, now_s: float) -> float:
+    return now_s if usual_s is None else usual_s + _GAIN * (now_s - usual_s)

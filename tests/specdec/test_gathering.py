@@ -51,10 +51,18 @@ def test_nobody_waits_for_those_who_are_away_for_longer_than_a_pass():
     assert gathering.rest_s(1, 10.0) == 0
 
 
-def test_nobody_waits_for_a_stranger_and_for_who_is_gone():
+def test_a_stranger_is_taken_to_be_like_the_others_where_there_were_some():
     gathering = known()
     gathering.told("new", 10.0)
-    assert gathering.rest_s(1, 10.0) == 0
+    assert gathering.rest_s(1, 10.0) == pytest.approx(0.004)
+    assert gathering.rest_s(1, 10.007) == 0, "it is late, as they would be"
+    fresh = known(sequences=0)
+    fresh.told("new", 10.0)
+    assert fresh.rest_s(1, 10.0) == 0
+
+
+def test_nobody_waits_for_who_is_gone():
+    gathering = known()
     told(gathering, range(4))
     for key in range(4):
         gathering.gone(key)
