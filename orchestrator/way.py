@@ -41,7 +41,7 @@ class Way:
         return self._most / self._fewest if self._fewest else 0.0
 
     def seconds(self, count: float) -> float:
-        """What ``count`` tokens take now; never nothing. Needs a measurement."""
+        """What ``count`` tokens take now; never nothing, but next to it before anything was measured."""
         return max(_LEAST_S, self._way_s + self._step_s * count)
 
     def observe(self, count: int, seconds: float) -> None:

@@ -7,7 +7,10 @@ import statistics
 
 import pytest
 
+from orchestrator.concert import Concert
+from orchestrator.controller import Adaptive
 from orchestrator.costs import Costs
+from specdec.chances import Chances
 from specdec.rounds import Budget
 from tests.orchestrator.far_draft import Outcome, Place, decoded
 
@@ -103,6 +106,23 @@ async def test_the_choice_between_waiting_and_going_on_is_close_to_the_better_on
         chosen = await several(place)
         print(distance_ms, always, chosen)
         assert chosen > 0.97 * always
+
+
+async def test_a_draft_that_moves_away_is_still_used_where_it_pays():
+    """A way of 50 ms makes one token cost 13 times as much as before, and eight only twice."""
+    costs = Costs(8)
+    concert = Concert(costs)
+    means = {}
+    for distance_ms in (0.0, 20.0, 50.0):
+        place, rates = Place(0.8, distance_ms=distance_ms), []
+        for seed in range(10):
+            controller = Adaptive(concert, None, Chances(costs.chances))
+            outcome = await decoded(place, 120, max_ahead=0, costs=costs, seed=seed, controller=controller)
+            rates.append(outcome.tokens_per_s / place.alone)
+        means[distance_ms] = statistics.mean(rates)
+    print(means)
+    assert means[20.0] > 1.85
+    assert means[50.0] > 1.25
 
 
 async def test_a_draft_that_comes_nearer_is_noticed():
