@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from bench.deployment import Processes
-from orchestrator.prompt_lookup import HitRates, PromptLookup
+from orchestrator.control.prompt_lookup import HitRates, PromptLookup
 from specdec.client import Client
 from specdec.v1.generation_pb2 import SpeculationStats
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draft_service.ahead import Spot
-from draft_service.engine import DraftSequence, Node
+from draft_service.drafter import DraftSequence, Node, Spot
 from specdec.chances import PRIOR
 from specdec.errors import InvalidArgument, Preempted, SpecdecError
 from specdec.rounds import AHEAD, SIBLINGS, ModelInfo, Timings
@@ -189,10 +187,8 @@ class TableDrafter:
         return grown
 
     def _children(self, sequence: DraftSequence, spot: Spot) -> list[Node]:
-        tree, path, node = sequence.tree, deque[int](), spot.parent
-        while node != ROOT:
-            path.appendleft(tree.token_ids[node])
-            node = tree.parents[node]
+        tree = sequence.tree
+        path = [tree.token_ids[node] for node in tree.path(spot.parent)]
         tail = [*sequence.ids[-_ORDER:], *path][-_ORDER:]
         guesses = self._table.guesses(sequence.spec, tail, sequence.base + len(path), spot.num_children)
         return [Node(spot.parent, token) for token in guesses if tree.child(spot.parent, token) is None]

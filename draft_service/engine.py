@@ -7,18 +7,18 @@ does. Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
 
-from draft_service.ahead import Spot, spots
 from draft_service.budgets import MOST_NODES, check_in_flight, granted
+from draft_service.drafter import Drafter, DraftSequence
+from draft_service.work import Work
 from specdec.batching import Key, Results
 from specdec.chances import Chances
 from specdec.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
 from specdec.portions import MAX_TREE_ROWS, take_turns
-from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo
+from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load
 from specdec.sequence import SequenceSpec
-from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
+from specdec.tree import EMPTY_TREE
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,89 +29,16 @@ class DraftOpen:
     budget: Budget
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A proposal: the child ``token_id`` of node ``parent`` (-1: the root) of the sequence's tree."""
-
-    parent: int
-    token_id: int
-    draft_probs: SparseDistribution | None = None
-
-
-@dataclass(slots=True)
-class DraftSequence:
-    """What a drafter sees of a sequence: the committed ids and the tree grown below the last of them.
-
-    ``spots`` is where a drafter with the capability "ahead" grows it in this pass, if not just at its last node: then
-    the tree may branch. ``num_siblings`` runners-up are wanted beside the node below the last one.
-    """
-
-    spec: SequenceSpec
-    ids: list[int]
-    tree: TokenTree = EMPTY_TREE
-    memory: Any = None  # the drafter's own
-    spots: tuple[Spot, ...] = ()
-    num_siblings: int = 0
-
-    @property
-    def base(self) -> int:
-        return len(self.ids)
-
-
-class Drafter(Protocol):
-    """A method of proposing. Each has a file in draft_service/drafters/ and two verbs beside open and close."""
-
-    info: ModelInfo
-
-    def open(self, spec: SequenceSpec) -> Any:
-        """The memory of a new sequence."""
-
-    def close(self, memory: Any) -> None: ...
-
-    def learn(self, sequences: Sequence[DraftSequence]) -> Sequence[SpecdecError | bool]:
-        """Take in what was committed, for all of them in one pass. An error ends its sequence alone.
-
-        False: a long prompt goes on in the next pass.
-        """
-
-    def grow(self, sequences: Sequence[DraftSequence]) -> Sequence[Sequence[Node] | SpecdecError | None]:
-        """The next nodes of each tree, in one pass; none: there is nothing likely to propose.
-
-        Takes in what was committed first where that was not done. None: that takes another pass. Without spots, one
-        node below the last, and after it its siblings if they are wanted; with spots (all of them have some, or none
-        has), the children that they lack.
-        """
-
-    def cache_use(self) -> tuple[int, int]:
-        """KV slots taken and in total."""
-
-
-@dataclass(slots=True)
-class _Work:
-    """A sequence and the advance it works on (the open is advance 0). A newer advance is new work."""
-
-    sequence: DraftSequence
-    chances: Chances  # of its guesses
-    advance: int
-    budget: Budget
-    num_grown: int = 0
-    num_ahead: int = 0
-    ahead: bool = False  # what was asked for is there; now it grows below what is in flight
-    siblings: list[Node] = field(default_factory=list)  # of what was grown; leaves, which the chain does without
-    answered: bool = False
-    learnt: bool = False
-    superseded: list[Growth] = field(default_factory=list)
-
-
 class DraftEngine:
     """See specdec.batching.Engine."""
 
     def __init__(self, drafter: Drafter, max_sequences: int = 1024) -> None:
         self._drafter = drafter
+        self._context_length = drafter.info.context_length
         self._max_sequences = max_sequences
         self._chances = Chances()
-        self._works: dict[Key, _Work] = {}
-        self._fresh: dict[Key, _Work] = {}  # have an advance that no step has seen yet
+        self._works: dict[Key, Work] = {}
+        self._fresh: dict[Key, Work] = {}  # have an advance that no step has seen yet
         self._batch: list[Key] = []
         self._held: set[int] = set()  # streams
         self._passes = 0
@@ -129,7 +56,7 @@ class DraftEngine:
         memory = self._drafter.open(open_.spec)
         ids = list(open_.spec.token_ids)
         sequence = DraftSequence(open_.spec, ids, memory=memory, num_siblings=budget.max_siblings)
-        self._works[key] = self._fresh[key] = _Work(sequence, Chances(self._chances), 0, budget)
+        self._works[key] = self._fresh[key] = Work(sequence, Chances(self._chances), 0, budget, self._context_length)
 
     def submit(self, key: Key, advance: Advance, arrived: float | None = None) -> None:
         work = self._works.get(key)
@@ -144,23 +71,28 @@ class DraftEngine:
         check_in_flight(advance.in_flight, advance.base, self._drafter.info)
         superseded = list(work.superseded)
         if not work.answered:
-            superseded.append(Growth(work.advance, sequence.base, (), EMPTY_TREE, GrowthEnd.SUPERSEDED))
+            superseded.append(work.answer(GrowthEnd.SUPERSEDED))
         # A chain that is verified against its distribution is drawn afresh for every base.
         keyed = sequence.spec.keyed_by_token
+        told = sequence.tree.prefix(work.num_told).descend(advance.token_ids) if keyed else EMPTY_TREE
         sequence.tree = work.chances.descended(sequence.tree, advance.token_ids) if keyed else EMPTY_TREE
         sequence.ids.extend(advance.token_ids)
         in_flight = advance.in_flight if budget.max_ahead else EMPTY_TREE
+        # What is in flight, then what was told, then the rest: nodes keep their order.
+        num_told = len(in_flight.merge(told))
         sequence.tree = in_flight.merge(sequence.tree).prefix(2 * MOST_NODES)
         if budget.max_nodes:
             sequence.tree = sequence.tree.trunk()
         sequence.num_siblings = budget.max_siblings
-        self._works[key] = self._fresh[key] = _Work(
+        self._works[key] = self._fresh[key] = Work(
             sequence,
             work.chances,
             advance.number,
             budget,
+            self._context_length,
             # Growing takes in what was committed; where nothing is to be grown, that is done when nobody waits.
             learnt=bool(budget.max_nodes or budget.max_ahead),
+            num_told=min(num_told, len(sequence.tree)),
             superseded=superseded,
         )
 
@@ -203,7 +135,7 @@ class DraftEngine:
         for key, work in self._fresh.items():
             results.extend((key, growth) for growth in work.superseded)
             work.superseded.clear()
-            results.extend((key, growth) for growth in self._ended(work))
+            results.extend((key, growth) for growth in work.ended())
         self._fresh.clear()
         if results:
             return results  # before a pass that may fail; what is left waits for the next step
@@ -225,27 +157,15 @@ class DraftEngine:
                 results.append((key, Draining("this draft is draining; open the sequence on another one")))
         return results
 
-    def _grows(self, key: Key, work: _Work) -> bool:
+    def _grows(self, key: Key, work: Work) -> bool:
         held = work.ahead and key.stream in self._held and not self._draining
         return not (work.answered or held)
 
-    def _in_turn(self, num_rows: Mapping[Key, int]) -> dict[Key, _Work]:
+    def _in_turn(self, num_rows: Mapping[Key, int]) -> dict[Key, Work]:
         """Of these those who are in the next pass, which has no more than so many rows."""
         return {key: self._works[key] for key in take_turns(self._works, num_rows, MAX_TREE_ROWS)}
 
-    def _end(self, work: _Work) -> GrowthEnd | None:
-        """Why nothing more may be drafted for this advance, if so."""
-        deepest = max(work.sequence.tree.depths, default=-1)
-        if work.num_grown >= work.budget.max_nodes or deepest + 1 >= work.budget.max_depth:
-            return GrowthEnd.BUDGET
-        if work.budget.max_ahead and len(work.sequence.tree) >= work.budget.max_nodes:
-            return GrowthEnd.BUDGET  # some of it was grown ahead, and what is still to come need not be waited for
-        # The next node is predicted by feeding the position before it.
-        if work.sequence.base + deepest + 1 > self._drafter.info.context_length:
-            return GrowthEnd.CONTEXT
-        return None
-
-    def _grow(self, growing: dict[Key, _Work]) -> list[tuple[Key, Growth | SpecdecError]]:
+    def _grow(self, growing: dict[Key, Work]) -> list[tuple[Key, Growth | SpecdecError]]:
         grown = self._drafter.grow([work.sequence for work in growing.values()])
         self._passes += 1
         results: list[tuple[Key, Growth | SpecdecError]] = []
@@ -253,73 +173,33 @@ class DraftEngine:
             if isinstance(nodes, SpecdecError):
                 self.close(key)
                 results.append((key, nodes))
-                continue
-            if nodes is None:
-                continue
-            work.learnt = True
-            if work.budget.max_siblings:
-                nodes, siblings = nodes[:1], nodes[1:]
-                work.siblings.extend(siblings)
-            nodes = nodes[: work.budget.max_nodes - work.num_grown]
-            work.sequence.tree = _extended(work.sequence.tree, nodes)
-            work.num_grown += len(nodes)
-            ended = self._ended(work) if nodes else [_answer(work, GrowthEnd.UNLIKELY)]
-            results.extend((key, growth) for growth in ended)
+            elif nodes is not None:
+                results.extend((key, growth) for growth in work.grow(nodes))
         return results
 
-    def _ended(self, work: _Work) -> list[Growth]:
-        """What is said once what was asked for is there. Then it may go on below that."""
-        end = self._end(work)
-        if end is None:
-            return []
-        if end is not GrowthEnd.BUDGET or not work.budget.max_ahead:
-            return [_answer(work, end)]
-        sequence = work.sequence
-        work.ahead = True
-        return [Growth(work.advance, sequence.base, (), _told(work), None)] if work.budget.max_nodes else []
-
-    def _grow_ahead(self, ahead: dict[Key, _Work]) -> list[tuple[Key, Growth | SpecdecError]]:
+    def _grow_ahead(self, ahead: dict[Key, Work]) -> list[tuple[Key, Growth | SpecdecError]]:
         results: list[tuple[Key, Growth | SpecdecError]] = []
-        growing: dict[Key, _Work] = {}
+        growing: dict[Key, Work] = {}
         for key, work in ahead.items():
-            work.sequence.spots = self._spots(work)
+            work.sequence.spots = work.spots()
             if work.sequence.spots:
                 growing[key] = work
             else:
-                results.append((key, _answer(work, GrowthEnd.BUDGET)))
+                results.append((key, work.answer(GrowthEnd.BUDGET)))
         grown = self._drafter.grow([work.sequence for work in growing.values()]) if growing else []
         self._passes += bool(growing)
         for (key, work), nodes in zip(growing.items(), grown, strict=True):
-            sequence = work.sequence
-            sequence.spots = ()
-            if nodes is None:
-                continue
-            if isinstance(nodes, SpecdecError) and not isinstance(nodes, Overloaded):
+            work.sequence.spots = ()  # None: that pass took in the text
+            if isinstance(nodes, Overloaded):
+                results.append((key, work.answer(GrowthEnd.UNLIKELY)))  # no memory for more than is asked for
+            elif isinstance(nodes, SpecdecError):
                 self.close(key)
                 results.append((key, nodes))
-            elif isinstance(nodes, SpecdecError) or not nodes:
-                results.append((key, _answer(work, GrowthEnd.UNLIKELY)))  # no memory for more than is asked for
-            else:
-                nodes = nodes[: work.budget.max_ahead - work.num_ahead]
-                sequence.tree = _extended(sequence.tree, nodes)
-                work.num_ahead += len(nodes)
-                results.append((key, Growth(work.advance, sequence.base, (), sequence.tree, None)))
+            elif nodes is not None:
+                results.append((key, work.grow_ahead(nodes)))
         return results
 
-    def _spots(self, work: _Work) -> tuple[Spot, ...]:
-        """Where the next pass grows ahead, so far as it may."""
-        tree, room = work.sequence.tree, work.budget.max_ahead - work.num_ahead
-        # All of the tree is fed in every pass. What was asked for may end at a node that no row can be fed for, or be
-        # more than is kept from one advance to the next.
-        num_feedable = self._drafter.info.context_length - work.sequence.base
-        if max(tree.depths, default=-1) >= num_feedable or len(tree) - work.num_ahead > 2 * MOST_NODES:
-            return ()
-        deepest = min(work.budget.max_depth, num_feedable)
-        # What a later pass would rather grow is left to it, but the verdict may come before that.
-        least = work.chances.least(2 * work.budget.max_ahead)
-        return spots(tree, work.chances.of_ranks, least, room, deepest)
-
-    def _learn(self, learning: dict[Key, _Work]) -> list[tuple[Key, Growth | SpecdecError]]:
+    def _learn(self, learning: dict[Key, Work]) -> list[tuple[Key, Growth | SpecdecError]]:
         learnt = self._drafter.learn([work.sequence for work in learning.values()])
         self._passes += 1
         results: list[tuple[Key, Growth | SpecdecError]] = []
@@ -330,20 +210,3 @@ class DraftEngine:
             else:
                 work.learnt = outcome
         return results
-
-
-def _answer(work: _Work, end: GrowthEnd) -> Growth:
-    work.answered = True
-    return Growth(work.advance, work.sequence.base, (), _told(work), end)
-
-
-def _told(work: _Work) -> TokenTree:
-    tree = work.sequence.tree
-    if not work.siblings:
-        return tree
-    there = set(zip(tree.parents, tree.token_ids, strict=True))  # what grew ahead has some of them, too
-    return _extended(tree, [node for node in work.siblings if (node.parent, node.token_id) not in there])
-
-
-def _extended(tree: TokenTree, nodes: Sequence[Node]) -> TokenTree:
-    return tree.extended([(node.token_id, node.parent, node.draft_probs) for node in nodes])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draft_service.engine import DraftSequence, Node
+from draft_service.drafter import DraftSequence, Node
 from specdec.noise import Domain, Key, exponentials_at
 from specdec.portions import NUMBERS_AT_ONCE, portions
 from specdec.sampling import probabilities, race, sparse_support

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from draft_service.codec import DraftCodec
-from draft_service.engine import DraftEngine, Drafter
+from draft_service.drafter import Drafter
+from draft_service.engine import DraftEngine
 from specdec.model_service import ModelServer, ModelServicer
 from specdec.settings import EngineSettings
 from specdec.v1 import draft_pb2, draft_pb2_grpc

@@ -7,7 +7,7 @@ import sys
 
 import uvloop
 
-from orchestrator.server import OrchestratorServer
+from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec import garbage, rpc, telemetry
 from specdec.settings import parse

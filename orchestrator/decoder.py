@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.controller import Controller
+from orchestrator.control.controller import Controller
 from orchestrator.sequence import Sequence
 from orchestrator.speculation import Speculation
 from orchestrator.text import Piece
@@ -45,12 +45,14 @@ async def decode(
     sequence: Sequence, target: Target, speculation: Speculation, controller: Controller
 ) -> AsyncGenerator[Step, None]:
     """Generate ``sequence`` to its end."""
-    speculation.advance(sequence, controller.budget(sequence))
+    plan = controller.plan(sequence)
+    speculation.advance(sequence, plan)
     while not sequence.finished:
-        tree = await speculation.next(sequence)  # up to K draft tokens; empty when there is no draft
-        verdict = await target.verify(sequence, tree, controller.run_on)  # one pass, up to K + 1 tokens back
-        piece = sequence.extend(tree, verdict)  # stop ids, stop strings, length: token by token
-        controller.observe(tree, verdict)
+        proposal = await speculation.next(sequence)  # up to K draft tokens; empty when there is no draft
+        verdict = await target.verify(sequence, proposal.tree, plan.run_on)  # one pass, up to K + 1 tokens back
+        piece = sequence.extend(proposal.tree, verdict)  # stop ids, stop strings, length: token by token
+        controller.observe(proposal, verdict)
         if not sequence.finished:
-            speculation.advance(sequence, controller.budget(sequence))
-        yield Step(tree, verdict, piece)
+            plan = controller.plan(sequence)
+            speculation.advance(sequence, plan)
+        yield Step(proposal.tree, verdict, piece)

@@ -7,17 +7,18 @@ next advance tries again.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.costs import Costs
-from orchestrator.frames import chunked
-from orchestrator.link import Lane
-from orchestrator.pool import Pool
-from orchestrator.replica import Replica
+from orchestrator.control.costs import Costs
+from orchestrator.replicas.frames import chunked
+from orchestrator.replicas.link import Lane
+from orchestrator.replicas.pool import Pool
+from orchestrator.replicas.replica import Replica
+from orchestrator.replicas.tally import Tally
 from orchestrator.sequence import Sequence
-from orchestrator.tally import Tally
 from specdec.errors import Overloaded, ReplicaLost, SpecdecError
 from specdec.rounds import AHEAD, SIBLINGS, Advance, Budget, Growth, GrowthEnd
 from specdec.tree import EMPTY_TREE, TokenTree
@@ -71,16 +72,13 @@ class DraftClient:
             self._lane.close()
             self._lane = None
 
-    def advance(
-        self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE, waits: bool = True
-    ) -> bool:
-        """Tell what was committed and what is about to be verified, and ask for nodes. False: there is no draft.
-
-        ``waits``: if nothing is about to be verified, these nodes are waited for."""
+    def advance(self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> bool:
+        """Tell what was committed and what is about to be verified, and ask for nodes; where there is no lane, open
+        one. False: there is no draft."""
         now = time.monotonic()
         # Where nobody waits for a tree, what its first nodes take is measured all the same.
         num_nodes = budget.max_nodes or int(not in_flight)
-        if self._lane is not None and not self._has_room(sequence):
+        if self._lane is not None and sequence.base > self._context_length:
             self.park()
         if self._lane is None:
             if now < self._paused_until:
@@ -91,28 +89,19 @@ class DraftClient:
             # A chain that is verified against its distribution is never drawn before the first token is known.
             if self._lane is None or sequence.keyed_by_token or not sequence.num_committed:
                 return self._lane is not None
-        if sequence.keyed_by_token:
-            self._costs.foreseen(bool(in_flight), waits)  # the others always wait, which says nothing of these
+        budget = self._possible(budget)
+        if not (budget.max_nodes or budget.max_ahead):
+            self.catch_up(sequence)  # it can do nothing of that
+            return True
         self._tell(self._lane, sequence, budget, in_flight)
         self._asked = _Asked(self._advance, num_nodes, now)
         return True
 
-    def _has_room(self, sequence: Sequence) -> bool:
-        """For the text in the draft's context, which may be shorter than the target's."""
+    @property
+    def _context_length(self) -> float:
+        """Of the draft, which may be shorter than the target's."""
         info = self._replica.info if self._replica is not None else None
-        return info is None or sequence.base <= info.context_length
-
-    def follow(self, sequence: Sequence, budget: Budget, guess: TokenTree) -> bool:
-        """Tell that something is about to be verified which is not of the draft, so that it grows around that. False:
-        it cannot, or is not there, and is told no more than by ``catch_up``."""
-        info = self._replica.info if self._replica is not None else None
-        able = info is not None and AHEAD in info.capabilities and sequence.base + len(guess) <= info.context_length
-        if self._lane is None or not able:
-            self.catch_up(sequence)
-            return False
-        self._asked = None
-        self._tell(self._lane, sequence, budget, guess)
-        return True
+        return math.inf if info is None else info.context_length
 
     def catch_up(self, sequence: Sequence) -> None:
         """Nothing is asked for; the draft hears from time to time what was committed, so that it can be asked again."""
@@ -125,7 +114,10 @@ class DraftClient:
         self._advance += 1
         new = tuple(sequence.ids[self._base :])
         self._base = sequence.base
-        advance = Advance(self._advance, self._base, new, in_flight, self._possible(budget))
+        # What a prompt lookup guesses may reach beyond the draft's context.
+        if self._base + max(in_flight.depths, default=0) >= self._context_length:
+            in_flight = EMPTY_TREE
+        advance = Advance(self._advance, self._base, new, in_flight, budget)
         lane.send(write_advance(lane.sequence, advance))
 
     def _possible(self, budget: Budget) -> Budget:
@@ -225,7 +217,7 @@ class DraftClient:
 
     def _open(self, sequence: Sequence, budget: Budget) -> None:
         self._replica = self._pool.pick(needs=sequence.draft_needs)
-        if self._replica is None or not self._has_room(sequence):
+        if self._replica is None or sequence.base > self._context_length:
             return
         try:
             self._lane = lane = self._replica.lane()

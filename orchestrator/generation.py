@@ -1,6 +1,7 @@
 """A checked request becomes samples, decoded side by side, and their chunks in the order in which they come.
 
-Knows what a sample is made of; refuses to know the loop (orchestrator.decoder), deadlines and who may start.
+Knows what a sample is made of; refuses to know what the loop decides (orchestrator.decoder), deadlines and who may
+start.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from functools import partial
 from opentelemetry import trace
 from tokenizers import Tokenizer
 
-from orchestrator.concert import Concert
-from orchestrator.controller import Adaptive, Controller, Fixed
-from orchestrator.costs import Costs
+from orchestrator.api.request import Request
+from orchestrator.api.responses import write_chunk
+from orchestrator.control.concert import Concert
+from orchestrator.control.controller import Adaptive, Controller, Fixed
+from orchestrator.control.costs import Costs
+from orchestrator.control.prompt_lookup import PromptLookup
 from orchestrator.decoder import Step, decode
 from orchestrator.draft_client import DraftClient
 from orchestrator.metrics import Metrics
 from orchestrator.outbox import Outbox
-from orchestrator.pool import Pool
-from orchestrator.prompt_lookup import PromptLookup
-from orchestrator.request import Request
-from orchestrator.responses import write_chunk
+from orchestrator.replicas.pool import Pool
 from orchestrator.round_clock import PARTS, RoundClock, Split
 from orchestrator.sequence import Sequence
 from orchestrator.settings import OrchestratorSettings
@@ -123,7 +124,7 @@ class Generator:
                     decode(
                         sequence,
                         clock := RoundClock(target),
-                        Speculation(draft, ahead, siblings, lookup, chances),
+                        Speculation(draft, ahead, siblings, chances),
                         controller,
                     )
                 ) as steps,

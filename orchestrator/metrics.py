@@ -1,7 +1,7 @@
 """What the orchestrator counts, once per round or request; nothing per token.
 
 Rounds are added up in plain numbers, read when a scrape or an export asks; only requests, which are rarer, touch an
-instrument. Knows rounds and requests; refuses to know replicas and queues (orchestrator.pool_metrics).
+instrument. Knows rounds and requests; refuses to know connections and queues (orchestrator.replicas.pool_metrics).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from orchestrator.decoder import Step
+from orchestrator.replicas.tally import Tally
 from orchestrator.round_clock import PARTS, Split
 from orchestrator.statistics import Statistics
-from orchestrator.tally import Tally
 from specdec.instruments import Instruments, Points
 
 _LOOK_EVERY_S = 1.0

@@ -1,6 +1,6 @@
 """What speculation did for one sample, as its client is told: counts, and where the time of its rounds went.
 
-Knows trees, verdicts and a clock; refuses to know tokens and who proposed them.
+Knows trees, verdicts and a clock; refuses to know tokens and why they were proposed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from specdec.rounds import Growth, Verdict
+from specdec.rounds import Verdict
 from specdec.tree import TokenTree
 
 
@@ -46,7 +46,6 @@ class Statistics:
     _guesses: bool = False  # what is being verified
     _corrected_at: int | None = None  # by the last verdict; None: it was a bonus
     _undecided: bool = False  # whether it was foreseen
-    _there: dict[int, int] = field(default_factory=dict)  # nodes of the draft's tree, by the number of the advance
 
     def observe(self, tree: TokenTree, verdict: Verdict, corrected: bool) -> None:
         """A verdict on ``tree``; ``corrected``: on the way through it, not at its end."""
@@ -98,16 +97,9 @@ class Statistics:
         self.num_replays += 1
         self.replays.append((reason, num_tokens))
 
-    def asked(self, advance: int, num_there: int) -> None:
-        """The draft may add to a tree of which ``num_there`` nodes are here already."""
-        self._there[advance] = num_there
-
-    def proposed(self, growth: Growth) -> None:
-        """A tree came, which begins with what was there. What was under way when the draft was asked counts twice."""
-        size = len(growth.path) + len(growth.tree)
-        self.num_received_nodes += max(0, size - self._there.get(growth.advance, 0))
-        self._there = {advance: num for advance, num in self._there.items() if advance > growth.advance}
-        self._there[growth.advance] = size
+    def proposed(self, num_nodes: int) -> None:
+        """So many nodes came that were not there."""
+        self.num_received_nodes += num_nodes
 
     @contextmanager
     def waiting_for_draft(self) -> Iterator[None]:

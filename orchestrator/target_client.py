@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from orchestrator.costs import Costs
-from orchestrator.frames import chunked
-from orchestrator.link import HostileReplica, Lane, WatchdogFired
-from orchestrator.pool import Pool
-from orchestrator.replica import Replica
+from orchestrator.control.costs import Costs
+from orchestrator.replicas.frames import chunked
+from orchestrator.replicas.link import HostileReplica, Lane, WatchdogFired
+from orchestrator.replicas.pool import Pool
+from orchestrator.replicas.replica import Replica
 from orchestrator.sequence import Sequence
 from specdec.errors import Draining, NoReplica, OutOfStep, Overloaded, PassFailed, Preempted, ReplicaLost, SpecdecError
 from specdec.rounds import RUN_ON, Round, Verdict

@@ -11,7 +11,6 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from specdec.acceptance import Acceptance
 from specdec.tree import ROOT, TokenTree
@@ -25,14 +24,6 @@ _REVIEW_EVERY = 8
 
 _PRIOR_TRIALS = 6
 _MEMORY, _MEMORY_OF_ALL = 100, 500
-
-
-class Open(NamedTuple):
-    """A child that a tree does not have yet: the ``rank``-th of node ``parent``, committed with this ``chance``."""
-
-    chance: float
-    parent: int
-    rank: int
 
 
 class Chances:
@@ -103,33 +94,6 @@ class Chances:
             found.append(wrong * share)
             wrong *= 1.0 - share
         return found
-
-
-def likeliest(of_ranks: Sequence[float], tree: TokenTree, max_depth: int) -> Iterator[Open]:
-    """The children that ``tree`` lacks, likeliest first, none of them at ``max_depth`` or deeper."""
-    chances, depths = (1.0, *_chances(of_ranks, tree)), (-1, *tree.depths)  # by node, from ROOT on
-    num_children = Counter(tree.parents)
-    heap = [
-        (-chances[node + 1] * of_ranks[num_children[node]], node, num_children[node])
-        for node in range(ROOT, len(tree))
-        if num_children[node] < len(of_ranks) and depths[node + 1] + 1 < max_depth
-    ]
-    heapq.heapify(heap)
-    while heap:
-        chance, parent, rank = heap[0]
-        yield Open(-chance, parent, rank)
-        if rank + 1 < len(of_ranks):
-            heapq.heapreplace(heap, (-chances[parent + 1] * of_ranks[rank + 1], parent, rank + 1))
-        else:
-            heapq.heappop(heap)
-
-
-def grown(of_ranks: Sequence[float], least: float, tree: TokenTree, max_nodes: int, max_depth: int) -> Iterator[Open]:
-    """What one pass of a draft adds: all that is as likely as ``least``, or the likeliest one if nothing is."""
-    for number, each in enumerate(itertools.islice(likeliest(of_ranks, tree, max_depth), max(0, max_nodes))):
-        if number and each.chance < least:
-            return
-        yield each
 
 
 def best(of_ranks: Sequence[float], tree: TokenTree, num_nodes: int) -> TokenTree:

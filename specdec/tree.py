@@ -6,6 +6,8 @@ draft is the empty tree, so nothing else in the system needs a case for either.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,7 +50,7 @@ class TokenTree:
 
     @property
     def is_chain(self) -> bool:
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -64,15 +66,18 @@ class TokenTree:
             return f"{len(self.token_ids)} token_ids but {len(self.parents)} parents"
         if self.draft_probs and len(self.draft_probs) != len(self.token_ids):
             return f"{len(self.token_ids)} token_ids but {len(self.draft_probs)} draft_probs"
-        siblings = set()
-        for node, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
-            if not 0 <= token < vocab_size:
-                return f"token_ids[{node}] = {token} is outside the vocabulary of {vocab_size}"
-            if not ROOT <= parent < node:
-                return f"parents[{node}] = {parent} is not -1 or an earlier node"
-            if (parent, token) in siblings:
-                return f"node {node} repeats its sibling's token {token}"
-            siblings.add((parent, token))
+        # Every tree that comes is looked at, and nearly all are sound: so no loop over nodes before something is wrong.
+        nodes = range(len(self))
+        if nodes and not 0 <= min(self.token_ids) <= max(self.token_ids) < vocab_size:
+            node = next(node for node in nodes if not 0 <= self.token_ids[node] < vocab_size)
+            return f"token_ids[{node}] = {self.token_ids[node]} is outside the vocabulary of {vocab_size}"
+        if min(self.parents, default=ROOT) < ROOT or not all(map(operator.lt, self.parents, nodes)):
+            node = next(node for node in nodes if not ROOT <= self.parents[node] < node)
+            return f"parents[{node}] = {self.parents[node]} is not -1 or an earlier node"
+        edges = list(zip(self.parents, self.token_ids, strict=True))
+        if len(set(edges)) < len(edges):
+            node = next(node for node in nodes if edges[node] in edges[:node])
+            return f"node {node} repeats its sibling's token {self.token_ids[node]}"
         return None
 
     def prefix(self, num_nodes: int) -> TokenTree:
@@ -88,10 +93,14 @@ class TokenTree:
 
     def child(self, node: int, token_id: int) -> int | None:
         """The child of ``node`` (or ROOT) that carries ``token_id``."""
-        for index, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
-            if parent == node and token == token_id:
+        index = node
+        while True:
+            try:
+                index = self.token_ids.index(token_id, index + 1)
+            except ValueError:
+                return None
+            if self.parents[index] == node:
                 return index
-        return None
 
     def is_path(self, nodes: Sequence[int]) -> bool:
         """Whether these are nodes of this tree that lead from the root downwards."""
@@ -170,6 +179,27 @@ class TokenTree:
             self.parents + parents,
             (self.draft_probs or (None,) * len(self)) + probs if with_probs else (),
         )
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the root down to ``node``, with it; none to ROOT."""
+        nodes: list[int] = []
+        while node != ROOT:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes[::-1]
+
+    def since(self, num_nodes: int) -> tuple[tuple[int, ...], TokenTree]:
+        """What came after the first ``num_nodes`` nodes: the path (token ids from the root) that all of it is below,
+        and the tree there, with the older nodes that lead to it. Without draft_probs."""
+        new = range(num_nodes, len(self))
+        paths = [self.path(parent) for parent in {self.parents[node] for node in new} if parent < num_nodes]
+        shared = list(itertools.takewhile(lambda nodes: len(set(nodes)) == 1, zip(*paths, strict=False)))
+        above = [nodes[0] for nodes in shared]
+        kept = sorted({*itertools.chain.from_iterable(path[len(above) :] for path in paths), *new})
+        place = {above[-1] if above else ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
+        token_ids = tuple(self.token_ids[node] for node in kept)
+        tree = TokenTree(token_ids, tuple(place[self.parents[node]] for node in kept))
+        return tuple(self.token_ids[node] for node in above), tree
 
     def under(self, path: Sequence[int]) -> TokenTree:
         """This tree moved below a chain of ``path``."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draft_service.engine import Drafter
+from draft_service.drafter import Drafter
 from draft_service.server import create_server as create_draft_server
-from orchestrator.server import OrchestratorServer
+from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.model_service import ModelServer

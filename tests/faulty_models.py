@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.table_model import TableDrafter, TableVerifier
-from draft_service.engine import DraftSequence, Node
+from draft_service.drafter import DraftSequence, Node
 from specdec.errors import Preempted
 from specdec.tree import ROOT
 from tests.gated import Gated

@@ -57,6 +57,22 @@ def test_nothing_that_is_shipped_imports_the_tests(package):
         assert not tops(file) & {"tests", "pytest", "hypothesis"}, file
 
 
+@pytest.mark.parametrize(
+    ("room", "unknown"),
+    [
+        ("control", {"orchestrator.replicas", "orchestrator.api", "grpc", "asyncio", "time"}),
+        ("replicas", {"orchestrator.api", "orchestrator.control"}),
+        ("api", {"orchestrator.control", "orchestrator.decoder"}),
+    ],
+)
+def test_the_rooms_of_the_orchestrator_know_nothing_of_each_others_business(room, unknown):
+    files = sources(f"orchestrator/{room}")
+    assert len(files) > 5, "the test looks in the wrong place"
+    for file in files:
+        names = {".".join(name.split(".")[:depth]) for name in imported(file) for depth in (1, 2)}
+        assert not names & unknown, file
+
+
 @pytest.mark.parametrize("file", ["orchestrator/decoder.py", "specdec/verification.py"])
 def test_the_pages_read_first_know_nothing_of_the_network(file):
     assert not tops(ROOT / file) & {"grpc", "tenacity", "opentelemetry", "google", "asyncio"}

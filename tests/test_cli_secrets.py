@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.table_model import Table, TableVerifier
-from orchestrator.api_keys import ApiKeys, read_keys
+from orchestrator.api.api_keys import ApiKeys, read_keys
 from specdec import certificates
 from specdec.cli import app
 from specdec.doctor import examine

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from bench.table_model import Table, TableDrafter, TableVerifier
 from draft_service.server import create_server as create_draft_server
-from orchestrator.server import OrchestratorServer
+from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec import doctor, rpc
 from specdec.cli import app

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from bench.table_model import TableDrafter
 from draft_service.server import create_server as create_draft_server
-from orchestrator import outbox, pool
-from orchestrator.link import Lane
-from orchestrator.server import OrchestratorServer
+from orchestrator import outbox
+from orchestrator.api.server import OrchestratorServer
+from orchestrator.replicas import pool
+from orchestrator.replicas.link import Lane
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.errors import InvalidArgument, OutOfStep, SpecdecError

@@ -57,14 +57,14 @@ async def measure(lab: Lab, situation: Situation, tokens: int, repeats: int, don
     """Every mode in turn, ``repeats`` times; those that learn have a short run before, which nobody counts. ``done``
     hears of every run.
 
-    Samples that share the target with many others are short.
+    Samples that share the target with many others are shorter.
     """
     if situation.draft_is_there:
         lab.move_draft(situation.round_trip_ms or 0.0)
     else:
         lab.kill_draft()
     if situation.streams > 1:
-        tokens = max(16, tokens // 4)
+        tokens = max(16, tokens // 2)
     runs: dict[str, list[Run]] = {mode.name: [] for mode in situation.modes}
     for mode in situation.modes:
         if mode.learns:

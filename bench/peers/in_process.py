@@ -18,7 +18,7 @@ from bench.damped_pair import Pair
 from bench.peers.contender import THREADS, Contender, Kind, Prompts, Run, Settings
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
-from orchestrator.controller import Fixed
+from orchestrator.control.controller import Fixed
 from orchestrator.decoder import decode
 from orchestrator.draft_client import DraftClient
 from orchestrator.sequence import Sequence as Sample
@@ -105,7 +105,7 @@ class _Draft:
         self._base = 0
         self.num_advances = -1
 
-    def advance(self, sequence: Sample, budget: Budget, in_flight: TokenTree, waits: bool) -> bool:
+    def advance(self, sequence: Sample, budget: Budget, in_flight: TokenTree) -> bool:
         self.num_advances += 1
         if self.num_advances == 0:
             self._engine.open(self._key, DraftOpen(sequence.spec, budget))

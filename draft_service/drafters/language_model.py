@@ -13,7 +13,7 @@ from typing import overload
 
 from torch import Tensor
 
-from draft_service.engine import DraftSequence, Node
+from draft_service.drafter import DraftSequence, Node
 from draft_service.proposal import propose, propose_children
 from specdec.errors import Overloaded, SpecdecError
 from specdec.kv_cache import PoolFullError, SequenceCache
@@ -64,7 +64,7 @@ class _Text(Sequence[int]):
 
 
 class LanguageModelDrafter:
-    """See draft_service.engine.Drafter.
+    """See draft_service.drafter.Drafter.
 
     Rolling back to what was committed and catching up on what was missed are one rule: keep the cache as far as
     it agrees with the text at hand, feed the rest.

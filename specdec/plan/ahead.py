@@ -1,4 +1,4 @@
-"""How far a tree has grown below what is in flight. The counterpart of draft_service/ahead.py, in counts.
+"""How far a tree has grown below what is in flight. The counterpart of draft_service/work.py, in counts.
 
 A draft is right with its first guess as often as the plan says, with its second where the first is wrong, and never
 with a third. What grows is worked out once for every chain in flight.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
-from specdec.chances import best_chances, grown
+from specdec.chances import best_chances
+from specdec.frontier import Frontier
 from specdec.plan.request import Met
 from specdec.plan.scenario import Scenario
 from specdec.tree import ROOT, TokenTree
@@ -69,19 +70,15 @@ class Ahead:
         known = self._known.get((flying, behind))
         if known is None:
             trees, left = [TokenTree.chain(range(flying + behind))], self._most_nodes
-            while (tree := self._grown(trees[-1], left)) is not trees[-1]:
-                left -= len(tree) - len(trees[-1])
-                trees.append(tree)
+            frontier = Frontier(self._of_ranks, trees[0].parents, self._most_depth)
+            while parents := [each.parent for each in frontier.take(self._least, left)]:
+                frontier.grow(parents)
+                left -= len(parents)
+                size = len(trees[-1])
+                token_ids = (*trees[-1].token_ids, *range(size, size + len(parents)))
+                trees.append(TokenTree(token_ids, (*trees[-1].parents, *parents)))
             known = self._known[flying, behind] = _Passes(trees)
         return known
-
-    def _grown(self, tree: TokenTree, left: int) -> TokenTree:
-        """After one pass more."""
-        parents = [each.parent for each in grown(self._of_ranks, self._least, tree, left, self._most_depth)]
-        if not parents:
-            return tree
-        size = len(tree)
-        return TokenTree((*tree.token_ids, *range(size, size + len(parents))), (*tree.parents, *parents))
 
 
 def _below(tree: TokenTree, accepted: int, at_tail: bool) -> int:

@@ -18,7 +18,7 @@ from bench.distance.formula import (
     synchronous,
 )
 from bench.distance.row import Outcomes, RoundMs, Row, Run
-from orchestrator.costs import Costs
+from orchestrator.control.costs import Costs
 from specdec.v1.generation_pb2 import SpeculationStats
 from tests.orchestrator.far_draft import Outcome, Place, decoded
 

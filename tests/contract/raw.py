@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc
 
-from draft_service.engine import Drafter
+from draft_service.drafter import Drafter
 from draft_service.server import create_server as create_draft_server
-from orchestrator.server import OrchestratorServer
+from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec import rpc
 from specdec.client import Client

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from orchestrator.server import OrchestratorServer
+from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec import certificates
 from specdec.client import Client

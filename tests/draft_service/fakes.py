@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from draft_service.engine import DraftEngine, DraftOpen, DraftSequence, Node
+from draft_service.drafter import DraftSequence, Node
+from draft_service.engine import DraftEngine, DraftOpen
 from specdec.batching import Key
 from specdec.rounds import Budget, Growth, ModelInfo
 from specdec.sequence import SequenceSpec

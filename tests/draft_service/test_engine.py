@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_service.budgets import granted
-from draft_service.engine import DraftOpen, Node
+from draft_service.drafter import Node
+from draft_service.engine import DraftOpen
 from specdec.batching import Key
 from specdec.errors import Draining, InvalidArgument, OutOfStep, Overloaded
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd

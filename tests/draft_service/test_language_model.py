@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter, _Text
-from draft_service.engine import DraftSequence
 from specdec.model_runner import RowOutputs
 from specdec.packed_rows import Segment
 from specdec.sequence import Method, SamplingParams, SequenceSpec

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
+from draft_service.drafter import DraftSequence, Node
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.engine import DraftSequence, Node
-from orchestrator.server import OrchestratorServer
+from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec import rpc, wire
 from specdec.client import Client

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from bench.table_model import Table, TableDrafter, TableVerifier
-from orchestrator.server import OrchestratorServer
+from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec import rpc
 from specdec.client import Client

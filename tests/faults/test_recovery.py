@@ -11,7 +11,7 @@ import pytest
 from bench.chaos.traffic import Asked
 from bench.fault_proxy import FaultProxy
 from bench.table_model import Table, TableDrafter, TableVerifier
-from orchestrator.server import OrchestratorServer
+from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.errors import NoReplica, PassFailed

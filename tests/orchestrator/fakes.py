@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from orchestrator.prompt_lookup import HitRates
+from orchestrator.control.prompt_lookup import HitRates
 from orchestrator.sequence import Sequence
 from specdec.rounds import Budget, Growth, GrowthEnd, Verdict
 from specdec.sequence import Method, SamplingParams
@@ -46,13 +46,10 @@ class FakeDraft:
         self.there = True
         self.num_caught_up = 0
         self.in_flight: list[TokenTree] = []
-        self.followed: list[tuple[Budget, TokenTree]] = []
         self.pushed: list[Growth] = []  # without being waited for
         self.num_advances = 0
 
-    def advance(
-        self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE, waits: bool = True
-    ) -> bool:
+    def advance(self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> bool:
         self.budgets.append(budget)
         self.in_flight.append(in_flight)
         if not self.there:
@@ -61,11 +58,6 @@ class FakeDraft:
         if self.answer is not None:
             self.script.extend(self.answer(self, sequence, budget))
         return True
-
-    def follow(self, sequence: Sequence, budget: Budget, guess: TokenTree) -> bool:
-        self.followed.append((budget, guess))
-        self.num_advances += self.there
-        return self.there
 
     def catch_up(self, sequence: Sequence) -> None:
         self.num_caught_up += 1

@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from bench.table_model import Table, TableDrafter
 from draft_service.engine import DraftEngine, DraftOpen
-from orchestrator.concert import Concert
-from orchestrator.controller import Adaptive, Controller, Fixed
-from orchestrator.costs import Costs
+from orchestrator.control.concert import Concert
+from orchestrator.control.controller import Adaptive, Controller, Fixed
+from orchestrator.control.costs import Costs
 from orchestrator.decoder import decode
 from orchestrator.draft_client import DraftClient
 from orchestrator.sequence import Sequence
@@ -78,12 +78,8 @@ class FarDraft:
         self._asked, self._asked_nodes = 0.0, 0
         self.num_advances = -1
 
-    def advance(
-        self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE, waits: bool = True
-    ) -> bool:
+    def advance(self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> bool:
         self._asked, self._asked_nodes = self._world.now, budget.max_nodes or int(not in_flight)
-        if self.num_advances >= 0:
-            self._costs.foreseen(bool(in_flight), waits)
         self._tell(sequence, budget, in_flight)
         return True
 
@@ -217,7 +213,7 @@ async def decoded(
         adaptive = Adaptive(Concert(costs), None, chances, max_ahead > 0)
         controller = adaptive if num_draft_tokens is None else Fixed(num_draft_tokens)
     target = NearTarget(world, costs)
-    speculation = Speculation(cast(DraftClient, FarDraft(world, costs)), max_ahead, 0, None, chances)
+    speculation = Speculation(cast(DraftClient, FarDraft(world, costs)), max_ahead, 0, chances)
     async for _ in decode(sequence, target, speculation, cast(Controller, controller)):
         pass
     waited_s = sequence.statistics.draft_wait_us / 1e6

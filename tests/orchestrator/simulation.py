@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from orchestrator.concert import Concert
-from orchestrator.controller import Adaptive, Controller, Fixed
-from orchestrator.costs import Costs
+from orchestrator.control.concert import Concert
+from orchestrator.control.controller import Adaptive, Controller, Fixed
+from orchestrator.control.costs import Costs
+from orchestrator.round_plan import Proposal
 from specdec.gathering import Gathering
 from specdec.rounds import Timings, Verdict
 from specdec.tree import TokenTree
@@ -107,19 +108,20 @@ class Run:
         return seconds * accident * self._random.lognormvariate(0.0, noise)
 
     def _begin(self, stream: _Stream, unasked: bool = False) -> None:
-        budget = stream.controller.budget(UNENDING)
+        plan = stream.controller.plan(UNENDING)
+        budget = plan.budget
         assert 0 <= budget.max_nodes == budget.max_depth
-        assert not (budget.max_nodes and (unasked or stream.controller.run_on))
+        assert not (budget.max_nodes and (unasked or plan.run_on))
         # The first token comes of the prompt, with nothing verified.
         stream.depth = stream.left = budget.max_nodes if stream.round >= 0 else 0
         stream.since = self.now
         stream.round += 1
         self.depths[stream.index].append(stream.depth)
         if unasked:
-            if 2 * stream.unasked <= stream.controller.run_on:  # as orchestrator.target_client does
-                stream.unasked = stream.controller.run_on
+            if 2 * stream.unasked <= plan.run_on:  # as orchestrator.target_client does
+                stream.unasked = plan.run_on
             return None
-        stream.unasked = stream.controller.run_on
+        stream.unasked = plan.run_on
         if not stream.depth:
             return self._submit(stream)
         away_s = (self.place.overhead_ms + self.place.distance_ms) / 2e3
@@ -243,7 +245,9 @@ class Run:
         elif self._costs:
             self._costs.went_on(timings, len(self.streams))
         stream.passes = self._num_passes
-        stream.controller.observe(CHAINS[stream.depth], Verdict(stream.round, 0, tuple(range(right)), 0, (), timings))
+        stream.controller.observe(
+            Proposal(CHAINS[stream.depth]), Verdict(stream.round, 0, tuple(range(right)), 0, (), timings)
+        )
         stream.submitted = False
         if stream.ended:
             stream.unasked = 0

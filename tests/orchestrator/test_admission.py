@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from orchestrator.admission import Admission
+from orchestrator.api.admission import Admission
 from specdec.errors import InvalidArgument, Overloaded
 
 

@@ -7,11 +7,10 @@ import statistics
 
 import pytest
 
-from orchestrator.concert import Concert
-from orchestrator.controller import Adaptive
-from orchestrator.costs import Costs
+from orchestrator.control.concert import Concert
+from orchestrator.control.controller import Adaptive, Fixed
+from orchestrator.control.costs import Costs
 from specdec.chances import Chances
-from specdec.rounds import Budget
 from tests.orchestrator.far_draft import Outcome, Place, decoded
 
 FAR = [0.0, 5.0, 20.0, 50.0, 200.0]
@@ -86,22 +85,11 @@ async def test_a_second_request_knows_what_the_first_has_learnt():
     assert second.tokens_per_s > first.tokens_per_s
 
 
-class AlwaysWaits:
-    """Four nodes, whatever happens, and no deeper trees."""
-
-    run_on = 0
-
-    def budget(self, sequence) -> Budget:
-        return Budget(min(4, sequence.remaining - 1), min(4, sequence.remaining - 1))
-
-    def observe(self, tree, verdict) -> None: ...
-
-
 async def test_the_choice_between_waiting_and_going_on_is_close_to_the_better_one():
     """Neither is best everywhere: near by a wait is short, far away it is not."""
     for distance_ms in (0.0, 5.0, 20.0, 50.0):
         place = Place(0.8, distance_ms=distance_ms)
-        waits: list[Outcome] = [await decoded(place, seed=seed, controller=AlwaysWaits()) for seed in range(3)]
+        waits: list[Outcome] = [await decoded(place, seed=seed, controller=Fixed(4)) for seed in range(3)]
         always = statistics.median(outcome.tokens_per_s for outcome in waits) / place.alone
         chosen = await several(place)
         print(distance_ms, always, chosen)

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from orchestrator.api_keys import Account, ApiKeys, Key, read_keys
+from orchestrator.api.api_keys import Account, ApiKeys, Key, read_keys
 from specdec import rpc, telemetry
 from specdec.client import Client
 from specdec.errors import InvalidArgument, Overloaded, Unauthenticated

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.concert import FIRST_PAUSE, Concert, Turn
-from orchestrator.costs import Costs
+from orchestrator.control.concert import FIRST_PAUSE, Concert, Turn
+from orchestrator.control.costs import Costs
 from specdec.rounds import Timings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.contention import Contention
+from orchestrator.control.contention import Contention
 
 WITH_S, WITHOUT_S = 0.030, 0.020
 

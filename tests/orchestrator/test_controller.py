@@ -14,9 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.concert import Concert
-from orchestrator.controller import Adaptive, Fixed
-from orchestrator.costs import Costs
+from orchestrator.control.concert import Concert, Turn
+from orchestrator.control.controller import Adaptive, Fixed
+from orchestrator.control.costs import Costs
+from orchestrator.round_plan import Proposal
 from orchestrator.sequence import Sequence
 from orchestrator.speculation import Speculation
 from specdec.rounds import Budget, Growth, GrowthEnd, Timings, Verdict
@@ -87,6 +88,18 @@ def test_a_text_that_no_draft_foresees_is_not_held_up_by_those_that_draft():
     print(rates)
     assert min(rates[1::2]) >= 0.95
     assert min(rates[::2]) > 1.8
+
+
+@pytest.mark.parametrize(("acceptance", "knee_rows"), [(0.8, 60.0), (0.8, 40.0), (0.7, 60.0)])
+def test_none_of_many_good_texts_leaves_the_others(acceptance, knee_rows):
+    """By chance each of them looks poor now and then."""
+    run = adaptive(Place(acceptance, sequences=32, knee_rows=knee_rows, step_ms=1.0), seed=1).on(40)
+    starts = [len(depths) for depths in run.depths]
+    run.on(100)
+    rounds = list(zip(*(depths[start:] for depths, start in zip(run.depths, starts, strict=True)), strict=False))
+    drafting = [depths for depths in rounds if sum(depth > 0 for depth in depths) > 16]
+    assert len(drafting) > 80
+    assert all(all(depths) for depths in drafting)
 
 
 def test_it_comes_close_to_the_best_number_that_could_have_been_chosen_beforehand():
@@ -204,7 +217,7 @@ async def driven(method: Method, first: int) -> tuple[list[Budget], list[TokenTr
     controller, speculation = Adaptive(Concert(costs)), Speculation(draft)
     sequence, chance, trees = new_sequence(max_tokens=2000, method=method), random.Random(3), []
     for number in range(300):
-        tree = await speculation.next(sequence)
+        tree = (await speculation.next(sequence)).tree
         trees.append(tree)
         accepted = min(len(tree), chance.choice([0, 1, 2, 4, 8]))
         if tree:
@@ -213,8 +226,8 @@ async def driven(method: Method, first: int) -> tuple[list[Budget], list[TokenTr
         costs.verified(len(tree), 0.0205, timings, 1, 1)
         verdict = Verdict(number, sequence.base, tuple(range(accepted)), CORRECTION, (), timings)
         sequence.extend(tree, verdict)
-        controller.observe(tree, verdict)
-        speculation.advance(sequence, controller.budget(sequence))
+        controller.observe(Proposal(tree), verdict)
+        speculation.advance(sequence, controller.plan(sequence))
     assert not draft.set_aside_for
     assert not sequence.finished
     return draft.budgets, trees
@@ -236,7 +249,7 @@ async def test_how_much_is_drafted_and_verified_never_depends_on_which_tokens_ar
 @pytest.mark.parametrize("controller", [Fixed(4), Adaptive(Concert(Costs(MOST)))])
 def test_never_more_than_what_remains_less_one(controller):
     for remaining in (1, 2, 3, 9):
-        assert controller.budget(SimpleNamespace(remaining=remaining)).max_nodes <= remaining - 1
+        assert controller.plan(SimpleNamespace(remaining=remaining)).budget.max_nodes <= remaining - 1
 
 
 @pytest.mark.parametrize("most", [1, 2, 64])
@@ -246,3 +259,33 @@ def test_the_setting_is_the_most_that_is_ever_drafted(most):
     depths = Run(Place(0.95, step_ms=0.2), lambda: Adaptive(concert), costs).on(300).depths[0]
     assert max(depths) <= most
     assert sum(depths) > len(depths) / 2
+
+
+class Told(Concert):
+    """Says what it is told to say."""
+
+    says = Turn.DRAFT
+
+    def turn(self, promise, promised, depth, num_rounds) -> Turn:
+        self.num_draft_tokens = 4
+        return self.says
+
+
+@pytest.mark.parametrize("turn", [Turn.CHECK, Turn.TRY, Turn.DRAFT])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_only_rounds_in_which_it_drafts_with_the_others_count_against_a_text(ahead, turn):
+    costs = Costs(MOST, ahead)
+    for number in range(200):
+        depth = (0, 4, 1, 8)[number % 4]
+        if depth:
+            costs.drafted(depth, 0.004 * depth)
+        timings = Timings(0, 20_000 + 100 * depth, 0, depth + 1, 1)
+        costs.verified(depth, 0.0205 + depth / 1e4, timings, 1, 1)
+    concert = Told(costs)
+    concert.says, concert.waits = turn, not ahead
+    controller, sequence = Adaptive(concert, ahead=ahead), SimpleNamespace(remaining=1 << 20)
+    for number in range(1, 30):
+        controller.plan(sequence)
+        controller.observe(Proposal(), Verdict(number, 0, (), 5))
+    concert.says = Turn.DRAFT
+    assert (controller.plan(sequence).budget.max_depth == 0) is (turn is Turn.DRAFT)

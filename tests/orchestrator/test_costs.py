@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from orchestrator.costs import Costs
-from orchestrator.curve import Curve
+from orchestrator.control.costs import Costs
+from orchestrator.control.curve import Curve
 from specdec.rounds import Timings
 
 
@@ -260,3 +260,18 @@ def test_targets_with_about_as_many_sequences_are_the_same_load():
         of_one = 3 + 2 * (number % 2)
         costs.went_on(Timings(0, 20_000 + number, 0, of_one, of_one), of_one)
     assert costs.num_loads == num_loads
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_who_goes_on_unasked_pays_for_the_rows_of_those_who_do_not(waits):
+    costs = Costs(8, ahead=True)
+    for number in range(400):
+        depth = (0, 4, 1, 8)[number % 4]
+        if depth:
+            costs.drafted(depth, 0.004 * depth)
+        timings = Timings(0, 20_000 + 2_000 * 32 * depth // 4, 0, 32 * (depth + 1), 32)
+        costs.verified(depth, 0.0205 + timings.pass_us / 1e6, timings, 1, 32)
+    costs.foreseen(True, waits=False)
+    among = [costs.among_s(depth, waits) for depth in (0, 2, 4, 8)]
+    assert among == sorted(among)
+    assert among[-1] > 1.2 * among[0]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.controller import Fixed
+from orchestrator.control.controller import Fixed
 from orchestrator.decoder import decode
 from orchestrator.sequence import FinishReason
 from orchestrator.speculation import Speculation
@@ -99,7 +99,7 @@ def test_the_budget_depends_on_the_length_left_alone():
         for number, sequence in enumerate(texts):
             rng = random.Random(number)
             sequence.ids.extend(rng.randrange(10) for _ in range(committed))
-        budgets = {controller.budget(sequence) for sequence in texts}
+        budgets = {controller.plan(sequence).budget for sequence in texts}
         assert budgets == {Budget(min(4, 12 - committed - 1), min(4, 12 - committed - 1))}
 
 
@@ -107,12 +107,12 @@ async def test_the_controller_sees_every_verdict_and_its_tree_and_is_asked_again
     seen, asked = [], []
 
     class Watching(Fixed):
-        def observe(self, tree, verdict):
-            seen.append((tree, verdict))
+        def observe(self, proposal, verdict):
+            seen.append((proposal.tree, verdict))
 
-        def budget(self, sequence):
+        def plan(self, sequence):
             asked.append(sequence.finished)
-            return super().budget(sequence)
+            return super().plan(sequence)
 
     sequence = new_sequence(max_tokens=9)
     steps = [s async for s in decode(sequence, FakeTarget(), Speculation(FakeDraft(perfect)), Watching(3))]
@@ -180,10 +180,10 @@ async def test_no_behaviour_of_a_draft_changes_the_text(data):
         )
 
     class Forgetful(FakeDraft):
-        def advance(self, sequence, budget, in_flight, waits):
+        def advance(self, sequence, budget, in_flight):
             self.pushed = self.script[: data.draw(st.integers(0, 2))]
             self.script.clear()
-            return super().advance(sequence, budget, in_flight, waits)
+            return super().advance(sequence, budget, in_flight)
 
         def arrived(self):
             return [growth for growth in super().arrived() if growth is not None]

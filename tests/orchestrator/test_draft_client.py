@@ -6,12 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator import draft_client, link
-from orchestrator.costs import Costs
+from orchestrator import draft_client
+from orchestrator.control.costs import Costs
 from orchestrator.draft_client import DraftClient
-from orchestrator.link import Lane
+from orchestrator.replicas import link
+from orchestrator.replicas.link import Lane
+from orchestrator.replicas.tally import Tally
 from orchestrator.sequence import Sequence
-from orchestrator.tally import Tally
 from specdec.errors import Overloaded, ReplicaLost
 from specdec.rounds import AHEAD, Budget, Growth, GrowthEnd, ModelInfo
 from specdec.sequence import Method, SamplingParams
@@ -41,7 +42,7 @@ class FakeReplica:
         return self.lanes[-1]
 
     def can(self, needs: frozenset[str]) -> bool:
-        return False
+        return self.info is not None and needs <= {*self.info.capabilities}
 
     def observe(self, latency_s: float) -> None: ...
 
@@ -240,20 +241,15 @@ async def test_a_late_chain_is_never_dropped_for_its_lateness(monkeypatch, metho
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "context_length", "told"), [((AHEAD,), 7, True), ((), 7, False), ((AHEAD,), 6, False)]
+    ("capabilities", "context_length", "told"), [((AHEAD,), 7, [[2, 3, 1]]), ((), 7, []), ((AHEAD,), 6, [[]])]
 )
-async def test_a_guess_is_told_to_a_draft_that_can_grow_around_it(capabilities, context_length, told):
-    """The others would refuse it, or have no use for it."""
-    pool, costs = FakePool(), Measured()
-    costs.foreseen = lambda foreseen: costs.told.append(("foreseen", foreseen))  # type: ignore[method-assign]
+async def test_a_draft_hears_of_a_guess_as_far_as_it_may(capabilities, context_length, told):
+    """It would refuse what is beyond its context, and has no use for it where it cannot grow ahead."""
+    pool = FakePool()
     pool.replica.info = ModelInfo("d", "", 9, "", context_length, capabilities=capabilities)
-    client = DraftClient(pool, costs)  # type: ignore[arg-type]
+    client = DraftClient(pool, Measured())  # type: ignore[arg-type]
     sequence = Sequence([1, 2, 3, 1], 20, SamplingParams(), 0, Method.COUPLED)
-    guess = TokenTree.chain([2, 3, 1])
-    assert not client.follow(sequence, Budget(0, 6, 20), guess), "it was never opened"
     client.advance(sequence, Budget(2, 2))
-    before, costs.told = len(pool.replica.link.sent), []
-    assert client.follow(sequence, Budget(0, 6, 20), guess) is told
-    assert not costs.told, "says nothing of how often the draft foresees"
-    sent = pool.replica.link.sent[before:]
-    assert [list(entry.in_flight.token_ids) for entry in sent] == [[2, 3, 1]] * told
+    before = len(pool.replica.link.sent)
+    assert client.advance(sequence, Budget(0, 6, 20), TokenTree.chain([2, 3, 1])), "it is there"
+    assert [list(entry.in_flight.token_ids) for entry in pool.replica.link.sent[before:]] == told

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.message import Message
 
 from bench.table_model import Table, TableVerifier
-from orchestrator.server import OrchestratorServer
+from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.errors import ReplicaLost

@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from orchestrator.server import load_tokenizer
+from orchestrator.api.server import load_tokenizer
 
 BUNDLED = Path(__file__).parents[2] / "models/demo/target"
 

@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator import link as link_
-from orchestrator.frames import TargetFrames, chunked
-from orchestrator.link import HostileReplica, Link, WatchdogFired
+from orchestrator.replicas import link as link_
+from orchestrator.replicas.frames import TargetFrames, chunked
+from orchestrator.replicas.link import HostileReplica, Link, WatchdogFired
 from specdec.errors import ReplicaLost
 from specdec.rpc import MAX_MESSAGE_BYTES
 from specdec.sequence import Method, SamplingParams, SequenceSpec

@@ -11,7 +11,7 @@ import pytest
 
 from bench.table_model import Table, TableDrafter, TableVerifier
 from orchestrator import generation
-from orchestrator.prompt_lookup import PromptLookup
+from orchestrator.control.prompt_lookup import PromptLookup
 from orchestrator.target_client import TargetClient
 from specdec.v1 import common_pb2
 from target_service.lm_verifier import LmVerifier

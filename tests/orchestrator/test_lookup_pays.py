@@ -13,11 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.concert import Concert
-from orchestrator.controller import Adaptive, Fixed
-from orchestrator.costs import Costs
-from orchestrator.guesses import Guesses
-from orchestrator.prompt_lookup import PromptLookup, Rival
+from orchestrator.control.concert import Concert
+from orchestrator.control.controller import Adaptive, Fixed
+from orchestrator.control.costs import Costs
+from orchestrator.control.guesses import Guesses
+from orchestrator.control.prompt_lookup import PromptLookup
+from orchestrator.round_plan import Proposal, Rival, RoundPlan
 from specdec.rounds import Budget, Timings, Verdict
 from specdec.tree import EMPTY_TREE, TokenTree
 from tests.orchestrator.fakes import hit_rates
@@ -64,9 +65,11 @@ def decoded(
     sequence = SimpleNamespace(ids=[*prompt, text[0]], num_committed=1, remaining=len(text) - 1)
     unasked, number = 0, 0
     while sequence.remaining:
-        budget = controller.budget(sequence)
+        plan = controller.plan(sequence)
+        budget, guess = plan.budget, plan.guess
         rest, number = text[sequence.num_committed :], number + 1
-        tree = lookup.take(Rival.WAIT)
+        tree = guess.tree if guess.beats >= Rival.WAIT else EMPTY_TREE
+        guessed = Rival.WAIT if tree else None
         if not tree and budget.max_nodes and place.dead:
             waited_s = min(1.0, costs.patience_s(budget.max_nodes))
             outcome.seconds += waited_s
@@ -77,14 +80,14 @@ def decoded(
             outcome.seconds += drafted_s
             costs.drafted(budget.max_nodes, drafted_s)
             tree = TokenTree.chain([t if chance.random() < place.acceptance else -1 for t in rest[: budget.max_nodes]])
-        if not tree:
-            tree = lookup.take(Rival.NOTHING)
-        if lookup.taken is not None:
+        if not tree and guess.tree:
+            tree, guessed = guess.tree, Rival.NOTHING
+        if guessed is not None:
             outcome.num_guessed += len(tree)
         assert len(tree) < sequence.remaining or not tree, "the last token of all comes from the target"
-        assert not (tree and (unasked or controller.run_on)), "nothing is verified among tokens that come unasked"
+        assert not (tree and (unasked or plan.run_on)), "nothing is verified among tokens that come unasked"
         right = next((i for i, token in enumerate(tree.token_ids) if token != rest[i]), len(tree))
-        outcome.num_right += right if lookup.taken is not None else 0
+        outcome.num_right += right if guessed is not None else 0
         rows = place.sequences * (len(tree) + 1)
         pass_s = place.pass_s(rows) * chance.lognormvariate(0, 0.05) * (5 if chance.random() < 0.005 else 1)
         timings = Timings(0, int(pass_s * 1e6), 0, rows, place.sequences)
@@ -92,17 +95,17 @@ def decoded(
             outcome.seconds += pass_s
             costs.went_on(timings, place.sequences)
             unasked -= 1
-            unasked = controller.run_on if 2 * unasked <= controller.run_on else unasked
+            unasked = plan.run_on if 2 * unasked <= plan.run_on else unasked
         else:
             outcome.seconds += pass_s + place.beyond_ms / 1e3
             costs.verified(len(tree), pass_s + place.beyond_ms / 1e3, timings, 1, place.sequences)
-            unasked = controller.run_on
+            unasked = plan.run_on
         committed = rest[: right + 1]
         sequence.ids += committed
         sequence.num_committed += len(committed)
         sequence.remaining -= len(committed)
         outcome.num_tokens += len(committed)
-        controller.observe(tree, Verdict(number, 0, tuple(range(right)), committed[-1], (), timings))
+        controller.observe(Proposal(tree, guessed), Verdict(number, 0, tuple(range(right)), committed[-1], (), timings))
     return outcome
 
 
@@ -250,9 +253,9 @@ def test_guesses_that_fail_cost_the_draft_none_of_its_savings():
     decoded(where, *text_of("changing", 300), costs)
     costs.lookup_savings.book(0.5 - costs.lookup_savings.rounds)
     before = costs.savings.rounds
-    guesses = Guesses(costs, SimpleNamespace(taken=Rival.WAIT))
+    guesses = Guesses(costs, PromptLookup(costs.hit_rates))
     for _ in range(20):
-        guesses.observe(TokenTree.chain(range(16)), Verdict(1, 0, (), 5))
+        guesses.observe(Proposal(TokenTree.chain(range(16)), Rival.WAIT), Verdict(1, 0, (), 5))
     assert not costs.lookup_savings.left
     assert costs.savings.rounds == before
 
@@ -270,16 +273,16 @@ def test_without_any_draft_the_target_goes_on_unasked():
     controller, unasked, asked = Adaptive(Concert(costs)), 0, 0
     sequence = SimpleNamespace(remaining=1 << 30)
     for number in range(1, 400):
-        controller.budget(sequence)
+        plan = controller.plan(sequence)
         timings = Timings(0, 20_000, 0, 1, 1)
         if unasked:
             unasked -= 1
-            unasked = controller.run_on if 2 * unasked <= controller.run_on else unasked
+            unasked = plan.run_on if 2 * unasked <= plan.run_on else unasked
             costs.went_on(timings, 1)
         else:
-            asked, unasked = asked + 1, controller.run_on
+            asked, unasked = asked + 1, plan.run_on
             costs.verified(0, 0.0205, timings, 1, 1)
-        controller.observe(EMPTY_TREE, Verdict(number, 0, (), 0, (), timings))
+        controller.observe(Proposal(), Verdict(number, 0, (), 0, (), timings))
     assert asked < 100
 
 
@@ -305,11 +308,12 @@ def test_on_a_miss_and_on_a_hit_the_better_one_is_verified(share, draft_s, beate
     lookup = PromptLookup(hit_rates(share))
     controller = Adaptive(Concert(costs), lookup, ahead=True)
     sequence = SimpleNamespace(ids=[*range(20), *range(10)], num_committed=10, remaining=1 << 20)
-    budgets = [controller.budget(sequence) for _ in range(2)]
-    assert budgets[-1].max_depth > 0, "the draft is worth its while"
-    assert [bool(lookup.take(rival)) for rival in Rival] == [rival <= beaten for rival in Rival]
+    _, plan = (controller.plan(sequence) for _ in range(2))
+    assert plan.budget.max_depth > 0, "the draft is worth its while"
+    assert plan.guess.tree
+    assert plan.guess.beats is beaten
 
 
 def test_a_client_that_names_a_number_gets_that_number_and_no_guess():
     sequence = SimpleNamespace(ids=[1, 2, 3] * 9, num_committed=9, remaining=1 << 20)
-    assert Fixed(4).budget(sequence) == Budget(4, 4)
+    assert Fixed(4).plan(sequence) == RoundPlan(Budget(4, 4))

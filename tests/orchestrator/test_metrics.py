@@ -9,8 +9,9 @@ import pytest
 from bench.table_model import Table, TableVerifier
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator import metrics as orchestrator_metrics
-from orchestrator.api_keys import Account
+from orchestrator.api.api_keys import Account
 from orchestrator.metrics import Metrics, RequestClock
+from orchestrator.round_plan import RoundPlan
 from orchestrator.speculation import Speculation
 from orchestrator.statistics import Statistics
 from specdec.rounds import Budget, GrowthEnd, Verdict
@@ -110,17 +111,17 @@ async def test_a_node_is_received_once_however_often_its_tree_is_pushed():
     draft = FakeDraft()
     sequence, speculation = new_sequence(), Speculation(draft)
     sequence.extend(EMPTY_TREE, Verdict(0, sequence.base, (), 5))
-    speculation.advance(sequence, Budget(max_nodes=4, max_depth=4))
+    speculation.advance(sequence, RoundPlan(Budget(max_nodes=4, max_depth=4)))
     for tree in (TokenTree.chain([6]), TokenTree.chain([6, 7]), TokenTree.chain([6, 7]), TokenTree.chain([6, 7, 8, 9])):
         draft.grow(3, tree, end=None)
     await speculation.next(sequence)
     assert sequence.statistics.num_received_nodes == 4
     sequence.extend(EMPTY_TREE, Verdict(1, sequence.base, (), 1))
-    speculation.advance(sequence, Budget(max_nodes=4, max_depth=4))
+    speculation.advance(sequence, RoundPlan(Budget(max_nodes=4, max_depth=4)))
     draft.grow(3, TokenTree.chain([6, 7, 8]), advance=1)
     draft.grow(4, TokenTree.chain([2]), end=GrowthEnd.UNLIKELY)
     await speculation.next(sequence)
-    assert sequence.statistics.num_received_nodes == 5, "what was decided otherwise meanwhile came too late to count"
+    assert sequence.statistics.num_received_nodes == 4 + 3 + 1, "what was decided otherwise meanwhile came, too"
 
 
 async def test_an_address_that_cannot_be_resolved_is_told_as_not_ready(measured):

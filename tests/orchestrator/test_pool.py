@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from bench.table_model import Table, TableDrafter, TableVerifier
-from orchestrator.pool import Pool
-from orchestrator.replica import Replica, Role
+from orchestrator.replicas.pool import Pool
+from orchestrator.replicas.replica import Replica, Role
 from specdec.errors import ModelMismatch, ReplicaLost
 from specdec.rounds import TRANSFORMS, ModelInfo
 from tests.cluster import cluster

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator import prompt_lookup
-from orchestrator.prompt_lookup import MOST_GUESSED, HitRates, PromptLookup, Rival
+from orchestrator.control import prompt_lookup
+from orchestrator.control.prompt_lookup import MOST_GUESSED, HitRates, PromptLookup
 from specdec.acceptance import Acceptance
-from specdec.tree import EMPTY_TREE
+from specdec.tree import EMPTY_TREE, TokenTree
 from tests.orchestrator.fakes import hit_rates
 
 LONGEST, SHORTEST = 16, 2
@@ -35,9 +35,7 @@ def guess_of(ids: list[int], count: int) -> list[int]:
 
 
 def found(lookup: PromptLookup, ids: list[int], count: int = 8) -> list[int]:
-    lookup.look(ids)
-    lookup.grant(count, Rival.TREE)
-    return list(lookup.take(Rival.TREE).token_ids)
+    return list(lookup.guess(min(count, len(lookup.look(ids)))).token_ids)
 
 
 # 251 and 252 have the fingerprints of 0 and 1.
@@ -116,18 +114,12 @@ def test_chances_fall_with_the_depth_and_rise_with_what_agreed():
     assert len(set(firsts)) == 4
 
 
-@pytest.mark.parametrize("granted", list(Rival))
-@pytest.mark.parametrize("rival", list(Rival))
-def test_a_guess_is_taken_only_instead_of_what_it_was_granted_for(granted, rival):
+def test_a_guess_is_what_followed_the_last_time_and_goes_on_as_that_did():
     lookup = PromptLookup(hit_rates(0.95))
+    assert lookup.guess(2) == EMPTY_TREE, "it has seen nothing yet"
     lookup.look([1, 2, 3, 1, 2])
-    lookup.grant(2, granted)
-    tree = lookup.take(rival)
-    assert bool(tree) is (rival <= granted)
-    assert lookup.taken == (rival if tree else None)
-    lookup.grant(0, Rival.TREE)
-    assert lookup.take(Rival.NOTHING) == EMPTY_TREE
-    assert lookup.taken is None
+    assert lookup.guess(2) == TokenTree.chain([3, 1])
+    assert lookup.guess(7) == TokenTree.chain([3, 1, 2, 3, 1, 2, 3])
 
 
 def test_what_is_remembered_fades():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from orchestrator.replay_gate import PER_REPLICA, ReplayGate
+from orchestrator.replicas.replay_gate import PER_REPLICA, ReplayGate
 
 
 class Crowd:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from orchestrator import bounds
-from orchestrator.bounds import MAX_PROMPT_BYTES
-from orchestrator.request import Request, read_request
+from orchestrator.api import bounds
+from orchestrator.api.bounds import MAX_PROMPT_BYTES
+from orchestrator.api.request import Request, read_request
 from specdec.errors import ContextExceeded, InvalidArgument
 from specdec.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
 from specdec.sequence import Method, SamplingParams

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bench.table_model import Table, TableVerifier
-from orchestrator.controller import Fixed
-from orchestrator.costs import Costs
+from orchestrator.control.controller import Fixed
+from orchestrator.control.costs import Costs
 from orchestrator.sequence import Sequence
 from orchestrator.target_client import TargetClient
 from specdec.rounds import Round
@@ -51,8 +51,8 @@ async def decoded(client: TargetClient, sequence: Sequence, num_tokens: int) -> 
     """So many tokens more, one a round."""
     controller = Fixed(0)
     for _ in range(num_tokens):
-        controller.budget(sequence)
-        sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE, controller.run_on))
+        plan = controller.plan(sequence)
+        sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE, plan.run_on))
     return sequence.ids
 
 

@@ -1,6 +1,6 @@
 """What speculation may lose."""
 
-from orchestrator.savings import PROBING, Savings
+from orchestrator.control.savings import PROBING, Savings
 
 
 def test_they_are_spent_by_losses_and_filled_by_gains_up_to_a_limit():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.table_model import Table, TableDrafter, TableVerifier
-from orchestrator.responses import write_chunk
+from orchestrator.api.responses import write_chunk
+from orchestrator.round_plan import RoundPlan
 from orchestrator.speculation import Speculation
 from orchestrator.statistics import Statistics
 from orchestrator.text import Piece
@@ -84,21 +85,21 @@ def test_a_draft_is_on_time_where_nobody_waited_since_the_verdict_before():
 async def test_a_verdict_that_was_foreseen_needs_no_wait_and_nodes_are_counted_once():
     draft = FakeDraft()
     sequence, speculation = new_sequence(), Speculation(draft, max_ahead=8)
-    speculation.advance(sequence, Budget())
+    speculation.advance(sequence, RoundPlan(Budget()))
     sequence.extend(EMPTY_TREE, Verdict(0, 2, (), 5))
-    speculation.advance(sequence, BUDGET)
+    speculation.advance(sequence, RoundPlan(BUDGET))
     # What was asked for, then the same once more with a correction, and with what follows the bonus.
     draft.grow(3, chain([6, 7]), end=None)
-    tree = await speculation.next(sequence)
+    tree = (await speculation.next(sequence)).tree
     ahead = TokenTree((6, 7, 8, 1, 4), (-1, 0, 1, -1, 3))
     draft.pushed = [Growth(1, 3, (), ahead, None)]
     sequence.extend(tree, Verdict(1, 3, (), 1))
-    speculation.advance(sequence, BUDGET)
-    assert await speculation.next(sequence) == chain([4])
-    late = ahead.merge(chain([6, 7, 8, 9, 9]))
-    draft.pushed = [Growth(1, 3, (), late, GrowthEnd.SUPERSEDED), Growth(2, 4, (), chain([4, 3]), None)]
+    speculation.advance(sequence, RoundPlan(BUDGET))
+    assert (await speculation.next(sequence)).tree == chain([4])
+    path, late = ahead.merge(chain([6, 7, 8, 9, 9])).since(len(ahead))
+    draft.pushed = [Growth(1, 3, path, late, GrowthEnd.SUPERSEDED), Growth(2, 4, (), chain([4, 3]), None)]
     sequence.extend(chain([4]), Verdict(2, 4, (0,), 2))
-    speculation.advance(sequence, BUDGET)
+    speculation.advance(sequence, RoundPlan(BUDGET))
     statistics = sequence.statistics
     assert statistics.num_received_nodes == 2 + 3 + 2 + 1, "late ones count, what was there does not"
     assert statistics.num_draft_tokens == 3

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from bench.table_model import Table
-from orchestrator.costs import Costs
+from orchestrator.control.costs import Costs
 from orchestrator.target_client import TargetClient
 from specdec.tree import EMPTY_TREE
 from tests.cluster import Cluster, cluster

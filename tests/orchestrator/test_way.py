@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from orchestrator.costs import Costs
-from orchestrator.way import Way
+from orchestrator.control.costs import Costs
+from orchestrator.control.way import Way
 from specdec.rounds import Timings
 
 

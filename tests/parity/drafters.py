@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from draft_service.engine import DraftSequence, Node
+from draft_service.drafter import DraftSequence, Node
 from specdec.errors import SpecdecError
 from specdec.rounds import ModelInfo, Timings
 from specdec.sequence import SequenceSpec

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from draft_service.engine import Drafter
+from draft_service.drafter import Drafter
 from draft_service.server import create_server as create_draft_server
 from specdec import rpc
 from specdec.rounds import Advance, Budget, Growth, Round, Verdict

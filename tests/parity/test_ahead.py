@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bench.table_model import Table, TableDrafter, TableVerifier
+from draft_service.drafter import Drafter
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.engine import Drafter
 from specdec.client import Client, Sample
 from specdec.errors import SpecdecError
 from specdec.rounds import Timings

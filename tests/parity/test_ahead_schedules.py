@@ -18,10 +18,10 @@ import pytest
 
 from bench.fault_proxy import Direction, FaultProxy
 from bench.table_model import TableDrafter, TableVerifier
+from draft_service.drafter import Drafter, DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.engine import Drafter, DraftSequence
 from draft_service.server import create_server as create_draft_server
-from orchestrator.server import OrchestratorServer
+from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client, Sample
 from specdec.errors import PassFailed

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from draft_service.drafter import Drafter
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.engine import Drafter
 from specdec.client import Client, Sample
 from specdec.model_runner import ModelRunner
 from specdec.sequence import SequenceSpec

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from draft_service import proposal
+from draft_service.drafter import DraftSequence, Node
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.engine import DraftSequence, Node
 from specdec import noise, verification
 from specdec.errors import SpecdecError
 from specdec.sequence import Method, SamplingParams, SequenceSpec

@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers as hf
 
+from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.engine import DraftSequence
 from specdec.errors import PassFailed
 from specdec.model_runner import ModelRunner
 from specdec.rounds import ModelInfo

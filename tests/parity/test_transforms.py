@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draft_service.drafter import Drafter
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.engine import Drafter
 from specdec.client import Client, Sample
 from specdec.errors import Preempted, SpecdecError
 from specdec.model_runner import ModelRunner

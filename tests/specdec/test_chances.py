@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.chances import PRIOR, Chances, best, best_chances, likeliest
+from specdec.chances import PRIOR, Chances, best
 from specdec.tree import EMPTY_TREE, ROOT, TokenTree
-
-OF_RANKS = [0.5, 0.2, 0.1, 0.05]
-
-
-@st.composite
-def trees(draw: st.DrawFn, most: int = 12) -> TokenTree:
-    """Every node has another token."""
-    size = draw(st.integers(0, most))
-    return TokenTree(tuple(range(size)), tuple(draw(st.integers(-1, node - 1)) for node in range(size)))
-
-
-def by_hand(tree: TokenTree) -> list[float]:
-    """The chance of each node, from its path to the root."""
-    found = []
-    for node in range(len(tree)):
-        chance, here = 1.0, node
-        while here != ROOT:
-            siblings = [other for other, parent in enumerate(tree.parents) if parent == tree.parents[here]]
-            rank = siblings.index(here)
-            chance *= OF_RANKS[rank] if rank < len(OF_RANKS) else 0.0
-            here = tree.parents[here]
-        found.append(chance)
-    return found
+from tests.specdec.trees import OF_RANKS, chances_by_hand, trees
 
 
 @pytest.mark.parametrize("shares", [(0.7, 0.1, 0.3), (0.4, 0.35, 0.0)])
@@ -106,28 +83,6 @@ def test_chances_are_chances(observed):
     assert sum(chances.of_ranks) <= 1 + 1e-9
 
 
-@given(trees(), st.integers(1, 6))
-def test_the_likeliest_children_come_first_and_none_that_is_there(tree, max_depth):
-    depths = (-1, *tree.depths)
-    chance = dict(enumerate(by_hand(tree))) | {ROOT: 1.0}
-    expected = sorted(
-        (
-            chance[node] * OF_RANKS[rank]
-            for node in range(ROOT, len(tree))
-            for rank in range(tree.parents.count(node), len(OF_RANKS))
-            if depths[node + 1] + 1 < max_depth
-        ),
-        reverse=True,
-    )
-    found = list(likeliest(OF_RANKS, tree, max_depth))
-    assert [each.chance for each in found] == pytest.approx(expected)
-    ranks: dict[int, list[int]] = {}
-    for each in found:
-        ranks.setdefault(each.parent, []).append(each.rank)
-    for parent, of_parent in ranks.items():
-        assert of_parent == list(range(tree.parents.count(parent), len(OF_RANKS))), "a rank after the one before it"
-
-
 @given(trees(), st.integers(0, 12))
 def test_the_best_part_of_a_tree_is_a_tree_and_no_part_is_likelier(tree, num_nodes):
     part = best(OF_RANKS, tree, num_nodes)
@@ -135,17 +90,6 @@ def test_the_best_part_of_a_tree_is_a_tree_and_no_part_is_likelier(tree, num_nod
     assert len(part) == min(num_nodes, len(tree))
     assert part.merge(tree).merge(EMPTY_TREE).problem(100) is None
     assert len(part.merge(tree)) == len(tree), "nothing but nodes of the tree, where they were"
-    chances = by_hand(tree)
+    chances = chances_by_hand(tree)
     kept = sum(chances[token] for token in part.token_ids)
     assert kept == pytest.approx(sum(sorted(chances, reverse=True)[: len(part)]))
-
-
-def test_where_any_node_may_grow_the_best_ones_are_those_that_would_be_grown():
-    tree = EMPTY_TREE
-    grown = []
-    for _ in range(20):
-        each = next(likeliest(OF_RANKS, tree, 99))
-        grown.append(each.chance)
-        tree = TokenTree((*tree.token_ids, len(tree)), (*tree.parents, each.parent))
-    assert list(itertools.islice(best_chances(OF_RANKS), 20)) == pytest.approx(grown)
-    assert grown == sorted(grown, reverse=True)

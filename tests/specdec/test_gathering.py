@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.controller import Fixed
+from orchestrator.control.controller import Fixed
 from specdec.gathering import Gathering
 from tests.orchestrator.simulation import Place, Run, fixed, tokens_per_s
 

@@ -14,9 +14,9 @@ from google.rpc import code_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.table_model import Table, TableVerifier
-from orchestrator.frames import TargetFrames
-from orchestrator.link import Link
-from orchestrator.server import OrchestratorServer
+from orchestrator.api.server import OrchestratorServer
+from orchestrator.replicas.frames import TargetFrames
+from orchestrator.replicas.link import Link
 from orchestrator.settings import OrchestratorSettings
 from specdec import rpc
 from specdec.client import Client

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from orchestrator.server import OrchestratorServer
+from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec import rpc, telemetry
 from specdec.telemetry import JsonFormatter, context_of, traceparent

@@ -132,6 +132,20 @@ def test_under_a_path_every_node_moves_down_by_it(paths, path, probs):
         assert moved.draft_probs == (*(None for _ in path), *(marker(p) for p in paths))
 
 
+@given(ordered_paths(), st.integers(0, 12))
+def test_what_came_since_is_all_that_the_older_part_lacks(paths, num_nodes):
+    tree = of_paths(paths)
+    older = tree.prefix(num_nodes)
+    path, new = tree.since(num_nodes)
+    told = new.under(path)
+    assert new.problem(VOCAB) is None
+    assert older.merge(told) == tree
+    needed = {p[:length] for p in paths[num_nodes:] for length in range(1, len(p) + 1)}
+    assert set(paths_of(told)) == needed, "and no more than leads to it"
+    lone = [p for p in paths[:num_nodes] if len(p) == len(path) + 1 and p[: len(path)] == path and p in needed]
+    assert len(lone) != 1 or any(p[:-1] == path for p in paths[num_nodes:]), "the path is as long as it can be"
+
+
 @given(paths_st)
 def test_a_chain_is_a_tree(tokens):
     chain = TokenTree.chain(tokens)

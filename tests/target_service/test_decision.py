@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.engine import DraftSequence
 from draft_service.proposal import propose
 from specdec.errors import InvalidArgument
 from specdec.portions import MAX_CHAIN_NODES, NUMBERS_AT_ONCE

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from draft_service.ahead import spots
 from specdec.chances import best_chances
+from specdec.frontier import Frontier
 from specdec.plan.ahead import Ahead
 from specdec.plan.request import Met
 from specdec.tree import ROOT, TokenTree
@@ -16,16 +16,17 @@ PAIRS = [(0.8, 0.5), (0.45, 0.4), (0.95, 0.0)]
 
 
 def grown(pair, chain, passes, most_nodes, most_depth):
-    """As draft_service/engine.py does: every child is a new token."""
+    """As draft_service/work.py does: every child is a new token."""
     acceptance, runner_up = pair
     of_ranks = (acceptance, (1 - acceptance) * runner_up)
     least = next(itertools.islice(best_chances(of_ranks), 2 * most_nodes - 1, None))
     tree, left = TokenTree.chain(range(chain)), most_nodes
+    frontier = Frontier(of_ranks, tree.parents, most_depth)
     for _ in range(passes):
-        for parent, num_children in spots(tree, of_ranks, least, left, most_depth):
-            new = num_children - tree.parents.count(parent)
-            tree = TokenTree(tree.token_ids + (len(tree),) * new, (*tree.parents, *(parent,) * new))
-            left -= new
+        parents = [each.parent for each in frontier.take(least, left)]
+        frontier.grow(parents)
+        left -= len(parents)
+        tree = TokenTree(tuple(range(len(tree) + len(parents))), (*tree.parents, *parents))
     return tree
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Sequence
-from enum import IntEnum
 
 from specdec.acceptance import Acceptance
 from specdec.tree import EMPTY_TREE, TokenTree
@@ -43,15 +42,6 @@ _PRINT = 251
 """A token's fingerprint is its id modulo this prime: a byte, so that a search is one call."""
 
 
-class Rival(IntEnum):
-    """What else could be verified, the worst first: nothing (the draft gave none), a tree that is still to be waited
-    for, a tree of the draft's that is there."""
-
-    NOTHING = 0
-    WAIT = 1
-    TREE = 2
-
-
 class HitRates:
     """How often the next token of a guess is right, by how many tokens agreed before it. ``of_all`` is the prior."""
 
@@ -79,8 +69,7 @@ class HitRates:
 class PromptLookup:
     """Of one sequence, whose tokens must be the target's own whatever is proposed (greedy and coupled sampling).
 
-    A guess goes on for as long as it comes true, so most rounds search for nothing. The controller says what of it is
-    worth verifying (``grant``), the speculation takes it (``take``).
+    A guess goes on for as long as it comes true, so most rounds search for nothing.
     """
 
     def __init__(self, of_all: HitRates) -> None:
@@ -91,11 +80,6 @@ class PromptLookup:
         self._agreed = 0  # tokens up to there that are the same as those up to the end
         self._num_missed = 0  # searches in a row
         self._search_at = 0  # not before the text is so long
-        self._chances: list[float] = []
-        self._granted = 0
-        self._beats = Rival.NOTHING
-        self.taken: Rival | None = None
-        """What the guess that is being verified was preferred to; None: it is none of this one's."""
 
     def look(self, ids: Sequence[int]) -> list[float]:
         """``ids`` are all there are, those of before and maybe more. The chances that the next 1, 2, ... tokens can
@@ -103,27 +87,13 @@ class PromptLookup:
         self._score(ids)
         if not self._source:
             self._search(ids)
-        self._chances = self._chain() if self._source else []
-        return self._chances
+        return self._chain() if self._source else []
 
-    def grant(self, num_tokens: int, beats: Rival) -> None:
-        """So many of the guess are worth verifying, rather than ``beats`` and what is worse. To be said every round."""
-        self._granted, self._beats = min(num_tokens, len(self._chances)), beats
-        self.taken = None
-
-    def take(self, rival: Rival) -> TokenTree:
-        """The guess, to be verified instead of ``rival``; empty if that was not granted."""
-        if not self._granted or rival > self._beats:
-            return EMPTY_TREE
-        self.taken = rival
-        past = list(self._ids[self._source : self._source + self._granted])
+    def guess(self, num_tokens: int) -> TokenTree:
+        """So many of the tokens that ``look`` told the chances of, as a chain."""
+        past = list(self._ids[self._source : self._source + num_tokens])
         # What was guessed goes on like what it was guessed from.
-        return TokenTree.chain((past * (1 + self._granted // len(past)))[: self._granted])
-
-    @property
-    def in_doubt(self) -> bool:
-        """Whether what is granted will rather fail somewhere than not."""
-        return bool(self._granted) and self._chances[self._granted - 1] < 0.5
+        return TokenTree.chain((past * (1 + num_tokens // len(past)))[:num_tokens]) if past else EMPTY_TREE
 
     def _score(self, ids: Sequence[int]) -> None:
         """Compare what was guessed with what came."""

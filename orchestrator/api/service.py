@@ -1,6 +1,6 @@
 """GenerationService: requests admitted, answered within their deadline, counted.
 
-Knows requests; refuses to know samples (orchestrator.generation) and messages (orchestrator.responses).
+Knows requests; refuses to know samples (orchestrator.generation) and messages (orchestrator.api.responses).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 from tokenizers import Tokenizer
 
-from orchestrator.admission import Admission
-from orchestrator.api_keys import Account, ApiKeys
-from orchestrator.bounds import MAX_REQUEST_ID
+from orchestrator.api.admission import Admission
+from orchestrator.api.api_keys import Account, ApiKeys
+from orchestrator.api.bounds import MAX_REQUEST_ID
+from orchestrator.api.request import Request, read_request, requested_samples
+from orchestrator.api.responses import write_server_info
 from orchestrator.generation import Generator
 from orchestrator.metrics import Metrics, RequestClock
-from orchestrator.pool import Pool
-from orchestrator.request import Request, read_request, requested_samples
-from orchestrator.responses import write_server_info
+from orchestrator.replicas.pool import Pool
 from orchestrator.settings import OrchestratorSettings
 from specdec import telemetry
 from specdec.errors import CALLERS_FAULTS, DeadlineExceeded, NoReplica, ReplicaLost

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.contention import Contention
-from orchestrator.curve import Curve
-from orchestrator.prompt_lookup import MOST_GUESSED, HitRates
-from orchestrator.savings import PROBING, Savings
-from orchestrator.way import Way
+from orchestrator.control.contention import Contention
+from orchestrator.control.curve import Curve
+from orchestrator.control.prompt_lookup import MOST_GUESSED, HitRates
+from orchestrator.control.savings import PROBING, Savings
+from orchestrator.control.way import Way
 from specdec.acceptance import Acceptance
 from specdec.chances import Chances
 from specdec.rounds import Timings
@@ -82,6 +82,7 @@ class Costs:
         """How often that has changed so much that nothing holds of what was promised before."""
         self._apart = 0.0  # with speculation. 0: all are in the same pass; 1: some are while others are not
         self._last_pass = (0, 0, 0, 0)
+        self._alone_s = 0.0
         self._rounds: list[float] = []
         self._waited: list[float] = []
         self._unwaited: list[float] = []
@@ -117,7 +118,9 @@ class Costs:
     def alone_s(self) -> float:
         """A round of the target alone, without drafts that slow it down. Unasked, all are in every pass; an older
         target, which is asked for each token, is a little slower. Needs ``alone_known``."""
-        return self.contention.share(self.everybody) * self._passes.seconds(self.everybody)
+        if not self._alone_s:
+            self._alone_s = self.contention.share(self.everybody) * self._passes.seconds(self.everybody)
+        return self._alone_s
 
     def alone_beside(self, drafting: bool) -> float:
         """What ``unwaited`` is to be compared with: not ``drafting``, what drafts would cost both."""
@@ -168,13 +171,25 @@ class Costs:
 
     def _round_s(self, num_nodes: float, away_s: float) -> float:
         """If every sequence verifies so many, and its rows are away from the target so long."""
+        pass_s = self._pass_s(num_nodes, away_s)
+        # The longer of both; where they are alike, who is late by little waits for a whole pass.
+        return pass_s + math.pow(away_s**3 + (self._apart * pass_s) ** 3, 1 / 3)
+
+    def _pass_s(self, num_nodes: float, away_s: float) -> float:
+        """The same of a pass, in which not all of them are."""
         rows = num_nodes + 1
         together: float = self.everybody
         for _ in range(3):
             pass_s = self._passes.seconds(together * rows)
             together = max(1.0, self.everybody / (1 + self._apart * max(1.0, away_s / pass_s)))
-        # The longer of both; where they are alike, who is late by little waits for a whole pass.
-        return pass_s + math.pow(away_s**3 + (self._apart * pass_s) ** 3, 1 / 3)
+        return pass_s
+
+    def among_s(self, num_nodes: int, waits: bool) -> float:
+        """What a token takes a sequence that goes on unasked, and so is in every pass, where the others wait for so
+        many draft tokens; or do not, and verify as many where they are there. Needs ``known``."""
+        if waits:
+            return self._pass_s(num_nodes * self._rows_per_token, self._away_s(num_nodes, self.waits))
+        return self._pass_s((1 - self.misses) * num_nodes, self._beyond_s)
 
     def grown(self, num_nodes: int, depth: int) -> None:
         """A draft's tree of ``num_nodes`` was verified, which was so deep."""
@@ -200,8 +215,8 @@ class Costs:
             self._draft_took(num_nodes, seconds)
 
     def foreseen(self, foreseen: bool, waits: bool = True) -> None:
-        """A draft was asked: for what follows a tree that is there already, or because none was; if so, the round
-        ``waits`` or goes on alone."""
+        """A request that chooses how much to draft asked for more: of what follows a tree that is there already, or
+        because none was; if so, the round ``waits`` or goes on alone."""
         self._misses[waits].observe(not foreseen, 1)
 
     def late(self, num_nodes: int, seconds: float) -> None:
@@ -263,7 +278,7 @@ class Costs:
 
     def _forget_rounds(self) -> None:
         """They are worked out anew when they are asked for."""
-        self._rounds, self._waited, self._unwaited = [], [], []
+        self._alone_s, self._rounds, self._waited, self._unwaited = 0.0, [], [], []
 
     def _away_s(self, num_nodes: float, waits: float) -> float:
         """From a verdict to the next time that the rows are at the target, if nobody else is there, and such a share of

@@ -1,4 +1,4 @@
-"""The frames of the two model services, seen from the orchestrator. See orchestrator.link.Frames."""
+"""The frames of the two model services, seen from the orchestrator. See orchestrator.replicas.link.Frames."""
 
 from __future__ import annotations
 

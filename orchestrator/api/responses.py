@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.pool import Pool
+from orchestrator.replicas.pool import Pool
 from orchestrator.sequence import FinishReason, Sequence
 from orchestrator.statistics import Statistics
 from orchestrator.text import Origin, Piece

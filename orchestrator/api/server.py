@@ -11,13 +11,14 @@ from typing import Any
 import grpc
 from tokenizers import Tokenizer
 
-from orchestrator import hub, pool_metrics
-from orchestrator.frames import DraftFrames, TargetFrames
-from orchestrator.link import Link
+from orchestrator.api import hub
+from orchestrator.api.service import GenerationServicer
 from orchestrator.metrics import Metrics
-from orchestrator.pool import Pool
-from orchestrator.replica import Role
-from orchestrator.service import GenerationServicer
+from orchestrator.replicas import pool_metrics
+from orchestrator.replicas.frames import DraftFrames, TargetFrames
+from orchestrator.replicas.link import Link
+from orchestrator.replicas.pool import Pool
+from orchestrator.replicas.replica import Role
 from orchestrator.settings import OrchestratorSettings
 from specdec import rpc, tls
 from specdec.errors import ModelMismatch, ReplicaLost

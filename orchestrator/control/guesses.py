@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.costs import Costs
-from orchestrator.promises import OFF, ON, promises
-from orchestrator.prompt_lookup import MOST_GUESSED, PromptLookup, Rival
+from orchestrator.control.costs import Costs
+from orchestrator.control.promises import OFF, ON, promises
+from orchestrator.control.prompt_lookup import MOST_GUESSED, PromptLookup
+from orchestrator.round_plan import NO_GUESS, Guess, Proposal, Rival
 from orchestrator.sequence import Sequence
 from specdec.rounds import Verdict
-from specdec.tree import EMPTY_TREE, TokenTree
 
 _SHORT_RUN_ON = 8
 """Where the text may begin to repeat itself: nothing can be verified among tokens that come unasked."""
@@ -24,6 +24,9 @@ _FIRST = 4
 _CHECK_EVERY = 128
 """Rounds with a guess after which one goes without, to see that the target alone is still as slow as it is taken
 to be."""
+
+_DOUBT = 0.5
+"""A guess that is right as a whole less often than this will rather fail."""
 
 _AGAIN = 4
 """Rounds after a guess in which the target is asked for each token, because copied text goes on after an edit."""
@@ -42,59 +45,56 @@ class Guesses:
         self._held = False  # and so this round had to be asked for
         self._drafting = False
 
-    def grant(self, sequence: Sequence, drafting: bool, unasked: int, beaten: Callable[[float], Rival]) -> int:
-        """Grant what the lookup guesses for the round to come, as far as it is worth verifying.
+    def grant(
+        self, sequence: Sequence, drafting: bool, unasked: int, beaten: Callable[[float], Rival]
+    ) -> tuple[Guess, int]:
+        """What the lookup guesses for the round to come, as far as it is worth verifying, and how many tokens may come
+        unasked after the round: none where a guess is there that is worth to be verified.
 
         So many rounds, from this one on, come ``unasked``. ``beaten`` tells the best of what promises less than a guess
-        does, which the guess then goes before. How many tokens may come unasked after the round: none where a guess is
-        there that is worth to be verified.
+        does, which the guess then goes before.
         """
         self._num_rounds += 1
         self._drafting = drafting
-        self._lookup.grant(0, Rival.NOTHING)
-        most = self._most_unasked(sequence, unasked, beaten)
+        guess, most = self._grant(sequence, unasked, beaten)
         self._held = self._cut and not (drafting or unasked)
         self._cut = not (drafting or most)
-        return most
+        return guess, most
 
     def forgo(self) -> None:
         """The round to come is to show what the target takes alone."""
         self._num_rounds += 1
-        self._lookup.grant(0, Rival.NOTHING)
         self._held = self._cut = False
 
-    def observe(self, tree: TokenTree, verdict: Verdict) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict) -> None:
         """The outcome of a round, whoever proposed the tree."""
         if verdict.round and self._costs.alone_known:
-            guessed = tree if self.taken is not None else EMPTY_TREE
-            asked = bool(guessed) or self._held
+            num_guessed = len(proposal.tree) if proposal.guessed is not None else 0
             alone_s = self._costs.alone_beside(self._drafting)
-            gain = self._costs.gain(self._costs.unwaited[len(guessed)], len(verdict.accepted) + 1, alone_s)
-            self._costs.lookup_savings.book(gain if asked else self._costs.probing)
+            gain = self._costs.gain(self._costs.unwaited[num_guessed], len(verdict.accepted) + 1, alone_s)
+            self._costs.lookup_savings.book(gain if num_guessed or self._held else self._costs.probing)
 
-    @property
-    def taken(self) -> Rival | None:
-        """What the guess that was verified was preferred to; None: there was none."""
-        return self._lookup.taken
-
-    def _most_unasked(self, sequence: Sequence, unasked: int, beaten: Callable[[float], Rival]) -> int:
+    def _grant(self, sequence: Sequence, unasked: int, beaten: Callable[[float], Rival]) -> tuple[Guess, int]:
         costs, most = self._costs, sequence.remaining - 1
         if not costs.lookup_savings.left or most <= 0 or not sequence.num_committed:
-            return _SHORT_RUN_ON
+            return NO_GUESS, _SHORT_RUN_ON
         if not costs.rows_known:
             # What rows cost is to be known, where no draft shows it.
-            num_guessed, promise = min(_FIRST, most, len(self._lookup.look(sequence.ids))), 1.0
+            chances = self._lookup.look(sequence.ids)
+            num_guessed, promise = min(_FIRST, most, len(chances)), 1.0
         elif max(promises([1.0] * MOST_GUESSED, costs.unwaited, costs.alone_beside(self._drafting))) < ON:
-            return most  # rows cost so much that nothing would be gained if all were right
+            return NO_GUESS, most  # rows cost so much that nothing would be gained if all were right
         else:
-            num_guessed, promise = self._best(self._lookup.look(sequence.ids)[:most], unasked)
+            chances = self._lookup.look(sequence.ids)[:most]
+            num_guessed, promise = self._best(chances, unasked)
         self._num_worthwhile = self._num_worthwhile + 1 if num_guessed else 0
         if not num_guessed or self._num_worthwhile % _CHECK_EVERY == 0:
-            return 0 if self._num_rounds - self._granted_at <= _AGAIN else _SHORT_RUN_ON
-        if not unasked:
-            self._lookup.grant(num_guessed, beaten(promise))
-            self._granted_at = self._num_rounds
-        return 0
+            return NO_GUESS, 0 if self._num_rounds - self._granted_at <= _AGAIN else _SHORT_RUN_ON
+        if unasked:
+            return NO_GUESS, 0
+        self._granted_at = self._num_rounds
+        in_doubt = chances[num_guessed - 1] < _DOUBT
+        return Guess(self._lookup.guess(num_guessed), beaten(promise), in_doubt), 0
 
     def _best(self, chances: list[float], unasked: int) -> tuple[int, float]:
         """How many tokens of the guess promise the most, and what; 0: the target alone promises as much."""

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from tokenizers import Tokenizer
 
-from orchestrator.bounds import MAX_SAMPLES, MAX_STOP_CHARACTERS, size_problems
+from orchestrator.api.bounds import MAX_SAMPLES, MAX_STOP_CHARACTERS, size_problems
 from specdec.errors import ContextExceeded, InvalidArgument
 from specdec.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
 from specdec.sampling_wire import sampling_problems

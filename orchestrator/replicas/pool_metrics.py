@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.pool import Pool
-from orchestrator.replica import Replica
-from orchestrator.tally import Tally
+from orchestrator.replicas.pool import Pool
+from orchestrator.replicas.replica import Replica
+from orchestrator.replicas.tally import Tally
 from specdec.instruments import Instruments, Points
 
 

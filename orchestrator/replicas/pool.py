@@ -1,6 +1,6 @@
 """The replicas of one role: found by name, picked by how busy and fast they are, set aside when they are not.
 
-Knows endpoints; refuses to know connections (orchestrator.replica) and what sequences do there.
+Knows endpoints; refuses to know connections (orchestrator.replicas.replica) and what sequences do there.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import random
 import socket
 from collections.abc import Sequence
 
-from orchestrator.replay_gate import ReplayGate
-from orchestrator.replica import Replica, Role
+from orchestrator.replicas.replay_gate import ReplayGate
+from orchestrator.replicas.replica import Replica, Role
 from specdec.errors import ReplicaLost
 from specdec.rounds import ModelInfo
 

@@ -9,14 +9,14 @@ import itertools
 from functools import partial
 from typing import Protocol
 
-from orchestrator.concert import FIRST_PAUSE, Concert, Turn
-from orchestrator.guesses import Guesses
-from orchestrator.promises import chain, promises
-from orchestrator.prompt_lookup import MOST_GUESSED, PromptLookup, Rival
+from orchestrator.control.concert import FIRST_PAUSE, Concert, Turn
+from orchestrator.control.guesses import Guesses
+from orchestrator.control.promises import chain, promises
+from orchestrator.control.prompt_lookup import MOST_GUESSED, PromptLookup
+from orchestrator.round_plan import NO_GUESS, Guess, Proposal, Rival, RoundPlan
 from orchestrator.sequence import Sequence
 from specdec.chances import Chances, best_chances
 from specdec.rounds import Budget, Verdict
-from specdec.tree import TokenTree
 
 _FIRST_TOKENS = 4
 """Draft tokens while nothing is known."""
@@ -24,11 +24,9 @@ _FIRST_TOKENS = 4
 _STAY_SHARE = 0.98
 """To wait or not to wait is kept where it promises this share of the other."""
 
-_SLOWER = 0.93
-"""A text that promises less than this, times the target alone, had better go without while others draft."""
-
-_SLOW_ROUNDS = 3
-"""In a row, until it does."""
+_MOST_LOST = 6.0
+"""Tokens that a text loses by drafting with the others, to those it would have made meanwhile without, until it leaves:
+about what chance takes from a good text at times."""
 
 _LEAVE_PASSES, _MOST_LEAVE_PASSES = 64, 256
 """That it then goes without, twice as many each time."""
@@ -44,19 +42,12 @@ _NO_DRAFT_ROUNDS = 256
 
 
 class Controller(Protocol):
-    """Says how much may be drafted, and is told what came of it.
+    """Says what a round is to be, and is told what came of it."""
 
-    ``run_on``: after the round to come, so many will have nothing drafted for them either, and the target may make
-    their tokens unasked.
-    """
+    def plan(self, sequence: Sequence) -> RoundPlan:
+        """The round to come."""
 
-    run_on: int
-
-    def budget(self, sequence: Sequence) -> Budget:
-        """For the round to come: nodes that are worth waiting for, and as ``max_depth`` how many are worth verifying if
-        more are there already. 0 and some: they may be grown, but nobody waits."""
-
-    def observe(self, tree: TokenTree, verdict: Verdict) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict) -> None:
         """The outcome of a round."""
 
 
@@ -65,23 +56,22 @@ class Fixed:
 
     def __init__(self, num_draft_tokens: int) -> None:
         self._num_draft_tokens = num_draft_tokens
-        self.run_on = 0
 
-    def budget(self, sequence: Sequence) -> Budget:
-        self.run_on = 0 if self._num_draft_tokens else _run_on(_MOST_RUN_ON, sequence)
-        return _chain(self._num_draft_tokens, self._num_draft_tokens, sequence)
+    def plan(self, sequence: Sequence) -> RoundPlan:
+        run_on = 0 if self._num_draft_tokens else _run_on(_MOST_RUN_ON, sequence)
+        return RoundPlan(_chain(self._num_draft_tokens, self._num_draft_tokens, sequence), run_on)
 
-    def observe(self, tree: TokenTree, verdict: Verdict) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict) -> None:
         pass
 
 
 class Adaptive:
     """Draft tokens where they promise more tokens per second, as many and at the same time as all requests
-    (orchestrator.concert).
+    (orchestrator.control.concert).
 
     Where a draft grows ahead and nothing was foreseen, a round waits for it or goes on alone, whichever promises more.
     What a trial loses, and what is lost where a promise is not kept, is booked in an account that all requests share
-    (orchestrator.costs): when that is empty nobody drafts.
+    (orchestrator.control.costs): when that is empty nobody drafts.
     """
 
     def __init__(
@@ -100,21 +90,19 @@ class Adaptive:
         self._ahead = ahead
         self._num_draft_tokens = 0
         self._waits = True  # where no tree is there, for so many draft tokens; else such a round goes on alone
-        self._depth = 0  # nodes of a tree that is there already, of which are expected:
-        self._expected = 1.0  # tokens, with the one after them
+        self._depth = 0  # nodes of a tree that is there already
         self._asked = 0  # draft tokens that this round waits for
         self._num_rounds = 0
         self._turn = Turn.REST
         self._pass = concert.now
-        self._doubts = 0  # rounds in a row in which this text promised less than the target alone
+        self._lost = 0.0  # tokens, by drafting with the others
         self._leave = _LEAVE_PASSES  # passes that it will then go without
         self._back = 0  # the pass in which it drafts with the others again
         self._num_missed = 0  # rounds in a row that asked for a draft in vain, while nothing is known
         self._without = 0  # rounds that it still does without because of that
         self._unasked = 0  # rounds to come that the target may make unasked
-        self.run_on = 0
 
-    def budget(self, sequence: Sequence) -> Budget:
+    def plan(self, sequence: Sequence) -> RoundPlan:
         self._num_rounds += 1
         self._without = max(0, self._without - 1)
         if self._unasked:
@@ -125,16 +113,20 @@ class Adaptive:
         waits_for = num_draft_tokens if self._waits else 0
         budget = _chain(waits_for, max(waits_for, self._depth) if num_draft_tokens else 0, sequence)
         self._asked = budget.max_nodes
-        self.run_on = self._run_on(sequence, num_draft_tokens)
-        self._unasked = max(self._unasked - 1, self.run_on)
-        return budget
+        guess, most_unasked = self._guess(sequence, num_draft_tokens)
+        run_on = 0
+        if not num_draft_tokens and self._turn is not Turn.CHECK:
+            run_on = _run_on(min(self._rests, most_unasked), sequence)
+        self._unasked = max(self._unasked - 1, run_on)
+        return RoundPlan(budget, run_on, guess)
 
-    def observe(self, tree: TokenTree, verdict: Verdict) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict) -> None:
         self._pass = self._concert.passed(self._pass)
-        taken = None
+        tree, taken = proposal.tree, proposal.guessed
+        if proposal.foreseen is not None:
+            self._costs.foreseen(proposal.foreseen, waits=self._asked > 0)
         if self._guesses:
-            self._guesses.observe(tree, verdict)
-            taken = self._guesses.taken
+            self._guesses.observe(proposal, verdict)
         if not verdict.round:
             self._unasked = 0  # it was opened anew
             return
@@ -142,22 +134,30 @@ class Adaptive:
         waited = taken in (None, Rival.NOTHING)
         self._num_missed = 0 if drafted else self._num_missed + (waited and self._asked > 0)
         if self._costs.known:
-            num_tokens = len(verdict.accepted) + 1 if taken is None else 1
-            self._concert.book(self._gain(len(tree) if drafted else 0, num_tokens, waited))
+            took_s = self._took_s(len(tree) if drafted else 0, waited)
+            self._book(took_s, len(verdict.accepted) + 1 if taken is None else 1)
         if not drafted:
             return
         self._chances.observe(tree, verdict.accepted, ended=True)
         self._costs.grown(len(tree), max(tree.depths) + 1)
 
-    def _gain(self, num_nodes: int, num_tokens: int, waited: bool) -> float:
-        """Of a round with so many nodes of the draft; ``waited``: it went before nothing else."""
-        costs = self._costs
+    def _took_s(self, num_nodes: int, waited: bool) -> float | None:
+        """A round with so many nodes of the draft, which is as long as such rounds are; ``waited``: it went before
+        nothing else. None: it was without speculation."""
         if waited and self._num_draft_tokens and not self._waits:
-            return costs.gain(costs.unwaited[min(num_nodes, MOST_GUESSED)], num_tokens, costs.alone_s)
-        if waited and self._asked:
-            # Also of a draft that never came.
-            return costs.gain(costs.rounds[self._asked], num_tokens, costs.rounds[0])
-        return costs.probing
+            return self._costs.unwaited[min(num_nodes, MOST_GUESSED)]
+        # Also of a draft that never came.
+        return self._costs.rounds[self._asked] if waited and self._asked else None
+
+    def _book(self, took_s: float | None, num_tokens: int) -> None:
+        costs = self._costs
+        if took_s is None:
+            self._concert.book(costs.probing)
+            return
+        self._concert.book(costs.gain(took_s, num_tokens, costs.alone_s))
+        if self._turn is Turn.DRAFT:
+            among_s = costs.among_s(self._asked or self._depth, waits=self._asked > 0)
+            self._lost = max(0.0, self._lost + took_s / among_s - num_tokens)
 
     def _try(self) -> int:
         """Long, short and none must be seen to tell what a token more costs."""
@@ -173,10 +173,11 @@ class Adaptive:
         drafting = self._turn in (Turn.DRAFT, Turn.CHECK)
         if self._concert.now < self._back:
             return 0
-        promised = self._promised()
-        promise, alone = max(promised[1:]), 0.0
+        self._depth, expected = self._foreseen()
+        promised = self._promised(self._depth, expected)
+        promise = max(promised[1:])
         if self._ahead:
-            alone = self._promised_alone()
+            alone = self._promised_alone(self._depth, expected)
             # Either is kept where the other promises little more.
             self._waits = promise > alone * (_STAY_SHARE if drafting and self._waits else 1 / _STAY_SHARE)
             promise = max(promise, alone)
@@ -185,62 +186,68 @@ class Adaptive:
             if drafting:
                 # What was learnt on this text will be old when it is tried again.
                 self._chances.forget()
+                self._lost = 0.0
             return 0
         num_draft_tokens = self._concert.num_draft_tokens
         if self._turn is Turn.TRY:
             self._waits = self._concert.waits or not self._ahead
             return num_draft_tokens
-        return 0 if self._leaves(max(promised[num_draft_tokens], alone)) else num_draft_tokens
+        return 0 if self._leaves() else num_draft_tokens
 
-    def _leaves(self, promise: float) -> bool:
-        """To draft with the others is not for this text."""
-        self._doubts = self._doubts + 1 if promise < _SLOWER else 0
-        if self._doubts < _SLOW_ROUNDS:
+    def _leaves(self) -> bool:
+        """To draft with the others is not for this text: in their passes it had better make a token each."""
+        if self._lost < _MOST_LOST:
             return False
-        self._doubts, self._turn = 0, Turn.REST
+        self._lost, self._turn = 0.0, Turn.REST
         self._back, self._leave = self._concert.now + self._leave, min(2 * self._leave, _MOST_LEAVE_PASSES)
         return True
 
-    def _promised(self) -> list[float]:
-        """By the number of draft tokens that are waited for, where nothing was foreseen."""
-        costs, of_ranks = self._costs, self._chances.of_ranks
-        drafted = chain(of_ranks, costs.num_siblings)
+    def _foreseen(self) -> tuple[int, float]:
+        """Of a tree that is there already: how many of its nodes are worth verifying, and how many tokens are to be
+        expected of them, with the one after."""
         if not self._ahead:
-            return promises(drafted, costs.waited, costs.waited[0])
-        unwaited = self._unwaited(of_ranks)
-        alone_s, self._depth = costs.waited[0], unwaited.index(max(unwaited))
-        self._expected = unwaited[self._depth] * costs.unwaited[self._depth] / alone_s if self._depth else 1.0
+            return 0, 1.0
+        unwaited = self._unwaited(self._chances.of_ranks)
+        depth = unwaited.index(max(unwaited))
+        return depth, unwaited[depth] * self._costs.unwaited[depth] / self._costs.alone_s if depth else 1.0
+
+    def _promised(self, depth: int, expected: float) -> list[float]:
+        """By the number of draft tokens that are waited for, where nothing was foreseen."""
+        costs = self._costs
+        drafted = chain(self._chances.of_ranks, costs.num_siblings)
+        alone_s = costs.alone_s
+        if not self._ahead:
+            return promises(drafted, costs.waited, alone_s)
         # Of all rounds a share waits, in the others such a tree is there.
         share = costs.waits
-        foreseen, foreseen_s = (1 - share) * self._expected, (1 - share) * costs.unwaited[self._depth]
-        found, expected = [1.0], 1.0
+        foreseen, foreseen_s = (1 - share) * expected, (1 - share) * costs.unwaited[depth]
+        found, waited = [1.0], 1.0
         for chance, seconds in zip(drafted, costs.waited[1:], strict=False):
-            expected += chance
-            found.append((share * expected + foreseen) * alone_s / (share * seconds + foreseen_s))
+            waited += chance
+            found.append((share * waited + foreseen) * alone_s / (share * seconds + foreseen_s))
         return found
 
-    def _promised_alone(self) -> float:
+    def _promised_alone(self, depth: int, expected: float) -> float:
         """If a round for which nothing was foreseen goes on alone."""
         unwaited, share = self._costs.unwaited, self._costs.misses
-        expected = share + (1 - share) * self._expected
-        return expected * self._costs.waited[0] / (share * unwaited[0] + (1 - share) * unwaited[self._depth])
+        tokens = share + (1 - share) * expected
+        return tokens * self._costs.alone_s / (share * unwaited[0] + (1 - share) * unwaited[depth])
 
     def _unwaited(self, of_ranks: list[float]) -> list[float]:
         """By its nodes, what a tree of the draft's promises that is there already."""
         rounds = self._costs.unwaited[: self._costs.most + 1]
-        return promises(best_chances(of_ranks), rounds, self._costs.waited[0])
+        return promises(best_chances(of_ranks), rounds, self._costs.alone_s)
 
-    def _run_on(self, sequence: Sequence, num_draft_tokens: int) -> int:
-        """How many tokens may come unasked after the round to come, in which a guess may be verified."""
-        most = _MOST_RUN_ON
-        if self._guesses and self._turn is Turn.CHECK:
+    def _guess(self, sequence: Sequence, num_draft_tokens: int) -> tuple[Guess, int]:
+        """What the lookup guesses for the round to come, and how many tokens may come unasked after it."""
+        if not self._guesses:
+            return NO_GUESS, _MOST_RUN_ON
+        if self._turn is Turn.CHECK:
             self._guesses.forgo()
-        elif self._guesses:
-            beaten = partial(self._beaten, num_draft_tokens)
-            most = self._guesses.grant(sequence, num_draft_tokens > 0, self._unasked, beaten)
-        if num_draft_tokens or self._turn is Turn.CHECK:
-            return 0
-        return _run_on(min(self._rests, most), sequence)
+            return NO_GUESS, 0
+        return self._guesses.grant(
+            sequence, num_draft_tokens > 0, self._unasked, partial(self._beaten, num_draft_tokens)
+        )
 
     @property
     def _rests(self) -> int:

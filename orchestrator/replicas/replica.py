@@ -1,6 +1,6 @@
 """One endpoint of a model service: connected, compared, watched, and carried until it is lost; then again.
 
-Knows the endpoint's health, speed and fate; refuses to know its neighbours (orchestrator.pool) and sequences.
+Knows the endpoint's health, speed and fate; refuses to know its neighbours (orchestrator.replicas.pool) and sequences.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from orchestrator.link import HostileReplica, Lane, Link, WatchdogFired
-from orchestrator.tally import Tally
+from orchestrator.replicas.link import HostileReplica, Lane, Link, WatchdogFired
+from orchestrator.replicas.tally import Tally
 from specdec import rpc, wire
 from specdec.errors import ModelMismatch, ReplicaLost, SpecdecError
 from specdec.rounds import ModelInfo

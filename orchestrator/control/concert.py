@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from orchestrator.costs import Costs
-from orchestrator.promises import OFF, ON
+from orchestrator.control.costs import Costs
+from orchestrator.control.promises import OFF, ON
 
 FIRST_PAUSE, _LONGEST_PAUSE = 8, 64
 """Passes without drafts after one that did not pay, twice as many each time."""
@@ -166,13 +166,13 @@ class Concert:
     def _try(self, depth: int) -> bool:
         """Rounds that wait for nobody, or that wait, for as long a draft as costs little more than the shortest."""
         costs, rounds = self.costs, self.costs.rounds
-        dearest = rounds[0] + 1.5 * (rounds[1] - rounds[0])
+        dearest = costs.alone_s + 1.5 * (rounds[1] - costs.alone_s)
         self.num_draft_tokens = max(k for k in range(1, len(rounds)) if k == 1 or rounds[k] <= dearest)
         self.waits = not costs.ahead or costs.misses > _HOPELESS
         trial = _TRIAL_AHEAD_PASSES
         if self.waits:
             trial = 1 if costs.everybody == 1 else _TRIAL_PASSES
-            gain = costs.gain(rounds[self.num_draft_tokens], 1, rounds[0])
+            gain = costs.gain(rounds[self.num_draft_tokens], 1, costs.alone_s)
         else:
             gain = costs.gain(costs.unwaited[depth], 1, costs.alone_s)
         if not costs.savings.cover(-gain * trial * costs.everybody):

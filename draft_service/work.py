@@ -1,0 +1,141 @@
+"""One advance of a sequence: what was asked for, how much of it is there, and what is said of it.
+
+Knows budgets and trees; refuses to know passes and other sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from draft_service.budgets import MOST_NODES
+from draft_service.drafter import DraftSequence, Node, Spot
+from specdec.chances import Chances
+from specdec.frontier import Frontier
+from specdec.rounds import Budget, Growth, GrowthEnd
+from specdec.tree import EMPTY_TREE, TokenTree
+
+
+@dataclass(slots=True)
+class Work:
+    """On advance ``advance`` (0: the open). A newer one is new work. ``chances`` are those of the sequence's guesses,
+    and the drafter's context has ``context_length`` positions.
+
+    First grows what was asked for, of which all is said when it is there. From then on (``ahead``) what is below it and
+    beside it grows, of which every node is said once."""
+
+    sequence: DraftSequence
+    chances: Chances
+    advance: int
+    budget: Budget
+    context_length: int
+    ahead: bool = False
+    answered: bool = False
+    learnt: bool = False
+    num_told: int = 0  # of the tree's nodes, the first ones, are known to who asked
+    superseded: list[Growth] = field(default_factory=list)
+    _num_grown: int = 0
+    _num_ahead: int = 0
+    _frontier: Frontier | None = None  # since it grows ahead
+    _spots: tuple[Spot, ...] = ()  # that no pass has answered yet
+    _siblings: list[Node] = field(default_factory=list)  # of what was grown; leaves, which the chain does without
+
+    def ended(self) -> list[Growth]:
+        """What is said once what was asked for is there. Then it may go on below that."""
+        end = self._end()
+        if end is None:
+            return []
+        if end is not GrowthEnd.BUDGET or not self.budget.max_ahead:
+            return [self.answer(end)]
+        self.ahead = True
+        return [self._growth(self._asked_for(), end=None)] if self.budget.max_nodes else []
+
+    def _end(self) -> GrowthEnd | None:
+        """Why nothing more may be drafted, if so."""
+        tree = self.sequence.tree
+        deepest = max(tree.depths, default=-1)
+        if self._num_grown >= self.budget.max_nodes or deepest + 1 >= self.budget.max_depth:
+            return GrowthEnd.BUDGET
+        if self.budget.max_ahead and len(tree) >= self.budget.max_nodes:
+            return GrowthEnd.BUDGET  # some of it was grown ahead, and what is still to come need not be waited for
+        # The next node is predicted by feeding the position before it.
+        if self.sequence.base + deepest + 1 > self.context_length:
+            return GrowthEnd.CONTEXT
+        return None
+
+    def grow(self, nodes: Sequence[Node]) -> list[Growth]:
+        """A pass proposed these for what was asked for. Returns what is said of it."""
+        self.learnt = True
+        if not nodes:
+            return [self.answer(GrowthEnd.UNLIKELY)]
+        if self.budget.max_siblings:
+            nodes, siblings = nodes[:1], nodes[1:]
+            self._siblings.extend(siblings)
+        nodes = nodes[: self.budget.max_nodes - self._num_grown]
+        self.sequence.tree = _extended(self.sequence.tree, nodes)
+        self._num_grown += len(nodes)
+        return self.ended()
+
+    def spots(self) -> tuple[Spot, ...]:
+        """Where the next pass grows ahead, so far as it may: where the last one should, if that took in the text."""
+        if self._spots:
+            return self._spots
+        if self._frontier is None:
+            self._frontier = self._begin()
+        # What a later pass would rather grow is left to it, but the verdict may come before that.
+        least = self.chances.least(2 * self.budget.max_ahead)
+        most: dict[int, int] = {}
+        for each in self._frontier.take(least, self.budget.max_ahead - self._num_ahead):
+            most[each.parent] = each.rank + 1
+        self._spots = tuple(Spot(*spot) for spot in most.items())
+        return self._spots
+
+    def _begin(self) -> Frontier:
+        tree = self.sequence.tree
+        # All of the tree is fed in every pass. What was asked for may end at a node that no row can be fed for, or be
+        # more than is kept from one advance to the next.
+        num_feedable = self.context_length - self.sequence.base
+        can_grow = max(tree.depths, default=-1) < num_feedable and len(tree) <= 2 * MOST_NODES
+        max_depth = min(self.budget.max_depth, num_feedable) if can_grow else 0
+        return Frontier(self.chances.of_ranks, tree.parents, max_depth)
+
+    def grow_ahead(self, nodes: Sequence[Node]) -> Growth:
+        """A pass proposed these at its spots. Returns what is said of it."""
+        self._spots = ()
+        size = len(self.sequence.tree)
+        tree = _extended(self.sequence.tree, nodes[: self.budget.max_ahead - self._num_ahead])
+        if self._frontier is None or len(tree) == size:
+            return self.answer(GrowthEnd.UNLIKELY)
+        self._frontier.grow(tree.parents[size:])
+        self._num_ahead += len(tree) - size
+        self.sequence.tree = tree
+        return self._growth(*self._untold(), end=None)
+
+    def answer(self, end: GrowthEnd) -> Growth:
+        """Nothing more comes."""
+        self.answered = True
+        if self.ahead:
+            return self._growth(*self._untold(), end=end)
+        return self._growth(EMPTY_TREE if end is GrowthEnd.SUPERSEDED else self._asked_for(), end=end)
+
+    def _growth(self, tree: TokenTree, path: tuple[int, ...] = (), *, end: GrowthEnd | None) -> Growth:
+        return Growth(self.advance, self.sequence.base, path, tree, end)
+
+    def _untold(self) -> tuple[TokenTree, tuple[int, ...]]:
+        """What is new to who asked, and the path to it."""
+        path, tree = self.sequence.tree.since(self.num_told)
+        self.num_told = len(self.sequence.tree)
+        return tree, path
+
+    def _asked_for(self) -> TokenTree:
+        """All of it, with the siblings."""
+        self.num_told = len(self.sequence.tree)
+        tree = self.sequence.tree
+        if not self._siblings:
+            return tree
+        there = set(zip(tree.parents, tree.token_ids, strict=True))  # what grew ahead has some of them, too
+        return _extended(tree, [node for node in self._siblings if (node.parent, node.token_id) not in there])
+
+
+def _extended(tree: TokenTree, nodes: Sequence[Node]) -> TokenTree:
+    return tree.extended([(node.token_id, node.parent, node.draft_probs) for node in nodes])

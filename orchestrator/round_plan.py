@@ -1,0 +1,59 @@
+"""What passes between the controller, which decides, and the speculation, which carries it out: a value each way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from specdec.rounds import Budget
+from specdec.tree import EMPTY_TREE, TokenTree
+
+
+class Rival(IntEnum):
+    """What else could be verified, the worst first: nothing (the draft gave none), a tree that is still to be waited
+    for, a tree of the draft's that is there."""
+
+    NOTHING = 0
+    WAIT = 1
+    TREE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What the text's own past holds likely. It is verified instead of ``beats`` and of what is worse.
+
+    ``in_doubt``: it will rather fail somewhere than not.
+    """
+
+    tree: TokenTree = EMPTY_TREE
+    beats: Rival = Rival.NOTHING
+    in_doubt: bool = False
+
+
+NO_GUESS = Guess()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """Of the round to come.
+
+    ``budget``: nodes of the draft that are worth waiting for, and as ``max_depth`` how many are worth verifying if more
+    are there already; 0 and some: they may be grown, but nobody waits. ``run_on``: after this round so many will have
+    nothing drafted for them either, and the target may make their tokens unasked.
+    """
+
+    budget: Budget
+    run_on: int = 0
+    guess: Guess = NO_GUESS
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What is verified. ``guessed``: what the guess that it is was preferred to; None: it is none.
+
+    ``foreseen``: whether something to verify was there when the draft was asked for more; None: it was not asked.
+    """
+
+    tree: TokenTree = EMPTY_TREE
+    guessed: Rival | None = None
+    foreseen: bool | None = None

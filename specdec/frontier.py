@@ -1,0 +1,66 @@
+"""Where a tree grows while a part of it is being verified: the children that it lacks, likeliest first.
+
+Knows how likely nodes are; refuses to know tokens. The verdict is a path from the root. It may leave the tree anywhere,
+so the tree grows wherever the text is likeliest to go: deep below guesses that are right as a rule, wide where they
+are not. A pass costs what it adds, however large the tree is by then.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from specdec.tree import ROOT
+
+
+class Open(NamedTuple):
+    """A child that a tree does not have yet: the ``rank``-th of node ``parent``, committed with this ``chance``."""
+
+    chance: float
+    parent: int
+    rank: int
+
+
+class Frontier:
+    """Of a tree whose nodes have these ``parents``, and whose children are right as often as ``of_ranks`` says, by
+    their rank. It gets no nodes at ``max_depth`` or deeper."""
+
+    def __init__(self, of_ranks: Sequence[float], parents: Iterable[int], max_depth: int) -> None:
+        self._of_ranks = of_ranks
+        self._max_depth = max_depth
+        # By node, from ROOT on: how likely it is, its depth and its children.
+        self._chances, self._depths, self._num_children = [1.0], [-1], [0]
+        self._heap: list[tuple[float, int, int]] = []
+        self.grow(parents)
+        self._open(ROOT)
+
+    def take(self, least: float, max_nodes: int) -> list[Open]:
+        """What one pass is to add, and is not given again: all that is as likely as ``least``, or the likeliest if
+        nothing is."""
+        taken: list[Open] = []
+        while self._heap and len(taken) < max_nodes and (not taken or -self._heap[0][0] >= least):
+            chance, parent, rank = heapq.heappop(self._heap)
+            taken.append(Open(-chance, parent, rank))
+            self._push(parent, rank + 1)
+        return taken
+
+    def grow(self, parents: Iterable[int]) -> None:
+        """Nodes came, with these parents."""
+        first = len(self._chances) - 1
+        for parent in parents:
+            above = parent + 1
+            rank = self._num_children[above]
+            self._num_children[above] += 1
+            self._num_children.append(0)
+            self._chances.append(self._chances[above] * self._of_ranks[rank] if rank < len(self._of_ranks) else 0.0)
+            self._depths.append(self._depths[above] + 1)
+        for node in range(first, len(self._chances) - 1):
+            self._open(node)
+
+    def _open(self, node: int) -> None:
+        self._push(node, self._num_children[node + 1])
+
+    def _push(self, parent: int, rank: int) -> None:
+        if rank < len(self._of_ranks) and self._depths[parent + 1] + 1 < self._max_depth:
+            heapq.heappush(self._heap, (-self._chances[parent + 1] * self._of_ranks[rank], parent, rank))

@@ -1,0 +1,140 @@
+"""How far a tree grows ahead: to the end of the budget, the context and the memory, and for whom not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from draft_service.drafters.language_model import LanguageModelDrafter
+from draft_service.engine import DraftEngine, DraftOpen
+from specdec.errors import Draining, InvalidArgument
+from specdec.model_runner import RowOutputs
+from specdec.packed_rows import Segment
+from specdec.rounds import Advance, Budget, GrowthEnd
+from specdec.sequence import Method, SamplingParams, SequenceSpec
+from specdec.tree import TokenTree
+from tests.draft_service.growing_ahead import (
+    SAMPLINGS,
+    A,
+    B,
+    opened,
+    rest,
+    runner,
+    together,
+)
+from tests.table_model import TableRunner
+
+
+def test_it_never_grows_deeper_than_it_may_nor_beyond_the_context():
+    engine = opened(SamplingParams(0.0))
+    engine.submit(A, Advance(1, 3, budget=Budget(2, 4, 50)))
+    tree = together(rest(engine))
+    assert max(tree.depths) == 3
+    limit = engine._drafter.info.context_length
+    ids = tuple(i % 8 for i in range(limit - 4))
+    short = opened(SamplingParams(0.0), ids)
+    short.submit(A, Advance(1, limit - 4, budget=Budget(2, 50, 50)))
+    tree = together(rest(short))
+    assert limit - 4 + max(tree.depths) <= limit
+
+
+@pytest.mark.parametrize("num_nodes", range(5))
+@pytest.mark.parametrize("distance", range(-1, 5))
+def test_no_row_is_fed_beyond_the_context(distance: int, num_nodes: int) -> None:
+    """A model with learned positions has none there."""
+
+    class Recording(TableRunner):
+        last = -1
+
+        def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
+            self.last = max(self.last, *(max(segment.positions) for segment in segments))
+            return super().forward(segments)
+
+    table = Recording(seed=3, context_length=40)
+    engine = DraftEngine(LanguageModelDrafter(table))
+    ids = tuple(i % 8 for i in range(40 - distance))
+    engine.open(A, DraftOpen(SequenceSpec(ids, len(ids), SamplingParams(0.0)), Budget()))
+    rest(engine)
+    engine.submit(A, Advance(1, len(ids), budget=Budget(num_nodes, 50, 50)))
+    grown = rest(engine)
+    assert grown[-1].end in (GrowthEnd.BUDGET, GrowthEnd.CONTEXT)
+    # What was asked for stays in the tree, and the next advance may grow below it.
+    engine.submit(A, Advance(2, len(ids), budget=Budget(0, 50, 50)))
+    below = together(rest(engine), together(grown))
+    assert table.last <= 39
+    if distance > num_nodes:
+        assert len(ids) + max(below.depths) == 39, "as deep as a row could still be fed"
+
+
+def test_without_memory_for_branches_what_was_asked_for_still_comes():
+    engine = opened(SamplingParams(0.0), tuple(range(8)) * 3, num_slots=32)
+    engine.submit(A, Advance(1, 24, budget=Budget(3, 12, 60)))
+    growths = rest(engine)
+    assert len(growths[0].tree) == 3
+    assert growths[-1].end is GrowthEnd.UNLIKELY
+    engine.submit(A, Advance(2, 25, (5,), budget=Budget(3, 3)))
+    assert [len(growth.tree) for growth in rest(engine)] == [3]
+
+
+def test_who_asks_for_more_than_there_can_be_gets_as_much_as_there_can_be() -> None:
+    """And soon: the numbers of the contract go up to 2**32 - 1, and none of them is work in itself."""
+    most = 2**32 - 1
+    engine = DraftEngine(LanguageModelDrafter(runner()))
+    engine.open(A, DraftOpen(SequenceSpec((1, 2, 3), 3, SamplingParams(0.0)), Budget(2, most, most, 8)))
+    known = together(rest(engine))
+    assert len(known) == 2 + 256, "their siblings are among what grew ahead"
+    engine.submit(A, Advance(1, 4, (6,), budget=Budget(0, most, most)))
+    growths = rest(engine)
+    assert growths[-1].end is GrowthEnd.BUDGET
+    assert 256 <= len(together(growths, known.descend([6]))) <= 2 + 2 * 256
+    engine.submit(A, Advance(2, 4, budget=Budget(most, most, most, 8)))
+    assert rest(engine, 600)[-1].end is GrowthEnd.CONTEXT
+
+
+def test_nothing_grows_ahead_of_a_chain_that_is_itself_too_long_to_be_fed_in_every_pass() -> None:
+    engine = DraftEngine(LanguageModelDrafter(TableRunner(seed=3, context_length=1024)))
+    for key, num_nodes in ((A, 512), (B, 513)):
+        engine.open(key, DraftOpen(SequenceSpec((1, 2), 2, SamplingParams(0.0)), Budget(num_nodes, 600, 1)))
+    rest(engine, 600)
+    assert [len(engine._works[key].sequence.tree) for key in (A, B)] == [513, 513]
+
+
+@pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])
+def test_a_chain_that_is_verified_against_its_distribution_is_never_grown_ahead(method):
+    engine = DraftEngine(LanguageModelDrafter(runner()))
+    engine.open(A, DraftOpen(SequenceSpec((1, 2), 2, SamplingParams(1.0), 7, method), Budget()))
+    with pytest.raises(InvalidArgument) as caught:
+        engine.submit(A, Advance(1, 2, budget=Budget(2, 9, 1)))
+    assert caught.value.violations[0][0] == "budget.max_ahead"
+
+
+def test_a_tree_does_not_grow_for_ever_where_nothing_is_committed() -> None:
+    engine = opened(SamplingParams(0.0))
+    for number in range(1, 12):
+        token_ids = tuple(range(8)) * 8
+        chain = TokenTree((number % 8, *token_ids), tuple(range(-1, len(token_ids))))
+        engine.submit(A, Advance(number, 3, (), chain, Budget(0, 300, max_ahead=60)))
+        rest(engine)
+    assert len(engine._works[A].sequence.tree) <= 3 * 256
+
+
+def test_nothing_grows_ahead_for_a_stream_that_is_held():
+    engine = opened(SAMPLINGS[0])
+    engine.hold(A.stream, True)
+    engine.submit(A, Advance(1, 4, (1,), budget=Budget(2, 100, 40)))
+    growths = rest(engine)
+    assert [len(growth.tree) for growth in growths] == [2], "what was asked for"
+    engine.hold(A.stream, False)
+    assert rest(engine)[-1].end is not None
+
+
+def test_a_drain_waits_for_no_stream_that_is_held():
+    engine = opened(SAMPLINGS[0])
+    engine.hold(A.stream, True)
+    engine.submit(A, Advance(1, 4, (1,), budget=Budget(2, 100, 40)))
+    rest(engine)
+    engine.drain()
+    while not engine.idle:
+        results = engine.step()
+    assert isinstance(results[-1][1], Draining)

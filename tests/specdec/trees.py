@@ -1,0 +1,30 @@
+"""Any trees, and what their nodes are worth."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from specdec.tree import ROOT, TokenTree
+
+OF_RANKS = [0.5, 0.2, 0.1, 0.05]
+
+
+@st.composite
+def trees(draw: st.DrawFn, most: int = 12) -> TokenTree:
+    """Every node has another token."""
+    size = draw(st.integers(0, most))
+    return TokenTree(tuple(range(size)), tuple(draw(st.integers(-1, node - 1)) for node in range(size)))
+
+
+def chances_by_hand(tree: TokenTree) -> list[float]:
+    """The chance of each node, from its path to the root."""
+    found = []
+    for node in range(len(tree)):
+        chance, here = 1.0, node
+        while here != ROOT:
+            siblings = [other for other, parent in enumerate(tree.parents) if parent == tree.parents[here]]
+            rank = siblings.index(here)
+            chance *= OF_RANKS[rank] if rank < len(OF_RANKS) else 0.0
+            here = tree.parents[here]
+        found.append(chance)
+    return found
