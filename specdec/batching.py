@@ -123,7 +123,7 @@ class StepLoop:
         return not self._stopping and not self._thread.is_alive()
 
     async def stop(self) -> None:
-        """Finish the pass at hand and end the thread."""
+        """Finish the pass at hand, carry out what was posted, and end the thread."""
         self._stopping = True
         self._inbox.put([])
         await asyncio.to_thread(self._thread.join)
@@ -158,8 +158,7 @@ class StepLoop:
                 orders = self._inbox.get()
             self.busy_since = time.monotonic()
             self._carry_out(orders)
-            while not self._inbox.empty():
-                self._carry_out(self._inbox.get())
+            self._carry_out_posted()
             rest_s = self._rest_s()
             if rest_s and not self.engine.idle:
                 self.busy_since = None
@@ -170,6 +169,7 @@ class StepLoop:
             results = self._step()
             self.busy_s += time.perf_counter() - started
             self._hand_over(results)
+        self._carry_out_posted()  # the model may go on to serve elsewhere, and must not hold what nobody has any more
         self.busy_since = None
 
     def _rest_s(self) -> float:
@@ -178,6 +178,10 @@ class StepLoop:
         except Exception:  # what only saves time must not cost the model its thread
             log.exception("how long to wait for others could not be told; nobody is waited for")
             return 0.0
+
+    def _carry_out_posted(self) -> None:
+        while not self._inbox.empty():
+            self._carry_out(self._inbox.get())
 
     def _carry_out(self, orders: list[_Order]) -> None:
         for verb, arguments in orders:

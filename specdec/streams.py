@@ -105,6 +105,9 @@ class StreamServer:
                     await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
+        """Release everything and end the model's thread."""
+        for stream in self._streams.values():
+            stream.end_all()
         await self._loop.stop()
 
     async def _read(self, frames: AsyncIterator[Any], stream: _Stream) -> None:

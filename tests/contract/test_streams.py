@@ -140,6 +140,19 @@ async def test_half_closing_amid_a_chunked_open_ends_the_stream_and_says_why() -
         await service.nothing_left()
 
 
+async def test_a_service_that_stops_in_a_pass_leaves_nothing_in_its_model() -> None:
+    verifier = GatedVerifier(runner := TableRunner())
+    async with target(verifier) as service:
+        stream = service.stream()
+        await stream.send(opens=[target_open(1)])
+        await stream.answer(1)
+        verifier.gate.clear()
+        await stream.send(rounds=[round_(1, 1, 4)], opens=[target_open(2)])
+        await verifier.in_a_pass()
+        asyncio.get_running_loop().call_later(0.2, verifier.gate.set)  # while it stops
+    assert runner.pool.num_used == 0
+
+
 async def test_a_long_pass_is_accompanied_by_progress_of_what_waits() -> None:
     verifier = GatedVerifier(TableRunner())
     async with target(verifier) as service:
