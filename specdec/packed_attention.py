@@ -25,8 +25,7 @@ from specdec.packed_rows import KeyCounts, Member, Segment, members_of, rounded
 ATTENTION = "specdec_packed"
 
 ROW_MULTIPLE = 4
-KEY_COUNTS = {torch.bfloat16: KeyCounts((), 16)}
-KEY_COUNTS_OTHERWISE = KeyCounts((64, 128, 256), 512)
+KEY_COUNTS = KeyCounts((64, 128, 256), 512)
 _SMALL = 16
 _FEW_KEYS = 256
 
@@ -107,7 +106,7 @@ class PackedPass:
         self.slots = self._tensor(self._row_slots)
         self.scratch = Scratch(), Scratch()  # of keys, of values
         self.last_values: Tensor | None = None  # [rows, kv_heads, head_dim], of the layer that came last
-        self._buckets: dict[tuple[int, torch.dtype], list[_Bucket]] = {}
+        self._buckets: dict[int, list[_Bucket]] = {}
 
     def sound(self) -> Tensor:  # [rows] bool
         """After the pass: the rows with nothing but numbers in them.
@@ -119,29 +118,28 @@ class PackedPass:
             return torch.ones(len(self.slots), dtype=torch.bool, device=self._device)
         return self.last_values.sum((1, 2), dtype=torch.float32).isfinite()
 
-    def buckets(self, groups: int, dtype: torch.dtype, num_slots: int) -> list[_Bucket]:
+    def buckets(self, groups: int, num_slots: int) -> list[_Bucket]:
         """For ``groups`` query heads per key head. Made at the first layer that asks. ``num_slots``: of the pool."""
-        if (groups, dtype) not in self._buckets:
-            counts = KEY_COUNTS.get(dtype, KEY_COUNTS_OTHERWISE)
+        if groups not in self._buckets:
             alike = defaultdict(list)
             start = 0
             for segment, positions in zip(self._segments, self.positions, strict=True):
-                for member in members_of(segment, start, positions, counts):
+                for member in members_of(segment, start, positions, KEY_COUNTS):
                     sizes = _class(len(member.rows), _SMALL), _class(member.num_keys, _FEW_KEYS)
                     alike[member.level, *sizes].append(member)
                 start += len(positions)
             row_multiple = ROW_MULTIPLE // math.gcd(groups, ROW_MULTIPLE)
             made = [
-                self._bucket(some, row_multiple, counts)
+                self._bucket(some, row_multiple)
                 for members in alike.values()
-                for some in _parts(members, counts, COPIES * num_slots)
+                for some in _parts(members, COPIES * num_slots)
             ]
-            self._buckets[groups, dtype] = sorted(made, key=lambda bucket: -bucket.num_gathered)
-        return self._buckets[groups, dtype]
+            self._buckets[groups] = sorted(made, key=lambda bucket: -bucket.num_gathered)
+        return self._buckets[groups]
 
-    def _bucket(self, members: Sequence[Member], row_multiple: int, counts: KeyCounts) -> _Bucket:
+    def _bucket(self, members: Sequence[Member], row_multiple: int) -> _Bucket:
         num_rows = rounded(max(len(member.rows) for member in members), row_multiple)
-        num_keys = counts.at_least(members[0].level, max(member.num_keys for member in members))
+        num_keys = KEY_COUNTS.at_least(members[0].level, max(member.num_keys for member in members))
         queries: list[int] = []
         query_positions: list[int] = []
         rows: list[int] = []
@@ -225,7 +223,7 @@ def packed_attention(
     by_row = query[0].transpose(0, 1)  # [rows, heads, head_dim]
     output = query.new_zeros(query.shape[2], heads, value.shape[-1])
     of_keys, of_values = packed_pass.scratch
-    for bucket in packed_pass.buckets(groups, query.dtype, keys.shape[0] * keys.shape[1]):
+    for bucket in packed_pass.buckets(groups, keys.shape[0] * keys.shape[1]):
         size, most_rows = bucket.shape
         # The query heads of a key head become rows of one head, so that no key is read twice.
         grouped = (
@@ -260,13 +258,13 @@ def _softcapped(softcap: float) -> Any:
     return attend
 
 
-def _parts(members: Sequence[Member], counts: KeyCounts, most_keys: int) -> Iterator[list[Member]]:
+def _parts(members: Sequence[Member], most_keys: int) -> Iterator[list[Member]]:
     """As many at a time as gather no more than ``most_keys``, and one at least."""
     part: list[Member] = []
     longest = 0
     for member in members:
         longest = max(longest, member.num_keys)
-        if part and (len(part) + 1) * counts.at_least(member.level, longest) > most_keys:
+        if part and (len(part) + 1) * KEY_COUNTS.at_least(member.level, longest) > most_keys:
             yield part
             part, longest = [], member.num_keys
         part.append(member)
