@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from specdec.kv_cache import BlockPool, Move, SequenceCache
 from specdec.kv_store import KvStore
 from specdec.packed_attention import ATTENTION, PackedPass
-from specdec.packed_linear import pack_linears, row_multiple
-from specdec.packed_rows import Segment
+from specdec.packed_linear import least_rows, pack_linears, row_multiple
+from specdec.packed_rows import Segment, rounded
 from specdec.rounds import ModelInfo
 
 
@@ -55,7 +55,7 @@ class ModelRunner:
         pack_linears(self.model)
         self.pool = BlockPool(-(-num_slots // block_size), block_size)
         self._store = KvStore(self.pool, self.device)
-        self._row_multiple = row_multiple(self.model)
+        self._row_multiple, self._least_rows = row_multiple(self.model), least_rows(self.model)
         self._features: Tensor | None = None
         head: torch.nn.Module = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         head.register_forward_pre_hook(self._remember_features)
@@ -115,8 +115,8 @@ class ModelRunner:
         self._features = inputs[0]
 
     def _padding(self, num_rows: int) -> int:
-        """Rows to add for a multiple that is not 0."""
-        return -max(num_rows, 1) % self._row_multiple + (num_rows == 0)
+        """Rows to add for as many as there must be."""
+        return rounded(max(num_rows, self._least_rows), self._row_multiple) - num_rows
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

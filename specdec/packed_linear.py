@@ -89,6 +89,13 @@ def row_multiple(model: torch.nn.Module) -> int:
     return 4 if any(parameter.dtype is torch.float32 for parameter in model.parameters()) else 2
 
 
+def least_rows(model: torch.nn.Module) -> int:
+    """Rows that a pass, and its logits, had better have: oneDNN's AVX-512 kernels read a packed weight faster for four
+    of them than for two (bench/LOG.md). No bit depends on it."""
+    packed = any(isinstance(module, PackedLinear) for module in model.modules())
+    return 4 if packed and torch.backends.cpu.get_cpu_capability() == "AVX512" else 1
+
+
 def weight_bytes(model: torch.nn.Module) -> int:
     """Memory that the weights of ``model`` take, packed ones included."""
     tensors = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 
 from specdec import packed_linear
-from specdec.packed_linear import PackedLinear, can_pack, pack_linears, row_multiple
+from specdec.packed_linear import PackedLinear, can_pack, least_rows, pack_linears, row_multiple
 
 ROWS = (*range(2, 71), 96, 128, 255, 256, 257, 512)
 SHAPES = ((2816, 1024), (1024, 2816), (864, 320), (1000, 200), (96, 192), (33, 17))  # out, in
@@ -165,8 +165,10 @@ def test_what_cannot_be_packed_stays_plain_and_its_passes_are_padded_further(mon
     assert type(plain[0]) is torch.nn.Linear
     assert row_multiple(plain) == 4
     assert row_multiple(plain.bfloat16()) == 2
+    assert least_rows(plain) == 1
     monkeypatch.undo()
     packable = torch.nn.Sequential(torch.nn.Linear(4, 4))
     pack_linears(packable)
     assert row_multiple(packable) == 2
+    assert least_rows(packable) == (4 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 1)
     assert not can_pack(torch.zeros(2, 2, device="meta"))
