@@ -48,7 +48,8 @@ def main(
     only: Annotated[list[Section] | None, typer.Option(help="measure this part; may be repeated")] = None,
     streams: Annotated[list[int] | None, typer.Option(help="requests at a time; may be repeated")] = None,
     threads: Annotated[
-        list[int] | None, typer.Option(help="to choose from, for each process with a model [default: 1, 2; --quick: 2]")
+        list[int] | None,
+        typer.Option(help="to choose from; a draft has half of its target's [default: 1, 2; --quick: 2]"),
     ] = None,
     repeats: Annotated[int, typer.Option(help="runs of each contender; medians are shown")] = 5,
     json_file: Annotated[str | None, typer.Option("--json", help="write the figures here")] = None,

@@ -1,6 +1,6 @@
 """Our three services as processes of their own, over gRPC: what a client of the orchestrator gets.
 
-Every model service runs once per thread count, and an orchestrator for each combination: those that are not asked do
+Every model service runs once per thread count, and an orchestrator for each target: those that are not asked do
 nothing. Knows processes and requests; refuses to know models.
 """
 
@@ -51,10 +51,7 @@ class Services:
 
     def contenders(self, streams: int, num_draft_tokens: Sequence[int]) -> list[Contender]:
         return [
-            # Without a draft its threads say nothing.
-            Contender(
-                Kind.ALONE, streams, self._run, [each for each in self.threads if each[1] == min(self.threads)[1]]
-            ),
+            Contender(Kind.ALONE, streams, self._run, self.threads),
             Contender(Kind.OURS, streams, self._run, self.threads, num_draft_tokens),
         ]
 
@@ -129,13 +126,18 @@ def figures_of(told: Sequence[SpeculationStats]) -> dict[str, float]:
 
 @asynccontextmanager
 async def running(pair: Pair, dtype: str, logs: Path, threads: Sequence[int] = THREADS) -> AsyncIterator[Services]:
-    """All services, healthy and connected; ``logs`` is an empty directory. Raises StartError."""
-    # A draft with more threads than its target makes no sense.
-    combinations = [(target, draft) for target in threads for draft in threads if draft <= target]
+    """All services, healthy and connected, for targets of so many threads each; ``logs`` is an empty directory.
+
+    Raises StartError.
+    """
+    # More would have to wait for each other where some requests draft while others are verified: with all cores for
+    # both, a pass may take three times as long.
+    combinations = [(count, max(1, count // 2)) for count in threads]
     async with Processes() as made:
         addresses: dict[tuple[str, int], str] = {}
-        for role, directory in (("target", pair.target), ("draft", pair.draft)):
-            for count in threads:
+        targets, drafts = (dict.fromkeys(counts) for counts in zip(*combinations, strict=True))
+        for role, directory, counts in (("target", pair.target, targets), ("draft", pair.draft, drafts)):
+            for count in counts:
                 flags = [f"--model={directory}", f"--dtype={dtype}", f"--threads={count}", f"--kv-slots={_KV_SLOTS}"]
                 flags += [f"--pass-log={_log_file(logs, role, count)}"]
                 each = await made.model(f"bench.peers.logged_service {role}_service", *flags)
