@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.control.controller import Controller
+from orchestrator.round_plan import Proposal
 from orchestrator.sequence import Sequence
 from orchestrator.speculation import Speculation
 from orchestrator.text import Piece
@@ -36,7 +37,7 @@ class Target(Protocol):
 class Step:
     """One turn of the loop: what was verified, what came of it, and the new output."""
 
-    tree: TokenTree
+    proposal: Proposal
     verdict: Verdict
     piece: Piece
 
@@ -51,8 +52,9 @@ async def decode(
         proposal = await speculation.next(sequence)  # up to K draft tokens; empty when there is no draft
         verdict = await target.verify(sequence, proposal.tree, plan.run_on)  # one pass, up to K + 1 tokens back
         piece = sequence.extend(proposal.tree, verdict)  # stop ids, stop strings, length: token by token
+        sequence.statistics.observe(proposal, verdict)
         controller.observe(proposal, verdict)
         if not sequence.finished:
             plan = controller.plan(sequence)
             speculation.advance(sequence, plan)
-        yield Step(proposal.tree, verdict, piece)
+        yield Step(proposal, verdict, piece)

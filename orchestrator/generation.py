@@ -140,7 +140,7 @@ class Generator:
                     await outbox.put(write_chunk(index, position, Piece(), sequence), park)
                 async for step in steps:
                     split = clock.split(step.verdict)
-                    self._metrics.round_ended(step, split, draft.tally, sequence.statistics.guessed)
+                    self._metrics.round_ended(step, split, draft.tally)
                     if span.is_recording():
                         span.add_event("round", _round_attributes(index, step, split))
                     if handed_over := bool(step.piece) or sequence.finished:
@@ -163,8 +163,8 @@ def _round_attributes(index: int, step: Step, split: Split) -> dict[str, int]:
     attributes = {"round": verdict.round, "base": verdict.base}
     if index:
         attributes["index"] = index
-    if step.tree:
-        attributes["num_draft_tokens"] = len(step.tree)
+    if step.proposal.tree:
+        attributes["num_draft_tokens"] = len(step.proposal.tree)
         attributes["num_accepted_tokens"] = len(verdict.accepted)
     for part, name in _PARTS:
         if microseconds := int(getattr(split, part) * 1e6):

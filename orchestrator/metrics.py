@@ -72,10 +72,9 @@ class Metrics:
         )
         self._register(instruments)
 
-    def round_ended(self, step: Step, split: Split, draft: Tally | None, guessed: bool = False) -> None:
-        """``draft`` is that of the replica the sequence has now, if it has one; ``guessed``: the tree is not of it, but
-        of a prompt lookup."""
-        accepted, num_nodes = len(step.verdict.accepted), len(step.tree)
+    def round_ended(self, step: Step, split: Split, draft: Tally | None) -> None:
+        """``draft`` is that of the replica the sequence has now, if it has one."""
+        accepted, num_nodes = len(step.verdict.accepted), len(step.proposal.tree)
         rounds = self._plain
         if not step.verdict.round:
             rounds = self._open
@@ -86,7 +85,7 @@ class Metrics:
                 self._accepted_per_pos.append(0)
             for depth in range(accepted):
                 self._accepted_per_pos[depth] += 1
-            if guessed:
+            if step.proposal.guessed is not None:
                 self._num_lookup_tokens += num_nodes
                 self._num_accepted_lookup_tokens += accepted
             elif draft is not None:

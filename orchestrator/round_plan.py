@@ -49,11 +49,16 @@ class RoundPlan:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What is verified. ``guessed``: what the guess that it is was preferred to; None: it is none.
+    """What is verified, and how it came. ``guessed``: what the guess that it is was preferred to; None: it is none.
 
     ``foreseen``: whether something to verify was there when the draft was asked for more; None: it was not asked.
+    ``was_there``: something of the draft's was there as soon as the verdict before. ``num_received``: nodes of the
+    draft's that have come since the proposal before. ``waited_s``: for the draft; None: nobody waited.
     """
 
     tree: TokenTree = EMPTY_TREE
     guessed: Rival | None = None
     foreseen: bool | None = None
+    was_there: bool = False
+    num_received: int = 0
+    waited_s: float | None = None

@@ -15,7 +15,7 @@ from orchestrator.statistics import Statistics
 from orchestrator.text import Origin, Output, Piece
 from specdec.rounds import CACHE_SALT, TRANSFORMS, Verdict
 from specdec.sequence import Method, SamplingParams, SequenceSpec
-from specdec.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.tree import TokenTree
 
 
 class FinishReason(Enum):
@@ -97,12 +97,8 @@ class Sequence:
 
     def extend(self, tree: TokenTree, verdict: Verdict) -> Piece:
         """Commit a verdict on ``tree``, token by token: what follows a stop inside the block never happened."""
-        if verdict.round == 0:
-            tree = EMPTY_TREE  # an open verifies none, also where it replays a round that had one
-        last = verdict.accepted[-1] if verdict.accepted else ROOT
-        corrected = last in tree.parents
-        self.statistics.observe(tree, verdict, corrected)
-        end = Origin.CORRECTION if corrected else Origin.BONUS
+        # An open verifies nothing, also where it replays a round that had a tree.
+        end = Origin.BONUS if not verdict.round or tree.ends_with(verdict.accepted) else Origin.CORRECTION
         for token_id, origin in (
             *((tree.token_ids[node], Origin.DRAFT) for node in verdict.accepted),
             (verdict.next_token, end),

@@ -7,6 +7,8 @@ hangs from the last committed token. Nodes count while their path from there mat
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Callable
 
 from orchestrator.draft_client import DraftClient
 from orchestrator.round_plan import NO_GUESS, Proposal, Rival, RoundPlan
@@ -31,15 +33,19 @@ class Speculation:
         max_ahead: int = 0,
         max_siblings: int = 0,
         chances: Chances | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._draft = draft
         self._chances = chances or Chances()
         self._max_ahead = max_ahead
         self._max_siblings = max_siblings
+        self._clock = clock
         self._trie = EMPTY_TREE
         self._guess = NO_GUESS  # of the plan
         self._guessed: Rival | None = None  # what it is preferred to
         self._foreseen: bool | None = None
+        self._was_there = False
+        self._num_received = 0
         self._base = 0  # where the trie hangs
         self._num_nodes = 0  # to be verified next, at most
         self._num_wanted = 0  # of them, so many are waited for
@@ -84,7 +90,7 @@ class Speculation:
             self._take(sequence, growth)
         self._trie = self._trie.descend(sequence.ids[self._base :]) if sequence.keyed_by_token else EMPTY_TREE
         self._base = sequence.base
-        sequence.statistics.go_on(foreseen=bool(self._trie))
+        self._was_there = bool(self._trie)
 
     def _instead_of(self, rival: Rival) -> TokenTree:
         """The guess, if it is to be verified instead; else nothing."""
@@ -97,9 +103,17 @@ class Speculation:
         """What to verify: up to max_nodes draft tokens below the last committed token."""
         if not sequence.num_committed:
             return Proposal()  # the target's prefill gives the first token; the draft's runs beside it
+        waited_s = await self._wait(sequence) if self._growing else None
+        tree = self._trie.prefix(self._num_nodes) if self._guessed is None else self._guess.tree
+        tree = tree or self._instead_of(Rival.NOTHING)
+        num_received, self._num_received = self._num_received, 0
+        return Proposal(tree, self._guessed, self._foreseen, self._was_there, num_received, waited_s)
+
+    async def _wait(self, sequence: Sequence) -> float:
+        """Until what was asked for is there, or will not be; seconds."""
+        started = self._clock()
         while self._growing:
-            with sequence.statistics.waiting_for_draft():
-                growth = await self._draft.growth(sequence)
+            growth = await self._draft.growth(sequence)
             if growth is None:
                 self._growing = False
                 # Half a chain would be a proposal cut for its lateness.
@@ -107,10 +121,7 @@ class Speculation:
                     self._trie = EMPTY_TREE
             else:
                 self._take(sequence, growth)
-        tree = self._trie.prefix(self._num_nodes) if self._guessed is None else self._guess.tree
-        tree = tree or self._instead_of(Rival.NOTHING)
-        sequence.statistics.submits(guessed=self._guessed is not None)
-        return Proposal(tree, self._guessed, self._foreseen)
+        return self._clock() - started
 
     def _take(self, sequence: Sequence, growth: Growth) -> None:
         if growth.advance == self._draft.num_advances and (growth.end or len(growth.tree) >= self._num_wanted):
@@ -134,7 +145,7 @@ class Speculation:
         if not keyed and not (trie.is_chain and len(trie) <= self._num_nodes):
             return self._refuse("growths that are not the chain that was asked for")
         # What was decided otherwise before it came, came all the same.
-        sequence.statistics.proposed(len(trie) - len(self._trie) if grown else len(growth.tree))
+        self._num_received += len(trie) - len(self._trie) if grown else len(growth.tree)
         self._trie = trie
         return None
 

@@ -157,7 +157,9 @@ class Output:
 def _tail(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """The last ids, but not from the middle of a character on: what follows such a tail would lose its space."""
     tails = (list(ids[-_PRIMING_TOKENS - more :]) for more in range(_MOST_TOKENS_OF_A_CHARACTER))
-    return next((each for each in tails if not tokenizer.decode(each).startswith("\ufffd")), [])
+    # From its beginning on a text is whole, whatever it looks like.
+    whole = (each for each in tails if len(each) == len(ids) or not tokenizer.decode(each).startswith("\ufffd"))
+    return next(whole, [])
 
 
 def _primed(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> DecodeStream:

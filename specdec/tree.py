@@ -109,6 +109,10 @@ class TokenTree:
             0 <= node < len(self) and self.parents[node] == parent for parent, node in zip(above, nodes, strict=False)
         )
 
+    def ends_with(self, nodes: Sequence[int]) -> bool:
+        """Whether nothing is below the last of these nodes, which lead from the root downwards."""
+        return (nodes[-1] if nodes else ROOT) not in self.parents
+
     def trace(self, path: Sequence[int]) -> list[int]:
         """The nodes along ``path`` (token ids from the root), as far as it stays in the tree."""
         nodes: list[int] = []

@@ -22,7 +22,8 @@ _PATIENCE = 4.0
 """A draft is late when it takes so many times what it takes as a rule."""
 
 _UNKNOWN_PATIENCE_S = 1.0
-"""While that is not known."""
+_UNKNOWN_ROUNDS = 2.0
+"""While that is not known; and so many rounds of the target alone, once these are. It takes two growths to know."""
 
 _LEAST_PATIENCE_S = 0.05
 """However quick it is as a rule: an event loop may be busy."""
@@ -233,8 +234,10 @@ class Costs:
     def patience_s(self, num_nodes: int) -> float:
         """How long a growth of ``num_nodes`` is worth waiting for: what it usually takes several times, and never
         longer than the target alone takes for as many tokens as could come of it."""
-        if not self.known:
+        if not self.alone_known:
             return _UNKNOWN_PATIENCE_S
+        if not self.known:
+            return max(_LEAST_PATIENCE_S, min(_UNKNOWN_PATIENCE_S, _UNKNOWN_ROUNDS * self.alone_s))
         usual_s = _PATIENCE * self._drafts.seconds(num_nodes)
         return max(_LEAST_PATIENCE_S, min(usual_s, self.most * self.alone_s))
 

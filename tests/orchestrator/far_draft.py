@@ -213,7 +213,8 @@ async def decoded(
         adaptive = Adaptive(Concert(costs), None, chances, max_ahead > 0)
         controller = adaptive if num_draft_tokens is None else Fixed(num_draft_tokens)
     target = NearTarget(world, costs)
-    speculation = Speculation(cast(DraftClient, FarDraft(world, costs)), max_ahead, 0, chances)
+    draft = cast(DraftClient, FarDraft(world, costs))
+    speculation = Speculation(draft, max_ahead, 0, chances, clock=lambda: world.now)
     async for _ in decode(sequence, target, speculation, cast(Controller, controller)):
         pass
     waited_s = sequence.statistics.draft_wait_us / 1e6

@@ -124,7 +124,10 @@ def test_all_are_taken_to_draft_as_many():
 
 
 def test_patience_follows_what_drafts_take_and_ends_where_waiting_cannot_pay():
-    assert Costs(8).patience_s(4) == 1.0
+    beginning = Costs(8)
+    assert beginning.patience_s(4) == 1.0
+    beginning.verified(0, 0.1, Timings(0, 100_000, 0, 1, 1), 1, 1)
+    assert beginning.patience_s(4) == pytest.approx(0.2, rel=0.1), "what the target makes meanwhile is known"
     costs = known()
     assert costs.patience_s(4) == 0.05
     for _ in range(20):

@@ -116,7 +116,7 @@ async def test_the_controller_sees_every_verdict_and_its_tree_and_is_asked_again
 
     sequence = new_sequence(max_tokens=9)
     steps = [s async for s in decode(sequence, FakeTarget(), Speculation(FakeDraft(perfect)), Watching(3))]
-    assert seen == [(step.tree, step.verdict) for step in steps]
+    assert seen == [(step.proposal.tree, step.verdict) for step in steps]
     assert not any(asked)
     assert len(asked) == len(steps)
 
@@ -143,9 +143,9 @@ async def test_a_replay_in_the_middle_costs_a_round_and_no_token():
     assert len(opens) == 3
     statistics = sequence.statistics
     assert statistics.num_rounds == len(steps)
-    verified = [step for step in steps if step.tree and step.verdict.round]
+    verified = [step for step in steps if step.proposal.tree and step.verdict.round]
     assert statistics.num_drafts == len(verified)
-    assert statistics.num_draft_tokens == sum(len(step.tree) for step in verified)
+    assert statistics.num_draft_tokens == sum(len(step.proposal.tree) for step in verified)
     assert statistics.num_accepted_tokens == sum(len(step.verdict.accepted) for step in steps)
 
 

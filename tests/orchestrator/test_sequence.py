@@ -65,23 +65,6 @@ def test_a_replay_verifies_nothing_of_the_tree_at_hand():
     sequence = new()
     piece = sequence.extend(TokenTree.chain([5, 6]), verdict(2, (), 9, number=0))
     assert piece.origins == (B,)
-    statistics = sequence.statistics
-    assert (statistics.num_rounds, statistics.num_drafts, statistics.num_draft_tokens) == (1, 0, 0)
-
-
-def test_statistics_count_by_depth_and_add_up():
-    sequence = new()
-    sequence.extend(EMPTY_TREE, verdict(2, (), 9, number=0))
-    sequence.extend(TokenTree.chain([5, 6, 7]), verdict(3, (0, 1), 9))
-    sequence.extend(TokenTree((5, 6, 7), (-1, -1, 1)), verdict(6, (1, 2), 9))
-    sequence.extend(TokenTree.chain([5]), verdict(9, (), 9))
-    sequence.extend(EMPTY_TREE, verdict(10, (), 9))
-    statistics = sequence.statistics
-    assert statistics.num_rounds == 5
-    assert statistics.num_drafts == 3
-    assert statistics.num_draft_tokens == 7
-    assert statistics.num_accepted_tokens == 4
-    assert statistics.num_accepted_tokens_per_pos == [2, 2, 0]
 
 
 def test_a_stop_token_inside_the_block_cuts_it_and_is_not_output():
@@ -90,8 +73,6 @@ def test_a_stop_token_inside_the_block_cuts_it_and_is_not_output():
     assert piece.token_ids == (5,)
     assert piece.origins == (D,)
     assert (sequence.finish_reason, sequence.matched) == (FinishReason.STOP, 6)
-    # The replica has committed all of it; what was measured is what happened there.
-    assert sequence.statistics.num_accepted_tokens == 3
 
 
 def test_a_stop_token_may_be_the_correction():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.decoder import Step
@@ -61,9 +63,10 @@ async def test_a_draft_that_grows_ahead_hears_of_a_guess_in_doubt_and_what_it_gr
     draft.pushed = [Growth(1, sequence.base, (), pushed, None)]
     commit(sequence, 3, 8)
     speculation.advance(sequence, RoundPlan(BUDGET))
-    assert (await speculation.next(sequence)).tree == chain([1, 2])
+    proposal = await speculation.next(sequence)
+    assert proposal.tree == chain([1, 2])
     assert not draft.set_aside_for
-    assert sequence.statistics.num_received_nodes == 4, "what was guessed is not the draft's"
+    assert proposal.num_received == 4, "what was guessed is not the draft's"
 
 
 async def test_a_draft_is_not_asked_to_grow_around_a_guess_that_is_hardly_in_doubt():
@@ -106,7 +109,8 @@ async def test_what_the_draft_gives_is_verified_where_the_guess_is_second_best()
     sequence, speculation = begun(draft)
     speculation.advance(sequence, planned([3, 4, 5], Rival.NOTHING))
     draft.grow(sequence.base, chain([7, 8]))
-    assert await speculation.next(sequence) == Proposal(chain([7, 8]), foreseen=False)
+    proposal = replace(await speculation.next(sequence), waited_s=None)
+    assert proposal == Proposal(chain([7, 8]), foreseen=False, num_received=2)
 
 
 async def test_guesses_are_counted_among_all_and_apart_and_not_for_the_draft(measured):
@@ -116,10 +120,11 @@ async def test_guesses_are_counted_among_all_and_apart_and_not_for_the_draft(mea
         speculation.advance(sequence, plan)
         if not plan.guess.tree:
             draft.grow(sequence.base, chain([7, 8]))
-        tree = (await speculation.next(sequence)).tree
+        proposal = await speculation.next(sequence)
         verdict = Verdict(1, sequence.base, accepted, 9)
-        sequence.extend(tree, verdict)
-        metrics.round_ended(Step(tree, verdict, Piece()), Split(), tally, sequence.statistics.guessed)
+        sequence.extend(proposal.tree, verdict)
+        sequence.statistics.observe(proposal, verdict)
+        metrics.round_ended(Step(proposal, verdict, Piece()), Split(), tally)
     statistics = sequence.statistics
     assert (statistics.num_draft_tokens, statistics.num_accepted_tokens) == (5, 3)
     assert (statistics.num_lookup_tokens, statistics.num_accepted_lookup_tokens) == (3, 2)

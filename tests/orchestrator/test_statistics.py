@@ -6,7 +6,7 @@ import pytest
 
 from bench.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.responses import write_chunk
-from orchestrator.round_plan import RoundPlan
+from orchestrator.round_plan import Proposal, RoundPlan
 from orchestrator.speculation import Speculation
 from orchestrator.statistics import Statistics
 from orchestrator.text import Piece
@@ -34,20 +34,32 @@ def verdict(number: int, accepted: tuple[int, ...] = (), **timings: int) -> Verd
     return Verdict(number, 3, accepted, 9, timings=Timings(**timings))
 
 
+def test_counts_by_depth_add_up():
+    statistics = Statistics()
+    for tree, number, accepted in (
+        (chain([5, 6]), 0, ()),  # opened anew: nothing of it was verified
+        (chain([5, 6, 7]), 1, (0, 1)),
+        (TokenTree((5, 6, 7), (-1, -1, 1)), 2, (1, 2)),
+        (chain([5]), 3, ()),
+        (EMPTY_TREE, 4, ()),
+    ):
+        statistics.observe(Proposal(tree), verdict(number, accepted))
+    assert statistics.num_rounds == 5
+    assert statistics.num_drafts == 3
+    assert statistics.num_draft_tokens == 7
+    assert statistics.num_accepted_tokens == 4
+    assert statistics.num_accepted_tokens_per_pos == [2, 2, 0]
+
+
 def test_outcomes_are_told_apart_and_only_those_that_something_came_after_are_counted():
     statistics = Statistics()
-    for accepted, corrected, foreseen in (
-        ((0, 1, 2), False, True),
-        ((0, 1, 2), False, False),
-        ((), True, True),
-        ((0, 1), True, True),
-        ((0, 1), True, False),
-    ):
-        statistics.observe(chain([5, 6, 7]), verdict(1, accepted), corrected)
-        statistics.go_on(foreseen)
-    statistics.observe(EMPTY_TREE, verdict(2), False)
-    statistics.go_on(True)  # nothing was verified, so nothing was foreseen
-    statistics.observe(chain([5]), verdict(3, (0,)), False)  # the last of all
+    was_there = False
+    for accepted, foreseen in (((0, 1, 2), True), ((0, 1, 2), False), ((), True), ((0, 1), True), ((0, 1), False)):
+        statistics.observe(Proposal(chain([5, 6, 7]), was_there=was_there), verdict(1, accepted))
+        was_there = foreseen
+    statistics.observe(Proposal(was_there=was_there), verdict(2))
+    # Before it nothing was verified, so nothing was foreseen. And it is the last of all.
+    statistics.observe(Proposal(chain([5]), was_there=True), verdict(3, (0,)))
     assert (statistics.num_bonuses, statistics.num_bonuses_foreseen) == (2, 1)
     assert statistics.num_corrections_per_pos == [1, 0, 2]
     assert statistics.num_corrections_foreseen_per_pos == [1, 0, 1]
@@ -57,14 +69,11 @@ def test_outcomes_are_told_apart_and_only_those_that_something_came_after_are_co
 def test_the_time_of_the_rounds_begins_with_the_first_verdict_and_prefills_are_not_in_its_parts():
     clock = Clock()
     statistics = Statistics(clock=clock)
-    with statistics.waiting_for_draft():  # before the first verdict of all: a resumed text
-        clock.now += 7.0
-    statistics.observe(EMPTY_TREE, verdict(0, queue_us=1, pass_us=900_000, sample_us=5), False)
+    # Waited for before the first verdict of all: a resumed text.
+    statistics.observe(Proposal(waited_s=7.0), verdict(0, queue_us=1, pass_us=900_000, sample_us=5))
     for _ in range(2):
-        with statistics.waiting_for_draft():
-            clock.now += 0.25
-        clock.now += 1.0
-        statistics.observe(chain([5]), verdict(1, queue_us=10, pass_us=500_000, sample_us=20), True)
+        clock.now += 1.25
+        statistics.observe(Proposal(chain([5]), waited_s=0.25), verdict(1, queue_us=10, pass_us=500_000, sample_us=20))
     assert statistics.elapsed_us == 2_500_000
     assert statistics.draft_wait_us == 500_000
     parts = (statistics.target_queue_us, statistics.target_pass_us, statistics.target_sample_us)
@@ -73,37 +82,42 @@ def test_the_time_of_the_rounds_begins_with_the_first_verdict_and_prefills_are_n
 
 def test_a_draft_is_on_time_where_nobody_waited_since_the_verdict_before():
     statistics = Statistics()
-    for waits in (True, False, False):
-        if waits:
-            with statistics.waiting_for_draft():
-                pass
-        statistics.observe(chain([5]), verdict(1, (0,)), False)
-    statistics.observe(EMPTY_TREE, verdict(2), False)
+    for waited_s in (0.0, None, None):
+        statistics.observe(Proposal(chain([5]), waited_s=waited_s), verdict(1, (0,)))
+    statistics.observe(Proposal(), verdict(2))
     assert (statistics.num_drafts, statistics.num_drafts_on_time) == (3, 2)
 
 
 async def test_a_verdict_that_was_foreseen_needs_no_wait_and_nodes_are_counted_once():
     draft = FakeDraft()
     sequence, speculation = new_sequence(), Speculation(draft, max_ahead=8)
-    speculation.advance(sequence, RoundPlan(Budget()))
-    sequence.extend(EMPTY_TREE, Verdict(0, 2, (), 5))
-    speculation.advance(sequence, RoundPlan(BUDGET))
+    statistics = sequence.statistics
+
+    async def proposed(budget: Budget, base: int = 0, grown: TokenTree = EMPTY_TREE) -> Proposal:
+        speculation.advance(sequence, RoundPlan(budget))
+        if grown:
+            draft.grow(base, grown)
+        return await speculation.next(sequence)
+
+    def decided(proposal: Proposal, verdict: Verdict) -> None:
+        sequence.extend(proposal.tree, verdict)
+        statistics.observe(proposal, verdict)
+
+    decided(await proposed(Budget()), Verdict(0, 2, (), 5))
     # What was asked for, then the same once more with a correction, and with what follows the bonus.
-    draft.grow(3, chain([6, 7]), end=None)
-    tree = (await speculation.next(sequence)).tree
+    proposal = await proposed(BUDGET, 3, chain([6, 7]))
     ahead = TokenTree((6, 7, 8, 1, 4), (-1, 0, 1, -1, 3))
     draft.pushed = [Growth(1, 3, (), ahead, None)]
-    sequence.extend(tree, Verdict(1, 3, (), 1))
-    speculation.advance(sequence, RoundPlan(BUDGET))
-    assert (await speculation.next(sequence)).tree == chain([4])
+    decided(proposal, Verdict(1, 3, (), 1))
+    proposal = await proposed(BUDGET)
+    assert proposal.tree == chain([4])
     path, late = ahead.merge(chain([6, 7, 8, 9, 9])).since(len(ahead))
     draft.pushed = [Growth(1, 3, path, late, GrowthEnd.SUPERSEDED), Growth(2, 4, (), chain([4, 3]), None)]
-    sequence.extend(chain([4]), Verdict(2, 4, (0,), 2))
-    speculation.advance(sequence, RoundPlan(BUDGET))
-    statistics = sequence.statistics
-    assert statistics.num_received_nodes == 2 + 3 + 2 + 1, "late ones count, what was there does not"
-    assert statistics.num_draft_tokens == 3
-    assert (statistics.num_drafts, statistics.num_drafts_on_time) == (2, 1)
+    decided(proposal, Verdict(2, 4, (0,), 2))
+    decided(await proposed(BUDGET, sequence.base, chain([1, 1])), Verdict(3, sequence.base, (), 7))
+    assert statistics.num_received_nodes == 2 + 3 + 2 + 1 + 2, "late ones count, what was there does not"
+    assert statistics.num_draft_tokens == 5
+    assert (statistics.num_drafts, statistics.num_drafts_on_time) == (3, 1)
     assert statistics.num_corrections_per_pos == statistics.num_corrections_foreseen_per_pos == [1]
     assert (statistics.num_bonuses, statistics.num_bonuses_foreseen) == (1, 0), "3 is not what followed"
 

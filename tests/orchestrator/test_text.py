@@ -186,6 +186,11 @@ def test_a_long_prompt_that_ends_in_characters_of_many_tokens_keeps_the_space_af
     assert stream(tokenizer, [42, 42, 2], prompt=prompt)[0] == "   the"
 
 
+def test_a_short_prompt_that_begins_with_a_replacement_character_keeps_the_space_after_it():
+    prompt = [FIRST_BYTE + byte for byte in "\ufffda".encode()]
+    assert stream(TOKENIZERS["sentencepiece"], [42, 42, 2], prompt=prompt)[0] == "   the"
+
+
 @given(ids=st.lists(st.integers(0, SIZES["sentencepiece"] - 1), max_size=12), prompt=st.binary(max_size=3))
 def test_bytes_that_are_no_text_change_nothing_that_was_shown_and_lose_no_id(ids, prompt):
     tokenizer = TOKENIZERS["sentencepiece"]
