@@ -113,8 +113,10 @@ class OrchestratorServer:
         await asyncio.wait({closing}, timeout=min(_LAST_WORDS_S, grace_s))
         # Whose request came while the connections were being told.
         await self._servicer.drain(max(0.0, until - time.monotonic()))
-        # Never two at a time: grpcio's server may crash where one ends while another begins.
-        closing.cancel()
+        # Never two at a time: grpcio's server may crash where one ends while another begins. And one whose grace is
+        # over is cancelled no more: that would cancel what the next one waits for.
+        if time.monotonic() < until - _LAST_WORDS_S:
+            closing.cancel()
         await asyncio.gather(closing, return_exceptions=True)
         await self._server.stop(0)
         await self._stack.aclose()
