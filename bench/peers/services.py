@@ -132,18 +132,18 @@ async def running(pair: Pair, dtype: str, logs: Path, threads: Sequence[int] = T
     """
     # More would have to wait for each other where some requests draft while others are verified: with all cores for
     # both, a pass may take three times as long.
-    combinations = [(count, max(1, count // 2)) for count in threads]
+    drafts_of = {count: max(1, count // 2) for count in threads}
     async with Processes() as made:
         addresses: dict[tuple[str, int], str] = {}
-        targets, drafts = (dict.fromkeys(counts) for counts in zip(*combinations, strict=True))
-        for role, directory, counts in (("target", pair.target, targets), ("draft", pair.draft, drafts)):
+        drafts = dict.fromkeys(drafts_of.values())
+        for role, directory, counts in (("target", pair.target, drafts_of), ("draft", pair.draft, drafts)):
             for count in counts:
                 flags = [f"--model={directory}", f"--dtype={dtype}", f"--threads={count}", f"--kv-slots={_KV_SLOTS}"]
                 flags += [f"--pass-log={_log_file(logs, role, count)}"]
                 each = await made.model(f"bench.peers.logged_service {role}_service", *flags)
                 addresses[role, count] = each.address
         clients: dict[tuple[int, ...], Client] = {}
-        for target, draft in combinations:
+        for target, draft in drafts_of.items():
             flags = [f"--target={addresses['target', target]}", f"--draft={addresses['draft', draft]}"]
             _, clients[target, draft] = await made.orchestrator(*flags, f"--tokenizer={pair.target}")
         yield Services(clients, logs)
