@@ -40,7 +40,7 @@ class _Asked:
     at: float
 
 
-_CATCH_UP = 16
+_CATCH_UP = 64
 """Tokens that a draft of which nothing is asked may be behind: they are fed in one pass, at its leisure."""
 
 

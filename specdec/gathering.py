@@ -2,12 +2,16 @@
 
 Sequences that come back while others are in a pass join the next one, and so two halves can take turns for ever, each
 waiting for the other's pass. Where a pass takes about as long for all of them as for half, it is better to wait a
-little: those who are here lose that, those who come back meanwhile are spared the rest of a pass. Knows clocks and
-keys; refuses to know what a round is.
+little: those who are here lose that, those who come back meanwhile are spared the rest of a pass. And where the drafts
+of those who are away take time from the same device, a pass without them is shorter. Knows clocks and keys; refuses to
+know what a round is.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
@@ -21,6 +25,12 @@ _MEMORY = 1 / 64
 
 _LEAST_S = 1e-3
 """Less is not worth a look."""
+
+_NUM_RECENT, _NOISE = 5, 0.05
+"""One pass that is slow is an accident, of so many the middle one is not. A smaller logarithm of a ratio is no news."""
+
+_FADE = 1 / 256
+"""What those who are away cost is not measured while they are waited for, and may change: a pass forgets so much."""
 
 
 @dataclass(slots=True)
@@ -40,6 +50,8 @@ class Gathering:
         self._weight = 0.0
         # Moving averages over passes: rows, seconds, and the moments that give the line through them.
         self._rows = self._pass_s = self._rows_squared = self._product = 0.0
+        self._log_slower = 0.0  # how many times longer passes are while some are away
+        self._recent: deque[float] = deque(maxlen=_NUM_RECENT)  # measurements of that
 
     def told(self, key: Hashable, now: float) -> None:
         """The verdict of ``key`` is out; nothing is to be done for it until it is back."""
@@ -57,7 +69,15 @@ class Gathering:
         self._sequences.pop(key, None)
 
     def passed(self, rows: int, seconds: float) -> None:
-        """A pass of so many rows took so long."""
+        """A pass of so many rows took so long, while those were away who are not back yet."""
+        if any(known.told is not None for known in self._sequences.values()):
+            if seconds > 0:
+                self._recent.append(math.log(seconds / self._expected_s(rows)))
+                if len(self._recent) == _NUM_RECENT:
+                    self._log_slower = _moved(self._log_slower, max(0.0, statistics.median(self._recent) - _NOISE))
+            seconds /= self._slower
+        else:
+            self._log_slower *= 1 - _FADE
         gain = max(_MEMORY, 1 / (self._weight + 1))
         self._weight += 1
         self._rows += gain * (rows - self._rows)
@@ -68,19 +88,36 @@ class Gathering:
     @property
     def fixed_s(self) -> float:
         """What a pass costs however few its rows. Where all passes were alike: what they took."""
-        spread = self._rows_squared - self._rows * self._rows
-        slope = (self._product - self._rows * self._pass_s) / spread if spread > 1e-3 * self._rows_squared else 0.0
-        return min(max(0.0, self._pass_s - max(0.0, slope) * self._rows), self._pass_s)
+        return min(max(0.0, self._pass_s - self._slope_s * self._rows), self._pass_s)
 
-    def rest_s(self, num_here: int, now: float) -> float:
-        """How long the next pass had better wait with ``num_here`` sequences that could be in it; 0: no longer."""
-        pass_s = self.fixed_s
-        if pass_s < _LEAST_S:
+    @property
+    def _slope_s(self) -> float:
+        spread = self._rows_squared - self._rows * self._rows
+        return (
+            max(0.0, (self._product - self._rows * self._pass_s) / spread)
+            if spread > 1e-3 * self._rows_squared
+            else 0.0
+        )
+
+    def _expected_s(self, rows: int) -> float:
+        return max(_LEAST_S, self.fixed_s + self._slope_s * rows)
+
+    @property
+    def _slower(self) -> float:
+        return math.exp(self._log_slower)
+
+    def rest_s(self, num_here: int, num_rows: int, now: float) -> float:
+        """How long the next pass had better wait with ``num_here`` sequences that could be in it, with so many rows; 0:
+        no longer."""
+        fixed_s = self.fixed_s
+        if fixed_s < _LEAST_S:
             return 0.0
+        slower_s = (self._slower - 1) * self._expected_s(num_rows)  # if it begins now
         best_s = most_saved = 0.0
-        for count, wait_s in enumerate(sorted(self._waits(pass_s, now)), 1):
-            # Each of those who come is spared what is left of the pass by then; each who is here waits.
-            saved = count * (pass_s - wait_s) - num_here * wait_s
+        for count, wait_s in enumerate(sorted(self._waits(fixed_s + slower_s, now)), 1):
+            # Each of those who come is spared what is left of the pass by then, but for its rows; each who is here
+            # waits. Both are spared what it takes longer without those who are away.
+            saved = count * (fixed_s + slower_s - wait_s) + num_here * (slower_s - wait_s)
             if saved > most_saved:
                 best_s, most_saved = wait_s, saved
         return best_s

@@ -203,7 +203,8 @@ class TargetEngine:
     def rest_s(self) -> float:
         if self._draining:
             return 0.0
-        return self._gathering.rest_s(sum(each.waits for each in self._sequences.values()), self._clock())
+        rows = [sequence.num_rows for sequence in self._sequences.values() if sequence.waits]
+        return self._gathering.rest_s(len(rows), sum(rows), self._clock())
 
     def working_on(self) -> Sequence[Key]:
         return self._batch

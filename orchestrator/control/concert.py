@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 
 from orchestrator.control.costs import Costs
-from orchestrator.control.promises import OFF, ON
+from orchestrator.control.promises import OFF, OFF_AMONG, ON, ON_AMONG
 
 FIRST_PAUSE, _LONGEST_PAUSE = 8, 64
 """Passes without drafts after one that did not pay, twice as many each time."""
@@ -26,6 +26,9 @@ _TRIAL_PASSES = 2
 
 _TRIAL_AHEAD_PASSES = 4
 """Where nobody waits for what is grown meanwhile."""
+
+_MOST_TRYING = 4
+"""Requests that try at a time: a draft has to take in the text of each."""
 
 _CHECK_EVERY = 32
 """Passes with drafts after which some go without, to see what the target takes alone."""
@@ -42,8 +45,9 @@ _CHECK_PASSES = 6
 _FIRST_TOKENS = 4
 """Draft tokens at first."""
 
-_STAY_SHARE = 0.98
-"""A number of draft tokens that promises this share of what the best one does is kept."""
+_ENOUGH = 0.98
+"""A number of draft tokens that promises this share of what the best one does is kept; and the fewest of those are the
+best, as less is thrown away."""
 
 _HOPELESS = 0.95
 """The share of rounds without a tree from which there will be none of a draft that nobody waits for."""
@@ -68,9 +72,10 @@ class Concert:
         self._drafting = False
         self._promise = 1.0  # the mean of what the requests promised last
         self._promised = [1.0] * (1 + costs.most)  # the same by the number of draft tokens, if they are waited for
-        self._load = costs.num_loads  # under which that was promised
+        self._load = -1  # the load under which that was promised
         self._since = 0  # the pass in which it began to draft, or to try
         self._trial = 0  # passes that it is tried for; 0: it is not
+        self._num_trying = 0
         self._gained = 0.0  # since it began
         self._until = 0  # before this pass nobody drafts
         self._pause = FIRST_PAUSE
@@ -88,9 +93,9 @@ class Concert:
         """Passes to come in which nobody drafts."""
         return 0 if self._drafting or self._trial else max(0, self._until - self.now)
 
-    def turn(self, promise: float, promised: Sequence[float], depth: int, num_rounds: int) -> Turn:
+    def turn(self, promise: float, promised: Sequence[float], depth: int, num_rounds: int, tries: bool = False) -> Turn:
         """Of a request that promises so much if it drafts: ``promised`` by the number of draft tokens that it waits
-        for, or with trees of ``depth`` nodes that nobody waits for.
+        for, or with trees of ``depth`` nodes that nobody waits for. ``tries``: it did so last.
 
         In the first of its ``num_rounds`` a request tries nothing: its draft would have to take in a prompt, and it may
         be short. One that is alone begins afresh, as its text is another.
@@ -105,21 +110,23 @@ class Concert:
         self._promised = [mean + weight * (one - mean) for mean, one in zip(self._promised, promised, strict=True)]
         if self._trial and self.now >= self._since + self._trial:
             self._trial = 0
+            self.costs.few_draft = False
             if self._gained > 0:
                 self._until = 0
         if self._trial:
-            return Turn.REST if young else Turn.TRY
+            return Turn.REST if young else self._join(tries)
         if self._drafting:
-            self._doubts = max(0.0, self._doubts + (OFF - promise) / self.costs.everybody)
+            if self._check is None:
+                self._doubts = max(0.0, self._doubts + (self._off - promise) / self.costs.everybody)
             return self._go_on()
         if self.rests:
             return Turn.REST
-        if self._promise >= ON and self.costs.savings.left:
+        if self._promise >= self._on and self.costs.savings.left:
             self._drafting, self._since, self._doubts, self._reviewed = True, self.now, 0.0, self.now
             self.num_draft_tokens = min(self._best, _FIRST_TOKENS)
             self._checked, self._num_checks, self._check = self.now, 0, None
             return Turn.DRAFT
-        return Turn.REST if young or not self._try(depth) else Turn.TRY
+        return Turn.REST if young or not self._try(depth) else self._join()
 
     def book(self, gain: float) -> None:
         """A request gained so much in a round."""
@@ -137,12 +144,10 @@ class Concert:
         if now != self._reviewed:
             self._reviewed = now
             best, kept = self._best, self.num_draft_tokens
-            if abs(best - kept) > 1 or self._promised[kept] <= _STAY_SHARE * self._promised[best]:
+            if abs(best - kept) > 1 or self._promised[kept] <= _ENOUGH * self._promised[best]:
                 self.num_draft_tokens = min(best, kept + 1)  # up step by step, each measured before the next
-        if self._doubts >= _DOUBTS_IN_ALL or not self.costs.savings.left:
-            self._drafting = False
-            self._rest()
-            return Turn.REST
+        if not self.costs.savings.left:
+            return self._stop()
         if now - self._since > _LONGEST_PAUSE:
             self._pause = FIRST_PAUSE
         if self._check is not None:
@@ -151,17 +156,37 @@ class Concert:
                 return Turn.CHECK
             self._check, self._checked = None, now
             self._num_checks += 1
+        doubtful = self._doubts >= _DOUBTS_IN_ALL
+        # Also before they stop: it may be the target that takes longer.
+        if now - self._checked >= (_FIRST_CHECK if doubtful else self._check_every):
+            self._check = now, self.costs.contention.num_calm
+            self._doubts = 0.0 if doubtful else self._doubts
+            return Turn.CHECK
+        return self._stop() if doubtful else Turn.DRAFT
+
+    def _stop(self) -> Turn:
+        self._drafting = False
+        self._rest()
+        return Turn.REST
+
+    @property
+    def _check_every(self) -> int:
         every = _CHECK_EVERY if self._promise < _CLEAR else _CLEAR_CHECK_EVERY
-        if self.costs.everybody > 1:
-            every = min(every, _FIRST_CHECK << min(self._num_checks, 4))
-        if now - self._checked < every:
-            return Turn.DRAFT
-        self._check = now, self.costs.contention.num_calm
-        return Turn.CHECK
+        return every if self.costs.everybody == 1 else min(every, _FIRST_CHECK << min(self._num_checks, 4))
+
+    @property
+    def _on(self) -> float:
+        return ON if self.costs.everybody == 1 else ON_AMONG
+
+    @property
+    def _off(self) -> float:
+        return OFF if self.costs.everybody == 1 else OFF_AMONG
 
     @property
     def _best(self) -> int:
-        return self._promised.index(max(self._promised[1:]), 1)
+        """The fewest draft tokens that promise about as much as any number."""
+        enough = _ENOUGH * max(self._promised[1:])
+        return next(k for k, promised in enumerate(self._promised) if k and promised >= enough)
 
     def _try(self, depth: int) -> bool:
         """Rounds that wait for nobody, or that wait, for as long a draft as costs little more than the shortest."""
@@ -175,13 +200,21 @@ class Concert:
             gain = costs.gain(rounds[self.num_draft_tokens], 1, costs.alone_s)
         else:
             gain = costs.gain(costs.unwaited[depth], 1, costs.alone_s)
-        if not costs.savings.cover(-gain * trial * costs.everybody):
+        if not costs.savings.cover(-gain * trial * min(costs.everybody, _MOST_TRYING)):
             self._until = self.now + _LONGEST_PAUSE
             return False
-        self._trial, self._since, self._gained = trial, self.now, 0.0
+        self._trial, self._since, self._gained, self._num_trying = trial, self.now, 0.0, 0
+        costs.few_draft = costs.everybody > _MOST_TRYING
         self._rest()
         self._until += trial
         return True
+
+    def _join(self, tries: bool = False) -> Turn:
+        """The trial, if there is room."""
+        if tries or self._num_trying < _MOST_TRYING:
+            self._num_trying += not tries
+            return Turn.TRY
+        return Turn.REST
 
     def _rest(self) -> None:
         self._until, self._pause = self.now + self._pause, min(2 * self._pause, _LONGEST_PAUSE)

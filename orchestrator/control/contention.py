@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import math
 
-_GAIN, _MOST_NEWS, _NOISE = 0.2, 0.3, 0.03
+_GAIN, _MOST_NEWS, _NOISE = 0.35, 0.3, 0.03
 _FEW, _CALM = 0.2, 2
 """A pass is calm where a smaller share drafts; and so many after the last other one tell what drafts cost. Later ones
 may be faster for other reasons."""
+
+_LARGE = 0.01
+"""A smaller change after one pass may be noise."""
+
+_MOST = 1.5
+"""That drafts make a pass e to this times as long is the most that is believed."""
 
 _FADE = 0.998
 """What is known of it fades by this with every pass without drafts: it may have changed meanwhile."""
@@ -36,7 +42,14 @@ class Contention:
 
     def share(self, everybody: int) -> float:
         """Of a pass's time with drafts, without."""
-        return math.exp(min(0.0, self._logs.get(everybody.bit_length(), 0.0) + _NOISE))
+        return math.exp(min(0.0, self._logs.get(_size(everybody), 0.0) + _NOISE))
+
+    def slower(self, factor: float, everybody: int) -> None:
+        """Passes with drafts are taken to be so many times as long as before. Of those without nothing new is known."""
+        news = math.log(factor)
+        if not self._calm and abs(news) > _LARGE:
+            size = _size(everybody)
+            self._logs[size] = max(-_MOST, min(0.0, self._logs.get(size, 0.0) - news))
 
     def with_drafts(self, pass_s: float, usual_s: float | None, num_drawn: int, everybody: int) -> float:
         """What a pass of ``num_drawn`` sequences, which took ``pass_s``, would have taken with drafts of all of them.
@@ -49,14 +62,18 @@ class Contention:
         self._calm = self._calm + 1 if drafting < _FEW else 0
         if not self._calm:
             return pass_s / math.pow(self.share(everybody), 1.0 - drafting)
-        size = everybody.bit_length()
+        size = _size(everybody)
         known = self._logs.get(size, 0.0)
         num_calm = self._calm - self._still_drafting
         if 0 < num_calm <= _CALM:
             self.num_calm += 1
             if usual_s is not None:
-                news = math.log(pass_s / usual_s) - known
-                self._logs[size] = known + _GAIN * max(-_MOST_NEWS, min(_MOST_NEWS, news))
+                news = max(-_MOST_NEWS, min(_MOST_NEWS, math.log(pass_s / usual_s) - known))
+                self._logs[size] = known + _GAIN * news
         elif num_calm > 0:
             self._logs[size] = known * _FADE
         return pass_s / self.share(everybody)
+
+
+def _size(everybody: int) -> int:
+    return round(math.log2(everybody))

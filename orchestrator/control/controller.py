@@ -181,7 +181,8 @@ class Adaptive:
             # Either is kept where the other promises little more.
             self._waits = promise > alone * (_STAY_SHARE if drafting and self._waits else 1 / _STAY_SHARE)
             promise = max(promise, alone)
-        self._turn = self._concert.turn(promise, promised, self._depth, self._num_rounds)
+        tries = self._turn is Turn.TRY
+        self._turn = self._concert.turn(promise, promised, self._depth, self._num_rounds, tries)
         if self._turn is Turn.REST:
             if drafting:
                 # What was learnt on this text will be old when it is tried again.

@@ -44,6 +44,10 @@ is far away rounds that wait never pay, and what was not tried would never be kn
 _ROUNDS_REMEMBERED = 50
 """Of those that found a tree, or none."""
 
+_NARROWER = 1 / 64
+"""By so much what is taken for the most nodes of a round falls with every one that has fewer: more rows than that are a
+prompt's."""
+
 _MOST_APART = 3.0
 """Passes of the others in each in which a round is away: more is an accident."""
 
@@ -68,7 +72,7 @@ class Costs:
 
     def __init__(self, most: int, ahead: bool = False, num_siblings: int = 0) -> None:
         self.most = most
-        self._most_rows = max(most * (1 + num_siblings), MOST_GUESSED) + 1
+        self._widest = 0.0  # nodes of a round, lately
         self._rows_per_token = 1.0 + num_siblings  # of the target; not every draft proposes siblings
         self.ahead = ahead
         self.contention = Contention(ahead)
@@ -81,8 +85,11 @@ class Costs:
         self._usual = 1  # the same, roughly
         self.num_loads = 0
         """How often that has changed so much that nothing holds of what was promised before."""
+        self.few_draft = False
+        """Most go on unasked: what keeps those few apart from them is not what would keep all apart if all did."""
         self._apart = 0.0  # with speculation. 0: all are in the same pass; 1: some are while others are not
         self._last_pass = (0, 0, 0, 0)
+        self._grown_since_pass: set[int] = set()  # growths of so many nodes
         self._alone_s = 0.0
         self._rounds: list[float] = []
         self._waited: list[float] = []
@@ -226,6 +233,9 @@ class Costs:
         self._draft_took(num_nodes, _LATE * seconds)
 
     def _draft_took(self, num_nodes: int, seconds: float) -> None:
+        if num_nodes in self._grown_since_pass:
+            return  # who drafts together is late together, by the same accident
+        self._grown_since_pass.add(num_nodes)
         expected_s = self._drafts.seconds(num_nodes)
         self._drafts.observe(num_nodes, seconds)
         if not 1 / _NEWS < self._drafts.seconds(num_nodes) / expected_s < _NEWS:
@@ -245,10 +255,11 @@ class Costs:
         """From a round with ``num_nodes`` to its verdict; the replica made ``num_passes`` since the verdict before,
         and has ``everybody`` as its sequences."""
         self._alone_seen = self._alone_seen or not num_nodes
+        self._widest = max(num_nodes, (1 - _NARROWER) * self._widest)
         pass_s = max(1e-6, (timings.pass_us + timings.sample_us) / 1e6)
         beyond_s = max(0.0, seconds - pass_s - timings.queue_us / 1e6)
         self._beyond_s += _GAIN * (min(beyond_s, 2 * self._beyond_s + 1e-3) - self._beyond_s)
-        if self._drafts.is_known and num_nodes:
+        if self._drafts.is_known and num_nodes and not self.few_draft:
             # Of the passes meanwhile that were not its own, how many more than it was away for?
             passes_away = max(1.0, self._away_s(num_nodes / self._rows_per_token, self.waits) / pass_s)
             apart = min(_MOST_APART, max(0, num_passes - 1) / passes_away)
@@ -269,14 +280,18 @@ class Costs:
         if mine == self._last_pass:
             return  # the verdicts of one pass come one after the other
         self._last_pass = mine
+        self._grown_since_pass.clear()
         self._num_passes += 1
         if self._num_passes < _YOUNG_PASSES or self._num_passes % _REVIEW_EVERY == 0:
             self._forget_rounds()
         # Rows of prompts tell nothing of rounds.
-        if 0 < timings.rows <= timings.sequences * self._most_rows:
+        if 0 < timings.rows <= timings.sequences * (1 + self._widest):
             usual_s = self._passes.seconds(timings.rows) if self._passes.trusts(timings.rows) else None
             pass_s = self.contention.with_drafts(pass_s, usual_s, timings.sequences, self.everybody)
+            before_s = self._passes.seconds(self.everybody) if usual_s else 0.0
             self._passes.observe(timings.rows, pass_s)
+            if usual_s:
+                self.contention.slower(self._passes.seconds(self.everybody) / before_s, self.everybody)
             self._num_wide += timings.rows > timings.sequences
 
     def _forget_rounds(self) -> None:

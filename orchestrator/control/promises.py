@@ -9,6 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 ON, OFF = 1.05, 1.02
 """How much faster than the target alone speculation must promise to be: to begin, and to go on."""
 
+ON_AMONG, OFF_AMONG = 1.1, 1.05
+"""The same among several requests: drafts have a prompt of each to take in, and texts that go on at other speeds end at
+other times, so that fewer share a pass."""
+
 
 def promises(chances: Iterable[float], rounds: Sequence[float], alone_s: float) -> list[float]:
     """How many times the target alone's tokens per second, by K; ``chances`` are those of the first 1, 2, ... draft

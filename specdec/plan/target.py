@@ -51,7 +51,8 @@ class Target:
         if self._busy or not self._waiting:
             return
         self._rest += 1
-        rest_s = self._gathering.rest_s(len(self._waiting), self._events.now)
+        num_rows = sum(1 + request.flying for request in self._waiting)
+        rest_s = self._gathering.rest_s(len(self._waiting), num_rows, self._events.now)
         if rest_s:
             self._events.after(rest_s, self._rested, self._rest)
         else:

@@ -190,7 +190,8 @@ class Run:
             self._at(0.0, self._pass)
 
     def _pass(self) -> None:
-        rest_s = self._gathering.rest_s(len(self._verifying), self.now)
+        num_rows = sum(stream.depth + 1 for stream in self._verifying)
+        rest_s = self._gathering.rest_s(len(self._verifying), num_rows, self.now)
         if self._verifying and rest_s:
             self._target_busy, self._rest = False, self._rest + 1
             this = self._rest

@@ -22,12 +22,12 @@ def concert_of(sequences: int = 4, ahead: bool = False) -> Concert:
     return Concert(costs)
 
 
-def turns(concert: Concert, promise: float, young: bool = False) -> list[Turn]:
-    """Of all requests for one pass, which is then over."""
+def turns(concert: Concert, promise: float, young: bool = False, last: list[Turn] | None = None) -> list[Turn]:
+    """Of all requests for one pass, which is then over; ``last`` are those of the pass before."""
     promised = [1.0, *[promise] * 8]
-    found = [
-        concert.turn(promise, promised, depth=4, num_rounds=2 if young else 99) for _ in range(concert.costs.everybody)
-    ]
+    last = last or [Turn.REST] * concert.costs.everybody
+    rounds = 2 if young else 99
+    found = [concert.turn(promise, promised, 4, rounds, before is Turn.TRY) for before in last]
     before = concert.now
     assert [concert.passed(before) for _ in found] == [before + 1] * len(found)
     return found
@@ -40,10 +40,41 @@ def test_all_begin_together_once_the_mean_of_their_promises_is_worth_it():
 
 def test_all_try_together_and_then_rest_twice_as_long_each_time():
     concert = concert_of()
-    seen = [turns(concert, 0.5) for _ in range(200)]
+    seen = [turns(concert, 0.5)]
+    for _ in range(199):
+        seen.append(turns(concert, 0.5, last=seen[-1]))
     assert all(len(set(each)) == 1 for each in seen)
     tried = [number for number, each in enumerate(seen) if each[0] is Turn.TRY]
     assert tried[:10] == [0, 1, 10, 11, 28, 29, 62, 63, 128, 129]
+
+
+def test_of_many_a_few_try_and_the_same_until_it_is_over():
+    concert = concert_of(sequences=16)
+    first = turns(concert, 0.5)
+    assert [each is Turn.TRY for each in first] == [True] * 4 + [False] * 12
+    assert concert.costs.few_draft
+    second = turns(concert, 0.5, last=first)
+    assert second == first
+    assert turns(concert, 0.5, last=second) == [Turn.REST] * 16
+    assert not concert.costs.few_draft
+
+
+def test_before_they_stop_all_look_whether_it_is_the_target_that_is_slower():
+    concert = concert_of()
+    for _ in range(24):
+        last = turns(concert, 1.3)[-1]
+    assert last is Turn.DRAFT
+    seen = [turns(concert, 0.5)[-1] for _ in range(9)]
+    assert Turn.CHECK in seen
+    assert seen.index(Turn.CHECK) < seen.index(Turn.REST)
+
+
+def test_the_fewest_draft_tokens_are_enough_that_promise_about_as_much():
+    concert = concert_of()
+    for now in range(12):
+        concert.turn(1.5, [1.0, 1.3, 1.47, 1.49, 1.5, 1.49, 1.4, 1.3, 1.2], depth=4, num_rounds=99)
+        concert.passed(now)
+    assert concert.num_draft_tokens == 2
 
 
 def test_what_cannot_be_paid_for_is_not_tried():
@@ -55,8 +86,10 @@ def test_what_cannot_be_paid_for_is_not_tried():
 
 def test_a_gain_ends_the_rest_after_a_trial():
     concert = concert_of()
+    last = None
     for _ in range(2):
-        assert turns(concert, 0.9)[0] is Turn.TRY
+        last = turns(concert, 0.9, last=last)
+        assert last[0] is Turn.TRY
         concert.book(0.1)
     assert turns(concert, 0.9)[0] is Turn.TRY
 
@@ -86,7 +119,7 @@ def test_the_more_is_lost_the_sooner_all_stop():
         return next(number for number in range(1, 20) if turns(concert, promise)[-1] is Turn.REST)
 
     assert passes_until_it_stops(0.5) == 1
-    assert 1 < passes_until_it_stops(0.97) <= 3 < passes_until_it_stops(1.01) < 20
+    assert 1 < passes_until_it_stops(0.99) <= 3 < passes_until_it_stops(1.04) < 20
 
 
 def test_under_another_load_what_was_promised_before_is_forgotten():

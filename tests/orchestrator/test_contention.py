@@ -80,3 +80,29 @@ def test_a_draft_that_grows_ahead_goes_on_for_a_pass_after_it_was_asked_for_the_
         calm(contention)
     assert contention.share(4) == pytest.approx(WITHOUT_S / WITH_S, rel=0.05)
     assert contention.num_calm == 30
+
+
+def test_slower_passes_with_drafts_tell_nothing_of_those_without():
+    contention = Contention()
+    drafted(contention)
+    contention.slower(1.25, 4)
+    assert contention.share(4) == pytest.approx(0.8, rel=0.05)
+    contention.slower(1 / 1.25, 4)
+    contention.slower(1 / 1.25, 4)
+    assert contention.share(4) == 1.0, "drafts make nothing faster"
+
+
+def test_small_changes_of_passes_with_drafts_are_noise():
+    contention = Contention()
+    drafted(contention)
+    for _ in range(100):
+        contention.slower(1.008, 4)
+    assert contention.share(4) == 1.0
+
+
+def test_a_slower_pass_without_drafts_is_a_slower_target():
+    contention = Contention()
+    drafted(contention)
+    calm(contention, WITH_S)
+    contention.slower(1.25, 4)
+    assert contention.share(4) == 1.0

@@ -130,11 +130,13 @@ def test_patience_follows_what_drafts_take_and_ends_where_waiting_cannot_pay():
     assert beginning.patience_s(4) == pytest.approx(0.2, rel=0.1), "what the target makes meanwhile is known"
     costs = known()
     assert costs.patience_s(4) == 0.05
-    for _ in range(20):
+    for number in range(20):
         costs.drafted(4, 0.03)
+        costs.verified(4, 0.0205, Timings(0, 20_000 + number, 0, 5, 1), 1, 1)
     assert costs.patience_s(4) == pytest.approx(0.12, rel=0.15)
-    for _ in range(20):
+    for number in range(20):
         costs.late(4, costs.patience_s(4))
+        costs.verified(0, 0.0205, Timings(0, 20_000 + number, 0, 1, 1), 1, 1)
     assert costs.patience_s(4) == pytest.approx(8 * 0.02, rel=0.1)
 
 
@@ -278,3 +280,30 @@ def test_who_goes_on_unasked_pays_for_the_rows_of_those_who_do_not(waits):
     among = [costs.among_s(depth, waits) for depth in (0, 2, 4, 8)]
     assert among == sorted(among)
     assert among[-1] > 1.2 * among[0]
+
+
+def test_an_accident_of_a_draft_that_grew_for_many_at_a_time_is_one_accident():
+    costs = Costs(8)
+    for number in range(60):
+        depth = (0, 4, 1)[number % 3]
+        for _ in range(8 if depth else 0):
+            costs.drafted(depth, 0.002 * depth if number < 59 else 0.1)
+        costs.verified(depth, 0.0205, Timings(0, 20_000 + number, 0, 8 * (depth + 1), 8), 1, 8)
+    assert costs.rounds[1] == pytest.approx(0.0225, rel=0.1)
+
+
+def test_a_pass_with_more_rows_than_its_rounds_can_have_takes_in_a_prompt_and_tells_nothing():
+    costs = known()
+    before_s = costs.alone_s
+    for number in range(20):
+        costs.went_on(Timings(0, 400_000 + number, 0, 100, 4), 1)
+    assert costs.alone_s == pytest.approx(before_s, rel=1e-3)
+
+
+def test_what_keeps_the_few_of_a_trial_apart_would_not_keep_all_apart():
+    costs, few = known(), known()
+    few.few_draft = True
+    for each in (costs, few):
+        for number in range(20):
+            each.verified(4, 0.06, Timings(0, 20_000 + number, 0, 8, 4), 3, 4)
+    assert few.rounds[4] < 0.8 * costs.rounds[4]

@@ -134,13 +134,13 @@ async def test_a_draft_of_which_nothing_is_asked_is_told_of_many_tokens_at_a_tim
     await client.growth(sequence)
     sent = replica.link.sent
     sent.clear()
-    for number in range(40):
+    for number in range(150):
         commit(sequence, number)
         client.catch_up(sequence)
-    assert [list(each.token_ids) for each in sent] == [list(range(16)), list(range(16, 32))]
+    assert [list(each.token_ids) for each in sent] == [list(range(64)), list(range(64, 128))]
     assert all(each.budget.max_nodes == 0 for each in sent)
     client.advance(sequence, Budget(4, 4))
-    assert list(sent[-1].token_ids) == list(range(32, 40))
+    assert list(sent[-1].token_ids) == list(range(128, 150))
 
 
 async def test_a_draft_that_was_never_needed_is_never_told():
@@ -161,7 +161,7 @@ async def test_what_a_late_draft_was_asked_is_not_measured_by_what_it_is_told_la
     client.advance(sequence, Budget(3, 3))
     assert await client.growth(sequence) is None
     costs.told.clear()
-    commit(sequence, *range(20))
+    commit(sequence, *range(70))
     client.catch_up(sequence)
     replica.lanes[-1].put(Growth(client.num_advances, sequence.base, (), EMPTY_TREE, GrowthEnd.BUDGET))
     assert len(list(client.arrived())) == 1
