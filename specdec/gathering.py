@@ -71,7 +71,7 @@ class Gathering:
     def passed(self, rows: int, seconds: float) -> None:
         """A pass of so many rows took so long, while those were away who are not back yet."""
         if any(known.told is not None for known in self._sequences.values()):
-            if seconds > 0:
+            if seconds > 0 and self._weight:
                 self._recent.append(math.log(seconds / self._expected_s(rows)))
                 if len(self._recent) == _NUM_RECENT:
                     self._log_slower = _moved(self._log_slower, max(0.0, statistics.median(self._recent) - _NOISE))
@@ -93,11 +93,9 @@ class Gathering:
     @property
     def _slope_s(self) -> float:
         spread = self._rows_squared - self._rows * self._rows
-        return (
-            max(0.0, (self._product - self._rows * self._pass_s) / spread)
-            if spread > 1e-3 * self._rows_squared
-            else 0.0
-        )
+        if spread <= 1e-3 * self._rows_squared:
+            return 0.0
+        return max(0.0, (self._product - self._rows * self._pass_s) / spread)
 
     def _expected_s(self, rows: int) -> float:
         return max(_LEAST_S, self.fixed_s + self._slope_s * rows)

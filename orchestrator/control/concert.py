@@ -90,8 +90,10 @@ class Concert:
 
     @property
     def rests(self) -> int:
-        """Passes to come in which nobody drafts."""
-        return 0 if self._drafting or self._trial else max(0, self._until - self.now)
+        """Passes to come in which who rests now need not be asked: nobody drafts, or a few try."""
+        if self._drafting:
+            return 0
+        return max(0, (self._since + self._trial if self._trial else self._until) - self.now)
 
     def turn(self, promise: float, promised: Sequence[float], depth: int, num_rounds: int, tries: bool = False) -> Turn:
         """Of a request that promises so much if it drafts: ``promised`` by the number of draft tokens that it waits
@@ -119,7 +121,7 @@ class Concert:
             if self._check is None:
                 self._doubts = max(0.0, self._doubts + (self._off - promise) / self.costs.everybody)
             return self._go_on()
-        if self.rests:
+        if self.now < self._until:
             return Turn.REST
         if self._promise >= self._on and self.costs.savings.left:
             self._drafting, self._since, self._doubts, self._reviewed = True, self.now, 0.0, self.now

@@ -53,6 +53,7 @@ def test_of_many_a_few_try_and_the_same_until_it_is_over():
     first = turns(concert, 0.5)
     assert [each is Turn.TRY for each in first] == [True] * 4 + [False] * 12
     assert concert.costs.few_draft
+    assert concert.rests == 1, "the others need not be asked until it is over"
     second = turns(concert, 0.5, last=first)
     assert second == first
     assert turns(concert, 0.5, last=second) == [Turn.REST] * 16
