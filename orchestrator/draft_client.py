@@ -38,10 +38,15 @@ class _Asked:
     advance: int
     num_nodes: int
     at: float
+    takes_in: bool = False
+    """Much of the text, which is no part of growing."""
 
 
 _CATCH_UP = 64
 """Tokens that a draft of which nothing is asked may be behind: they are fed in one pass, at its leisure."""
+
+_MOST_NEW = 16
+"""More new tokens than that are taken in before anything can grow."""
 
 
 class DraftClient:
@@ -80,12 +85,13 @@ class DraftClient:
         num_nodes = budget.max_nodes or int(not in_flight)
         if self._lane is not None and sequence.base > self._context_length:
             self.park()
+        opens = self._lane is None
         if self._lane is None:
             if now < self._paused_until:
                 return False
             self._owed_since = None
             self._open(sequence, budget)
-            self._asked = _Asked(0, num_nodes, now)
+            self._asked = _Asked(0, num_nodes, now, takes_in=True)
             # A chain that is verified against its distribution is never drawn before the first token is known.
             if self._lane is None or sequence.keyed_by_token or not sequence.num_committed:
                 return self._lane is not None
@@ -93,8 +99,9 @@ class DraftClient:
         if not (budget.max_nodes or budget.max_ahead):
             self.catch_up(sequence)  # it can do nothing of that
             return True
+        takes_in = opens or sequence.base - self._base > _MOST_NEW
         self._tell(self._lane, sequence, budget, in_flight)
-        self._asked = _Asked(self._advance, num_nodes, now)
+        self._asked = _Asked(self._advance, num_nodes, now, takes_in)
         return True
 
     @property
@@ -170,10 +177,10 @@ class DraftClient:
         if asked is None or growth.advance != asked.advance or not num_nodes:
             return  # what is asked of it later may be answered instead
         took_s = max(0.0, lane.heard - asked.at)
-        if self._replica is not None and asked.advance:
+        if self._replica is not None and not asked.takes_in:
             self._replica.observe(took_s / num_nodes)  # drafts are compared, of which one may be asked for more
         if growth.end in (None, GrowthEnd.BUDGET):
-            self._costs.drafted(num_nodes, took_s, opened=not asked.advance)
+            self._costs.drafted(num_nodes, took_s, asked.takes_in)
 
     def _lose(self, error: SpecdecError) -> None:
         """The lane has ended. Who refused the text would take in all of it again, only to refuse it once more."""
@@ -192,7 +199,7 @@ class DraftClient:
         if self._replica is not None:
             self._replica.tally.num_late += 1
         if self._asked is not None:
-            if self._asked.advance and self._asked.num_nodes:  # the answer to an open has a prefill in it
+            if self._asked.num_nodes and not self._asked.takes_in:
                 self._costs.late(self._asked.num_nodes, now - self._asked.at)
             self._owed_since = self._owed_since or self._asked.at
         if now - (self._owed_since or now) >= _PATIENCE_S:

@@ -68,10 +68,11 @@ class Gathering:
     def gone(self, key: Hashable) -> None:
         self._sequences.pop(key, None)
 
-    def passed(self, rows: int, seconds: float) -> None:
-        """A pass of so many rows took so long, while those were away who are not back yet."""
-        if any(known.told is not None for known in self._sequences.values()):
-            if seconds > 0 and self._weight:
+    def passed(self, rows: int, seconds: float, began: float, has_prompt: bool = False) -> None:
+        """A pass of so many rows took so long. Who was away when it ``began`` is not back yet; ``has_prompt``: its rows
+        are mostly those of a text that is taken in."""
+        if self._num_away(began):
+            if seconds > 0 and self._weight and not has_prompt:
                 self._recent.append(math.log(seconds / self._expected_s(rows)))
                 if len(self._recent) == _NUM_RECENT:
                     self._log_slower = _moved(self._log_slower, max(0.0, statistics.median(self._recent) - _NOISE))
@@ -111,14 +112,22 @@ class Gathering:
         if fixed_s < _LEAST_S:
             return 0.0
         slower_s = (self._slower - 1) * self._expected_s(num_rows)  # if it begins now
+        spared_s = slower_s / max(1, self._num_away(now))  # by each who is awaited
         best_s = most_saved = 0.0
         for count, wait_s in enumerate(sorted(self._waits(fixed_s + slower_s, now)), 1):
             # Each of those who come is spared what is left of the pass by then, but for its rows; each who is here
-            # waits. Both are spared what it takes longer without those who are away.
-            saved = count * (fixed_s + slower_s - wait_s) + num_here * (slower_s - wait_s)
+            # waits. Both are spared what it takes longer while they are away.
+            saved = count * (fixed_s + count * spared_s - wait_s) + num_here * (count * spared_s - wait_s)
             if saved > most_saved:
                 best_s, most_saved = wait_s, saved
         return best_s
+
+    def _num_away(self, now: float) -> int:
+        """Who is away as usual: neither a client that does not read nor one that is gone works meanwhile."""
+        return sum(
+            known.told is not None and (known.away_s is None or now - known.told < _LATE * known.away_s)
+            for known in self._sequences.values()
+        )
 
     def _waits(self, pass_s: float, now: float) -> Iterator[float]:
         """In how many seconds who is away is expected."""

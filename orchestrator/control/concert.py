@@ -27,8 +27,9 @@ _TRIAL_PASSES = 2
 _TRIAL_AHEAD_PASSES = 4
 """Where nobody waits for what is grown meanwhile."""
 
-_MOST_TRYING = 4
-"""Requests that try at a time: a draft has to take in the text of each."""
+_FEW_TRY = 4
+"""Requests that try at a time where they promise to lose: a draft has to take in the text of each. Where they promise to
+gain all try, as a few never show what the rows of all cost."""
 
 _CHECK_EVERY = 32
 """Passes with drafts after which some go without, to see what the target takes alone."""
@@ -75,8 +76,10 @@ class Concert:
         self._load = -1  # the load under which that was promised
         self._since = 0  # the pass in which it began to draft, or to try
         self._trial = 0  # passes that it is tried for; 0: it is not
-        self._num_trying = 0
-        self._gained = 0.0  # since it began
+        self.num_trials = 0
+        self._room = 0  # requests that may be in the last trial
+        self._num_trying = self._num_told = 0  # that are, and rounds that they told of
+        self._gained = 0.0  # by it
         self._until = 0  # before this pass nobody drafts
         self._pause = FIRST_PAUSE
         self._doubts = 0.0
@@ -97,7 +100,7 @@ class Concert:
 
     def turn(self, promise: float, promised: Sequence[float], depth: int, num_rounds: int, tries: bool = False) -> Turn:
         """Of a request that promises so much if it drafts: ``promised`` by the number of draft tokens that it waits
-        for, or with trees of ``depth`` nodes that nobody waits for. ``tries``: it did so last.
+        for, or with trees of ``depth`` nodes that nobody waits for. ``tries``: it is in the last trial.
 
         In the first of its ``num_rounds`` a request tries nothing: its draft would have to take in a prompt, and it may
         be short. One that is alone begins afresh, as its text is another.
@@ -112,9 +115,6 @@ class Concert:
         self._promised = [mean + weight * (one - mean) for mean, one in zip(self._promised, promised, strict=True)]
         if self._trial and self.now >= self._since + self._trial:
             self._trial = 0
-            self.costs.few_draft = False
-            if self._gained > 0:
-                self._until = 0
         if self._trial:
             return Turn.REST if young else self._join(tries)
         if self._drafting:
@@ -127,13 +127,18 @@ class Concert:
             self._drafting, self._since, self._doubts, self._reviewed = True, self.now, 0.0, self.now
             self.num_draft_tokens = min(self._best, _FIRST_TOKENS)
             self._checked, self._num_checks, self._check = self.now, 0, None
+            self.costs.few_draft = False
             return Turn.DRAFT
         return Turn.REST if young or not self._try(depth) else self._join()
 
-    def book(self, gain: float) -> None:
-        """A request gained so much in a round."""
-        self._gained += gain
+    def book(self, gain: float, tries: bool) -> None:
+        """A request gained so much in a round; ``tries``: of a trial. One that gains ends the rest after it."""
         self.costs.savings.book(gain)
+        if tries:
+            self._gained += gain
+            self._num_told += 1
+            if self._num_told >= self._num_trying and self._gained > 0:
+                self._until = 0
 
     def passed(self, before: int) -> int:
         """A request has a verdict, ``before`` being the pass that it was in when it had one last. Returns the pass that
@@ -156,13 +161,15 @@ class Concert:
             since, num_calm = self._check
             if self.costs.contention.num_calm == num_calm and now - since < _CHECK_PASSES:
                 return Turn.CHECK
+            if self.costs.contention.num_calm == num_calm:
+                self.costs.contention.unseen(self.costs.everybody)
             self._check, self._checked = None, now
             self._num_checks += 1
         doubtful = self._doubts >= _DOUBTS_IN_ALL
         # Also before they stop: it may be the target that takes longer.
         if now - self._checked >= (_FIRST_CHECK if doubtful else self._check_every):
             self._check = now, self.costs.contention.num_calm
-            self._doubts = 0.0 if doubtful else self._doubts
+            self._doubts /= 2 if doubtful else 1
             return Turn.CHECK
         return self._stop() if doubtful else Turn.DRAFT
 
@@ -202,18 +209,21 @@ class Concert:
             gain = costs.gain(rounds[self.num_draft_tokens], 1, costs.alone_s)
         else:
             gain = costs.gain(costs.unwaited[depth], 1, costs.alone_s)
-        if not costs.savings.cover(-gain * trial * min(costs.everybody, _MOST_TRYING)):
+        room = costs.everybody if self._promise > 1.0 else min(costs.everybody, _FEW_TRY)
+        if not costs.savings.cover(-gain * trial * room):
             self._until = self.now + _LONGEST_PAUSE
             return False
-        self._trial, self._since, self._gained, self._num_trying = trial, self.now, 0.0, 0
-        costs.few_draft = costs.everybody > _MOST_TRYING
+        self._trial, self._since = trial, self.now
+        self._gained, self._room, self._num_trying, self._num_told = 0.0, room, 0, 0
+        self.num_trials += 1
+        costs.let_few_draft(room < costs.everybody)
         self._rest()
         self._until += trial
         return True
 
     def _join(self, tries: bool = False) -> Turn:
         """The trial, if there is room."""
-        if tries or self._num_trying < _MOST_TRYING:
+        if tries or self._num_trying < self._room:
             self._num_trying += not tries
             return Turn.TRY
         return Turn.REST

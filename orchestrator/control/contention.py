@@ -40,6 +40,15 @@ class Contention:
         """A draft is asked for, or has come: it was being made until now."""
         self._asked += 1
 
+    def overlooked(self) -> None:
+        """A pass tells nothing, and what was asked before it nothing of the next."""
+        self._asked = 0
+
+    def unseen(self, everybody: int) -> None:
+        """Passes without drafts were looked for in vain: what they would take is known less and less."""
+        size = _size(everybody)
+        self._logs[size] = self._logs.get(size, 0.0) / 2
+
     def share(self, everybody: int) -> float:
         """Of a pass's time with drafts, without."""
         return math.exp(min(0.0, self._logs.get(_size(everybody), 0.0) + _NOISE))

@@ -94,6 +94,7 @@ class Adaptive:
         self._asked = 0  # draft tokens that this round waits for
         self._num_rounds = 0
         self._turn = Turn.REST
+        self._tried = -1  # number of a trial
         self._pass = concert.now
         self._lost = 0.0  # tokens, by drafting with the others
         self._leave = _LEAVE_PASSES  # passes that it will then go without
@@ -152,9 +153,9 @@ class Adaptive:
     def _book(self, took_s: float | None, num_tokens: int) -> None:
         costs = self._costs
         if took_s is None:
-            self._concert.book(costs.probing)
+            costs.savings.book(costs.probing)
             return
-        self._concert.book(costs.gain(took_s, num_tokens, costs.alone_s))
+        self._concert.book(costs.gain(took_s, num_tokens, costs.alone_s), self._turn is Turn.TRY)
         if self._turn is Turn.DRAFT:
             among_s = costs.among_s(self._asked or self._depth, waits=self._asked > 0)
             self._lost = max(0.0, self._lost + took_s / among_s - num_tokens)
@@ -181,7 +182,7 @@ class Adaptive:
             # Either is kept where the other promises little more.
             self._waits = promise > alone * (_STAY_SHARE if drafting and self._waits else 1 / _STAY_SHARE)
             promise = max(promise, alone)
-        tries = self._turn is Turn.TRY
+        tries = self._tried == self._concert.num_trials
         self._turn = self._concert.turn(promise, promised, self._depth, self._num_rounds, tries)
         if self._turn is Turn.REST:
             if drafting:
@@ -191,6 +192,7 @@ class Adaptive:
             return 0
         num_draft_tokens = self._concert.num_draft_tokens
         if self._turn is Turn.TRY:
+            self._tried = self._concert.num_trials
             self._waits = self._concert.waits or not self._ahead
             return num_draft_tokens
         return 0 if self._leaves() else num_draft_tokens

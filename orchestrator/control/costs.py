@@ -210,16 +210,22 @@ class Costs:
         in rounds of everybody."""
         return (num_tokens - round_s / alone_s) / self.everybody
 
+    def let_few_draft(self, few: bool) -> None:
+        """In a trial, and until all draft."""
+        self.few_draft = few
+        if few:
+            self._apart /= 2  # it is not measured meanwhile, and may be out of date
+
     @property
     def probing(self) -> float:
         """What a round without speculation gives to those that look whether it pays."""
         return PROBING / self.everybody
 
-    def drafted(self, num_nodes: int, seconds: float, opened: bool = False) -> None:
-        """From the advance to the end of its growth. ``opened`` with it: then a prefill is in it, and it tells no more
-        than that the draft is so quick."""
+    def drafted(self, num_nodes: int, seconds: float, takes_in: bool = False) -> None:
+        """From the advance to the end of its growth. ``takes_in``: much text before, so that it tells no more than
+        that the draft is so quick."""
         self.contention.asked()
-        if not opened or (self._drafts.is_known and seconds < self._drafts.seconds(num_nodes)):
+        if not takes_in or (self._drafts.is_known and seconds < self._drafts.seconds(num_nodes)):
             self._draft_took(num_nodes, seconds)
 
     def foreseen(self, foreseen: bool, waits: bool = True) -> None:
@@ -284,15 +290,17 @@ class Costs:
         self._num_passes += 1
         if self._num_passes < _YOUNG_PASSES or self._num_passes % _REVIEW_EVERY == 0:
             self._forget_rounds()
-        # Rows of prompts tell nothing of rounds.
-        if 0 < timings.rows <= timings.sequences * (1 + self._widest):
-            usual_s = self._passes.seconds(timings.rows) if self._passes.trusts(timings.rows) else None
-            pass_s = self.contention.with_drafts(pass_s, usual_s, timings.sequences, self.everybody)
-            before_s = self._passes.seconds(self.everybody) if usual_s else 0.0
-            self._passes.observe(timings.rows, pass_s)
-            if usual_s:
-                self.contention.slower(self._passes.seconds(self.everybody) / before_s, self.everybody)
-            self._num_wide += timings.rows > timings.sequences
+        # Rows of prompts tell nothing of rounds. Others may draft more than is drafted here.
+        if not 0 < timings.rows <= timings.sequences * (1 + max(self._widest, self.most)):
+            self.contention.overlooked()
+            return
+        usual_s = self._passes.seconds(timings.rows) if self._passes.trusts(timings.rows) else None
+        pass_s = self.contention.with_drafts(pass_s, usual_s, timings.sequences, self.everybody)
+        before_s = self._passes.seconds(self.everybody) if usual_s else 0.0
+        self._passes.observe(timings.rows, pass_s)
+        if usual_s:
+            self.contention.slower(self._passes.seconds(self.everybody) / before_s, self.everybody)
+        self._num_wide += timings.rows > timings.sequences
 
     def _forget_rounds(self) -> None:
         """They are worked out anew when they are asked for."""

@@ -121,7 +121,7 @@ class FarDraft:
         if growth.advance == self.num_advances and nodes and (growth.end or len(growth.tree) >= nodes):
             self._asked_nodes = 0
             if growth.end in (None, GrowthEnd.BUDGET):
-                self._costs.drafted(nodes, heard - self._asked, opened=not growth.advance)
+                self._costs.drafted(nodes, heard - self._asked, takes_in=not growth.advance)
         return growth
 
     def _goes_on(self, until: float) -> bool:

@@ -204,6 +204,7 @@ class Run:
             rows = sum(stream.depth + 1 for stream in batch)
             pass_s = self.place.pass_s(rows) * (1 + self.place.contention * self._draft_busy)
             pass_s, started = self._noisy(pass_s), self.now
+            self._gathering.passed(rows, pass_s, started)
             self._at(pass_s, lambda: self._verified(batch, rows, pass_s, started))
 
     def _rested(self, this: int) -> None:
@@ -213,7 +214,6 @@ class Run:
 
     def _verified(self, batch: list[_Stream], rows: int, pass_s: float, started: float) -> None:
         self._num_passes += 1
-        self._gathering.passed(rows, pass_s)
         for stream in batch:
             timings = Timings(int((started - stream.queued) * 1e6), int(pass_s * 1e6), 0, rows, len(batch))
             goes_on, asked = stream.unasked > 0, stream.asked

@@ -48,6 +48,28 @@ def test_all_try_together_and_then_rest_twice_as_long_each_time():
     assert tried[:10] == [0, 1, 10, 11, 28, 29, 62, 63, 128, 129]
 
 
+def test_what_those_gain_who_did_not_try_does_not_end_the_rest():
+    concert = concert_of(sequences=16)
+    last = turns(concert, 0.9)
+    for each in last:
+        concert.book(-0.1 if each is Turn.TRY else 0.2, tries=each is Turn.TRY)
+    last = turns(concert, 0.9, last=last)
+    assert turns(concert, 0.9, last=last) == [Turn.REST] * 16
+
+
+def test_no_more_try_in_the_next_trial_than_in_the_first():
+    concert = concert_of(sequences=16)
+    tried, last = [-1] * 16, [Turn.REST] * 16
+    for _ in range(8):
+        for index in range(16):
+            last[index] = concert.turn(0.9, [1.0, *[0.9] * 8], 4, 99, tried[index] == concert.num_trials)
+            if last[index] is Turn.TRY:
+                tried[index] = concert.num_trials
+                concert.book(0.1, tries=True)
+        concert.passed(concert.now)
+        assert last.count(Turn.TRY) == 4
+
+
 def test_of_many_a_few_try_and_the_same_until_it_is_over():
     concert = concert_of(sequences=16)
     first = turns(concert, 0.5)
@@ -57,6 +79,9 @@ def test_of_many_a_few_try_and_the_same_until_it_is_over():
     second = turns(concert, 0.5, last=first)
     assert second == first
     assert turns(concert, 0.5, last=second) == [Turn.REST] * 16
+    assert concert.costs.few_draft, "whose verdict may still come"
+    while turns(concert, 1.5)[0] is not Turn.DRAFT:
+        pass
     assert not concert.costs.few_draft
 
 
@@ -91,7 +116,8 @@ def test_a_gain_ends_the_rest_after_a_trial():
     for _ in range(2):
         last = turns(concert, 0.9, last=last)
         assert last[0] is Turn.TRY
-        concert.book(0.1)
+        for _ in last:
+            concert.book(0.1, tries=True)
     assert turns(concert, 0.9)[0] is Turn.TRY
 
 

@@ -77,7 +77,7 @@ def test_an_answer_with_a_prefill_in_it_tells_only_that_a_draft_is_nearer():
     for rows in (1, 2, 5):
         costs.verified(rows - 1, 0.0405, Timings(0, 40_000, 0, rows, 1), 1, 1)
     far = costs.rounds[4]
-    costs.drafted(4, 2.0, opened=True)
+    costs.drafted(4, 2.0, takes_in=True)
     assert costs.rounds[4] == far
-    costs.drafted(4, 0.02, opened=True)
+    costs.drafted(4, 0.02, takes_in=True)
     assert costs.rounds[4] < 0.1, "and the next round is not booked by what was thought before"

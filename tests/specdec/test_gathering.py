@@ -16,7 +16,7 @@ def known(pass_s: float = 0.020, per_row_s: float = 0.0, away_s: float = 0.004, 
     gathering = Gathering()
     for number in range(40):
         rows = 4 + number % 5
-        gathering.passed(rows, pass_s + per_row_s * rows)
+        gathering.passed(rows, pass_s + per_row_s * rows, 0.0)
     for key in range(sequences):
         for number in range(4):
             gathering.told(key, number)
@@ -89,7 +89,7 @@ def test_the_cost_of_a_pass_without_rows_is_found_among_prompts_and_trees():
     gathering = Gathering()
     for number in range(200):
         rows = (1, 5, 20, 512)[number % 4]
-        gathering.passed(rows, 0.020 + 0.0001 * rows)
+        gathering.passed(rows, 0.020 + 0.0001 * rows, 0.0)
     assert gathering.fixed_s == pytest.approx(0.020, rel=0.02)
 
 
@@ -99,7 +99,7 @@ def slowed(times: float, passes: int = 20, rows: int = 6) -> Gathering:
     gathering = known(away_s=0.015)
     for number in range(passes):
         gathering.told(0, 5.0 + number)
-        gathering.passed(rows, 0.020 * times)
+        gathering.passed(rows, 0.020 * times, 5.0 + number)
         gathering.back(0, 5.015 + number)
     return gathering
 
@@ -114,7 +114,7 @@ def test_where_drafts_slow_a_pass_down_it_is_worth_waiting_for_more_of_them():
 def test_one_slow_pass_is_an_accident():
     gathering = slowed(1.0)
     gathering.told(0, 9.0)
-    gathering.passed(6, 0.2)
+    gathering.passed(6, 0.2, 9.0)
     gathering.back(0, 9.015)
     told(gathering, range(4))
     assert gathering.rest_s(4, 4, 10.0) == 0
@@ -123,7 +123,7 @@ def test_one_slow_pass_is_an_accident():
 def test_how_slow_they_are_is_forgotten_while_nobody_is_away():
     gathering = slowed(1.6)
     for _ in range(2000):
-        gathering.passed(6, 0.020)
+        gathering.passed(6, 0.020, 0.0)
     told(gathering, range(4))
     assert gathering.rest_s(4, 4, 10.0) == 0
 
@@ -142,7 +142,7 @@ def test_what_more_rows_take_is_not_laid_to_those_who_are_away():
 def test_the_rest_is_never_negative_nor_longer_than_a_pass(passes, events, num_here):
     gathering, now = Gathering(), 0.0
     for rows, seconds in passes:
-        gathering.passed(rows, seconds)
+        gathering.passed(rows, seconds, 0.0)
     for key, seconds, out in events:
         now += seconds
         (gathering.told if out else gathering.back)(key, now)
