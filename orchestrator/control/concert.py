@@ -28,8 +28,8 @@ _TRIAL_AHEAD_PASSES = 4
 """Where nobody waits for what is grown meanwhile."""
 
 _FEW_TRY = 4
-"""Requests that try at a time where they promise to lose: a draft has to take in the text of each. Where they promise to
-gain all try, as a few never show what the rows of all cost."""
+"""Requests that try at a time where they promise to lose: a draft has to take in the text of each. Where they promise
+to gain all try, as a few never show what the rows of all cost."""
 
 _CHECK_EVERY = 32
 """Passes with drafts after which some go without, to see what the target takes alone."""
