@@ -68,11 +68,10 @@ class Gathering:
     def gone(self, key: Hashable) -> None:
         self._sequences.pop(key, None)
 
-    def passed(self, rows: int, seconds: float, began: float, has_prompt: bool = False) -> None:
-        """A pass of so many rows took so long. Who was away when it ``began`` is not back yet; ``has_prompt``: its rows
-        are mostly those of a text that is taken in."""
+    def passed(self, rows: int, seconds: float, began: float) -> None:
+        """A pass of so many rows took so long. Who was away when it ``began`` is not back yet."""
         if self._num_away(began):
-            if seconds > 0 and self._weight and not has_prompt:
+            if seconds > 0 and self._weight:
                 self._recent.append(math.log(seconds / self._expected_s(rows)))
                 if len(self._recent) == _NUM_RECENT:
                     self._log_slower = _moved(self._log_slower, max(0.0, statistics.median(self._recent) - _NOISE))

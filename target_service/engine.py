@@ -241,8 +241,7 @@ class TargetEngine:
         self._passes += 1
         self._rows += timings.rows
         took_s = self._clock() - started
-        has_prompt = timings.rows > sum(1 + len(tree) for tree, _ in current)
-        self._gathering.passed(timings.rows, took_s, started, has_prompt)
+        self._gathering.passed(timings.rows, took_s, started)
         self._admission.passed(took_s)
         results: list[tuple[Key, Verdict | SpecdecError]] = []
         starved = False

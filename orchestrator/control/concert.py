@@ -1,9 +1,10 @@
 """When the requests of this process draft, and when none does.
 
-They begin together, stop together, try together and see together what the target takes alone: a request that drafts
-while the others go on unasked waits for a whole pass of theirs in every round, and slows them down; one that drafts
-less than the others waits for their drafts. Knows what is promised and gained; refuses to know tokens, trees and
-clocks: its time is counted in passes, of which every request takes part in one at a time.
+They begin together, stop together, try together (or, where that promises to lose, a few of them) and see together what
+the target takes alone: a request that drafts while the others go on unasked waits for a whole pass of theirs in every
+round, and slows them down; one that drafts less than the others waits for their drafts. Knows what is promised and
+gained; refuses to know tokens, trees and clocks: its time is counted in passes, of which every request takes part in
+one at a time.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Target:
         self.busy_s += seconds
         self.num_passes += 1
         self.num_rows += rows
-        self._gathering.passed(rows, seconds, self._events.now, bool(prompts))
+        self._gathering.passed(rows, seconds, self._events.now)
         self._events.after(seconds, self._end, batch)
 
     def _end(self, batch: list[Request]) -> None:

@@ -106,3 +106,21 @@ def test_a_slower_pass_without_drafts_is_a_slower_target():
     calm(contention, WITH_S)
     contention.slower(1.25, 4)
     assert contention.share(4) == 1.0
+
+
+def test_what_is_looked_for_in_vain_is_believed_less_and_less():
+    contention = learnt()
+    for _ in range(8):
+        contention.unseen(4)
+    assert contention.share(4) == 1.0
+
+
+def test_what_was_asked_before_a_pass_that_tells_nothing_does_not_make_the_next_one_of_drafts():
+    contention = learnt()
+    num_calm = contention.num_calm
+    drafted(contention)
+    for _ in range(4):
+        contention.asked()
+    contention.overlooked()
+    calm(contention)
+    assert contention.num_calm == num_calm + 1

@@ -67,8 +67,8 @@ class Measured(Costs):
     def patience_s(self, num_nodes: int) -> float:
         return self._patience_s
 
-    def drafted(self, num_nodes: int, seconds: float, opened: bool = False) -> None:
-        self.told.append(("opened" if opened else "drafted", num_nodes))
+    def drafted(self, num_nodes: int, seconds: float, takes_in: bool = False) -> None:
+        self.told.append(("taken in" if takes_in else "drafted", num_nodes))
         self.seconds.append(seconds)
 
     def late(self, num_nodes: int, seconds: float) -> None:
@@ -99,7 +99,7 @@ async def test_what_a_growth_took_is_told_and_whether_a_prefill_was_in_it():
     answer(client, replica, sequence)
     assert await client.growth(sequence)
     commit(sequence, 5, 6)
-    assert costs.told == [("opened", 4)]
+    assert costs.told == [("taken in", 4)]
     before = time.monotonic()
     client.advance(sequence, Budget(3, 3))
     answer(client, replica, sequence)
@@ -141,6 +141,21 @@ async def test_a_draft_of_which_nothing_is_asked_is_told_of_many_tokens_at_a_tim
     assert all(each.budget.max_nodes == 0 for each in sent)
     client.advance(sequence, Budget(4, 4))
     assert list(sent[-1].token_ids) == list(range(128, 150))
+
+
+@pytest.mark.parametrize(("num_new", "told"), [(9, "drafted"), (40, "taken in")])
+async def test_what_takes_in_much_text_first_is_no_measure_of_growing(num_new, told):
+    costs = Measured()
+    client, sequence, replica = asked(costs=costs)
+    answer(client, replica, sequence)
+    await client.growth(sequence)
+    for number in range(num_new):
+        commit(sequence, number)
+        client.catch_up(sequence)
+    client.advance(sequence, Budget(3, 3))
+    answer(client, replica, sequence)
+    await client.growth(sequence)
+    assert costs.told[-1] == (told, 3)
 
 
 async def test_a_draft_that_was_never_needed_is_never_told():

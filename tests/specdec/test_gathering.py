@@ -111,6 +111,23 @@ def test_where_drafts_slow_a_pass_down_it_is_worth_waiting_for_more_of_them():
         assert gathering.fixed_s == pytest.approx(0.020, rel=0.15), "passes that were slowed down tell no more of it"
 
 
+def test_clients_that_do_not_read_are_no_drafts():
+    gathering = slowed(1.0)
+    for number in range(20):
+        gathering.told(0, 50.0 + number)
+        gathering.passed(6, 0.032, 50.9 + number)
+        gathering.back(0, 50.015 + number)
+    told(gathering, range(4), 100.0)
+    assert gathering.rest_s(4, 4, 100.0) == 0
+
+
+def test_who_is_awaited_spares_a_pass_no_more_than_its_share():
+    gathering = slowed(1.6)
+    told(gathering, range(1), 10.0)
+    told(gathering, range(1, 4), 10.010)
+    assert gathering.rest_s(12, 12, 10.010) == 0, "one comes soon, and then three drafts are still being made"
+
+
 def test_one_slow_pass_is_an_accident():
     gathering = slowed(1.0)
     gathering.told(0, 9.0)
