@@ -10,6 +10,7 @@ one at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from orchestrator.control.costs import Costs
@@ -64,6 +65,34 @@ class Turn(Enum):
     CHECK = auto()
 
 
+@dataclass(slots=True)
+class _Trial:
+    """Of ``room`` requests, for so many passes."""
+
+    since: int = 0
+    passes: int = 0
+    room: int = 0
+    num_trying: int = 0
+    num_told: int = 0  # rounds
+    gained: float = 0.0
+
+    def left(self, now: int) -> int:
+        return max(0, self.since + self.passes - now)
+
+    def join(self, tries: bool) -> bool:
+        """Whether there is room for a request that ``tries`` already, or would."""
+        if not tries and self.num_trying >= self.room:
+            return False
+        self.num_trying += not tries
+        return True
+
+    def book(self, gain: float) -> bool:
+        """Of a round of it. Whether it has paid so far."""
+        self.gained += gain
+        self.num_told += 1
+        return self.num_told >= self.num_trying and self.gained > 0
+
+
 class Concert:
     """Of all requests that choose for themselves how much to draft. ``costs`` is what they have measured."""
 
@@ -75,12 +104,9 @@ class Concert:
         self._promise = 1.0  # the mean of what the requests promised last
         self._promised = [1.0] * (1 + costs.most)  # the same by the number of draft tokens, if they are waited for
         self._load = -1  # the load under which that was promised
-        self._since = 0  # the pass in which it began to draft, or to try
-        self._trial = 0  # passes that it is tried for; 0: it is not
+        self._since = 0  # the pass in which it began to draft
+        self._trial = _Trial()  # the last one
         self.num_trials = 0
-        self._room = 0  # requests that may be in the last trial
-        self._num_trying = self._num_told = 0  # that are, and rounds that they told of
-        self._gained = 0.0  # by it
         self._until = 0  # before this pass nobody drafts
         self._pause = FIRST_PAUSE
         self._doubts = 0.0
@@ -97,7 +123,7 @@ class Concert:
         """Passes to come in which who rests now need not be asked: nobody drafts, or a few try."""
         if self._drafting:
             return 0
-        return max(0, (self._since + self._trial if self._trial else self._until) - self.now)
+        return self._trial.left(self.now) or max(0, self._until - self.now)
 
     def turn(self, promise: float, promised: Sequence[float], depth: int, num_rounds: int, tries: bool = False) -> Turn:
         """Of a request that promises so much if it drafts: ``promised`` by the number of draft tokens that it waits
@@ -114,10 +140,8 @@ class Concert:
             self._load, self._reviewed, weight = self.costs.num_loads, -1, 1.0
         self._promise += weight * (promise - self._promise)
         self._promised = [mean + weight * (one - mean) for mean, one in zip(self._promised, promised, strict=True)]
-        if self._trial and self.now >= self._since + self._trial:
-            self._trial = 0
-        if self._trial:
-            return Turn.REST if young else self._join(tries)
+        if self._trial.left(self.now):
+            return Turn.TRY if not young and self._trial.join(tries) else Turn.REST
         if self._drafting:
             if self._check is None:
                 self._doubts = max(0.0, self._doubts + (self._off - promise) / self.costs.everybody)
@@ -130,16 +154,13 @@ class Concert:
             self._checked, self._num_checks, self._check = self.now, 0, None
             self.costs.few_draft = False
             return Turn.DRAFT
-        return Turn.REST if young or not self._try(depth) else self._join()
+        return Turn.TRY if not young and self._try(depth) else Turn.REST
 
     def book(self, gain: float, tries: bool) -> None:
         """A request gained so much in a round; ``tries``: of a trial. One that gains ends the rest after it."""
         self.costs.savings.book(gain)
-        if tries:
-            self._gained += gain
-            self._num_told += 1
-            if self._num_told >= self._num_trying and self._gained > 0:
-                self._until = 0
+        if tries and self._trial.book(gain):
+            self._until = 0
 
     def passed(self, before: int) -> int:
         """A request has a verdict, ``before`` being the pass that it was in when it had one last. Returns the pass that
@@ -204,30 +225,22 @@ class Concert:
         dearest = costs.alone_s + 1.5 * (rounds[1] - costs.alone_s)
         self.num_draft_tokens = max(k for k in range(1, len(rounds)) if k == 1 or rounds[k] <= dearest)
         self.waits = not costs.ahead or costs.misses > _HOPELESS
-        trial = _TRIAL_AHEAD_PASSES
+        passes = _TRIAL_AHEAD_PASSES
         if self.waits:
-            trial = 1 if costs.everybody == 1 else _TRIAL_PASSES
+            passes = 1 if costs.everybody == 1 else _TRIAL_PASSES
             gain = costs.gain(rounds[self.num_draft_tokens], 1, costs.alone_s)
         else:
             gain = costs.gain(costs.unwaited[depth], 1, costs.alone_s)
         room = costs.everybody if self._promise > 1.0 else min(costs.everybody, _FEW_TRY)
-        if not costs.savings.cover(-gain * trial * room):
+        if not costs.savings.cover(-gain * passes * room):
             self._until = self.now + _LONGEST_PAUSE
             return False
-        self._trial, self._since = trial, self.now
-        self._gained, self._room, self._num_trying, self._num_told = 0.0, room, 0, 0
+        self._trial = _Trial(self.now, passes, room)
         self.num_trials += 1
         costs.let_few_draft(room < costs.everybody)
         self._rest()
-        self._until += trial
-        return True
-
-    def _join(self, tries: bool = False) -> Turn:
-        """The trial, if there is room."""
-        if tries or self._num_trying < self._room:
-            self._num_trying += not tries
-            return Turn.TRY
-        return Turn.REST
+        self._until += passes
+        return self._trial.join(tries=False)
 
     def _rest(self) -> None:
         self._until, self._pause = self.now + self._pause, min(2 * self._pause, _LONGEST_PAUSE)
