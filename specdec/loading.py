@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from specdec.settings import ModelServiceSettings
 
 log = logging.getLogger(__name__)
 
+_LOOK_EVERY_S = 1.0
+"""Whether the process was told to end meanwhile."""
+
 
 def load_runner(settings: ModelServiceSettings) -> ModelRunner:
     """Find, check and load the model of a service. Raises ValueError with a sentence for the operator.
@@ -31,7 +34,11 @@ def load_runner(settings: ModelServiceSettings) -> ModelRunner:
     """
     torch.set_num_threads(settings.threads or _own_threads())  # of this thread, and of those that are still to come
     with ThreadPoolExecutor(1, "loading") as loading:
-        return loading.submit(_load_runner, settings).result()
+        runner = loading.submit(_load_runner, settings)
+        # A signal that comes just before a wait without end is looked at when that is over.
+        while not wait([runner], _LOOK_EVERY_S).done:
+            pass
+        return runner.result()
 
 
 def _load_runner(settings: ModelServiceSettings) -> ModelRunner:
