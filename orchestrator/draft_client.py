@@ -38,7 +38,7 @@ class _Asked:
     advance: int
     num_nodes: int
     at: float
-    takes_in: bool = False
+    takes_in: bool
     """Much of the text, which is no part of growing."""
 
 

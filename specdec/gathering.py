@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 _LATE, _SOON = 1.5, 0.25
@@ -70,7 +70,7 @@ class Gathering:
 
     def passed(self, rows: int, seconds: float, began: float) -> None:
         """A pass of so many rows took so long. Who was away when it ``began`` is not back yet."""
-        if self._num_away(began):
+        if self._away(began):
             if seconds > 0 and self._weight:
                 self._recent.append(math.log(seconds / self._expected_s(rows)))
                 if len(self._recent) == _NUM_RECENT:
@@ -110,10 +110,12 @@ class Gathering:
         fixed_s = self.fixed_s
         if fixed_s < _LEAST_S:
             return 0.0
+        away = self._away(now)
         slower_s = (self._slower - 1) * self._expected_s(num_rows)  # if it begins now
-        spared_s = slower_s / max(1, self._num_away(now))  # by each who is awaited
+        spared_s = slower_s / max(1, len(away))  # by each who is awaited
+        waits = [max(usual - by_now, _SOON * usual) for usual, by_now in away if usual <= fixed_s + slower_s]
         best_s = most_saved = 0.0
-        for count, wait_s in enumerate(sorted(self._waits(fixed_s + slower_s, now)), 1):
+        for count, wait_s in enumerate(sorted(waits), 1):
             # Each of those who come is spared what is left of the pass by then, but for its rows; each who is here
             # waits. Both are spared what it takes longer while they are away.
             saved = count * (fixed_s + count * spared_s - wait_s) + num_here * (count * spared_s - wait_s)
@@ -121,23 +123,16 @@ class Gathering:
                 best_s, most_saved = wait_s, saved
         return best_s
 
-    def _num_away(self, now: float) -> int:
-        """Who is away as usual: neither a client that does not read nor one that is gone works meanwhile."""
-        return sum(
-            known.told is not None and (known.away_s is None or now - known.told < _LATE * known.away_s)
-            for known in self._sequences.values()
-        )
-
-    def _waits(self, pass_s: float, now: float) -> Iterator[float]:
-        """In how many seconds who is away is expected."""
+    def _away(self, now: float) -> list[tuple[float, float]]:
+        """Of who is away as usual, how long that is as a rule and how long it is by now: neither a client that does not
+        read nor one that is gone."""
+        found = []
         for known in self._sequences.values():
             # Who was never away yet is taken to be like the others: many begin at the same time.
             usual_s = self._away_s if known.away_s is None else known.away_s
-            if known.told is None or usual_s is None or usual_s > pass_s:
-                continue
-            away_s = now - known.told
-            if away_s < _LATE * usual_s:
-                yield max(usual_s - away_s, _SOON * usual_s)
+            if known.told is not None and usual_s is not None and now - known.told < _LATE * usual_s:
+                found.append((usual_s, now - known.told))
+        return found
 
 
 def _moved(usual_s: float | None, now_s: float) -> float:

@@ -107,6 +107,7 @@ class Concert:
         self._since = 0  # the pass in which it began to draft
         self._trial = _Trial()  # the last one
         self.num_trials = 0
+        """So far: that of the last one, for those who are in it."""
         self._until = 0  # before this pass nobody drafts
         self._pause = FIRST_PAUSE
         self._doubts = 0.0
@@ -181,9 +182,9 @@ class Concert:
             self._pause = FIRST_PAUSE
         if self._check is not None:
             since, num_calm = self._check
-            if self.costs.contention.num_calm == num_calm and now - since < _CHECK_PASSES:
-                return Turn.CHECK
             if self.costs.contention.num_calm == num_calm:
+                if now - since < _CHECK_PASSES:
+                    return Turn.CHECK
                 self.costs.contention.unseen(self.costs.everybody)
             self._check, self._checked = None, now
             self._num_checks += 1
