@@ -33,7 +33,8 @@ class DraftSequence:
     """What a drafter sees of a sequence: the committed ids and the tree grown below the last of them.
 
     ``spots`` is where a drafter with the capability "ahead" grows it in this pass, if not just at its last node: then
-    the tree may branch. ``num_siblings`` runners-up are wanted beside the node below the last one.
+    the tree may branch. ``num_siblings`` runners-up are wanted beside the node below the last one, and no spot will
+    have more than ``num_guesses`` children.
     """
 
     spec: SequenceSpec
@@ -42,6 +43,7 @@ class DraftSequence:
     memory: Any = None  # the drafter's own
     spots: tuple[Spot, ...] = ()
     num_siblings: int = 0
+    num_guesses: int = 1
 
     @property
     def base(self) -> int:

@@ -13,8 +13,9 @@ from draft_service.budgets import MOST_NODES, check_in_flight, granted
 from draft_service.drafter import Drafter, DraftSequence
 from draft_service.work import Work
 from specdec.batching import Key, Results
-from specdec.chances import Chances
+from specdec.chances import PRIOR, Chances
 from specdec.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
+from specdec.frontier import PASS_ROWS
 from specdec.portions import MAX_TREE_ROWS, take_turns
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load
 from specdec.sequence import SequenceSpec
@@ -55,7 +56,8 @@ class DraftEngine:
             raise InvalidArgument([("budget.max_nodes", f"must be 0 in an open with {method} verification")])
         memory = self._drafter.open(open_.spec)
         ids = list(open_.spec.token_ids)
-        sequence = DraftSequence(open_.spec, ids, memory=memory, num_siblings=budget.max_siblings)
+        sequence = DraftSequence(open_.spec, ids, memory=memory)
+        _expect(sequence, budget)
         self._works[key] = self._fresh[key] = Work(sequence, Chances(self._chances), 0, budget, self._context_length)
 
     def submit(self, key: Key, advance: Advance, arrived: float | None = None) -> None:
@@ -83,7 +85,7 @@ class DraftEngine:
         sequence.tree = in_flight.merge(sequence.tree).prefix(2 * MOST_NODES)
         if budget.max_nodes:
             sequence.tree = sequence.tree.trunk()
-        sequence.num_siblings = budget.max_siblings
+        _expect(sequence, budget)
         self._works[key] = self._fresh[key] = Work(
             sequence,
             work.chances,
@@ -142,8 +144,7 @@ class DraftEngine:
         unanswered = {key: work for key, work in self._works.items() if self._grows(key, work)}
         growing = self._in_turn({key: 1 for key, work in unanswered.items() if not work.ahead})
         learning = {} if growing else {key: work for key, work in self._works.items() if not work.learnt}
-        num_rows = {key: 1 + len(work.sequence.tree) for key, work in unanswered.items()}
-        ahead = {} if growing or learning else self._in_turn(num_rows)
+        ahead = {} if growing or learning else self._ahead_in_turn(unanswered)
         self._batch = [*growing, *learning, *ahead]
         if growing:
             results.extend(self._grow(growing))
@@ -165,6 +166,11 @@ class DraftEngine:
         """Of these those who are in the next pass, which has no more than so many rows."""
         return {key: self._works[key] for key in take_turns(self._works, num_rows, MAX_TREE_ROWS)}
 
+    def _ahead_in_turn(self, unanswered: Mapping[Key, Work]) -> dict[Key, Work]:
+        # The time of a pass is everybody's, but a row's only who asks for it.
+        pass_rows = PASS_ROWS / max(1, len(unanswered))
+        return self._in_turn({key: max(1, len(work.choose_spots(pass_rows))) for key, work in unanswered.items()})
+
     def _grow(self, growing: dict[Key, Work]) -> list[tuple[Key, Growth | SpecdecError]]:
         grown = self._drafter.grow([work.sequence for work in growing.values()])
         self._passes += 1
@@ -181,7 +187,7 @@ class DraftEngine:
         results: list[tuple[Key, Growth | SpecdecError]] = []
         growing: dict[Key, Work] = {}
         for key, work in ahead.items():
-            work.sequence.spots = work.spots()
+            work.sequence.spots = work.spots
             if work.sequence.spots:
                 growing[key] = work
             else:
@@ -210,3 +216,8 @@ class DraftEngine:
             else:
                 work.learnt = outcome
         return results
+
+
+def _expect(sequence: DraftSequence, budget: Budget) -> None:
+    sequence.num_siblings = budget.max_siblings
+    sequence.num_guesses = max(1 + budget.max_siblings, len(PRIOR) if budget.max_ahead else 1)

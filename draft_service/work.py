@@ -37,7 +37,7 @@ class Work:
     _num_grown: int = 0
     _num_ahead: int = 0
     _frontier: Frontier | None = None  # since it grows ahead
-    _spots: tuple[Spot, ...] = ()  # that no pass has answered yet
+    spots: tuple[Spot, ...] = ()  # where the next pass grows ahead; that no pass has answered yet
     _siblings: list[Node] = field(default_factory=list)  # of what was grown; leaves, which the chain does without
 
     def ended(self) -> list[Growth]:
@@ -76,24 +76,22 @@ class Work:
         self._num_grown += len(nodes)
         return self.ended()
 
-    def spots(self) -> tuple[Spot, ...]:
-        """Where the next pass grows ahead, so far as it may: where the last one should, if that took in the text."""
-        if self._spots:
-            return self._spots
+    def choose_spots(self, pass_rows: float) -> tuple[Spot, ...]:
+        """See Frontier.take. Where the last pass should have grown, if that took in the text."""
+        if self.spots:
+            return self.spots
         if self._frontier is None:
             self._frontier = self._begin()
-        # What a later pass would rather grow is left to it, but the verdict may come before that.
-        least = self.chances.least(2 * self.budget.max_ahead)
         most: dict[int, int] = {}
-        for each in self._frontier.take(least, self.budget.max_ahead - self._num_ahead):
+        for each in self._frontier.take(self.budget.max_ahead - self._num_ahead, pass_rows):
             most[each.parent] = each.rank + 1
-        self._spots = tuple(Spot(*spot) for spot in most.items())
-        return self._spots
+        self.spots = tuple(Spot(*spot) for spot in most.items())
+        return self.spots
 
     def _begin(self) -> Frontier:
         tree = self.sequence.tree
-        # All of the tree is fed in every pass. What was asked for may end at a node that no row can be fed for, or be
-        # more than is kept from one advance to the next.
+        # What was asked for may end at a node that no row can be fed for, or be more than is kept from one advance to
+        # the next.
         num_feedable = self.context_length - self.sequence.base
         can_grow = max(tree.depths, default=-1) < num_feedable and len(tree) <= 2 * MOST_NODES
         max_depth = min(self.budget.max_depth, num_feedable) if can_grow else 0
@@ -101,7 +99,7 @@ class Work:
 
     def grow_ahead(self, nodes: Sequence[Node]) -> Growth:
         """A pass proposed these at its spots. Returns what is said of it."""
-        self._spots = ()
+        self.spots = ()
         size = len(self.sequence.tree)
         tree = _extended(self.sequence.tree, nodes[: self.budget.max_ahead - self._num_ahead])
         if self._frontier is None or len(tree) == size:

@@ -19,9 +19,6 @@ PRIOR = (0.7, 0.33, 0.22, 0.17, 0.13, 0.11, 0.1, 0.09)
 """How often a guess is right where those before it were wrong, until that is known. The first is what a good draft
 reaches, the others are of a small model at temperature 1 (bench/LOG.md)."""
 
-_REVIEW_EVERY = 8
-"""Verdicts after which the best tree is looked at anew: it takes longer than all else here."""
-
 _PRIOR_TRIALS = 6
 _MEMORY, _MEMORY_OF_ALL = 100, 500
 
@@ -37,12 +34,9 @@ class Chances:
             self._by_rank = [Acceptance(_MEMORY_OF_ALL, share, _PRIOR_TRIALS) for share in PRIOR]
         else:
             self._by_rank = [Acceptance(_MEMORY) for _ in PRIOR]
-        self._num_observed = self._least_due = 0
-        self._least: tuple[int, float] | None = None  # the last answer
 
     def observe(self, tree: TokenTree, path: Sequence[int], ended: bool) -> None:
         """The nodes of ``path``, from the root down, were committed; ``ended``: and then no child of the last."""
-        self._num_observed += 1
         children: dict[int, list[int]] = {node: [] for node in (ROOT, *path)}
         for node, parent in enumerate(tree.parents):
             if parent in children:
@@ -78,13 +72,6 @@ class Chances:
             return self._by_rank[rank].share()
         return self._by_rank[rank].share(self._of_all._share(rank), _PRIOR_TRIALS)
 
-    def least(self, num_nodes: int) -> float:
-        """The chance of the last node of the best tree of ``num_nodes``; now and then not the latest."""
-        if self._least is None or self._least[0] != num_nodes or self._num_observed >= self._least_due:
-            self._least = num_nodes, next(itertools.islice(best_chances(self.of_ranks), num_nodes - 1, None))
-            self._least_due = self._num_observed + _REVIEW_EVERY
-        return self._least[1]
-
     @property
     def of_ranks(self) -> list[float]:
         """How often a node's first, second, ... child is right."""
@@ -102,9 +89,7 @@ def best(of_ranks: Sequence[float], tree: TokenTree, num_nodes: int) -> TokenTre
         return tree.prefix(num_nodes)
     chances = _chances(of_ranks, tree)
     # A node is never likelier than its parent, which comes before it.
-    kept = sorted(range(len(tree)), key=lambda node: -chances[node])[:num_nodes]
-    place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
-    return TokenTree(tuple(tree.token_ids[node] for node in kept), tuple(place[tree.parents[node]] for node in kept))
+    return tree.part(sorted(range(len(tree)), key=lambda node: -chances[node])[:num_nodes])
 
 
 def best_chances(of_ranks: Sequence[float]) -> Iterator[float]:

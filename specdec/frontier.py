@@ -13,6 +13,10 @@ from typing import NamedTuple
 
 from specdec.tree import ROOT
 
+PASS_ROWS = 32
+"""A pass of a small model takes as long as so many rows of it, about: on two cores one row 10 ms, sixty 30
+(bench/LOG.md)."""
+
 
 class Open(NamedTuple):
     """A child that a tree does not have yet: the ``rank``-th of node ``parent``, committed with this ``chance``."""
@@ -35,13 +39,19 @@ class Frontier:
         self.grow(parents)
         self._open(ROOT)
 
-    def take(self, least: float, max_nodes: int) -> list[Open]:
-        """What one pass is to add, and is not given again: all that is as likely as ``least``, or the likeliest if
-        nothing is."""
+    def take(self, max_nodes: int, pass_rows: float = PASS_ROWS) -> list[Open]:
+        """What one pass is to add, and is not given again: the likeliest, as long as they gain more for their row than
+        the pass gains for its time, which is that of ``pass_rows`` rows and its own.
+
+        A row is a parent, whatever the number of its children. What is left to a later pass may come too late, but a
+        wide pass is longer, and whatever is below its nodes comes later.
+        """
         taken: list[Open] = []
-        while self._heap and len(taken) < max_nodes and (not taken or -self._heap[0][0] >= least):
+        gained, num_rows = 0.0, 0
+        while self._heap and len(taken) < max_nodes and -self._heap[0][0] * (pass_rows + num_rows) >= gained:
             chance, parent, rank = heapq.heappop(self._heap)
             taken.append(Open(-chance, parent, rank))
+            gained, num_rows = gained - chance, num_rows + (rank == 0)
             self._push(parent, rank + 1)
         return taken
 

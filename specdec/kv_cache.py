@@ -131,7 +131,8 @@ class SequenceCache:
         self._path: list[TextBlock] = []
         self._tail: TextBlock | None = None
         self._length = 0
-        self._num_fed = 0
+        self._num_behind = 0  # rows that are cached, but not decided
+        self._num_fed = 0  # rows behind those
 
     def __len__(self) -> int:
         """How many positions are cached and decided."""
@@ -162,32 +163,40 @@ class SequenceCache:
         return self._copy(tuple(ids[start : min(start + self._size, limit)]))
 
     def take(self, num_rows: int) -> list[int]:
-        """Slots for rows about to be fed, at the positions after the cached ones. ``keep`` decides about them.
+        """Slots for rows about to be fed, after the cached positions and what is kept behind them. ``keep`` decides
+        about them.
 
         Raises PoolFullError, and then nothing was taken.
         """
         size, table = self._size, self.block_table
-        end = self._length + num_rows
+        start = self._length + self._num_behind
+        end = start + num_rows
         missing = (end + size - 1) // size - len(table)
         if missing > 0:
             table.extend(self._pool.take(missing))
         self._num_fed = num_rows
-        return [table[position // size] * size + position % size for position in range(self._length, end)]
+        return [table[position // size] * size + position % size for position in range(start, end)]
 
-    def keep(self, rows: Sequence[int]) -> list[Move]:
-        """Of the rows last fed these, in increasing order, continue the sequence. The others' blocks go back."""
+    def keep(self, rows: Sequence[int], behind: Sequence[int] = ()) -> list[Move]:
+        """Of the rows behind the cached positions, those kept there before and then those last fed, ``rows`` continue
+        the sequence, and ``behind`` stay behind it for the time being, in increasing order all together.
+
+        The others' blocks go back. What is behind goes with ``truncate``, ``attach`` and ``release``, too.
+        """
         moves: list[Move] = []
-        if rows:
-            if rows[-1] >= self._num_fed:
-                raise ValueError(f"row {rows[-1]} of {self._num_fed} fed cannot be kept")
-            if rows[-1] >= len(rows):
+        kept = (*rows, *behind)
+        if kept:
+            if kept[-1] >= self._num_behind + self._num_fed:
+                raise ValueError(f"row {kept[-1]} of {self._num_behind + self._num_fed} fed cannot be kept")
+            if kept[-1] >= len(kept):
                 moves = [
                     Move(self._slot(self._length + row), self._slot(self._length + place))
-                    for place, row in enumerate(rows)
+                    for place, row in enumerate(kept)
                     if row != place
                 ]
         self._length += len(rows)
-        self._shrink(self._length)
+        self._shrink(self._length + len(behind))
+        self._num_behind = len(behind)
         return moves
 
     def truncate(self, length: int) -> None:
@@ -262,7 +271,7 @@ class SequenceCache:
     def _shrink(self, length: int) -> None:
         """Give back own blocks without a position below ``length``, among which no remembered one may be."""
         num_blocks = (length + self._size - 1) // self._size
-        self._num_fed = 0
+        self._num_behind = self._num_fed = 0
         while len(self.block_table) > num_blocks:
             self._pool.give_back(self.block_table.pop())
 

@@ -85,15 +85,14 @@ class ModelRunner:
         token_ids: list[int] = []
         wanted: list[int] = []
         for segment in segments:
-            wanted.extend(len(token_ids) + row for row in segment.logit_rows)
+            wanted.extend(len(token_ids) + row - segment.num_kept for row in segment.logit_rows)
             token_ids.extend(segment.token_ids)
         padding = [0] * self._padding(len(token_ids))
-        positions = [position for of_segment in packed_pass.positions for position in of_segment]
         # Also a pass that wants no logits (taking in a prompt) reads some.
         logits_to_keep = wanted + (wanted[-1:] or [0]) * self._padding(len(wanted))
         output = self.model(
             input_ids=self._tensor(token_ids + padding)[None],
-            position_ids=self._tensor(positions + padding)[None],
+            position_ids=self._tensor(packed_pass.positions + padding)[None],
             use_cache=False,
             logits_to_keep=self._tensor(logits_to_keep),
             packed_pass=packed_pass,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,16 +94,16 @@ class PackedPass:
 
     def __init__(self, store: KvStore, segments: Sequence[Segment], block_size: int, device: torch.device) -> None:
         self.store = store
-        self.positions = [segment.positions for segment in segments]
+        self._row_positions = [segment.positions for segment in segments]
         self._segments = segments
         self._block_size = block_size
         self._device = device
-        self._row_slots = [
-            segment.block_table[position // block_size] * block_size + position % block_size
-            for segment in segments
-            for position in range(segment.num_context, segment.num_context + len(segment.token_ids))
-        ]
-        self.slots = self._tensor(self._row_slots)
+        slots: list[int] = []
+        self.positions: list[int] = []  # of the rows in their texts
+        for segment, positions in zip(segments, self._row_positions, strict=True):
+            slots += self._slots_of(segment, range(segment.num_kept, len(positions)))
+            self.positions += positions[segment.num_kept :]
+        self.slots = self._tensor(slots)
         self.scratch = Scratch(), Scratch()  # of keys, of values
         self.last_values: Tensor | None = None  # [rows, kv_heads, head_dim], of the layer that came last
         self._buckets: dict[int, list[_Bucket]] = {}
@@ -123,11 +123,11 @@ class PackedPass:
         if groups not in self._buckets:
             alike = defaultdict(list)
             start = 0
-            for segment, positions in zip(self._segments, self.positions, strict=True):
+            for segment, positions in zip(self._segments, self._row_positions, strict=True):
                 for member in members_of(segment, start, positions, KEY_COUNTS):
                     sizes = _class(len(member.rows), _SMALL), _class(member.num_keys, _FEW_KEYS)
                     alike[member.level, *sizes].append(member)
-                start += len(positions)
+                start += len(segment.token_ids)
             row_multiple = ROW_MULTIPLE // math.gcd(groups, ROW_MULTIPLE)
             made = [
                 self._bucket(some, row_multiple)
@@ -146,7 +146,7 @@ class PackedPass:
         places: list[int] = []
         for place, member in enumerate(members):
             padding = num_rows - len(member.rows)
-            own = [member.start + row for row in member.rows]
+            own = member.pass_rows
             queries += [*own, *[member.start] * padding]
             query_positions += [*(member.row_positions[row] for row in member.rows), *[0] * padding]
             rows += own
@@ -190,8 +190,13 @@ class PackedPass:
         slots = (blocks[:, None] * size + torch.arange(size, device=self._device)).view(len(members), -1)[:, :num_keys]
         for place, member in moved:
             among = slice(member.segment.num_context, member.num_keys)
-            slots[place, among] = self._tensor([self._row_slots[member.start + row] for row in member.keys])
+            slots[place, among] = self._tensor(self._slots_of(member.segment, member.keys))
         return slots.flatten(), False
+
+    def _slots_of(self, segment: Segment, rows: Iterable[int]) -> list[int]:
+        size = self._block_size
+        positions = [segment.num_context + row for row in rows]
+        return [segment.block_table[position // size] * size + position % size for position in positions]
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -16,7 +16,8 @@ class Segment:
 
     ``parents[i]`` is the row before row i in the text, or -1 if that is the last cached position: a row sees the
     cached context, its ancestors and itself. Position p of the context and then row r (p = num_context + r) are in
-    block ``block_table[p // block_size]``. ``logit_rows`` are the rows whose logits are wanted.
+    block ``block_table[p // block_size]``. ``token_ids`` are of the last rows: those before them are in their slots
+    from earlier passes, and are seen, but not fed again. ``logit_rows`` are the fed rows whose logits are wanted.
 
     ``exact``: the rows of a branch get the bits of the same text without branches, for which each branch reads the
     context for itself. A draft does without: what it proposes decides nothing.
@@ -28,6 +29,11 @@ class Segment:
     block_table: Sequence[int]
     logit_rows: Sequence[int]
     exact: bool = True
+
+    @property
+    def num_kept(self) -> int:
+        """Rows of earlier passes."""
+        return len(self.parents) - len(self.token_ids)
 
     @property
     def positions(self) -> list[int]:
@@ -64,7 +70,7 @@ class Member:
     """Rows of one segment that are attended to in one call. Rows are counted in the segment."""
 
     segment: Segment
-    start: int  # the pass row of the segment's first
+    start: int  # the pass row of the segment's first that is fed
     level: int
     rows: Sequence[int]
     keys: Sequence[int]  # the rows whose keys follow those of the context
@@ -73,6 +79,10 @@ class Member:
     @property
     def num_keys(self) -> int:
         return self.segment.num_context + len(self.keys)
+
+    @property
+    def pass_rows(self) -> list[int]:
+        return [self.start + row - self.segment.num_kept for row in self.rows]
 
     @property
     def is_stored_so(self) -> bool:
@@ -94,8 +104,8 @@ def members_of(segment: Segment, start: int, row_positions: Sequence[int], count
     """
     first = segment.num_context
     by_level: dict[int, list[int]] = {}
-    for row, position in enumerate(row_positions):
-        by_level.setdefault(counts.level(position), []).append(row)
+    for row in range(segment.num_kept, len(row_positions)):
+        by_level.setdefault(counts.level(row_positions[row]), []).append(row)
     for level, rows in by_level.items():
         last = rows[-1]
         whole = Member(segment, start, counts.level(first + last), rows, range(last + 1), row_positions)
@@ -103,7 +113,8 @@ def members_of(segment: Segment, start: int, row_positions: Sequence[int], count
             yield whole
             continue
         for path, num_shared in paths(segment.parents):
-            own = [row for row in path[num_shared:] if counts.level(row_positions[row]) == level]
+            new = (row for row in path[num_shared:] if row >= segment.num_kept)
+            own = [row for row in new if counts.level(row_positions[row]) == level]
             if own:
                 keys = path[: row_positions[own[-1]] + 1 - first]
                 yield Member(segment, start, level, own, keys, row_positions)

@@ -132,19 +132,21 @@ class TokenTree:
         """The tree rooted at ``node``, and for each of its nodes the index it has in this tree."""
         if node == ROOT:
             return self, tuple(range(len(self)))
-        new_index = {node: ROOT}
+        within = {node}
         kept: list[int] = []
         for index, parent in enumerate(self.parents):
-            if parent in new_index:
-                new_index[index] = len(kept)
+            if parent in within:
+                within.add(index)
                 kept.append(index)
-        return (
-            TokenTree(
-                tuple(self.token_ids[i] for i in kept),
-                tuple(new_index[self.parents[i]] for i in kept),
-                tuple(self.draft_probs[i] for i in kept) if self.draft_probs else (),
-            ),
-            tuple(kept),
+        return self.part(kept, node), tuple(kept)
+
+    def part(self, nodes: Sequence[int], root: int = ROOT) -> TokenTree:
+        """These nodes below ``root``, each after its parent, which is one of them or the root."""
+        place = {root: ROOT} | {node: index for index, node in enumerate(nodes)}
+        return TokenTree(
+            tuple(self.token_ids[node] for node in nodes),
+            tuple(place[self.parents[node]] for node in nodes),
+            tuple(self.draft_probs[node] for node in nodes) if self.draft_probs else (),
         )
 
     def descend(self, path: Sequence[int]) -> TokenTree:

@@ -69,9 +69,11 @@ class TableRunner:
         for segment in segments:
             context = [self._token_of_slot[self._slot(segment, p)] for p in range(segment.num_context)]
             texts: list[list[int]] = []
-            for row, (token, parent) in enumerate(zip(segment.token_ids, segment.parents, strict=True)):
-                self._token_of_slot[self._slot(segment, segment.num_context + row)] = token
-                texts.append([*(context if parent < 0 else texts[parent]), token])
+            for row, parent in enumerate(segment.parents):
+                slot = self._slot(segment, segment.num_context + row)
+                if row >= segment.num_kept:
+                    self._token_of_slot[slot] = segment.token_ids[row - segment.num_kept]
+                texts.append([*(context if parent < 0 else texts[parent]), self._token_of_slot[slot]])
             rows = [self.logits_after(texts[row]) for row in segment.logit_rows]
             logits = torch.stack(rows) if rows else torch.empty(0, self.info.vocab_size)
             outputs.append(RowOutputs(logits, logits, torch.ones(len(segment.token_ids), dtype=torch.bool)))

@@ -1,22 +1,22 @@
 """Draft-Target-Model: a small language model proposes a chain, one token per sequence and pass.
 
-Ahead of the verdict it proposes a tree. Its nodes are fed again in every pass, since a small model's rows cost next to
-nothing, and their KV is dropped; what is committed is kept.
+Ahead of the verdict it proposes a tree, whose nodes are fed once each.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import overload
+from dataclasses import dataclass
+from weakref import WeakSet
 
 from torch import Tensor
 
-from draft_service.drafter import DraftSequence, Node
-from draft_service.proposal import propose, propose_children
+from draft_service.drafter import DraftSequence, Node, Spot
+from draft_service.drafters.tree_cache import TreeCache
+from draft_service.proposal import draw, guess
 from specdec.errors import Overloaded, SpecdecError
-from specdec.kv_cache import PoolFullError, SequenceCache
+from specdec.kv_cache import Move, PoolFullError, SequenceCache
 from specdec.model_runner import ModelRunner
 from specdec.noise_cache import KeptRows
 from specdec.packed_rows import Segment
@@ -24,169 +24,137 @@ from specdec.prefill import rows_to_feed
 from specdec.rounds import AHEAD, CACHE_SALT, SIBLINGS
 from specdec.sampling_state import SamplingState
 from specdec.sequence import SequenceSpec
-from specdec.tree import EMPTY_TREE, ROOT
+from specdec.tree import ROOT, TokenTree
+
+_Rows = tuple[Sequence[int], bool, Sequence[int], TokenTree]
+"""What TreeCache.segment takes."""
 
 
 @dataclass(slots=True)
 class _Memory:
-    cache: SequenceCache
+    cache: TreeCache
     sampling: SamplingState
-    fed: list[int] = field(default_factory=list)  # the token at each cached position
-    num_agreed: int = 0  # of them, so many are known to be the committed ones
-
-
-class _Text(Sequence[int]):
-    """The first ``length`` ids of what was committed and then drafted. No copy: a step must not cost by the context."""
-
-    def __init__(self, committed: list[int], drafted: tuple[int, ...], length: int) -> None:
-        self._committed = committed
-        self._drafted = drafted
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, int):
-            return self[index : index + 1 or None][0]
-        start, stop, _ = index.indices(self._length)
-        num_committed = len(self._committed)
-        found = self._committed[start:stop]
-        return (
-            found
-            if stop <= num_committed
-            else [*found, *self._drafted[max(0, start - num_committed) : stop - num_committed]]
-        )
 
 
 class LanguageModelDrafter:
     """See draft_service.drafter.Drafter.
 
-    Rolling back to what was committed and catching up on what was missed are one rule: keep the cache as far as
-    it agrees with the text at hand, feed the rest.
+    Rolling back to what was committed and catching up on what was missed are one rule: keep what is cached as far as
+    it agrees with the text and the tree at hand, feed the rest.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._noise = KeptRows()
+        self._caches: WeakSet[TreeCache] = WeakSet()
         self.info = dataclasses.replace(
             runner.info, capabilities=(*runner.info.capabilities, AHEAD, SIBLINGS, CACHE_SALT)
         )
 
     def open(self, spec: SequenceSpec) -> _Memory:
-        return _Memory(self._runner.new_cache(spec.cache_salt), SamplingState(spec, kept=self._noise))
+        cache = TreeCache(self._runner.new_cache(spec.cache_salt))
+        self._caches.add(cache)
+        return _Memory(cache, SamplingState(spec, kept=self._noise))
 
     def close(self, memory: _Memory) -> None:
-        memory.cache.release()
+        memory.cache.text.release()
+        self._caches.discard(memory.cache)
 
     def cache_use(self) -> tuple[int, int]:
         return self._runner.pool.num_used, self._runner.pool.num_slots
 
     def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
         # All but the root: the first step of growing feeds it and reads its logits.
-        limit = self.info.context_length
-        texts = {
-            index: _Text(sequence.ids, (), max(1, min(sequence.base, limit) - 1))
-            for index, sequence in enumerate(sequences)
-        }
-        # Where all of it is cached already, what was drafted below it stays cached, too.
-        missing = {
-            index: text for index, text in texts.items() if _num_cached(sequences[index].memory, text) < len(text)
-        }
-        fed = self._feed([sequences[index] for index in missing], list(missing.values())) if missing else []
-        outcome = dict(zip(missing, fed, strict=True))
-        return [
-            each if isinstance(each, SpecdecError) else each is not None
-            for each in (outcome.get(index, True) for index in texts)
-        ]
+        ends = [min(sequence.base, self.info.context_length) - 1 for sequence in sequences]
+        return self._feed(sequences, ends, [()] * len(ends))[0]
 
     def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
-        texts = []
-        for sequence in sequences:
-            chain = () if sequence.spots else sequence.tree.token_ids
-            texts.append(_Text(sequence.ids, chain, sequence.base + len(chain)))
-        fed = self._feed(sequences, texts)
+        spots = [each.spots or (Spot(len(each.tree) - 1, 1 + each.num_siblings),) for each in sequences]
+        done, logits = self._feed(sequences, [sequence.base for sequence in sequences], spots)
         for index, sequence in enumerate(sequences):
-            fed[index] = sequence.memory.sampling.take_in(sequence.ids) or fed[index]
-        logits = {index: outcome for index, outcome in enumerate(fed) if isinstance(outcome, Tensor)}
-        those, rows = [sequences[index] for index in logits], list(logits.values())
-        ahead = any(sequence.spots for sequence in those)
-        nodes = propose_children(those, rows) if ahead else propose(those, rows)
-        grown = dict(zip(logits, nodes, strict=True))
-        return [grown[index] if isinstance(outcome, Tensor) else outcome for index, outcome in enumerate(fed)]
+            if done[index] is True:
+                done[index] = sequence.memory.sampling.take_in(sequence.ids) or True
+        ready = {index: sequences[index] for index, outcome in enumerate(done) if outcome is True}
+        keyed = {index: sequence for index, sequence in ready.items() if sequence.spec.keyed_by_token}
+        read = [index for index in keyed if index in logits]
+        guessed = guess([(keyed[index], keyed[index].memory.cache.tree, logits[index]) for index in read])
+        for index, guesses in zip(read, guessed, strict=True):
+            keyed[index].memory.cache.learn(guesses)
+        nodes = {index: _children(sequence, spots[index]) for index, sequence in keyed.items()}
+        drawn = [index for index in ready if index not in keyed]
+        drawings = draw([ready[index] for index in drawn], [logits[index][-1:] for index in drawn])
+        nodes.update(zip(drawn, drawings, strict=True))
+        return [nodes[index] if outcome is True else outcome or None for index, outcome in enumerate(done)]
 
-    def _feed(self, sequences: Sequence[DraftSequence], texts: Sequence[_Text]) -> list[Tensor | SpecdecError | None]:
-        """Bring each cache towards the end of its text; where that is reached, feed the tree of a sequence with spots.
+    def _feed(
+        self, sequences: Sequence[DraftSequence], ends: Sequence[int], spots: Sequence[Sequence[Spot]]
+    ) -> tuple[list[SpecdecError | bool], dict[int, Tensor]]:
+        """Bring each text towards its end, and there the tree to its spots.
 
-        The logits [1, vocab] after the text, or those of the spots (see propose_children); None: that takes another
-        pass; or why it was impossible.
+        Whether the end was reached (False: that takes another pass), or why it was impossible; and of those who were
+        fed there the logits [rows, vocab] of the last rows of root and nodes.
         """
-        for sequence, text in zip(sequences, texts, strict=True):
-            memory: _Memory = sequence.memory
-            _roll_back(memory, sequence, text)
-            if len(text) - len(memory.cache) > 1:  # also what another sequence filled while this one waited for it
-                self._runner.move(memory.cache.attach(text))
-                memory.fed += text[len(memory.fed) : len(memory.cache)]
-        caches: list[SequenceCache] = [sequence.memory.cache for sequence in sequences]
-        outcome: list[Tensor | SpecdecError | None] = [None] * len(texts)
+        caches: list[TreeCache] = [sequence.memory.cache for sequence in sequences]
+        moves: list[Move] = []
+        for cache, sequence, wanted in zip(caches, sequences, spots, strict=True):
+            moves += cache.follow(sequence.ids, sequence.tree, any(spot.parent == ROOT for spot in wanted))
+        self._runner.move(moves)
+        counts = self._num_to_feed(sequences, ends)
+        done: list[SpecdecError | bool] = []
         segments: dict[int, Segment] = {}
-        for index, num_rows in enumerate(rows_to_feed(list(zip(caches, texts, strict=True)))):
-            cache, text = caches[index], texts[index]
-            num_context = len(cache)
-            end = num_context + num_rows
-            complete = end == len(text)
-            tree = sequences[index].tree if sequences[index].spots and complete else EMPTY_TREE
-            try:
-                cache.take(num_rows + len(tree))
-            except PoolFullError as error:
-                outcome[index] = Overloaded(str(error))
+        for index, (cache, sequence, end) in enumerate(zip(caches, sequences, ends, strict=True)):
+            start = len(cache.text)
+            stop = start + counts.get(index, 0)
+            complete = stop == sequence.base
+            nodes = cache.lacking((spot.parent for spot in spots[index]), sequence.tree) if complete else []
+            done.append(stop >= end)
+            if stop == start and not nodes:
                 continue
-            if num_rows:
-                root = num_rows - 1
-                segments[index] = Segment(
-                    [*text[num_context:end], *tree.token_ids],
-                    [*range(-1, root), *(num_rows + parent for parent in tree.parents)],
-                    num_context,
-                    cache.block_table,
-                    [num_rows + node for node in _read_at(sequences[index])] if complete else [],
-                    exact=False,
-                )
+            rows = sequence.ids[start:stop], complete and stop > start, nodes, sequence.tree
+            try:
+                segments[index] = self._segment(cache, rows, None if sequence.spots else caches)
+            except PoolFullError as error:
+                done[index] = Overloaded(str(error))
         outputs = self._runner.forward(list(segments.values())) if segments else []
+        logits = {}
         for (index, segment), output in zip(segments.items(), outputs, strict=True):
-            num_kept = min(len(segment.token_ids), len(texts[index]) - segment.num_context)
-            caches[index].keep(range(num_kept))
-            caches[index].remember(sequences[index].ids)  # what is committed, not what is drafted
-            sequences[index].memory.fed.extend(segment.token_ids[:num_kept])
+            caches[index].fed(counts.get(index, 0))
+            caches[index].text.remember(sequences[index].ids)  # what is committed, not what is drafted
             if segment.logit_rows:
-                outcome[index] = output.logits
-        return outcome
+                logits[index] = output.logits
+        return done, logits
+
+    def _num_to_feed(self, sequences: Sequence[DraftSequence], ends: Sequence[int]) -> dict[int, int]:
+        """Ids of those whose text does not reach its end."""
+        texts: dict[int, tuple[SequenceCache, Sequence[int]]] = {}
+        for index, (sequence, end) in enumerate(zip(sequences, ends, strict=True)):
+            cache: SequenceCache = sequence.memory.cache.text
+            if len(cache) < end:
+                ids = sequence.ids if end == sequence.base else sequence.ids[:end]
+                if end - len(cache) > 1:  # also what another sequence filled while this one waited for it
+                    self._runner.move(cache.attach(ids))
+                texts[index] = cache, ids
+        return dict(zip(texts, rows_to_feed(list(texts.values())), strict=True))
+
+    def _segment(self, cache: TreeCache, rows: _Rows, needed: Sequence[TreeCache] | None) -> Segment:
+        """Somebody waits for it, unless ``needed`` is None: then all trees give way but those of the ``needed``."""
+        try:
+            return cache.segment(*rows)
+        except PoolFullError:
+            if needed is None:
+                raise
+            for other in self._caches.difference(needed):
+                other.drop_tree()
+            return cache.segment(*rows)
 
 
-def _read_at(sequence: DraftSequence) -> list[int]:
-    """The nodes after which logits are wanted, ROOT for the end of the text."""
-    if not sequence.spots:
-        return [ROOT]
-    if sequence.memory.sampling.transforms.active:
-        return [ROOT, *range(len(sequence.tree))]
-    return [spot.parent for spot in sequence.spots]
-
-
-def _num_cached(memory: _Memory, text: _Text) -> int:
-    """How far the cache agrees with the text."""
-    limit = min(len(memory.fed), len(text))
-    start = min(memory.num_agreed, limit)
-    fed, wanted = memory.fed[start:limit], text[start:limit]
-    if fed == wanted:
-        return limit
-    return start + next(i for i, (one, other) in enumerate(zip(fed, wanted, strict=True)) if one != other)
-
-
-def _roll_back(memory: _Memory, sequence: DraftSequence, text: _Text) -> None:
-    """Keep the cache as far as it agrees with the text, but leave something to feed."""
-    memory.cache.truncate(min(_num_cached(memory, text), len(text) - 1))
-    del memory.fed[len(memory.cache) :]
-    memory.num_agreed = min(len(memory.fed), sequence.base)
+def _children(sequence: DraftSequence, spots: Sequence[Spot]) -> list[Node]:
+    """Those that the tree lacks."""
+    there = set(zip(sequence.tree.parents, sequence.tree.token_ids, strict=True))
+    cache: TreeCache = sequence.memory.cache
+    return [
+        Node(spot.parent, token)
+        for spot in spots
+        for token in cache.guesses(spot.parent)[: spot.num_children]
+        if (spot.parent, token) not in there
+    ]

@@ -6,10 +6,8 @@ with a third. What grows is worked out once for every chain in flight.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 
-from specdec.chances import best_chances
 from specdec.frontier import Frontier
 from specdec.plan.request import Met
 from specdec.plan.scenario import Scenario
@@ -31,7 +29,6 @@ class Ahead:
         self._of_ranks = (acceptance, (1.0 - acceptance) * runner_up)
         self._most_nodes = most_nodes
         self._most_depth = most_depth
-        self._least = next(itertools.islice(best_chances(self._of_ranks), 2 * most_nodes - 1, None))
         self._known: dict[tuple[int, int], _Passes] = {}
 
     @staticmethod
@@ -71,7 +68,7 @@ class Ahead:
         if known is None:
             trees, left = [TokenTree.chain(range(flying + behind))], self._most_nodes
             frontier = Frontier(self._of_ranks, trees[0].parents, self._most_depth)
-            while parents := [each.parent for each in frontier.take(self._least, left)]:
+            while parents := [each.parent for each in frontier.take(left)]:
                 frontier.grow(parents)
                 left -= len(parents)
                 size = len(trees[-1])

@@ -34,7 +34,7 @@ def test_after_a_verdict_it_goes_on_from_the_branch_that_came_true(sampling):
         number += 1
         new = ids[engine._works[A].sequence.base :]
         flying = tree.prefix(3)
-        budget = Budget(0 if flying else 3, 9, 10)
+        budget = Budget(0 if flying else 3, 9, 30)
         engine.submit(A, Advance(number, len(ids), tuple(new), flying, budget))
         for _ in range(random_.randrange(1, 9)):
             if engine.idle:

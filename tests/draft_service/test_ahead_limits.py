@@ -18,6 +18,7 @@ from tests.draft_service.growing_ahead import (
     SAMPLINGS,
     A,
     B,
+    check_said,
     opened,
     rest,
     runner,
@@ -75,6 +76,25 @@ def test_without_memory_for_branches_what_was_asked_for_still_comes():
     assert growths[-1].end is GrowthEnd.UNLIKELY
     engine.submit(A, Advance(2, 25, (5,), budget=Budget(3, 3)))
     assert [len(growth.tree) for growth in rest(engine)] == [3]
+
+
+def test_a_tree_gives_way_to_who_is_waited_for_and_grows_again() -> None:
+    sampling = SamplingParams(0.0)
+    engine = opened(sampling, num_slots=40)
+    engine.submit(A, Advance(1, 3, budget=Budget(2, 9, 30)))
+    grown = together(rest(engine))
+    assert len(grown) == 32
+    cache = engine._works[A].sequence.memory.cache
+    assert len(cache.tree) > 8
+    text = tuple(range(8)) * 3
+    engine.open(B, DraftOpen(SequenceSpec(text, len(text), sampling, 7), Budget(4, 4)))
+    assert [len(growth.tree) for growth in rest(engine)] == [4]
+    assert len(cache.tree) == 0
+    engine.close(B)
+    engine.submit(A, Advance(2, 4, grown.token_ids[:1], budget=Budget(2, 9, 30)))
+    tree = together(rest(engine), grown.descend(grown.token_ids[:1]))
+    check_said(sampling, [1, 2, 3, grown.token_ids[0]], tree)
+    assert len(cache.tree) > 8
 
 
 def test_who_asks_for_more_than_there_can_be_gets_as_much_as_there_can_be() -> None:

@@ -1,4 +1,4 @@
-"""The language model's view of a text that grows: no copies of the context, and the same as if there were."""
+"""A text that grows, as a language model has it: whatever was drafted below it, and whoever else computes it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,14 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from draft_service.drafter import DraftSequence
-from draft_service.drafters.language_model import LanguageModelDrafter, _Text
+from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.model_runner import RowOutputs
 from specdec.packed_rows import Segment
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import TokenTree
 from tests.table_model import TableRunner
-
-ids = st.lists(st.integers(0, 99), max_size=8)
-bound = st.none() | st.integers(-12, 20)
-
-
-@given(ids, ids, st.integers(0, 16), bound, bound)
-def test_a_text_is_what_was_committed_and_then_drafted(committed, drafted, length, start, stop):
-    whole = [*committed, *drafted][:length]
-    text = _Text(committed, tuple(drafted), len(whole))
-    assert list(text) == whole
-    assert text[start:stop] == whole[start:stop]
-    assert [text[i] for i in range(-len(whole), len(whole))] == whole * 2
-    with pytest.raises(IndexError):
-        text[len(whole)]
 
 
 def test_whatever_was_rolled_back_the_next_token_is_that_of_the_text():
@@ -53,8 +37,8 @@ def test_whatever_was_rolled_back_the_next_token_is_that_of_the_text():
         sequence.tree = TokenTree()
         if random_.random() < 0.3:
             drafter.learn([sequence])
-            assert sequence.memory.fed[: sequence.base - 1] == sequence.ids[:-1]
-        assert len(sequence.memory.fed) == len(sequence.memory.cache)
+            assert len(sequence.memory.cache.text) >= sequence.base - 1
+        assert len(sequence.memory.cache.text) <= sequence.base
 
 
 class CountingRunner(TableRunner):
@@ -77,6 +61,6 @@ def test_equal_prompts_are_computed_once(asked: bool) -> None:
         outcomes = drafter.grow(left) if asked else drafter.learn(left)
         left = [sequence for sequence, outcome in zip(left, outcomes, strict=True) if not outcome]
     num_ids = len(prompt) if asked else len(prompt) - 1
-    assert [sequence.memory.fed for sequence in all_] == [list(prompt[:num_ids])] * 4
+    assert [len(sequence.memory.cache.text) for sequence in all_] == [num_ids] * 4
     assert runner.num_rows == num_ids + 3, "all but one take it over, and feed the last id"
     assert runner.num_passes == 5

@@ -218,9 +218,9 @@ async def test_a_residual_that_is_the_target_itself_is_found(monkeypatch: pytest
 class ChoosyDrafter(LanguageModelDrafter):
     """Ends its chain rather than propose a token that it finds unlikely itself."""
 
-    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError]:
+    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
         return [
-            nodes if isinstance(nodes, SpecdecError) else [node for node in nodes if _likely(node)]
+            nodes if nodes is None or isinstance(nodes, SpecdecError) else [node for node in nodes if _likely(node)]
             for nodes in super().grow(sequences)
         ]
 

@@ -25,11 +25,11 @@ def test_the_likeliest_children_come_first_and_none_that_is_there(tree, max_dept
             chance[node] * OF_RANKS[rank]
             for node in range(ROOT, len(tree))
             for rank in range(tree.parents.count(node), len(OF_RANKS))
-            if depths[node + 1] + 1 < max_depth
+            if depths[node + 1] + 1 < max_depth and chance[node]
         ),
         reverse=True,
     )
-    found = Frontier(OF_RANKS, tree.parents, max_depth).take(0.0, EVERYTHING)
+    found = Frontier(OF_RANKS, tree.parents, max_depth).take(EVERYTHING, EVERYTHING)
     assert [each.chance for each in found] == pytest.approx(expected)
     ranks: dict[int, list[int]] = {}
     for each in found:
@@ -38,46 +38,59 @@ def test_the_likeliest_children_come_first_and_none_that_is_there(tree, max_dept
         assert of_parent == list(range(tree.parents.count(parent), len(OF_RANKS))), "a rank after the one before it"
 
 
-@given(trees(most=8), st.integers(1, 7), st.lists(st.tuples(st.floats(0, 0.6), st.integers(0, 6)), max_size=6))
+@given(trees(most=8), st.integers(1, 7), st.lists(st.tuples(st.integers(0, 6), st.floats(0, 9)), max_size=6))
 def test_what_has_grown_is_as_if_it_were_looked_at_anew(tree, max_depth, passes):
     parents = list(tree.parents)
     frontier = Frontier(OF_RANKS, parents, max_depth)
-    for least, max_nodes in passes:
-        anew = Frontier(OF_RANKS, parents, max_depth).take(least, max_nodes)
-        taken = frontier.take(least, max_nodes)
+    for limits in passes:
+        anew = Frontier(OF_RANKS, parents, max_depth).take(*limits)
+        taken = frontier.take(*limits)
         assert taken == anew
         new = [each.parent for each in taken]
         frontier.grow(new)
         parents += new
 
 
-def spots(tree: TokenTree, of_ranks, least: float, max_nodes: int, max_depth: int) -> list[tuple[int, int]]:
-    return [(each.parent, each.rank) for each in Frontier(of_ranks, tree.parents, max_depth).take(least, max_nodes)]
+def spots(tree: TokenTree, of_ranks, max_nodes: int, pass_rows: float, max_depth: int = 9) -> list[tuple[int, int]]:
+    return [(each.parent, each.rank) for each in Frontier(of_ranks, tree.parents, max_depth).take(max_nodes, pass_rows)]
 
 
 def test_a_pass_takes_what_is_likely_and_leaves_the_rest_to_the_next():
     tree = TokenTree.chain([1, 2])
     good, poor = (0.8, 0.1, 0.05), (0.4, 0.2, 0.1)
-    assert spots(tree, good, 0.07, 9, 9) == [(1, 0), (ROOT, 1), (0, 1)]
-    assert spots(tree, good, 0.09, 9, 9) == [(1, 0), (ROOT, 1)], "the others may wait"
-    assert spots(tree, good, 0.9, 9, 9) == [(1, 0)], "there is always one"
-    assert spots(tree, poor, 0.07, 9, 9) == [(ROOT, 1), (ROOT, 2), (0, 1)], "wide before deep"
-    assert spots(tree, good, 0.0, 2, 9) == [(1, 0), (ROOT, 1)], "the likeliest"
-    assert spots(tree, good, 0.07, 9, 2) == [(ROOT, 1), (0, 1)], "none so deep"
-    assert spots(tree, good, 0.0, 0, 9) == []
+    assert spots(tree, good, 9, 9)[:3] == [(1, 0), (ROOT, 1), (0, 1)]
+    assert spots(tree, good, 9, 1) == [(1, 0)], "the others may wait, and there is always one"
+    assert spots(tree, poor, 3, 9) == [(ROOT, 1), (ROOT, 2), (0, 1)], "wide before deep"
+    assert spots(tree, good, 2, 99) == [(1, 0), (ROOT, 1)], "the likeliest"
+    assert spots(tree, good, 3, 9, max_depth=2) == [(ROOT, 1), (0, 1), (ROOT, 2)], "none so deep"
+    assert spots(tree, good, 0, 9) == []
+
+
+@given(trees(most=12), st.floats(0.1, 99))
+def test_a_pass_gains_the_most_for_its_time(tree, pass_rows):
+    """Of all numbers of nodes, where each is a row: for the likeliest that are taken, and no others."""
+    of_ranks = (0.7,)  # only children for free would be siblings
+    everything = Frontier(of_ranks, tree.parents, 99).take(EVERYTHING, EVERYTHING)
+    if not everything:
+        return
+    gains = list(itertools.accumulate(each.chance for each in everything))
+    rates = [gain / (pass_rows + count) for count, gain in enumerate(gains, 1)]
+    taken = Frontier(of_ranks, tree.parents, 99).take(EVERYTHING, pass_rows)
+    assert taken == everything[: len(taken)]
+    assert rates[len(taken) - 1] == pytest.approx(max(rates))
 
 
 def test_what_was_taken_and_never_came_is_not_taken_again():
     frontier = Frontier((0.8, 0.1), (), 9)
-    assert frontier.take(0.5, 9) == [Open(0.8, ROOT, 0)]
-    assert frontier.take(0.5, 9) == [Open(0.1, ROOT, 1)]
-    assert frontier.take(0.5, 9) == []
+    assert frontier.take(1, 9) == [Open(0.8, ROOT, 0)]
+    assert frontier.take(9, 9) == [Open(0.1, ROOT, 1)]
+    assert frontier.take(9, 9) == []
 
 
 def test_where_any_node_may_grow_the_best_ones_are_those_that_would_be_grown():
     frontier, grown = Frontier(OF_RANKS, (), 99), []
     for _ in range(20):
-        [each] = frontier.take(0.0, 1)
+        [each] = frontier.take(1)
         grown.append(each.chance)
         frontier.grow([each.parent])
     assert list(itertools.islice(best_chances(OF_RANKS), 20)) == pytest.approx(grown)

@@ -29,6 +29,7 @@ class Sample:
     salt: bytes
     text: list[int] = field(default_factory=list)
     num_remembered: int = 0
+    behind: list[Content] = field(default_factory=list)
 
     def slot(self, position: int, size: int) -> int:
         return self.cache.block_table[position // size] * size + position % size
@@ -42,6 +43,7 @@ class World:
         self.size = size
         self.contents: list[Content] = [None] * self.pool.num_slots
         self.samples: list[Sample] = []
+        self.num_fed = 0
         self.happened: Counter[str] = Counter()
 
     def open(self, salt: bytes) -> Sample:
@@ -67,14 +69,18 @@ class World:
         # What live sequences hold is found for certain; what idle blocks hold may be more.
         assert after >= (live if room else live // self.size * self.size)
         sample.text = ids[:after]
+        sample.behind = []
         sample.num_remembered = max(sample.num_remembered, after // self.size * self.size)
         self.happened["attach"] += after > before
         self.happened["copy"] += bool(moves)
 
-    def feed(self, sample: Sample, num_rows: int, kept: Sequence[int], ids: Sequence[int]) -> None:
-        """Feed rows, of which ``kept`` continue the text with ``ids``."""
+    def feed(
+        self, sample: Sample, num_rows: int, kept: Sequence[int], ids: Sequence[int], behind: Sequence[int] = ()
+    ) -> None:
+        """Feed rows, of which, and of those behind the text, ``kept`` continue it with ``ids``."""
         length = len(sample.text)
-        needed = -(-(length + num_rows) // self.size) - len(sample.cache.block_table)
+        start = length + len(sample.behind)
+        needed = -(-(start + num_rows) // self.size) - len(sample.cache.block_table)
         used, table = self.pool.num_used, list(sample.cache.block_table)
         if needed > self.pool.num_free_blocks:
             with pytest.raises(PoolFullError):
@@ -84,17 +90,22 @@ class World:
             return
         self.happened["evict"] += needed > len(self._free_blocks())
         slots = sample.cache.take(num_rows)
-        assert slots == [sample.slot(position, self.size) for position in range(length, length + num_rows)]
+        assert slots == [sample.slot(position, self.size) for position in range(start, start + num_rows)]
         assert not set(slots) & {slot for other in self.samples for slot in self._slots(other)}
-        for row, slot in enumerate(slots):
-            self.contents[slot] = (b"of a row that was not kept", (row,))
+        for slot in slots:
+            self.num_fed += 1
+            self.contents[slot] = (b"of a row that is not text", (self.num_fed,))
+        rows = [sample.slot(position, self.size) for position in range(length, start + num_rows)]
         for place, row in enumerate(kept):
-            self.contents[slots[row]] = (sample.salt, (*sample.text, *ids[: place + 1]))
-        moves = sample.cache.keep(kept)
+            self.contents[rows[row]] = (sample.salt, (*sample.text, *ids[: place + 1]))
+        sample.behind = [self.contents[rows[row]] for row in behind]
+        moves = sample.cache.keep(kept, behind)
         self._carry_out(moves)
         sample.text += ids
         self.happened["feed"] += 1
         self.happened["move"] += bool(moves)
+        self.happened["behind"] += bool(behind)
+        self.happened["text from behind"] += bool(kept) and kept[-1] < start - length
 
     def lose_pass(self, sample: Sample, num_rows: int) -> None:
         """Rows are written, but nothing is decided about them."""
@@ -104,7 +115,11 @@ class World:
         except PoolFullError:
             return
         self.happened["lost"] += 1
-        sample.cache.truncate(len(sample.text))
+        if num_rows % 2:
+            sample.cache.keep((), range(len(sample.behind)))
+        else:
+            sample.cache.truncate(len(sample.text))
+            sample.behind = []
 
     def truncate(self, sample: Sample, length: int) -> None:
         others = {block for other in self.samples if other is not sample for block in other.cache.block_table}
@@ -118,6 +133,7 @@ class World:
         assert cut not in others or len(sample.cache) == length // self.size * self.size or cut == -1
         assert self.pool.num_free_blocks >= free
         del sample.text[len(sample.cache) :]
+        sample.behind = []
         if length < sample.num_remembered:
             sample.num_remembered = min(sample.num_remembered, length) // self.size * self.size
         self.happened["truncate"] += 1
@@ -138,9 +154,12 @@ class World:
         held: dict[int, tuple[int, Sample]] = {}
         for sample in self.samples:
             assert len(sample.cache) == len(sample.text)
-            assert len(sample.cache.block_table) == -(-len(sample.text) // self.size)
-            for position, slot in enumerate(self._slots(sample)):
+            length = len(sample.text)
+            assert len(sample.cache.block_table) == -(-(length + len(sample.behind)) // self.size)
+            slots = self._slots(sample)
+            for position, slot in enumerate(slots[:length]):
                 assert self.contents[slot] == (sample.salt, tuple(sample.text[: position + 1]))
+            assert [self.contents[slot] for slot in slots[length:]] == sample.behind
             for place, block in enumerate(sample.cache.block_table):
                 # Shared are only full blocks that both remember, in the same place.
                 if block in held:
@@ -182,7 +201,7 @@ class World:
                 texts.add(text)
 
     def _slots(self, sample: Sample) -> list[int]:
-        return [sample.slot(position, self.size) for position in range(len(sample.text))]
+        return [sample.slot(position, self.size) for position in range(len(sample.text) + len(sample.behind))]
 
     def _free_blocks(self) -> list[int]:
         return self.pool._free
@@ -226,9 +245,11 @@ class KvCacheMachine(RuleBasedStateMachine):
     @rule(data=st.data(), num_rows=st.integers(0, 10), remember=st.booleans())
     def feed(self, data: st.DataObject, num_rows: int, remember: bool) -> None:
         sample = self._sample(data)
-        kept = sorted(data.draw(st.sets(st.integers(0, num_rows - 1)))) if num_rows else []
-        ids = data.draw(st.lists(st.integers(0, 1), min_size=len(kept), max_size=len(kept)))
-        self.world.feed(sample, num_rows, kept, ids)
+        total = len(sample.behind) + num_rows
+        rows = sorted(data.draw(st.sets(st.integers(0, total - 1)))) if total else []
+        num_kept = data.draw(st.integers(0, len(rows)))
+        ids = data.draw(st.lists(st.integers(0, 1), min_size=num_kept, max_size=num_kept))
+        self.world.feed(sample, num_rows, rows[:num_kept], ids, rows[num_kept:])
         if remember:
             self.world.remember(sample, len(sample.text))
 
@@ -290,8 +311,12 @@ def test_a_long_history_of_many_sequences(num_blocks: int, size: int) -> None:
         sample = chance.choice(world.samples)
         if verb == "feed":
             num_rows = chance.randint(1, 10)
-            kept = sorted(chance.sample(range(num_rows), chance.randint(1, num_rows)))
-            world.feed(sample, num_rows, kept, [int(chance.random() < 0.2) for _ in kept])
+            total = len(sample.behind) + num_rows
+            rows = sorted(chance.sample(range(total), chance.randint(1, total)))
+            kept, behind = rows[: chance.randint(0, len(rows))], []
+            if chance.random() < 0.5:
+                behind = rows[len(kept) :]
+            world.feed(sample, num_rows, kept, [int(chance.random() < 0.2) for _ in kept], behind)
             if chance.random() < 0.8:
                 world.remember(sample, chance.randint(max(0, len(sample.text) - 3), len(sample.text)))
         elif verb == "truncate":
@@ -309,3 +334,4 @@ def test_a_long_history_of_many_sequences(num_blocks: int, size: int) -> None:
     world.close()
     for event in ("attach", "copy", "feed", "move", "full", "evict", "lost", "truncate", "cut whole", "one for two"):
         assert world.happened[event], event
+    assert world.happened["behind"] > world.happened["text from behind"] > 20

@@ -15,7 +15,7 @@ from specdec.model_runner import ModelRunner
 from specdec.packed_attention import COPIES, PackedPass
 from specdec.packed_rows import Segment
 from specdec.rounds import ModelInfo
-from specdec.tree import ROOT
+from specdec.tree import EMPTY_TREE, ROOT, TokenTree
 
 VOCAB, CONTEXT = 48, 64
 _SHAPE = dict(
@@ -151,6 +151,51 @@ def test_packed_passes_agree_with_the_plain_model(name):
     for cache in caches:
         cache.release()
     assert runner.pool.num_used == 0
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_of_earlier_passes_are_seen_and_not_fed_again(name, exact):
+    """A tree that grows by some nodes in every pass; then the text goes on along it, and what is below stays."""
+    model = tiny_model(name)
+    runner, plain = runner_of(model), Plain(model)
+    rng = random.Random(2)
+    cache, text, tree = runner.new_cache(), [3], EMPTY_TREE
+    runner.forward([segment_of(cache, text, [])])
+    cache.keep(range(1))
+    num_seen = 0
+    for _ in range(30):
+        num_kept = len(tree)
+        for _ in range(rng.randrange(1, 4)):
+            tree = tree.merge(TokenTree((rng.randrange(VOCAB),), (ROOT,)).under(some_path(tree, rng)))
+        new = range(num_kept, len(tree))
+        if not new:
+            continue
+        cache.take(len(new))
+        segment = Segment(
+            tree.token_ids[num_kept:], tree.parents, len(cache), list(cache.block_table), new, exact=exact
+        )
+        [output] = runner.forward([segment])
+        assert len(output.sound) == len(output.logits) == len(new)
+        for node, logits in zip(new, output.logits, strict=True):
+            path = tree.path(node)
+            num_seen += sum(above < num_kept for above in path)
+            expected = plain.logits((*text, *(tree.token_ids[above] for above in path)))
+            torch.testing.assert_close(logits, expected, atol=3e-5, rtol=1e-5)
+        if rng.random() < 0.4 and len(text) < CONTEXT - 20:
+            path = tree.path(rng.randrange(len(tree)))
+            text += [tree.token_ids[node] for node in path]
+            tree, behind = tree.below(path[-1])
+            runner.move(cache.keep(path, behind))
+        else:
+            cache.keep((), range(len(tree)))
+    assert num_seen > 20
+    cache.release()
+    assert runner.pool.num_used == 0
+
+
+def some_path(tree: TokenTree, rng: random.Random) -> list[int]:
+    return [tree.token_ids[node] for node in tree.path(rng.randrange(-1, len(tree)))]
 
 
 @pytest.fixture(scope="module")

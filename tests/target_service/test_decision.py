@@ -13,7 +13,7 @@ import torch
 
 from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.proposal import propose
+from draft_service.proposal import draw, guess
 from specdec.errors import InvalidArgument
 from specdec.portions import MAX_CHAIN_NODES, NUMBERS_AT_ONCE
 from specdec.sampling_state import SamplingState
@@ -56,6 +56,17 @@ class Case:
 
     def drafting(self) -> DraftSequence:
         return DraftSequence(self.spec, self.ids, self.tree, Memory(SamplingState(self.spec)))
+
+
+def propose(sequences: list[DraftSequence], logits: list[torch.Tensor]) -> list[Any]:
+    """What a draft proposes after the last row of each."""
+    keyed = [i for i, each in enumerate(sequences) if each.spec.keyed_by_token]
+    drawn = [i for i in range(len(sequences)) if i not in keyed]
+    found: dict[int, Any] = dict(
+        zip(keyed, guess([(sequences[i], sequences[i].tree, logits[i]) for i in keyed]), strict=True)
+    )
+    found |= zip(drawn, draw([sequences[i] for i in drawn], [logits[i] for i in drawn]), strict=True)
+    return [found[i] for i in range(len(sequences))]
 
 
 def draft_probs(rng: random.Random, token: int) -> SparseDistribution | None:
@@ -139,7 +150,7 @@ def test_a_draft_proposes_for_a_few_sequences_at_once(monkeypatch: pytest.Monkey
     cases = [case(rng, torch.float32) for _ in range(16)]
     drafting = [c.drafting() for c in cases]
     for sequence in drafting:
-        sequence.num_siblings = 2 * sequence.spec.keyed_by_token
+        sequence.num_guesses = 3
     proposed = propose(drafting, [c.logits[-1:] for c in cases])
     sizes: list[int] = []
     for name in ("draft_service.proposal.probabilities", "specdec.sampling_state.runners_up"):
@@ -225,8 +236,8 @@ def test_a_draft_follows_the_grammar_too() -> None:
     spec = SequenceSpec((5, 6), 2, SamplingParams(), 11)
     drafting = DraftSequence(spec, [5, 6], EMPTY_TREE, Memory(SamplingState(spec, Automaton(GRAMMAR))))
     for _ in range(12):
-        [[node]] = propose([drafting], [logits_after([*drafting.ids, *drafting.tree.token_ids])[None]])
-        drafting.tree = TokenTree.chain([*drafting.tree.token_ids, node.token_id])
+        [[[token]]] = propose([drafting], [logits_after([*drafting.ids, *drafting.tree.token_ids])[None]])
+        drafting.tree = TokenTree.chain([*drafting.tree.token_ids, token])
     assert Automaton(GRAMMAR).accepts(drafting.tree.token_ids)
 
 

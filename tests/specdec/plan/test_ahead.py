@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
-from specdec.chances import best_chances
 from specdec.frontier import Frontier
 from specdec.plan.ahead import Ahead
 from specdec.plan.request import Met
@@ -19,11 +16,10 @@ def grown(pair, chain, passes, most_nodes, most_depth):
     """As draft_service/work.py does: every child is a new token."""
     acceptance, runner_up = pair
     of_ranks = (acceptance, (1 - acceptance) * runner_up)
-    least = next(itertools.islice(best_chances(of_ranks), 2 * most_nodes - 1, None))
     tree, left = TokenTree.chain(range(chain)), most_nodes
     frontier = Frontier(of_ranks, tree.parents, most_depth)
     for _ in range(passes):
-        parents = [each.parent for each in frontier.take(least, left)]
+        parents = [each.parent for each in frontier.take(left)]
         frontier.grow(parents)
         left -= len(parents)
         tree = TokenTree(tuple(range(len(tree) + len(parents))), (*tree.parents, *parents))
