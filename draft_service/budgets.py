@@ -12,7 +12,7 @@ from specdec.sequence import SequenceSpec
 from specdec.tree import MAX_TREE_NODES, TokenTree
 
 MOST_NODES = 256
-"""In flight, and ahead of it: a drafter may feed them all in every pass."""
+"""In flight, and ahead of it."""
 
 _MOST_SIBLINGS = 8
 

@@ -34,8 +34,11 @@ def guess(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]]) -> list[lis
     best: list[int] = choose(rows, of_rows).tolist()
     most = max(sequence.num_guesses for sequence, *_ in places)
     ranked: list[list[int]] = rank(rows, of_rows, most).tolist() if most > 1 else [[] for _ in best]
-    guesses = iter(tuple(dict.fromkeys((first, *others)))[:most] for first, others in zip(best, ranked, strict=True))
-    return [list(itertools.islice(guesses, len(logits))) for *_, logits in places]
+    guesses = iter(tuple(dict.fromkeys((first, *others))) for first, others in zip(best, ranked, strict=True))
+    return [
+        [each[: sequence.num_guesses] for each in itertools.islice(guesses, len(logits))]
+        for sequence, _, logits in places
+    ]
 
 
 def draw(sequences: Sequence[DraftSequence], logits: Sequence[Tensor]) -> list[list[Node]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draft_service.budgets import MOST_NODES
 from draft_service.drafter import DraftSequence, Node, Spot
 from specdec.chances import Chances
 from specdec.frontier import Frontier
@@ -89,13 +88,8 @@ class Work:
         return self.spots
 
     def _begin(self) -> Frontier:
-        tree = self.sequence.tree
-        # What was asked for may end at a node that no row can be fed for, or be more than is kept from one advance to
-        # the next.
-        num_feedable = self.context_length - self.sequence.base
-        can_grow = max(tree.depths, default=-1) < num_feedable and len(tree) <= 2 * MOST_NODES
-        max_depth = min(self.budget.max_depth, num_feedable) if can_grow else 0
-        return Frontier(self.chances.of_ranks, tree.parents, max_depth)
+        max_depth = min(self.budget.max_depth, self.context_length - self.sequence.base)
+        return Frontier(self.chances.of_ranks, self.sequence.tree.parents, max_depth)
 
     def grow_ahead(self, nodes: Sequence[Node]) -> Growth:
         """A pass proposed these at its spots. Returns what is said of it."""

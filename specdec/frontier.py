@@ -43,8 +43,8 @@ class Frontier:
         """What one pass is to add, and is not given again: the likeliest, as long as they gain more for their row than
         the pass gains for its time, which is that of ``pass_rows`` rows and its own.
 
-        A row is a parent, whatever the number of its children. What is left to a later pass may come too late, but a
-        wide pass is longer, and whatever is below its nodes comes later.
+        A row is a parent, so that a child beside others costs none; but it must be as likely as one that does. What is
+        left to a later pass may come too late, but a wide pass is longer, and whatever is below its nodes comes later.
         """
         taken: list[Open] = []
         gained, num_rows = 0.0, 0
@@ -73,4 +73,6 @@ class Frontier:
 
     def _push(self, parent: int, rank: int) -> None:
         if rank < len(self._of_ranks) and self._depths[parent + 1] + 1 < self._max_depth:
-            heapq.heappush(self._heap, (-self._chances[parent + 1] * self._of_ranks[rank], parent, rank))
+            chance = self._chances[parent + 1] * self._of_ranks[rank]
+            if chance > 0:
+                heapq.heappush(self._heap, (-chance, parent, rank))

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
@@ -161,7 +162,7 @@ class PackedPass:
             key_positions = key_positions.repeat(len(members), 1)
         for place, member in trees:
             among = slice(member.segment.num_context, member.num_keys)
-            seen = _ancestors(member.segment.parents)[member.rows, : len(member.keys)]
+            seen = torch.from_numpy(_seen(member.segment.parents, member.rows, len(member.keys)))
             visible[place, : len(member.rows), among] = seen.to(self._device)
             key_positions[place, among] = self._tensor([member.row_positions[row] for row in member.keys])
         return _Bucket(
@@ -281,12 +282,18 @@ def _class(size: int, small: int) -> int:
     return max(0, (size - 1) // small).bit_length()
 
 
-def _ancestors(parents: Sequence[int]) -> Tensor:
-    """[rows, rows] bool: what each row of a tree sees of it."""
-    seen = torch.eye(len(parents), dtype=torch.bool)
-    for row, parent in enumerate(parents):
-        if parent >= 0:
-            seen[row] |= seen[parent]
+def _seen(parents: Sequence[int], rows: Sequence[int], num_keys: int) -> np.ndarray:
+    """[rows, keys] bool: what these rows of a tree, in increasing order, see of its first ones."""
+    seen = np.zeros((len(rows), num_keys), dtype=np.bool_)
+    places = {row: place for place, row in enumerate(rows)}
+    for place, row in enumerate(rows):
+        seen[place, row] = True
+        above = parents[row]
+        while above >= 0 and above not in places:
+            seen[place, above] = True
+            above = parents[above]
+        if above >= 0:
+            seen[place] |= seen[places[above]]
     return seen
 
 

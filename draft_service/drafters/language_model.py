@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakSet
 
 from torch import Tensor
 
@@ -20,20 +19,19 @@ from specdec.kv_cache import Move, PoolFullError, SequenceCache
 from specdec.model_runner import ModelRunner
 from specdec.noise_cache import KeptRows
 from specdec.packed_rows import Segment
-from specdec.prefill import rows_to_feed
+from specdec.portions import MAX_TREE_ROWS
+from specdec.prefill import fair_share, rows_to_feed
 from specdec.rounds import AHEAD, CACHE_SALT, SIBLINGS
 from specdec.sampling_state import SamplingState
 from specdec.sequence import SequenceSpec
-from specdec.tree import ROOT, TokenTree
-
-_Rows = tuple[Sequence[int], bool, Sequence[int], TokenTree]
-"""What TreeCache.segment takes."""
+from specdec.tree import EMPTY_TREE, ROOT
 
 
 @dataclass(slots=True)
 class _Memory:
     cache: TreeCache
     sampling: SamplingState
+    num_guesses: int = 0  # after every row that is cached
 
 
 class LanguageModelDrafter:
@@ -46,7 +44,7 @@ class LanguageModelDrafter:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._noise = KeptRows()
-        self._caches: WeakSet[TreeCache] = WeakSet()
+        self._caches: set[TreeCache] = set()  # of open sequences
         self.info = dataclasses.replace(
             runner.info, capabilities=(*runner.info.capabilities, AHEAD, SIBLINGS, CACHE_SALT)
         )
@@ -71,48 +69,57 @@ class LanguageModelDrafter:
     def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
         spots = [each.spots or (Spot(len(each.tree) - 1, 1 + each.num_siblings),) for each in sequences]
         done, logits = self._feed(sequences, [sequence.base for sequence in sequences], spots)
-        for index, sequence in enumerate(sequences):
-            if done[index] is True:
-                done[index] = sequence.memory.sampling.take_in(sequence.ids) or True
+        for index in sorted(logits):
+            if error := sequences[index].memory.sampling.take_in(sequences[index].ids):
+                done[index] = error
+                del logits[index]
+        self._guess([(sequences[index], rows) for index, rows in logits.items()])
         ready = {index: sequences[index] for index, outcome in enumerate(done) if outcome is True}
-        keyed = {index: sequence for index, sequence in ready.items() if sequence.spec.keyed_by_token}
-        read = [index for index in keyed if index in logits]
-        guessed = guess([(keyed[index], keyed[index].memory.cache.tree, logits[index]) for index in read])
-        for index, guesses in zip(read, guessed, strict=True):
-            keyed[index].memory.cache.learn(guesses)
-        nodes = {index: _children(sequence, spots[index]) for index, sequence in keyed.items()}
-        drawn = [index for index in ready if index not in keyed]
-        drawings = draw([ready[index] for index in drawn], [logits[index][-1:] for index in drawn])
+        nodes = {index: _children(sequence, spots[index]) for index, sequence in ready.items()}
+        drawn = {index: sequence for index, sequence in ready.items() if not sequence.spec.keyed_by_token}
+        drawings = draw(list(drawn.values()), [logits[index][-1:] for index in drawn])
         nodes.update(zip(drawn, drawings, strict=True))
         return [nodes[index] if outcome is True else outcome or None for index, outcome in enumerate(done)]
+
+    def _guess(self, read: Sequence[tuple[DraftSequence, Tensor]]) -> None:
+        """What comes after rows that were fed, also where others are still to be."""
+        places = [(each, each.memory.cache.tree, logits) for each, logits in read if each.spec.keyed_by_token]
+        for (sequence, *_), guesses in zip(places, guess(places), strict=True):
+            sequence.memory.cache.learn(guesses)
+            sequence.memory.num_guesses = min(sequence.memory.num_guesses, sequence.num_guesses)
 
     def _feed(
         self, sequences: Sequence[DraftSequence], ends: Sequence[int], spots: Sequence[Sequence[Spot]]
     ) -> tuple[list[SpecdecError | bool], dict[int, Tensor]]:
         """Bring each text towards its end, and there the tree to its spots.
 
-        Whether the end was reached (False: that takes another pass), or why it was impossible; and of those who were
-        fed there the logits [rows, vocab] of the last rows of root and nodes.
+        Whether all of that is there (False: it takes another pass), or why it was impossible; and the logits
+        [rows, vocab] of the last rows of root and nodes, where some were fed.
         """
         caches: list[TreeCache] = [sequence.memory.cache for sequence in sequences]
-        moves: list[Move] = []
-        for cache, sequence, wanted in zip(caches, sequences, spots, strict=True):
-            moves += cache.follow(sequence.ids, sequence.tree, any(spot.parent == ROOT for spot in wanted))
-        self._runner.move(moves)
+        self._follow(sequences, spots)
         counts = self._num_to_feed(sequences, ends)
-        done: list[SpecdecError | bool] = []
+        stops = [len(cache.text) + counts.get(index, 0) for index, cache in enumerate(caches)]
+        done: list[SpecdecError | bool] = [stop >= end for stop, end in zip(stops, ends, strict=True)]
+        lacking = {
+            index: caches[index].lacking((spot.parent for spot in spots[index]), sequence.tree)
+            for index, sequence in enumerate(sequences)
+            if stops[index] == sequence.base
+        }
+        most = fair_share([len(nodes) for nodes in lacking.values()], MAX_TREE_ROWS)
         segments: dict[int, Segment] = {}
-        for index, (cache, sequence, end) in enumerate(zip(caches, sequences, ends, strict=True)):
-            start = len(cache.text)
-            stop = start + counts.get(index, 0)
-            complete = stop == sequence.base
-            nodes = cache.lacking((spot.parent for spot in spots[index]), sequence.tree) if complete else []
-            done.append(stop >= end)
-            if stop == start and not nodes:
+        for index, (cache, sequence) in enumerate(zip(caches, sequences, strict=True)):
+            ids = sequence.ids[len(cache.text) : stops[index]]
+            nodes = lacking.get(index, [])
+            if len(nodes) > most:
+                nodes, done[index] = nodes[:most], False
+            if not (ids or nodes):
                 continue
-            rows = sequence.ids[start:stop], complete and stop > start, nodes, sequence.tree
+            reads_end = bool(ids) and index in lacking
             try:
-                segments[index] = self._segment(cache, rows, None if sequence.spots else caches)
+                if not sequence.spots:
+                    self._make_room(caches, len(ids) + len(nodes))
+                segments[index] = cache.segment(ids, reads_end, nodes, sequence.tree)
             except PoolFullError as error:
                 done[index] = Overloaded(str(error))
         outputs = self._runner.forward(list(segments.values())) if segments else []
@@ -123,6 +130,25 @@ class LanguageModelDrafter:
             if segment.logit_rows:
                 logits[index] = output.logits
         return done, logits
+
+    def _follow(self, sequences: Sequence[DraftSequence], spots: Sequence[Sequence[Spot]]) -> None:
+        moves: list[Move] = []
+        for sequence, wanted in zip(sequences, spots, strict=True):
+            memory: _Memory = sequence.memory
+            if sequence.num_guesses > memory.num_guesses:
+                memory.cache.forget_guesses()
+                memory.num_guesses = sequence.num_guesses
+            # Where nothing is wanted, nothing is kept.
+            tree = sequence.tree if wanted else EMPTY_TREE
+            moves += memory.cache.follow(sequence.ids, tree, any(spot.parent == ROOT for spot in wanted))
+        self._runner.move(moves)
+
+    def _make_room(self, needed: Sequence[TreeCache], num_rows: int) -> None:
+        """For those who are waited for, or have a text to be taken in: trees of all others give way."""
+        pool = self._runner.pool
+        if pool.num_free_blocks * pool.block_size < num_rows:
+            for other in self._caches.difference(needed):
+                other.drop_tree()
 
     def _num_to_feed(self, sequences: Sequence[DraftSequence], ends: Sequence[int]) -> dict[int, int]:
         """Ids of those whose text does not reach its end."""
@@ -135,17 +161,6 @@ class LanguageModelDrafter:
                     self._runner.move(cache.attach(ids))
                 texts[index] = cache, ids
         return dict(zip(texts, rows_to_feed(list(texts.values())), strict=True))
-
-    def _segment(self, cache: TreeCache, rows: _Rows, needed: Sequence[TreeCache] | None) -> Segment:
-        """Somebody waits for it, unless ``needed`` is None: then all trees give way but those of the ``needed``."""
-        try:
-            return cache.segment(*rows)
-        except PoolFullError:
-            if needed is None:
-                raise
-            for other in self._caches.difference(needed):
-                other.drop_tree()
-            return cache.segment(*rows)
 
 
 def _children(sequence: DraftSequence, spots: Sequence[Spot]) -> list[Node]:

@@ -25,7 +25,7 @@ class TreeCache:
         self.tree = EMPTY_TREE  # what is behind the text: a node for each row
         self._guesses: list[Guesses] = [()]  # after the text, and after each row
         self._rows: list[int | None] = []  # by node
-        self._grown = self.tree, self._rows  # once the last segment was fed
+        self._grown = self.tree, self._rows  # by the last segment: a pass that fails leaves the tree as it is
 
     def follow(self, ids: Sequence[int], tree: TokenTree, wants_end: bool) -> list[Move]:
         """The text is ``ids`` by now, of which all rows that are here remain: text only grows. ``tree`` is below it.
@@ -96,9 +96,15 @@ class TreeCache:
         return () if row is None else self._guesses[row + 1]
 
     def drop_tree(self) -> None:
+        """Its rows go back."""
         self.text.keep(())
         self.tree, self._rows = EMPTY_TREE, [None] * len(self._rows)
         del self._guesses[1:]
+
+    def forget_guesses(self) -> None:
+        """Whatever they are needed for is fed again."""
+        self.drop_tree()
+        self._guesses = [()]
 
 
 def _rows(cached: TokenTree, tree: TokenTree) -> list[int | None]:

@@ -59,8 +59,7 @@ class Draft:
         self._ahead_ended: list[float] = []  # when each pass ahead did
         self._num_ahead = 0
         self._full: dict[int, list[Work]] = {}
-        # Rows of a pass ahead: all of every tree, which grows by its branches with each pass.
-        self._rows, self._branches, self._rows_before = 0, 0, 0
+        self._branches = 0  # rows of a pass ahead
 
     def receive(self, advances: Sequence[Advance]) -> None:
         """One frame."""
@@ -94,7 +93,7 @@ class Draft:
                     rows += fed
             self._pass(rows, self._grown)
         elif self._num_ahead:
-            self._pass(self._rows + self._branches * len(self._ahead_ended) - self._rows_before, self._grown_ahead)
+            self._pass(self._branches, self._grown_ahead)
         else:
             self._busy = False
 
@@ -169,11 +168,8 @@ class Draft:
             self._full.setdefault(until, []).append(work)
 
     def _count_ahead(self, work: Work, sign: int) -> None:
-        branches = self._ahead.num_branches(work.flying, work.behind) if self._ahead else 0
         self._num_ahead += sign
-        self._rows += sign * (work.flying + work.behind)
-        self._branches += sign * branches
-        self._rows_before += sign * branches * (work.ahead_from - 1)
+        self._branches += sign * (self._ahead.num_branches(work.flying, work.behind) if self._ahead else 0)
 
     def _grown_ahead(self, _: None) -> None:
         self._ahead_ended.append(self._events.now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draft_service.drafter import DraftSequence
+from draft_service.drafter import DraftSequence, Spot
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
 from specdec.batching import Key
@@ -72,10 +72,22 @@ def children(tree: TokenTree, node: int) -> list[int]:
     return [token for token, parent in zip(tree.token_ids, tree.parents, strict=True) if parent == node]
 
 
-def check_said(sampling: SamplingParams, ids: list[int], tree: TokenTree) -> None:
-    """The first child of every node is what the draft says there; others are runners-up."""
-    seen: set[int] = set()
-    for path, parent in zip(paths(tree), tree.parents, strict=True):
-        if parent not in seen:
-            seen.add(parent)
-            assert path[-1] == said(sampling, [*ids, *path[:-1]])
+def ranked(sampling: SamplingParams, ids: list[int]) -> list[int]:
+    """The same with all runners-up, likeliest first."""
+    drafter = LanguageModelDrafter(runner())
+    spec = SequenceSpec(tuple(ids), 3, sampling, 7)
+    sequence = DraftSequence(spec, list(ids), memory=drafter.open(spec), spots=(Spot(ROOT, 8),), num_guesses=8)
+    [nodes] = drafter.grow([sequence])
+    return [node.token_id for node in nodes]  # type: ignore[union-attr]
+
+
+def check_said(sampling: SamplingParams, ids: list[int], tree: TokenTree, all_grown: bool = True) -> None:
+    """The first child of every node is what the draft says there; others are its runners-up, in their order, if it has
+    grown them all."""
+    text = [[], *paths(tree)]
+    for node in range(ROOT, len(tree)):
+        if found := children(tree, node):
+            after = [*ids, *text[node + 1]]
+            assert found[0] == said(sampling, after)
+            if all_grown:
+                assert found == ranked(sampling, after)[: len(found)]

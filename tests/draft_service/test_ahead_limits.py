@@ -8,9 +8,11 @@ import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
+from specdec.batching import Key
 from specdec.errors import Draining, InvalidArgument
 from specdec.model_runner import RowOutputs
 from specdec.packed_rows import Segment
+from specdec.portions import MAX_TREE_ROWS
 from specdec.rounds import Advance, Budget, GrowthEnd
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import TokenTree
@@ -20,6 +22,7 @@ from tests.draft_service.growing_ahead import (
     B,
     check_said,
     opened,
+    ranked,
     rest,
     runner,
     together,
@@ -112,12 +115,44 @@ def test_who_asks_for_more_than_there_can_be_gets_as_much_as_there_can_be() -> N
     assert rest(engine, 600)[-1].end is GrowthEnd.CONTEXT
 
 
-def test_nothing_grows_ahead_of_a_chain_that_is_itself_too_long_to_be_fed_in_every_pass() -> None:
-    engine = DraftEngine(LanguageModelDrafter(TableRunner(seed=3, context_length=1024)))
-    for key, num_nodes in ((A, 512), (B, 513)):
-        engine.open(key, DraftOpen(SequenceSpec((1, 2), 2, SamplingParams(0.0)), Budget(num_nodes, 600, 1)))
+def test_a_pass_has_a_limit_however_many_nodes_were_never_fed() -> None:
+    """Trees in flight that somebody else guessed, or that had given way; what is proposed is the same."""
+
+    class Recording(TableRunner):
+        most = 0
+
+        def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
+            self.most = max(self.most, sum(len(segment.token_ids) for segment in segments))
+            return super().forward(segments)
+
+    table = Recording(seed=3, num_slots=1 << 15)
+    engine = DraftEngine(LanguageModelDrafter(table))
+    spec = SequenceSpec((1, 2, 3), 3, SamplingParams(0.0), 7)
+    chain = TokenTree.chain([number % 8 for number in range(200)])
+    keys = [Key(1, number) for number in range(20)]
+    for key in keys:
+        engine.open(key, DraftOpen(spec, Budget()))
+        engine.submit(key, Advance(1, 3, (), chain, Budget(203, 300, 4)))
     rest(engine, 600)
-    assert [len(engine._works[key].sequence.tree) for key in (A, B)] == [513, 513]
+    assert 500 < table.most <= MAX_TREE_ROWS + len(keys)
+    trees = [engine._works[key].sequence.tree for key in keys]
+    assert [len(tree) for tree in trees] == [207] * len(keys)
+    for tree in trees[:2]:
+        for node in range(200, 207):
+            above = [tree.token_ids[each] for each in tree.path(node)]
+            assert above[-1] in ranked(spec.sampling, [1, 2, 3, *above[:-1]])
+
+
+def test_what_was_grown_for_less_is_looked_at_again_for_more() -> None:
+    """A chain of which no runner-up was wanted, and then a tree around it."""
+    sampling = SamplingParams(0.0)
+    engine = opened(sampling)
+    engine.submit(A, Advance(1, 3, budget=Budget(3, 3)))
+    chain = together(rest(engine))
+    engine.submit(A, Advance(2, 3, (), chain, Budget(0, 3, 20)))
+    tree = together(rest(engine), chain)
+    assert len(tree) > 10
+    check_said(sampling, [1, 2, 3], tree)
 
 
 @pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])

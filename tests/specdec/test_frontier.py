@@ -80,6 +80,13 @@ def test_a_pass_gains_the_most_for_its_time(tree, pass_rows):
     assert rates[len(taken) - 1] == pytest.approx(max(rates))
 
 
+def test_what_never_comes_true_is_not_grown():
+    frontier = Frontier((1.0, 0.0), [-1] * 40, 9)
+    assert [each.parent for each in frontier.take(EVERYTHING)] == [0]
+    frontier.grow([0])
+    assert [each.parent for each in frontier.take(EVERYTHING)] == [40]
+
+
 def test_what_was_taken_and_never_came_is_not_taken_again():
     frontier = Frontier((0.8, 0.1), (), 9)
     assert frontier.take(1, 9) == [Open(0.8, ROOT, 0)]

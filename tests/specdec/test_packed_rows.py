@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from specdec.packed_attention import _seen
 from specdec.packed_rows import KeyCounts, Member, Segment, members_of, paths
 
 COUNTS = KeyCounts((64, 128, 256), 512)
@@ -76,6 +77,22 @@ def never_apart(segment: Segment, start: int, positions: list[int], counts: KeyC
 @pytest.mark.parametrize("rule", [by_slot, by_segment, never_apart])
 def test_another_rule_is_found(rule: Callable[..., Iterator[Member]]) -> None:
     assert mistakes(rule)
+
+
+def test_a_row_sees_itself_and_its_ancestors() -> None:
+    rng = random.Random(3)
+    for _ in range(100):
+        segment = segment_of(rng, 0)
+        parents = segment.parents
+        rows = sorted(rng.sample(range(len(parents)), rng.randint(1, len(parents))))
+        num_keys = rng.randint(rows[-1] + 1, len(parents))
+        seen = _seen(parents, rows, num_keys)
+        assert seen.shape == (len(rows), num_keys)
+        for place, row in enumerate(rows):
+            path = [row]
+            while parents[path[-1]] >= 0:
+                path.append(parents[path[-1]])
+            assert sorted(path) == seen[place].nonzero()[0].tolist()
 
 
 def test_paths_share_what_comes_before() -> None:
