@@ -139,6 +139,8 @@ class Concert:
         weight = 1 / self.costs.everybody
         if self._load != self.costs.num_loads:
             self._load, self._reviewed, weight = self.costs.num_loads, -1, 1.0
+            if self._drafting and promise < self._on:
+                self._stop()  # what has begun goes on only where it began
         self._promise += weight * (promise - self._promise)
         self._promised = [mean + weight * (one - mean) for mean, one in zip(self._promised, promised, strict=True)]
         if self._trial.left(self.now):

@@ -161,6 +161,16 @@ def test_under_another_load_what_was_promised_before_is_forgotten():
     assert concert.num_draft_tokens == 1
 
 
+def test_drafts_that_would_not_begin_under_another_load_end_at_once():
+    """Under the same load they go on for a while, as a promise may be wrong."""
+    for jumps in (False, True):
+        concert = concert_of()
+        turns(concert, 1.8)
+        if jumps:
+            concert.costs.went_on(Timings(0, 40_000, 0, 32, 32), 32)
+        assert turns(concert, 1.04) == [Turn.REST if jumps else Turn.DRAFT] * concert.costs.everybody
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_all_look_at_the_target_alone_together_until_it_was_seen(ahead):
     concert = concert_of(ahead=ahead)
