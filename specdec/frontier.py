@@ -2,7 +2,7 @@
 
 Knows how likely nodes are; refuses to know tokens. The verdict is a path from the root. It may leave the tree anywhere,
 so the tree grows wherever the text is likeliest to go: deep below guesses that are right as a rule, wide where they
-are not. A pass costs what it adds, however large the tree is by then.
+are not. To choose costs what is added, however large the tree is by then.
 """
 
 from __future__ import annotations

@@ -75,9 +75,10 @@ class LanguageModelDrafter:
                 del logits[index]
         self._guess([(sequences[index], rows) for index, rows in logits.items()])
         ready = {index: sequences[index] for index, outcome in enumerate(done) if outcome is True}
-        nodes = {index: _children(sequence, spots[index]) for index, sequence in ready.items()}
-        drawn = {index: sequence for index, sequence in ready.items() if not sequence.spec.keyed_by_token}
-        drawings = draw(list(drawn.values()), [logits[index][-1:] for index in drawn])
+        keyed = {index: sequence for index, sequence in ready.items() if sequence.spec.keyed_by_token}
+        nodes = {index: _children(sequence, spots[index]) for index, sequence in keyed.items()}
+        drawn = [index for index in ready if index not in keyed]
+        drawings = draw([ready[index] for index in drawn], [logits[index][-1:] for index in drawn])
         nodes.update(zip(drawn, drawings, strict=True))
         return [nodes[index] if outcome is True else outcome or None for index, outcome in enumerate(done)]
 
