@@ -1,4 +1,5 @@
-"""Each contender's best settings, found by trying: threads first, then the number of draft tokens.
+"""Each contender's best settings, found by trying: threads and who waits for whom first, then the number of draft
+tokens.
 
 Knows how to try; refuses to know what a contender does.
 """
@@ -6,6 +7,8 @@ Knows how to try; refuses to know what a contender does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import product
 
 from bench.peers.contender import Contender, Prompts, Settings
 
@@ -24,20 +27,20 @@ async def calibrate(
 ) -> Settings:
     """The settings that gave the most tokens per second on these prompts; ``report`` is told what is tried.
 
-    Unless ``thorough`` a short probe alone decides about threads.
+    Unless ``thorough`` a short probe alone decides about threads and who waits.
 
     Every try has the same prompts, and no contender finds anything of them in a cache.
     """
     counts = list(contender.num_draft_tokens)
     middle = counts[len(counts) // 2]
-    candidates = [Settings(tuple(threads), middle) for threads in contender.threads]
+    candidates = [Settings(threads, middle, ahead) for threads, ahead in product(contender.threads, contender.ahead)]
     # Where there is no choice this is still what warms the contender up.
     probed = await _tried(contender, candidates, prompts, _PROBE_TOKENS, report)
     best = max(probed, key=lambda settings: probed[settings])
     if thorough:
         hopeful = [settings for settings in candidates if probed[settings] * _HOPELESS >= probed[best]]
         best = await _fastest(contender, hopeful, prompts, max_tokens, report)
-    candidates = [Settings(best.threads, count) for count in counts]
+    candidates = [replace(best, num_draft_tokens=count) for count in counts]
     return await _fastest(contender, candidates, prompts, max_tokens, report)
 
 

@@ -61,6 +61,7 @@ class Plan:
     prefix: int
     """Tokens that two prompts have in common."""
     threads: Sequence[int]
+    ahead: Sequence[bool]  # of our services: whether the draft goes on while the target verifies
     limit_s: float = math.inf
     """Batches that would take longer are left out."""
 
@@ -78,9 +79,9 @@ class Plan:
         if quick:
             # Each number of threads is a set of services, which takes longer to start than all its runs.
             of_each = threads or THREADS[-1:]
-            return Plan(sections, counts, 1, 48, 24, 24, 8, False, 1, longest, _PREFIX, of_each, _QUICK_S)
+            return Plan(sections, counts, 1, 48, 24, 24, 8, False, 1, longest, _PREFIX, of_each, (False,), _QUICK_S)
         of_each = threads or THREADS
-        return Plan(sections, counts, repeats, 64, 48, 48, 24, True, 2, longest, _PREFIX, of_each)
+        return Plan(sections, counts, repeats, 64, 48, 48, 24, True, 2, longest, _PREFIX, of_each, (False, True))
 
     def fitting(self, tokens_per_s: float) -> Plan:
         """For a machine on which generate is so fast: what is to be quick has fewer tokens on a slow one."""
@@ -120,6 +121,7 @@ class Comparison:
                     "tokens_per_s": row.tokens_per_s,
                     "threads": row.settings.threads,
                     "num_draft_tokens": row.settings.num_draft_tokens,
+                    "ahead": row.settings.ahead,
                     "identical": row.identical,
                     "compared": row.compared,
                     "runs": [{"tokens_per_s": run.tokens_per_s, **run.figures} for run in row.runs],
@@ -180,7 +182,7 @@ async def compare(
         contenders = [
             *theirs.contenders(1),
             *ours.contenders(),
-            *services.contenders(1, (*_OUR_DRAFT_TOKENS, ADAPTIVE)),
+            *services.contenders(1, (*_OUR_DRAFT_TOKENS, ADAPTIVE), plan.ahead),
         ]
         await turns(contenders, plan.repeats, plan.single_tokens)
     if Section.packed in plan.sections:
@@ -209,7 +211,7 @@ async def compare(
                 show(f"{streams} at a time: left out, there is no time for it")
                 continue
             contenders = [*theirs.contenders(streams), continuous.contender(streams)]
-            contenders += services.contenders(streams, (ADAPTIVE,))
+            contenders += services.contenders(streams, (ADAPTIVE,), plan.ahead)
             await turns(contenders, plan.repeats, plan.batch_tokens)
             before_s, before = time.monotonic() - begun, streams
     return result

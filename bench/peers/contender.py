@@ -39,15 +39,18 @@ class Kind(StrEnum):
 class Settings:
     """``threads`` of each process with a model: of the target's and the draft's, or of the one there is.
 
-    ``num_draft_tokens`` is None where nothing is drafted, or ADAPTIVE.
+    ``num_draft_tokens`` is None where nothing is drafted, or ADAPTIVE. ``ahead``: the draft goes on while the target
+    verifies.
     """
 
     threads: tuple[int, ...]
     num_draft_tokens: int | None = None
+    ahead: bool = False
 
     def __str__(self) -> str:
         threads = "+".join(str(count) for count in self.threads)
-        return f"threads {threads}" + (f", K = {self.draft_tokens}" if self.draft_tokens else "")
+        ahead = ", growing ahead" if self.ahead else ""
+        return f"threads {threads}{ahead}" + (f", K = {self.draft_tokens}" if self.draft_tokens else "")
 
     @property
     def draft_tokens(self) -> str:
@@ -80,6 +83,7 @@ class Contender:
     run: Callable[[Settings, Prompts, int], Awaitable[Run]]
     threads: Sequence[tuple[int, ...]]
     num_draft_tokens: Sequence[int | None] = (None,)
+    ahead: Sequence[bool] = (False,)
 
     @property
     def name(self) -> str:

@@ -26,6 +26,8 @@ _KV_SLOTS = 16384
 """More than anything here needs at a time. Left to themselves the services would share out the memory once per thread
 count."""
 
+_AHEAD_TOKENS = 60
+
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
@@ -39,7 +41,8 @@ class _Answer:
 class Services:
     """Made by ``running``."""
 
-    def __init__(self, clients: dict[tuple[int, ...], Client], logs: Path) -> None:
+    def __init__(self, clients: dict[tuple[tuple[int, ...], bool], Client], logs: Path) -> None:
+        """``clients`` by threads, and by whether the draft goes on while the target verifies."""
         self._clients = clients
         self._logs = logs
         self._numbers = itertools.count()
@@ -47,12 +50,14 @@ class Services:
     @property
     def threads(self) -> list[tuple[int, ...]]:
         """The combinations there are."""
-        return list(self._clients)
+        return list(dict.fromkeys(threads for threads, _ in self._clients))
 
-    def contenders(self, streams: int, num_draft_tokens: Sequence[int]) -> list[Contender]:
+    def contenders(
+        self, streams: int, num_draft_tokens: Sequence[int], ahead: Sequence[bool] = (False,)
+    ) -> list[Contender]:
         return [
             Contender(Kind.ALONE, streams, self._run, self.threads),
-            Contender(Kind.OURS, streams, self._run, self.threads, num_draft_tokens),
+            Contender(Kind.OURS, streams, self._run, self.threads, num_draft_tokens, ahead),
         ]
 
     async def _run(self, settings: Settings, prompts: Prompts, max_tokens: int) -> Run:
@@ -97,7 +102,7 @@ class Services:
             request["num_draft_tokens"] = settings.num_draft_tokens or 0
         sample = Sample()
         first = last = 0.0
-        async with aclosing(self._clients[settings.threads].stream(**request)) as responses:
+        async with aclosing(self._clients[settings.threads, settings.ahead].stream(**request)) as responses:
             async for response in responses:
                 if response.HasField("chunk"):
                     sample.add(response.chunk)
@@ -142,10 +147,11 @@ async def running(pair: Pair, dtype: str, logs: Path, threads: Sequence[int] = T
                 flags += [f"--pass-log={_log_file(logs, role, count)}"]
                 each = await made.model(f"bench.peers.logged_service {role}_service", *flags)
                 addresses[role, count] = each.address
-        clients: dict[tuple[int, ...], Client] = {}
-        for target, draft in drafts_of.items():
+        clients: dict[tuple[tuple[int, ...], bool], Client] = {}
+        for (target, draft), ahead in itertools.product(drafts_of.items(), (False, True)):
             flags = [f"--target={addresses['target', target]}", f"--draft={addresses['draft', draft]}"]
-            _, clients[target, draft] = await made.orchestrator(*flags, f"--tokenizer={pair.target}")
+            flags += [f"--tokenizer={pair.target}", f"--num-ahead-tokens={_AHEAD_TOKENS * ahead}"]
+            _, clients[(target, draft), ahead] = await made.orchestrator(*flags)
         yield Services(clients, logs)
 
 

@@ -28,7 +28,7 @@ def contenders(rows: Sequence[Row]) -> Table:
                 f"  {row.kind}",
                 f"{row.tokens_per_s:.1f}",
                 f"{row.tokens_per_s / peer:.2f}" if peer and row.kind.is_ours else "",
-                "+".join(str(count) for count in row.settings.threads),
+                ("&" if row.settings.ahead else "+").join(str(count) for count in row.settings.threads),
                 _draft_tokens(row),
                 f"{acceptance:.2f}" if acceptance else "",
                 f"{row.identical}/{row.compared}" if row.compared else "",
@@ -39,9 +39,9 @@ def contenders(rows: Sequence[Row]) -> Table:
 
 
 LEGEND = (
-    "x peer: over the fastest of transformers; threads: of the process, or of the target + of the draft; K: draft"
-    " tokens asked for, auto: what pays, and how many a round had; accepted: the share of these; same: outputs"
-    " that are generate's, token by token (bfloat16 has near ties)"
+    "x peer: over the fastest of transformers; threads: of the process, or of the target + of the draft, & where it"
+    " goes on while the target verifies; K: draft tokens asked for, auto: what pays, and how many a round had;"
+    " accepted: the share of these; same: outputs that are generate's, token by token (bfloat16 has near ties)"
 )
 
 

@@ -76,6 +76,7 @@ async def test_ratios_come_out_of_real_services(small_pair, services):
         longest=1200,
         prefix=1000,
         threads=THREADS,
+        ahead=(False, True),
     )
     shown: list[str] = []
     result = await compare(
