@@ -21,6 +21,10 @@ from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load
 from specdec.sequence import SequenceSpec
 from specdec.tree import EMPTY_TREE
 
+_TOLD_AT_ONCE = 8
+"""Sequences that are told what has grown ahead after every pass. Of more each is told after so many times fewer: with
+32 the messages of every pass took an orchestrator two thirds more time than those of every fourth, for no hit more."""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftOpen:
@@ -202,7 +206,7 @@ class DraftEngine:
                 self.close(key)
                 results.append((key, nodes))
             elif nodes is not None:
-                results.append((key, work.grow_ahead(nodes)))
+                results.extend((key, growth) for growth in work.grow_ahead(nodes, len(growing) // _TOLD_AT_ONCE))
         return results
 
     def _learn(self, learning: dict[Key, Work]) -> list[tuple[Key, Growth | SpecdecError]]:

@@ -35,6 +35,7 @@ class Work:
     superseded: list[Growth] = field(default_factory=list)
     _num_grown: int = 0
     _num_ahead: int = 0
+    _num_untold: int = 0  # passes of which nothing was said yet
     _frontier: Frontier | None = None  # since it grows ahead
     spots: tuple[Spot, ...] = ()  # where the next pass grows ahead; that no pass has answered yet
     _siblings: list[Node] = field(default_factory=list)  # of what was grown; leaves, which the chain does without
@@ -91,17 +92,20 @@ class Work:
         max_depth = min(self.budget.max_depth, self.context_length - self.sequence.base)
         return Frontier(self.chances.of_ranks, self.sequence.tree.parents, max_depth)
 
-    def grow_ahead(self, nodes: Sequence[Node]) -> Growth:
-        """A pass proposed these at its spots. Returns what is said of it."""
+    def grow_ahead(self, nodes: Sequence[Node], every: int = 1) -> list[Growth]:
+        """A pass proposed these at its spots. Returns what is said of it: something after ``every`` so many passes."""
         self.spots = ()
         size = len(self.sequence.tree)
         tree = _extended(self.sequence.tree, nodes[: self.budget.max_ahead - self._num_ahead])
         if self._frontier is None or len(tree) == size:
-            return self.answer(GrowthEnd.UNLIKELY)
+            return [self.answer(GrowthEnd.UNLIKELY)]
         self._frontier.grow(tree.parents[size:])
         self._num_ahead += len(tree) - size
         self.sequence.tree = tree
-        return self._growth(*self._untold(), end=None)
+        self._num_untold += 1
+        if self._num_untold < every:
+            return []
+        return [self._growth(*self._untold(), end=None)]
 
     def answer(self, end: GrowthEnd) -> Growth:
         """Nothing more comes."""
@@ -116,7 +120,7 @@ class Work:
     def _untold(self) -> tuple[TokenTree, tuple[int, ...]]:
         """What is new to who asked, and the path to it."""
         path, tree = self.sequence.tree.since(self.num_told)
-        self.num_told = len(self.sequence.tree)
+        self.num_told, self._num_untold = len(self.sequence.tree), 0
         return tree, path
 
     def _asked_for(self) -> TokenTree:

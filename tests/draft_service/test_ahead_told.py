@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
+from specdec.batching import Key
 from specdec.rounds import Advance, Budget, GrowthEnd
 from specdec.sequence import SamplingParams, SequenceSpec
 from specdec.tree import EMPTY_TREE, ROOT, TokenTree
@@ -101,6 +103,25 @@ def test_a_newer_advance_ends_it_between_two_passes():
     engine.submit(A, Advance(2, 4, (6,), budget=Budget(2, 2)))
     ends = [(growth.advance, growth.end) for growth in rest(engine)]
     assert ends == [(1, GrowthEnd.SUPERSEDED), (2, GrowthEnd.BUDGET)]
+
+
+@pytest.mark.parametrize("num_sequences", [4, 16, 32])
+def test_in_a_crowd_each_is_told_less_often_and_all_in_the_end(num_sequences):
+    engine = DraftEngine(LanguageModelDrafter(TableRunner(seed=3, num_slots=1 << 14)))
+    keys = [Key(1, number) for number in range(num_sequences)]
+    for key in keys:
+        engine.open(key, DraftOpen(SequenceSpec((1, 2, 3), 3, SamplingParams(0.0)), Budget()))
+    rest(engine)
+    for key in keys:
+        engine.submit(key, Advance(1, 3, budget=Budget(0, 9, 20)))
+    known, told, num_passes = dict.fromkeys(keys, EMPTY_TREE), Counter(), 0
+    while not engine.idle:
+        for key, growth in engine.step():
+            known[key] = known[key].merge(growth.tree.under(growth.path))
+            told[key] += not growth.end
+        num_passes += len(engine.working_on()) == num_sequences
+    assert set(map(len, known.values())) == {20}, "all that was asked for"
+    assert set(told.values()) == {(num_passes - 1) // max(1, num_sequences // 8)}, "the last pass only finds the end"
 
 
 def test_an_answer_without_a_pass_says_nothing_of_the_passes_before() -> None:
