@@ -281,6 +281,7 @@ class Costs:
         if not self._usual / _ANOTHER_LOAD < self.everybody < self._usual * _ANOTHER_LOAD:
             self._usual = self.everybody
             self.num_loads += 1
+            self.savings.another_load()
             self._forget_rounds()
         mine = (timings.pass_us, timings.sample_us, timings.rows, timings.sequences)
         if mine == self._last_pass:

@@ -27,6 +27,10 @@ class Savings:
         """So many rounds were gained; negative: lost."""
         self.rounds = max(-_LOAN, min(self.rounds + gain, _MOST))
 
+    def another_load(self) -> None:
+        """Of what was gained under one load no more is lost under another than in any case."""
+        self.rounds = min(self.rounds, _LOAN)
+
     def cover(self, loss: float) -> bool:
         """Whether so many rounds may be lost: what is dearer than all that it began with may cost that."""
         return self.left and self.rounds >= min(_LOAN, loss)

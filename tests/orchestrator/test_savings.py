@@ -34,3 +34,14 @@ def test_what_was_saved_covers_no_more_than_that_except_for_what_is_dearer_than_
     assert not savings.cover(1.0)
     savings.book(-savings.rounds)
     assert not savings.cover(-1.0), "nothing is left"
+
+
+def test_what_was_gained_under_another_load_pays_no_more_than_it_began_with():
+    savings = Savings()
+    begun = savings.rounds
+    savings.book(100.0)
+    savings.another_load()
+    assert savings.rounds == begun
+    savings.book(-1.5 * begun)
+    savings.another_load()
+    assert savings.rounds == -0.5 * begun, "what is owed stays owed"
