@@ -29,7 +29,8 @@ class Target(Protocol):
         """The next pass of the target: the accepted nodes of ``tree`` and the token after them.
 
         The tree may go unused (a first token, a replay): then nothing of it is accepted. So many verdicts as
-        ``run_on`` may be made unasked afterwards; they are the answers to the next calls, whose trees are empty.
+        ``run_on`` may be made unasked afterwards; they are the answers to the next calls, whose trees are empty. A
+        verdict's own ``run_on`` tells how many these are, unless one of those calls wants more or fewer.
         """
 
 

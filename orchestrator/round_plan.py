@@ -38,8 +38,8 @@ class RoundPlan:
     """Of the round to come.
 
     ``budget``: nodes of the draft that are worth waiting for, and as ``max_depth`` how many are worth verifying if more
-    are there already; 0 and some: they may be grown, but nobody waits. ``run_on``: after this round so many will have
-    nothing drafted for them either, and the target may make their tokens unasked.
+    are there already; 0 and some: they may be grown, but nobody waits. ``run_on``: after this round the target may make
+    so many tokens unasked, and if it does so already, no more.
     """
 
     budget: Budget

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
@@ -21,7 +21,7 @@ from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
 from orchestrator.sequence import Sequence
 from specdec.errors import Draining, NoReplica, OutOfStep, Overloaded, PassFailed, Preempted, ReplicaLost, SpecdecError
-from specdec.rounds import RUN_ON, Round, Verdict
+from specdec.rounds import OVERRUN, RUN_ON, Round, Verdict
 from specdec.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import target_pb2
 from specdec.wire import write_round
@@ -110,9 +110,12 @@ class TargetClient:
             self._ask(lane, Round(self._round + 1, sequence.base, tree, run_on if able else 0))
             return await self._answer(lane, sequence, asked=time.monotonic())
         to_come = self._rounds[-1].run_on + 1
-        if len(self._rounds) == 1 and 2 * to_come <= run_on:
+        if len(self._rounds) == 1:
             # Before the target rests: to be asked again would cost it a pass where others are in every one.
-            self._ask(lane, Round(self._round + 1, sequence.base, EMPTY_TREE, run_on - to_come))
+            if 2 * to_come <= run_on:
+                self._ask(lane, Round(self._round + 1, sequence.base, EMPTY_TREE, run_on - to_come))
+            elif run_on + OVERRUN < to_come:
+                self._ask(lane, Round(self._round + 1, sequence.base, EMPTY_TREE, run_on))
         return await self._answer(lane, sequence)
 
     def _ask(self, lane: Lane, round_: Round) -> None:
@@ -169,6 +172,8 @@ class TargetClient:
             self._replica.answered()
             self._costs.went_on(timings, everybody)
         self._replica.observe_pass(timings.pass_us / 1e6)
+        if self._rounds and self._rounds[-1].number > verdict.round:
+            return replace(verdict, run_on=self._rounds[-1].run_on + 1)  # of the round that supersedes this one
         return verdict
 
     def _open(self, sequence: Sequence, replica: Replica) -> Lane:

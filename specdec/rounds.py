@@ -57,7 +57,7 @@ class Verdict:
     predictions: tuple[int, ...] = ()
     timings: Timings = field(default_factory=Timings)
     features: Features | None = None
-    run_on: int = 0  # verdicts that follow unasked
+    run_on: int = 0  # verdicts that follow and need not be asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,10 @@ FEATURES = "features"
 
 RUN_ON = "run_on"
 """The capability of a target that says how many verdicts follow unasked."""
+
+OVERRUN = 2
+"""Verdicts that still come when a target which goes on unasked is told not to: of the pass that it is in, and of the
+next, which answers that."""
 
 AHEAD = "ahead"
 """The capability of a draft that grows below what is in flight."""

@@ -15,6 +15,7 @@ from enum import Enum, auto
 
 from orchestrator.control.costs import Costs
 from orchestrator.control.promises import OFF, OFF_AMONG, ON, ON_AMONG
+from specdec.rounds import OVERRUN
 
 FIRST_PAUSE, _LONGEST_PAUSE = 8, 64
 """Passes without drafts after one that did not pay, twice as many each time."""
@@ -119,12 +120,18 @@ class Concert:
         self.waits = True
         """In a trial: for the draft; else trees are verified if they are there."""
 
-    @property
-    def rests(self) -> int:
-        """Passes to come in which who rests now need not be asked: nobody drafts, or a few try."""
+    def call(self, depth: int, num_rounds: int, tries: bool) -> Turn:
+        """What a request is to do as soon as nothing of it comes unasked any more, which takes OVERRUN passes; REST: it
+        may go on so. See ``turn``."""
         if self._drafting:
-            return 0
-        return self._trial.left(self.now) or max(0, self._until - self.now)
+            return Turn.DRAFT
+        if self._trial.left(self.now):
+            return Turn.TRY if num_rounds > FIRST_PAUSE and self._trial.join(tries) else Turn.REST
+        if self.now < self._until - OVERRUN:
+            return Turn.REST
+        if self._begins:
+            return Turn.DRAFT
+        return Turn.TRY if num_rounds > FIRST_PAUSE and self._try(depth, OVERRUN) else Turn.REST
 
     def turn(self, promise: float, promised: Sequence[float], depth: int, num_rounds: int, tries: bool = False) -> Turn:
         """Of a request that promises so much if it drafts: ``promised`` by the number of draft tokens that it waits
@@ -151,7 +158,7 @@ class Concert:
             return self._go_on()
         if self.now < self._until:
             return Turn.REST
-        if self._promise >= self._on and self.costs.savings.left:
+        if self._begins:
             self._drafting, self._since, self._doubts, self._reviewed = True, self.now, 0.0, self.now
             self.num_draft_tokens = min(self._best, _FIRST_TOKENS)
             self._checked, self._num_checks, self._check = self.now, 0, None
@@ -209,6 +216,10 @@ class Concert:
         return every if self.costs.everybody == 1 else min(every, _FIRST_CHECK << min(self._num_checks, 4))
 
     @property
+    def _begins(self) -> bool:
+        return self._promise >= self._on and self.costs.savings.left
+
+    @property
     def _on(self) -> float:
         return ON if self.costs.everybody == 1 else ON_AMONG
 
@@ -222,8 +233,9 @@ class Concert:
         enough = _ENOUGH * max(self._promised[1:])
         return next(k for k, promised in enumerate(self._promised) if k and promised >= enough)
 
-    def _try(self, depth: int) -> bool:
-        """Rounds that wait for nobody, or that wait, for as long a draft as costs little more than the shortest."""
+    def _try(self, depth: int, delay: int = 0) -> bool:
+        """After ``delay`` passes: rounds that wait for nobody, or that wait, for as long a draft as costs little more
+        than the shortest."""
         costs, rounds = self.costs, self.costs.rounds
         dearest = costs.alone_s + 1.5 * (rounds[1] - costs.alone_s)
         self.num_draft_tokens = max(k for k in range(1, len(rounds)) if k == 1 or rounds[k] <= dearest)
@@ -238,11 +250,11 @@ class Concert:
         if not costs.savings.cover(-gain * passes * room):
             self._until = self.now + _LONGEST_PAUSE
             return False
-        self._trial = _Trial(self.now, passes, room)
+        self._trial = _Trial(self.now + delay, passes, room)
         self.num_trials += 1
         costs.let_few_draft(room < costs.everybody)
         self._rest()
-        self._until += passes
+        self._until += delay + passes
         return self._trial.join(tries=False)
 
     def _rest(self) -> None:

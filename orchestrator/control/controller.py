@@ -9,7 +9,7 @@ import itertools
 from functools import partial
 from typing import Protocol
 
-from orchestrator.control.concert import FIRST_PAUSE, Concert, Turn
+from orchestrator.control.concert import Concert, Turn
 from orchestrator.control.guesses import Guesses
 from orchestrator.control.promises import chain, promises
 from orchestrator.control.prompt_lookup import MOST_GUESSED, PromptLookup
@@ -101,35 +101,32 @@ class Adaptive:
         self._back = 0  # the pass in which it drafts with the others again
         self._num_missed = 0  # rounds in a row that asked for a draft in vain, while nothing is known
         self._without = 0  # rounds that it still does without because of that
-        self._unasked = 0  # rounds to come that the target may make unasked
+        self._unasked = 0  # verdicts to come that nobody need ask for
 
     def plan(self, sequence: Sequence) -> RoundPlan:
         self._num_rounds += 1
         self._without = max(0, self._without - 1)
+        self._num_draft_tokens = self._choose() if self._costs.known else self._try()
+        rests = self._turn is Turn.REST if self._costs.known else self._without > 0
         if self._unasked:
+            # Nothing can be verified among what comes unasked; a target that is not to go on is told so.
             self._turn, self._num_draft_tokens = Turn.REST, 0
-        else:
-            self._num_draft_tokens = self._choose() if self._costs.known else self._try()
         num_draft_tokens = 0 if self._turn is Turn.CHECK else self._num_draft_tokens
         waits_for = num_draft_tokens if self._waits else 0
         budget = _chain(waits_for, max(waits_for, self._depth) if num_draft_tokens else 0, sequence)
         self._asked = budget.max_nodes
         guess, most_unasked = self._guess(sequence, num_draft_tokens)
-        run_on = 0
-        if not num_draft_tokens and self._turn is not Turn.CHECK:
-            run_on = _run_on(min(self._rests, most_unasked), sequence)
-        self._unasked = max(self._unasked - 1, run_on)
-        return RoundPlan(budget, run_on, guess)
+        return RoundPlan(budget, _run_on(most_unasked if rests else 0, sequence), guess)
 
     def observe(self, proposal: Proposal, verdict: Verdict) -> None:
         self._pass = self._concert.passed(self._pass)
+        self._unasked = verdict.run_on
         tree, taken = proposal.tree, proposal.guessed
         if proposal.foreseen is not None:
             self._costs.foreseen(proposal.foreseen, waits=self._asked > 0)
         if self._guesses:
             self._guesses.observe(proposal, verdict)
         if not verdict.round:
-            self._unasked = 0  # it was opened anew
             return
         drafted = bool(tree) and taken is None
         waited = taken in (None, Rival.NOTHING)
@@ -174,6 +171,12 @@ class Adaptive:
         drafting = self._turn in (Turn.DRAFT, Turn.CHECK)
         if self._concert.now < self._back:
             return 0
+        tries = self._tried == self._concert.num_trials
+        if self._unasked:
+            self._turn = self._concert.call(self._depth, self._num_rounds, tries)
+            if self._turn is Turn.TRY:
+                self._tried = self._concert.num_trials
+            return 0
         self._depth, expected = self._foreseen()
         promised = self._promised(self._depth, expected)
         promise = max(promised[1:])
@@ -182,7 +185,6 @@ class Adaptive:
             # Either is kept where the other promises little more.
             self._waits = promise > alone * (_STAY_SHARE if drafting and self._waits else 1 / _STAY_SHARE)
             promise = max(promise, alone)
-        tries = self._tried == self._concert.num_trials
         self._turn = self._concert.turn(promise, promised, self._depth, self._num_rounds, tries)
         if self._turn is Turn.REST:
             if drafting:
@@ -251,13 +253,6 @@ class Adaptive:
         return self._guesses.grant(
             sequence, num_draft_tokens > 0, self._unasked, partial(self._beaten, num_draft_tokens)
         )
-
-    @property
-    def _rests(self) -> int:
-        """Rounds after the one to come that have no draft."""
-        if not self._costs.known:
-            return self._without
-        return max(self._concert.rests - 1, self._back - self._concert.now - 1, FIRST_PAUSE - self._num_rounds)
 
     def _beaten(self, num_draft_tokens: int, promise: float) -> Rival:
         """The best of what promises less than a guess that promises so much."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.control.prompt_lookup import HitRates
 from orchestrator.sequence import Sequence
-from specdec.rounds import Budget, Growth, GrowthEnd, Verdict
+from specdec.rounds import OVERRUN, Budget, Growth, GrowthEnd, Verdict
 from specdec.sequence import Method, SamplingParams
 from specdec.tree import EMPTY_TREE, ROOT, TokenTree
 
@@ -117,6 +117,13 @@ class FakeTarget:
             accepted.append(child)
             text.append(tree.token_ids[child])
         return Verdict(len(self.trees), sequence.base, tuple(accepted), next_token(text))
+
+
+def still_to_come(unasked: int, run_on: int) -> int:
+    """After the next of so many ``unasked`` verdicts, as orchestrator.target_client asks its target."""
+    if 2 * unasked <= run_on:
+        return run_on
+    return min(unasked - 1, max(run_on, OVERRUN - 1))
 
 
 def alone(prompt: Iterable[int], count: int) -> list[int]:

@@ -26,7 +26,7 @@ from specdec.batching import Key
 from specdec.chances import Chances
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Timings, Verdict
 from specdec.tree import EMPTY_TREE, TokenTree
-from tests.orchestrator.fakes import new_sequence
+from tests.orchestrator.fakes import new_sequence, still_to_come
 
 KEY = Key(0, 0)
 
@@ -173,8 +173,7 @@ class NearTarget:
             assert not tree, "nothing is verified among tokens that come unasked"
             world.now += pass_s
             self._costs.went_on(timings, 1)
-            self._unasked -= 1
-            self._unasked = run_on if 2 * self._unasked <= run_on else self._unasked
+            self._unasked = still_to_come(self._unasked, run_on)
         else:
             took_s = pass_s + world.took(place.beyond_ms)
             world.now += took_s
@@ -182,7 +181,7 @@ class NearTarget:
                 self._costs.verified(len(tree), took_s, timings, 1, 1)
             self._unasked = run_on
         self._number += 1
-        return Verdict(self._number - 1, sequence.base, tuple(accepted), token, (), timings)
+        return Verdict(self._number - 1, sequence.base, tuple(accepted), token, (), timings, run_on=self._unasked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from orchestrator.control.controller import Adaptive, Controller, Fixed
 from orchestrator.control.costs import Costs
 from orchestrator.round_plan import Proposal
 from specdec.gathering import Gathering
-from specdec.rounds import Timings, Verdict
+from specdec.rounds import OVERRUN, Timings, Verdict
 from specdec.tree import TokenTree
 
 CHAINS = [TokenTree.chain([1] * depth) for depth in range(65)]
@@ -118,8 +118,10 @@ class Run:
         stream.round += 1
         self.depths[stream.index].append(stream.depth)
         if unasked:
-            if 2 * stream.unasked <= plan.run_on:  # as orchestrator.target_client does
+            if 2 * (1 + stream.unasked) <= plan.run_on:  # as orchestrator.target_client does
                 stream.unasked = plan.run_on
+            elif plan.run_on + OVERRUN <= stream.unasked:
+                self._at(self.place.overhead_ms / 2e3, lambda: self._interrupt(stream, plan.run_on))
             return None
         stream.unasked = plan.run_on
         if not stream.depth:
@@ -133,6 +135,10 @@ class Run:
         if not self.place.draft_dead:
             self._at(away_s, lambda: self._arrive(stream, this))
         return None
+
+    def _interrupt(self, stream: _Stream, run_on: int) -> None:
+        in_a_pass = stream not in self._verifying
+        stream.unasked = min(stream.unasked, run_on + in_a_pass)
 
     def _arrive(self, stream: _Stream, this: int) -> None:
         if stream.round == this and stream.left:
@@ -216,9 +222,9 @@ class Run:
         self._num_passes += 1
         for stream in batch:
             timings = Timings(int((started - stream.queued) * 1e6), int(pass_s * 1e6), 0, rows, len(batch))
-            goes_on, asked = stream.unasked > 0, stream.asked
-            stream.asked = not goes_on
-            if goes_on:
+            to_come, asked = stream.unasked, stream.asked
+            stream.asked = not to_come
+            if to_come:
                 stream.unasked -= 1
                 stream.queued = self.now
                 self._verifying.append(stream)
@@ -226,13 +232,13 @@ class Run:
                 self._gathering.told(stream, self.now)
             self._at(
                 self.place.overhead_ms / 2e3,
-                lambda stream=stream, timings=timings, asked=asked, goes_on=goes_on: self._commit(
-                    stream, timings, asked, goes_on
+                lambda stream=stream, timings=timings, asked=asked, to_come=to_come: self._commit(
+                    stream, timings, asked, to_come
                 ),
             )
         self._pass()
 
-    def _commit(self, stream: _Stream, timings: Timings, asked: bool, goes_on: bool) -> None:
+    def _commit(self, stream: _Stream, timings: Timings, asked: bool, to_come: int) -> None:
         right, acceptance = 0, self.place.acceptance_of(stream.index)
         while right < stream.depth and self._random.random() < acceptance:
             right += 1
@@ -246,15 +252,14 @@ class Run:
         elif self._costs:
             self._costs.went_on(timings, len(self.streams))
         stream.passes = self._num_passes
-        stream.controller.observe(
-            Proposal(CHAINS[stream.depth]), Verdict(stream.round, 0, tuple(range(right)), 0, (), timings)
-        )
+        verdict = Verdict(stream.round, 0, tuple(range(right)), 0, (), timings, run_on=to_come)
+        stream.controller.observe(Proposal(CHAINS[stream.depth]), verdict)
         stream.submitted = False
         if stream.ended:
             stream.unasked = 0
             self._gathering.gone(stream)
         else:
-            self._begin(stream, goes_on)
+            self._begin(stream, unasked=to_come > 0)
 
 
 class _Stream:

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.control.concert import FIRST_PAUSE, Concert, Turn
 from orchestrator.control.costs import Costs
-from specdec.rounds import Timings
+from specdec.rounds import OVERRUN, Timings
 
 
 def concert_of(sequences: int = 4, ahead: bool = False) -> Concert:
@@ -75,7 +75,7 @@ def test_of_many_a_few_try_and_the_same_until_it_is_over():
     first = turns(concert, 0.5)
     assert [each is Turn.TRY for each in first] == [True] * 4 + [False] * 12
     assert concert.costs.few_draft
-    assert concert.rests == 1, "the others need not be asked until it is over"
+    assert concert.call(4, 99, tries=False) is Turn.REST, "the others need not be asked until it is over"
     second = turns(concert, 0.5, last=first)
     assert second == first
     assert turns(concert, 0.5, last=second) == [Turn.REST] * 16
@@ -106,8 +106,38 @@ def test_the_fewest_draft_tokens_are_enough_that_promise_about_as_much():
 def test_what_cannot_be_paid_for_is_not_tried():
     concert = concert_of()
     concert.costs.savings.book(-concert.costs.savings.rounds)
-    assert turns(concert, 0.5) == [Turn.REST] * 4
-    assert concert.rests > FIRST_PAUSE
+    for _ in range(FIRST_PAUSE + 1):
+        assert concert.call(4, 99, tries=False) is Turn.REST
+        assert turns(concert, 0.5) == [Turn.REST] * 4
+
+
+def test_who_goes_on_unasked_is_called_when_its_turn_comes():
+    """As soon before as it takes until nothing comes unasked any more, and nobody for whom there is no room."""
+    concert = concert_of(sequences=16)
+    last = None
+    for _ in range(3):
+        last = turns(concert, 0.9, last=last)
+    assert last == [Turn.REST] * 16
+    pause = 0
+    while concert.call(4, 99, tries=False) is Turn.REST:
+        pause += 1
+        concert.passed(concert.now)
+    assert pause == FIRST_PAUSE - 1 - OVERRUN
+    called = [Turn.TRY] + [concert.call(4, 99, tries=False) for _ in range(15)]
+    assert called.count(Turn.TRY) == 4
+    assert concert.call(4, 2, tries=False) is Turn.REST, "it may be short"
+    for _ in range(OVERRUN):
+        concert.passed(concert.now)
+        assert [concert.call(4, 99, each is Turn.TRY) for each in called] == called
+    for _ in range(2):
+        assert turns(concert, 0.9, last=called) == called, "the trial begins only now"
+    assert turns(concert, 0.9, last=called) == [Turn.REST] * 16
+
+
+def test_all_are_called_once_the_others_draft():
+    concert = concert_of()
+    turns(concert, 1.5)
+    assert concert.call(4, 2, tries=False) is Turn.DRAFT
 
 
 def test_a_gain_ends_the_rest_after_a_trial():

@@ -151,17 +151,20 @@ def test_it_stops_when_it_no_longer_pays_and_begins_again_when_it_does(change, s
 def test_it_stops_while_the_target_is_saturated():
     """From 8 sequences to 128 and back, where passes of more than 64 rows take as many times longer."""
     where = Place(0.6, sequences=8, knee_rows=64.0)
-    run = adaptive(where)
-    quiet = tokens_per_s(run, 60, 60)
-    assert quiet > 1.15 * tokens_per_s(fixed(where, 0))
-    run.join(120)
-    crowded = tokens_per_s(run, 40, 40)
-    assert crowded > 0.95 * tokens_per_s(fixed(replace(where, sequences=128), 0))
-    latest = [depths[-20:] for depths in run.depths]
-    assert sum(map(sum, latest)) < sum(map(len, latest))
-    run.leave(120)
-    # Whoever tries alone among those that go on unasked waits for a whole pass of theirs, so they come back one by one.
-    assert tokens_per_s(run, 600, 100) > 0.85 * quiet
+    alone, alone_in_a_crowd = (tokens_per_s(fixed(replace(where, sequences=count), 0)) for count in (8, 128))
+    quiet, crowded, again = [], [], []
+    for seed in range(3):
+        run = adaptive(where, seed)
+        quiet.append(tokens_per_s(run, 60, 60))
+        run.join(120)
+        crowded.append(tokens_per_s(run, 40, 40))
+        latest = [depths[-20:] for depths in run.depths]
+        assert sum(map(sum, latest)) < sum(map(len, latest))
+        run.leave(120)
+        again.append(tokens_per_s(run, 600, 100))
+    assert statistics.median(quiet) > 1.15 * alone
+    assert statistics.median(crowded) > 0.95 * alone_in_a_crowd
+    assert statistics.median(again) > 0.85 * statistics.median(quiet)
 
 
 @pytest.mark.parametrize(("step", "contention"), [(0.1, 0.0), (0.1, 0.5), (0.3, 0.5)])

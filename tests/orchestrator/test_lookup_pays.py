@@ -21,7 +21,7 @@ from orchestrator.control.prompt_lookup import PromptLookup
 from orchestrator.round_plan import Proposal, Rival, RoundPlan
 from specdec.rounds import Budget, Timings, Verdict
 from specdec.tree import EMPTY_TREE, TokenTree
-from tests.orchestrator.fakes import hit_rates
+from tests.orchestrator.fakes import hit_rates, still_to_come
 
 LENGTH = 1500
 
@@ -94,8 +94,7 @@ def decoded(
         if unasked:
             outcome.seconds += pass_s
             costs.went_on(timings, place.sequences)
-            unasked -= 1
-            unasked = plan.run_on if 2 * unasked <= plan.run_on else unasked
+            unasked = still_to_come(unasked, plan.run_on)
         else:
             outcome.seconds += pass_s + place.beyond_ms / 1e3
             costs.verified(len(tree), pass_s + place.beyond_ms / 1e3, timings, 1, place.sequences)
@@ -105,7 +104,8 @@ def decoded(
         sequence.num_committed += len(committed)
         sequence.remaining -= len(committed)
         outcome.num_tokens += len(committed)
-        controller.observe(Proposal(tree, guessed), Verdict(number, 0, tuple(range(right)), committed[-1], (), timings))
+        verdict = Verdict(number, 0, tuple(range(right)), committed[-1], (), timings, run_on=unasked)
+        controller.observe(Proposal(tree, guessed), verdict)
     return outcome
 
 
@@ -276,13 +276,12 @@ def test_without_any_draft_the_target_goes_on_unasked():
         plan = controller.plan(sequence)
         timings = Timings(0, 20_000, 0, 1, 1)
         if unasked:
-            unasked -= 1
-            unasked = plan.run_on if 2 * unasked <= plan.run_on else unasked
+            unasked = still_to_come(unasked, plan.run_on)
             costs.went_on(timings, 1)
         else:
             asked, unasked = asked + 1, plan.run_on
             costs.verified(0, 0.0205, timings, 1, 1)
-        controller.observe(Proposal(), Verdict(number, 0, (), 0, (), timings))
+        controller.observe(Proposal(), Verdict(number, 0, (), 0, (), timings, run_on=unasked))
     assert asked < 100
 
 

@@ -15,7 +15,7 @@ from orchestrator.control.costs import Costs
 from orchestrator.sequence import Sequence
 from orchestrator.target_client import TargetClient
 from specdec.rounds import Round
-from specdec.tree import EMPTY_TREE
+from specdec.tree import EMPTY_TREE, TokenTree
 from target_service.engine import TargetEngine
 from tests.cluster import Cluster, cluster
 from tests.gated import PATIENCE_S, GatedTable
@@ -105,6 +105,41 @@ async def test_it_is_asked_again_before_it_rests(rounds: list[Round]) -> None:
     for round_ in rounds[1:]:
         assert round_.base <= reached + allowed
         reached, allowed = round_.base, round_.run_on + 16
+
+
+async def test_a_target_that_goes_on_is_told_not_to_and_then_verifies_trees(rounds: list[Round]) -> None:
+    sequence, undisturbed = new_sequence(max_tokens=100), new_sequence(max_tokens=100)
+    async with cluster([TableVerifier(TABLE)]) as running, client_of(running) as client:
+        text = await decoded(client, undisturbed, 60)
+    rounds.clear()
+    verifier = GatedTable(TABLE, closes_at=9)
+    async with asyncio.timeout(PATIENCE_S), cluster([verifier]) as running, client_of(running) as client:
+        for _ in range(8):
+            verdict = await client.verify(sequence, EMPTY_TREE, 30)
+            sequence.extend(EMPTY_TREE, verdict)
+        assert [round_.run_on for round_ in rounds] == [30]
+        to_come = verdict.run_on
+        assert to_come == 24
+        # It is in a pass; what it is told before that ends is heeded in the next one.
+        telling = asyncio.create_task(client.verify(sequence, EMPTY_TREE, 0))
+        while not running.targets[0].servicer.streams._loop._inbox.qsize():
+            await asyncio.sleep(0.01)
+        verifier.gate.set()
+        num_to_come = []
+        verdict = await telling
+        while True:
+            sequence.extend(EMPTY_TREE, verdict)
+            num_to_come.append(verdict.run_on)
+            if not verdict.run_on:
+                break
+            verdict = await client.verify(sequence, EMPTY_TREE, 0)
+        assert num_to_come == [1, 0], "which is OVERRUN"
+        assert len(rounds) == 2
+        right = TokenTree.chain(text[sequence.base : sequence.base + 4])
+        verdict = await client.verify(sequence, right, 0)
+        assert verdict.accepted == (0, 1, 2, 3)
+        sequence.extend(right, verdict)
+        assert text[: sequence.base] == sequence.ids
 
 
 async def test_a_replica_that_is_lost_while_it_goes_on_is_replaced_and_the_request_is_suspected() -> None:
