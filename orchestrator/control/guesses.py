@@ -13,10 +13,7 @@ from orchestrator.control.promises import OFF, ON, promises
 from orchestrator.control.prompt_lookup import MOST_GUESSED, PromptLookup
 from orchestrator.round_plan import NO_GUESS, Guess, Proposal, Rival
 from orchestrator.sequence import Sequence
-from specdec.rounds import Verdict
-
-_SHORT_RUN_ON = 8
-"""Where the text may begin to repeat itself: nothing can be verified among tokens that come unasked."""
+from specdec.rounds import OVERRUN, Verdict
 
 _FIRST = 4
 """Tokens of a guess while it is not known what rows cost."""
@@ -77,7 +74,7 @@ class Guesses:
     def _grant(self, sequence: Sequence, unasked: int, beaten: Callable[[float], Rival]) -> tuple[Guess, int]:
         costs, most = self._costs, sequence.remaining - 1
         if not costs.lookup_savings.left or most <= 0 or not sequence.num_committed:
-            return NO_GUESS, _SHORT_RUN_ON
+            return NO_GUESS, most
         if not costs.rows_known:
             # What rows cost is to be known, where no draft shows it.
             chances = self._lookup.look(sequence.ids)
@@ -86,10 +83,10 @@ class Guesses:
             return NO_GUESS, most  # rows cost so much that nothing would be gained if all were right
         else:
             chances = self._lookup.look(sequence.ids)[:most]
-            num_guessed, promise = self._best(chances, unasked)
+            num_guessed, promise = self._best(chances, min(unasked, OVERRUN))
         self._num_worthwhile = self._num_worthwhile + 1 if num_guessed else 0
         if not num_guessed or self._num_worthwhile % _CHECK_EVERY == 0:
-            return NO_GUESS, 0 if self._num_rounds - self._granted_at <= _AGAIN else _SHORT_RUN_ON
+            return NO_GUESS, 0 if self._num_rounds - self._granted_at <= _AGAIN else most
         if unasked:
             return NO_GUESS, 0
         self._granted_at = self._num_rounds
