@@ -38,13 +38,15 @@ class RoundPlan:
     """Of the round to come.
 
     ``budget``: nodes of the draft that are worth waiting for, and as ``max_depth`` how many are worth verifying if more
-    are there already; 0 and some: they may be grown, but nobody waits. ``run_on``: after this round the target may make
-    so many tokens unasked, and if it does so already, no more.
+    are there already; 0 and some: they may be grown, but nobody waits. ``soon``: none is verified yet, as the verdict
+    comes unasked. ``run_on``: after this round the target may make so many tokens unasked, and if it does so already,
+    no more.
     """
 
     budget: Budget
     run_on: int = 0
     guess: Guess = NO_GUESS
+    soon: bool = False
 
 
 @dataclass(frozen=True, slots=True)

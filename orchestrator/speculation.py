@@ -68,7 +68,8 @@ class Speculation:
             return
         in_flight = guess
         if grows_ahead:
-            in_flight = guess or best(self._chances.of_ranks, self._trie, num_flying)
+            if not plan.soon:
+                in_flight = guess or best(self._chances.of_ranks, self._trie, num_flying)
             self._trie = in_flight.merge(self._trie)
             # Below the last node in flight, as many again; the last token of all comes from the target.
             depth = min(max(len(in_flight), num_flying) + num_flying + 1, sequence.remaining - 1)
@@ -82,7 +83,7 @@ class Speculation:
         asked = self._draft.advance(sequence, budget, in_flight)
         self._growing = asked and budget.max_nodes > 0
         # Others always wait, which says nothing of these.
-        if asked and self._draft.num_advances and not guess and sequence.keyed_by_token:
+        if asked and self._draft.num_advances and not (guess or plan.soon) and sequence.keyed_by_token:
             self._foreseen = bool(in_flight)
 
     def _reroot(self, sequence: Sequence) -> None:

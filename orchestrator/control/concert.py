@@ -25,10 +25,8 @@ _DOUBTS_IN_ALL = 0.1
 where the load has grown a lot."""
 
 _TRIAL_PASSES = 2
-"""Of a trial; one where a single request waits for its draft, which shows at once what it takes."""
-
-_TRIAL_AHEAD_PASSES = 4
-"""Where nobody waits for what is grown meanwhile."""
+"""Of a trial among many; one where a single request waits, which shows at once what it takes, and one where nobody
+does, as trees are there or not."""
 
 _FEW_TRY = 4
 """Requests that try at a time where they promise to lose: a draft has to take in the text of each. Where they promise
@@ -68,17 +66,13 @@ class Turn(Enum):
 
 @dataclass(slots=True)
 class _Trial:
-    """Of ``room`` requests, for so many passes."""
+    """Of ``room`` requests, which is over ``until`` a pass."""
 
-    since: int = 0
-    passes: int = 0
+    until: int = 0
     room: int = 0
     num_trying: int = 0
     num_told: int = 0  # rounds
     gained: float = 0.0
-
-    def left(self, now: int) -> int:
-        return max(0, self.since + self.passes - now)
 
     def join(self, tries: bool) -> bool:
         """Whether there is room for a request that ``tries`` already, or would."""
@@ -125,11 +119,11 @@ class Concert:
         may go on so. See ``turn``."""
         if self._drafting:
             return Turn.DRAFT
-        if self._trial.left(self.now):
+        if self.now < self._trial.until:
             return Turn.TRY if num_rounds > FIRST_PAUSE and self._trial.join(tries) else Turn.REST
         if self.now < self._until - OVERRUN:
             return Turn.REST
-        if self._begins:
+        if self._begins and self._load == self.costs.num_loads:
             return Turn.DRAFT
         return Turn.TRY if num_rounds > FIRST_PAUSE and self._try(depth, OVERRUN) else Turn.REST
 
@@ -150,7 +144,7 @@ class Concert:
                 self._stop()  # what has begun goes on only where it began
         self._promise += weight * (promise - self._promise)
         self._promised = [mean + weight * (one - mean) for mean, one in zip(self._promised, promised, strict=True)]
-        if self._trial.left(self.now):
+        if self.now < self._trial.until:
             return Turn.TRY if not young and self._trial.join(tries) else Turn.REST
         if self._drafting:
             if self._check is None:
@@ -240,17 +234,18 @@ class Concert:
         dearest = costs.alone_s + 1.5 * (rounds[1] - costs.alone_s)
         self.num_draft_tokens = max(k for k in range(1, len(rounds)) if k == 1 or rounds[k] <= dearest)
         self.waits = not costs.ahead or costs.misses > _HOPELESS
-        passes = _TRIAL_AHEAD_PASSES
+        passes = _TRIAL_PASSES if self.waits and costs.everybody > 1 else 1
         if self.waits:
-            passes = 1 if costs.everybody == 1 else _TRIAL_PASSES
             gain = costs.gain(rounds[self.num_draft_tokens], 1, costs.alone_s)
         else:
             gain = costs.gain(costs.unwaited[depth], 1, costs.alone_s)
-        room = costs.everybody if self._promise > 1.0 else min(costs.everybody, _FEW_TRY)
+        promising = self._promise > 1.0 and self._load == costs.num_loads
+        room = costs.everybody if promising else min(costs.everybody, _FEW_TRY)
         if not costs.savings.cover(-gain * passes * room):
             self._until = self.now + _LONGEST_PAUSE
             return False
-        self._trial = _Trial(self.now + delay, passes, room)
+        delay = delay or int(not self.waits)  # a tree is grown meanwhile
+        self._trial = _Trial(self.now + delay + passes, room)
         self.num_trials += 1
         costs.let_few_draft(room < costs.everybody)
         self._rest()

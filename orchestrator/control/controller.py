@@ -108,15 +108,18 @@ class Adaptive:
         self._without = max(0, self._without - 1)
         self._num_draft_tokens = self._choose() if self._costs.known else self._try()
         rests = self._turn is Turn.REST if self._costs.known else self._without > 0
+        called = self._unasked > 0 and not rests
         if self._unasked:
-            # Nothing can be verified among what comes unasked; a target that is not to go on is told so.
             self._turn, self._num_draft_tokens = Turn.REST, 0
         num_draft_tokens = 0 if self._turn is Turn.CHECK else self._num_draft_tokens
         waits_for = num_draft_tokens if self._waits else 0
-        budget = _chain(waits_for, max(waits_for, self._depth) if num_draft_tokens else 0, sequence)
+        depth = max(waits_for, self._depth) if num_draft_tokens else 0
+        if called and self._ahead:
+            depth = self._concert.num_draft_tokens  # it will find a tree
+        budget = _chain(waits_for, depth, sequence)
         self._asked = budget.max_nodes
         guess, most_unasked = self._guess(sequence, num_draft_tokens)
-        return RoundPlan(budget, _run_on(most_unasked if rests else 0, sequence), guess)
+        return RoundPlan(budget, _run_on(most_unasked if rests else 0, sequence), guess, soon=called)
 
     def observe(self, proposal: Proposal, verdict: Verdict) -> None:
         self._pass = self._concert.passed(self._pass)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.control.concert import FIRST_PAUSE, Concert, Turn
+from orchestrator.control.controller import Adaptive
 from orchestrator.control.costs import Costs
-from specdec.rounds import OVERRUN, Timings
+from orchestrator.round_plan import Proposal, RoundPlan
+from specdec.rounds import OVERRUN, Budget, Timings, Verdict
+from tests.orchestrator.fakes import new_sequence, still_to_come
 
 
 def concert_of(sequences: int = 4, ahead: bool = False) -> Concert:
@@ -233,3 +236,21 @@ def test_who_is_new_and_alone_begins_afresh():
     turns(concert, 0.5)
     assert turns(concert, 0.5) == [Turn.REST]
     assert concert.turn(1.5, [1.5] * 9, depth=4, num_rounds=1) is Turn.DRAFT
+
+
+def test_whose_draft_grows_ahead_begins_when_it_is_called_and_finds_a_tree():
+    concert = concert_of(sequences=1, ahead=True)
+    controller, sequence = Adaptive(concert, ahead=True), new_sequence(max_tokens=1000)
+    unasked, last, num_called = 0, RoundPlan(Budget()), 0
+    for number in range(200):
+        plan = controller.plan(sequence)
+        assert plan.soon == (unasked > 0 and plan.budget.max_depth > 0)
+        if plan.soon:
+            assert plan == RoundPlan(Budget(0, concert.num_draft_tokens), run_on=0, soon=True)
+            num_called += not last.soon
+        elif last.soon:
+            assert plan.budget.max_depth, "its turn has come"
+        unasked, last = still_to_come(unasked, plan.run_on) if unasked else plan.run_on, plan
+        timings = Timings(0, 20_000, 0, 1, 1)
+        controller.observe(Proposal(), Verdict(number, 0, (), 7, (), timings, run_on=unasked))
+    assert num_called > 1

@@ -79,6 +79,20 @@ async def test_where_waiting_does_not_pay_the_draft_grows_from_the_last_token_an
     assert draft.num_caught_up == 2, "and where nothing is worth growing, nothing is asked for"
 
 
+async def test_before_what_is_to_come_unasked_is_over_the_draft_begins_and_nothing_is_verified():
+    draft = FakeDraft()
+    sequence, speculation = flying(draft)
+    commit(sequence, 6)
+    speculation.advance(sequence, RoundPlan(Budget(0, 2), soon=True))
+    assert (draft.budgets[-1], draft.in_flight[-1]) == (Budget(0, 5, 20), EMPTY_TREE)
+    proposal = await speculation.next(sequence)
+    assert (proposal.tree, proposal.foreseen) == (EMPTY_TREE, None), "though [7] is there"
+    commit(sequence, 7)
+    draft.pushed = [Growth(2, 4, (), chain([7, 3, 4]), None)]
+    speculation.advance(sequence, RoundPlan(Budget(0, 2)))
+    assert draft.in_flight[-1] == chain([3, 4]), "it finds a tree"
+
+
 async def test_of_what_is_there_the_likeliest_nodes_are_verified():
     draft = FakeDraft()
     sequence, speculation = flying(draft)
