@@ -21,11 +21,13 @@ class Spot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A proposal: the child ``token_id`` of node ``parent`` (-1: the root) of the sequence's tree."""
+    """A proposal: the child ``token_id`` of node ``parent`` (-1: the root) of the sequence's tree. ``sure``: see
+    specdec.tree.TokenTree."""
 
     parent: int
     token_id: int
     draft_probs: SparseDistribution | None = None
+    sure: int = 0
 
 
 @dataclass(slots=True)

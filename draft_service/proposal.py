@@ -6,19 +6,24 @@ Knows sampling; refuses to know the model and its cache.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from draft_service.drafter import DraftSequence, Node
+from draft_service.drafters.tree_cache import Guesses
 from specdec.noise import Domain, Key, exponentials_at
 from specdec.portions import NUMBERS_AT_ONCE, portions
 from specdec.sampling import probabilities, race, sparse_support
 from specdec.sampling_state import SamplingState, choose, rank, rows_of
-from specdec.tree import SparseDistribution, TokenTree
+from specdec.tree import MOST_SURE, SparseDistribution, TokenTree
+
+_LEAST_MARGIN = 2.0**-8
+"""A model that is less sure than that of its best guess, in nats, is as little sure."""
 
 
-def guess(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]]) -> list[list[tuple[int, ...]]]:
+def guess(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]]) -> list[list[Guesses]]:
     """Greedy and coupled: for each of a sequence's rows the children that it may get, likeliest first: what the target
     would draw there if it were this model, and what it would draw next.
 
@@ -33,12 +38,23 @@ def guess(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]]) -> list[lis
         of_rows += [(_state(sequence), position) for position in positions[len(positions) - len(logits) :]]
     best: list[int] = choose(rows, of_rows).tolist()
     most = max(sequence.num_guesses for sequence, *_ in places)
-    ranked: list[list[int]] = rank(rows, of_rows, most).tolist() if most > 1 else [[] for _ in best]
-    guesses = iter(tuple(dict.fromkeys((first, *others))) for first, others in zip(best, ranked, strict=True))
+    ranked: list[list[int]] = [[] for _ in best]
+    sure = [0] * len(best)
+    if most > 1:
+        tokens, scores = rank(rows, of_rows, most)
+        ranked, sure = tokens.tolist(), _sure(scores).tolist()
+    distinct = (tuple(dict.fromkeys((first, *others))) for first, others in zip(best, ranked, strict=True))
+    guesses = zip(distinct, sure, strict=True)
     return [
-        [each[: sequence.num_guesses] for each in itertools.islice(guesses, len(logits))]
+        [Guesses(each[: sequence.num_guesses], sure) for each, sure in itertools.islice(guesses, len(logits))]
         for sequence, _, logits in places
     ]
+
+
+def _sure(scores: Tensor) -> Tensor:  # [rows] int64
+    """How far the best score is ahead of the second, in octaves, from 1 to MOST_SURE: scores [rows, n] are sorted."""
+    margins = (scores[:, 0] - scores[:, 1]).nan_to_num(nan=0.0)
+    return (margins.clamp(_LEAST_MARGIN).log2() - math.log2(_LEAST_MARGIN)).long().clamp(max=MOST_SURE - 1) + 1
 
 
 def draw(sequences: Sequence[DraftSequence], logits: Sequence[Tensor]) -> list[list[Node]]:

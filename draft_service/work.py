@@ -90,7 +90,7 @@ class Work:
 
     def _begin(self) -> Frontier:
         max_depth = min(self.budget.max_depth, self.context_length - self.sequence.base)
-        return Frontier(self.chances.of_ranks, self.sequence.tree.parents, max_depth)
+        return Frontier(self.chances.where_sure, self.sequence.tree, max_depth)
 
     def grow_ahead(self, nodes: Sequence[Node], every: int = 1) -> list[Growth]:
         """A pass proposed these at its spots. Returns what is said of it: something after ``every`` so many passes."""
@@ -99,7 +99,7 @@ class Work:
         tree = _extended(self.sequence.tree, nodes[: self.budget.max_ahead - self._num_ahead])
         if self._frontier is None or len(tree) == size:
             return [self.answer(GrowthEnd.UNLIKELY)]
-        self._frontier.grow(tree.parents[size:])
+        self._frontier.grow(tree)
         self._num_ahead += len(tree) - size
         self.sequence.tree = tree
         self._num_untold += 1
@@ -134,4 +134,4 @@ class Work:
 
 
 def _extended(tree: TokenTree, nodes: Sequence[Node]) -> TokenTree:
-    return tree.extended([(node.token_id, node.parent, node.draft_probs) for node in nodes])
+    return tree.extended([(node.token_id, node.parent, node.draft_probs, node.sure) for node in nodes])

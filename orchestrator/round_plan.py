@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -38,15 +39,19 @@ class RoundPlan:
     """Of the round to come.
 
     ``budget``: nodes of the draft that are worth waiting for, and as ``max_depth`` how many are worth verifying if more
-    are there already; 0 and some: they may be grown, but nobody waits. ``soon``: none is verified yet, as the verdict
-    comes unasked. ``run_on``: after this round the target may make so many tokens unasked, and if it does so already,
-    no more.
+    are there already; 0 and some: they may be grown, but nobody waits. ``rounds``: seconds with 0, 1, ... nodes that
+    are there; of such a tree as many are verified as promise the most per second, if that is more than the ``waiting``
+    tokens per second that a tree to wait for promises. Empty: max_depth of them, always. ``soon``: none is verified
+    yet, as the verdict comes unasked. ``run_on``: after this round the target may make so many tokens unasked, and if
+    it does so already, no more.
     """
 
     budget: Budget
     run_on: int = 0
     guess: Guess = NO_GUESS
     soon: bool = False
+    rounds: Sequence[float] = ()
+    waiting: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

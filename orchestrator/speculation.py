@@ -13,7 +13,7 @@ from collections.abc import Callable
 from orchestrator.draft_client import DraftClient
 from orchestrator.round_plan import NO_GUESS, Proposal, Rival, RoundPlan
 from orchestrator.sequence import Sequence
-from specdec.chances import Chances, best
+from specdec.chances import Chances
 from specdec.rounds import Growth
 from specdec.tree import EMPTY_TREE, TokenTree
 
@@ -69,7 +69,7 @@ class Speculation:
         in_flight = guess
         if grows_ahead:
             if not plan.soon:
-                in_flight = guess or best(self._chances.of_ranks, self._trie, num_flying)
+                in_flight = guess or self._worthwhile(plan)
             self._trie = in_flight.merge(self._trie)
             # Below the last node in flight, as many again; the last token of all comes from the target.
             depth = min(max(len(in_flight), num_flying) + num_flying + 1, sequence.remaining - 1)
@@ -85,6 +85,13 @@ class Speculation:
         # Others always wait, which says nothing of these.
         if asked and self._draft.num_advances and not (guess or plan.soon) and sequence.keyed_by_token:
             self._foreseen = bool(in_flight)
+
+    def _worthwhile(self, plan: RoundPlan) -> TokenTree:
+        """What is verified of the tree that is there."""
+        if not plan.rounds:
+            return self._chances.best(self._trie, plan.budget.max_depth)
+        tree, promised = self._chances.most_per_second(self._trie, plan.rounds)
+        return EMPTY_TREE if plan.budget.max_nodes and promised < plan.waiting else tree
 
     def _reroot(self, sequence: Sequence) -> None:
         for growth in self._draft.arrived():

@@ -20,11 +20,13 @@ PRIOR = (0.7, 0.33, 0.22, 0.17, 0.13, 0.11, 0.1, 0.09)
 reaches, the others are of a small model at temperature 1 (bench/LOG.md)."""
 
 _PRIOR_TRIALS = 6
+_SURE_TRIALS = 12
 _MEMORY, _MEMORY_OF_ALL = 100, 500
 
 
 class Chances:
-    """Of every rank, how often that guess was right where those before it were wrong.
+    """Of every rank, how often that guess was right where those before it were wrong; and how much more often where the
+    draft was surer, which is alike for all texts.
 
     ``of_all`` is what it begins with, and learns what is learnt here."""
 
@@ -34,6 +36,8 @@ class Chances:
             self._by_rank = [Acceptance(_MEMORY_OF_ALL, share, _PRIOR_TRIALS) for share in PRIOR]
         else:
             self._by_rank = [Acceptance(_MEMORY) for _ in PRIOR]
+        self._where_sure: dict[int, list[Acceptance]] = {}  # of all
+        self._found: dict[int, list[float]] = {}  # as of what was observed last
 
     def observe(self, tree: TokenTree, path: Sequence[int], ended: bool) -> None:
         """The nodes of ``path``, from the root down, were committed; ``ended``: and then no child of the last."""
@@ -43,7 +47,7 @@ class Chances:
                 children[parent].append(node)
         for parent, right in itertools.zip_longest((ROOT, *path), path):
             if right is not None or ended:
-                self._tried(children[parent], right)
+                self._tried(tree, children[parent], right)
 
     def descended(self, tree: TokenTree, token_ids: Sequence[int]) -> TokenTree:
         """What is left of ``tree`` once these tokens were committed, whoever guessed them; learns which it had."""
@@ -51,21 +55,29 @@ class Chances:
         self.observe(tree, path, ended=len(path) < len(token_ids))
         return tree.descend(token_ids)
 
-    def _tried(self, children: list[int], right: int | None) -> None:
+    def _tried(self, tree: TokenTree, children: list[int], right: int | None) -> None:
+        sure = tree.sure[children[0]] if tree.sure and children else 0
         for rank, child in enumerate(children[: len(PRIOR)]):
-            self._observe(rank, child == right)
+            self._observe(rank, sure, child == right)
             if child == right:
                 return
 
-    def _observe(self, rank: int, right: bool) -> None:
+    def _observe(self, rank: int, sure: int, right: bool) -> None:
+        self._found.clear()
         self._by_rank[rank].observe(right, 1)
         if self._of_all is not None:
-            self._of_all._observe(rank, right)
+            self._of_all._observe(rank, sure, right)
+        elif sure:
+            self._of_sure(sure)[rank].observe(right, 1)
+
+    def _of_sure(self, sure: int) -> list[Acceptance]:
+        return self._where_sure.setdefault(sure, [Acceptance(_MEMORY_OF_ALL) for _ in PRIOR])
 
     def forget(self) -> None:
         """What was learnt here hardly counts from now on."""
         for acceptance in self._by_rank:
             acceptance.forget(_PRIOR_TRIALS)
+        self._found.clear()
 
     def _share(self, rank: int) -> float:
         if self._of_all is None:
@@ -75,21 +87,58 @@ class Chances:
     @property
     def of_ranks(self) -> list[float]:
         """How often a node's first, second, ... child is right."""
-        wrong, found = 1.0, []
-        for rank in range(len(PRIOR)):
-            share = self._share(rank)
-            found.append(wrong * share)
-            wrong *= 1.0 - share
-        return found
+        return self.where_sure(0)
 
+    def where_sure(self, sure: int) -> list[float]:
+        """The same where the draft was so sure (specdec.tree.TokenTree), of this text; 0: as a rule."""
+        if sure not in self._found:
+            wrong, found = 1.0, []
+            for rank in range(len(PRIOR)):
+                share = self._share_where(rank, sure)
+                found.append(wrong * share)
+                wrong *= 1.0 - share
+            self._found[sure] = found
+        return self._found[sure]
 
-def best(of_ranks: Sequence[float], tree: TokenTree, num_nodes: int) -> TokenTree:
-    """The part of ``tree`` that is likeliest to hold what is committed, likeliest nodes first."""
-    if num_nodes >= len(tree) or tree.is_chain:
-        return tree.prefix(num_nodes)
-    chances = _chances(of_ranks, tree)
-    # A node is never likelier than its parent, which comes before it.
-    return tree.part(sorted(range(len(tree)), key=lambda node: -chances[node])[:num_nodes])
+    def _share_where(self, rank: int, sure: int) -> float:
+        own, of_all = self._share(rank), self._of_all or self
+        general = of_all._share(rank)
+        if not sure:
+            return own
+        share = of_all._of_sure(sure)[rank].share(general, _SURE_TRIALS)
+        # What this text is, compared with all, is a factor of the odds.
+        right, wrong = share * own * (1.0 - general), (1.0 - share) * (1.0 - own) * general
+        return right / (right + wrong) if right + wrong else own
+
+    def best(self, tree: TokenTree, num_nodes: int) -> TokenTree:
+        """The part of ``tree`` that is likeliest to hold what is committed, likeliest nodes first."""
+        if num_nodes >= len(tree) or tree.is_chain:
+            return tree.prefix(num_nodes)
+        chances = self._of_nodes(tree)
+        # A node is never likelier than its parent, which comes before it.
+        return tree.part(sorted(range(len(tree)), key=lambda node: -chances[node])[:num_nodes])
+
+    def most_per_second(self, tree: TokenTree, rounds: Sequence[float]) -> tuple[TokenTree, float]:
+        """The part of ``tree`` that promises the most tokens per second, and how many, where a round takes ``rounds``
+        seconds with 0, 1, ... nodes; no more than those."""
+        chances = self._of_nodes(tree)
+        nodes = sorted(range(len(tree)), key=lambda node: -chances[node])[: len(rounds) - 1]
+        expected = itertools.accumulate((chances[node] for node in nodes), initial=1.0)
+        promised = [tokens / seconds for tokens, seconds in zip(expected, rounds, strict=False)]
+        most = max(promised)
+        return tree.part(nodes[: promised.index(most)]), most
+
+    def _of_nodes(self, tree: TokenTree) -> list[float]:
+        """That each is committed."""
+        num_children: Counter[int] = Counter()
+        chances: list[float] = []
+        for node, parent in enumerate(tree.parents):
+            rank = num_children[parent]
+            num_children[parent] += 1
+            above = 1.0 if parent == ROOT else chances[parent]
+            of_ranks = self.where_sure(tree.sure[node] if tree.sure else 0)
+            chances.append(above * of_ranks[rank] if rank < len(of_ranks) else 0.0)
+        return chances
 
 
 def best_chances(of_ranks: Sequence[float]) -> Iterator[float]:
@@ -101,15 +150,3 @@ def best_chances(of_ranks: Sequence[float]) -> Iterator[float]:
         heapq.heappush(heap, (chance * of_ranks[0], -chance, 0))
         if rank + 1 < len(of_ranks):
             heapq.heappush(heap, (-above * of_ranks[rank + 1], above, rank + 1))
-
-
-def _chances(of_ranks: Sequence[float], tree: TokenTree) -> list[float]:
-    """That each node is committed."""
-    num_children: Counter[int] = Counter()
-    chances: list[float] = []
-    for parent in tree.parents:
-        rank = num_children[parent]
-        num_children[parent] += 1
-        above = 1.0 if parent == ROOT else chances[parent]
-        chances.append(above * of_ranks[rank] if rank < len(of_ranks) else 0.0)
-    return chances

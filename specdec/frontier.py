@@ -8,10 +8,10 @@ are not. To choose costs what is added, however large the tree is by then.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from specdec.tree import ROOT
+from specdec.tree import ROOT, TokenTree
 
 PASS_ROWS = 32
 """A pass of a small model takes as long as so many rows of it, about: on two cores one row 10 ms, sixty 30
@@ -27,16 +27,17 @@ class Open(NamedTuple):
 
 
 class Frontier:
-    """Of a tree whose nodes have these ``parents``, and whose children are right as often as ``of_ranks`` says, by
-    their rank. It gets no nodes at ``max_depth`` or deeper."""
+    """Of ``tree``, which gets no nodes at ``max_depth`` or deeper. ``of_ranks`` says how often a node's first, second,
+    ... child is right where the draft is so ``sure``."""
 
-    def __init__(self, of_ranks: Sequence[float], parents: Iterable[int], max_depth: int) -> None:
+    def __init__(self, of_ranks: Callable[[int], Sequence[float]], tree: TokenTree, max_depth: int) -> None:
         self._of_ranks = of_ranks
         self._max_depth = max_depth
         # By node, from ROOT on: how likely it is, its depth and its children.
         self._chances, self._depths, self._num_children = [1.0], [-1], [0]
+        self._of_children = [of_ranks(0)]
         self._heap: list[tuple[float, int, int]] = []
-        self.grow(parents)
+        self.grow(tree)
         self._open(ROOT)
 
     def take(self, max_nodes: int, pass_rows: float = PASS_ROWS) -> list[Open]:
@@ -55,15 +56,19 @@ class Frontier:
             self._push(parent, rank + 1)
         return taken
 
-    def grow(self, parents: Iterable[int]) -> None:
-        """Nodes came, with these parents."""
+    def grow(self, tree: TokenTree) -> None:
+        """It is this by now, with nodes behind those that it had."""
         first = len(self._chances) - 1
-        for parent in parents:
-            above = parent + 1
+        for node in range(first, len(tree)):
+            above = tree.parents[node] + 1
             rank = self._num_children[above]
+            if rank == 0 and tree.sure:
+                self._of_children[above] = self._of_ranks(tree.sure[node])
+            of_ranks = self._of_children[above]
             self._num_children[above] += 1
             self._num_children.append(0)
-            self._chances.append(self._chances[above] * self._of_ranks[rank] if rank < len(self._of_ranks) else 0.0)
+            self._of_children.append(self._of_ranks(0))
+            self._chances.append(self._chances[above] * of_ranks[rank] if rank < len(of_ranks) else 0.0)
             self._depths.append(self._depths[above] + 1)
         for node in range(first, len(self._chances) - 1):
             self._open(node)
@@ -72,7 +77,8 @@ class Frontier:
         self._push(node, self._num_children[node + 1])
 
     def _push(self, parent: int, rank: int) -> None:
-        if rank < len(self._of_ranks) and self._depths[parent + 1] + 1 < self._max_depth:
-            chance = self._chances[parent + 1] * self._of_ranks[rank]
+        of_ranks = self._of_children[parent + 1]
+        if rank < len(of_ranks) and self._depths[parent + 1] + 1 < self._max_depth:
+            chance = self._chances[parent + 1] * of_ranks[rank]
             if chance > 0:
                 heapq.heappush(self._heap, (-chance, parent, rank))

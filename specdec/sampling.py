@@ -92,8 +92,9 @@ def sample_coupled(logits: Tensor, params: Sequence[SamplingParams], noise: Nois
     return greedy(logits).index_copy(0, _index(drawn, logits), tokens)
 
 
-def runners_up(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, count: int) -> Tensor:
-    """The ``count`` tokens that `sample_coupled` is likeliest to pick by other logits near these: [rows, count] int64.
+def runners_up(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` tokens that `sample_coupled` is likeliest to pick by other logits near these, and their scores:
+    [rows, count] int64 and float64.
 
     Ranked by log q + noise before any filter: where draft and target disagree, it is mostly about what is let through
     and about the order of the first few (bench/LOG.md). Greedy rows are ranked by their logits.
@@ -103,7 +104,8 @@ def runners_up(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, c
     if drawn:
         temperatures = _column([params[row].temperature for row in drawn], logits)
         scores[drawn] = scores[drawn] / temperatures - noise.rows(drawn).log()
-    return scores.topk(min(count, scores.shape[-1]), dim=-1).indices
+    best = scores.topk(min(count, scores.shape[-1]), dim=-1)
+    return best.indices, best.values
 
 
 def _race_of_possible(scores: Tensor, rows: Sequence[int], noise: Noise) -> Tensor:  # [rows] int64

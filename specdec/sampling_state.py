@@ -51,19 +51,22 @@ def rows_of(logits: Sequence[Tensor], places: Sequence[tuple[SamplingState, Toke
 
 def choose(rows: Tensor, places: Sequence[tuple[SamplingState, int]]) -> Tensor:  # [rows] int64
     """Greedy and coupled: the token that is drawn at each place, by rows [rows, vocab] of logits."""
-    return _by_portions(sample_coupled, rows, places)
+    [tokens] = _by_portions(lambda some, params, noise: (sample_coupled(some, params, noise),), rows, places)
+    return tokens
 
 
-def rank(rows: Tensor, places: Sequence[tuple[SamplingState, int]], count: int) -> Tensor:  # [rows, count] int64
-    """Greedy and coupled: the tokens likeliest to be drawn at each place by a model near this one, likeliest first."""
-    return _by_portions(lambda some, params, noise: runners_up(some, params, noise, count), rows, places)
+def rank(rows: Tensor, places: Sequence[tuple[SamplingState, int]], count: int) -> tuple[Tensor, Tensor]:
+    """Greedy and coupled: the tokens likeliest to be drawn at each place by a model near this one, likeliest first, and
+    their scores: [rows, count] int64 and float64."""
+    tokens, scores = _by_portions(lambda some, params, noise: runners_up(some, params, noise, count), rows, places)
+    return tokens, scores
 
 
 def _by_portions(
-    draw: Callable[[Tensor, Sequence[SamplingParams], Noise], Tensor],
+    draw: Callable[[Tensor, Sequence[SamplingParams], Noise], tuple[Tensor, ...]],
     rows: Tensor,
     places: Sequence[tuple[SamplingState, int]],
-) -> Tensor:  # [rows, ...]
+) -> Sequence[Tensor]:  # [rows, ...] each
     """``draw`` for all rows [rows, vocab], some at a time. The places are of one model's sequences."""
     drawn = []
     for part in portions([rows.shape[-1]] * len(rows), NUMBERS_AT_ONCE):
@@ -71,4 +74,4 @@ def _by_portions(
         keys = [Key(state.spec.seed, position) for state, position in some]
         noise = PassNoise(keys, rows.shape[-1], rows.device, some[0][0].kept)
         drawn.append(draw(rows[part.start : part.stop], [state.spec.sampling for state, _ in some], noise))
-    return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+    return drawn[0] if len(drawn) == 1 else [torch.cat(parts) for parts in zip(*drawn, strict=True)]

@@ -14,7 +14,7 @@ from specdec.errors import InvalidArgument
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo, Round, Timings, Verdict
 from specdec.sampling_wire import read_sampling, sampling_problems, unknown_fields, write_sampling
 from specdec.sequence import Method, SequenceSpec
-from specdec.tree import EMPTY_TREE, MAX_TREE_NODES, SparseDistribution, TokenTree
+from specdec.tree import EMPTY_TREE, MAX_TREE_NODES, MOST_SURE, SparseDistribution, TokenTree
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 IDS_PER_OPEN = 8192
@@ -104,14 +104,15 @@ def write_tree(tree: TokenTree) -> common_pb2.TokenTree:
             else common_pb2.SparseDistribution()
             for d in tree.draft_probs
         ],
+        sure=tree.sure,
     )
 
 
 def read_tree(message: common_pb2.TokenTree, vocab_size: int, field: str = "tree") -> TokenTree:
     token_ids = tuple(message.token_ids)
     if not token_ids:
-        if message.parents or message.draft_probs:
-            raise InvalidArgument([(field, "has parents or draft_probs but no token_ids")])
+        if message.parents or message.draft_probs or message.sure:
+            raise InvalidArgument([(field, "has parents, draft_probs or sure but no token_ids")])
         return EMPTY_TREE
     if len(token_ids) > MAX_TREE_NODES:
         raise InvalidArgument([(field, f"at most {MAX_TREE_NODES} nodes, not {len(token_ids)}")])
@@ -120,11 +121,13 @@ def read_tree(message: common_pb2.TokenTree, vocab_size: int, field: str = "tree
         SparseDistribution(tuple(d.token_ids), tuple(d.weights)) if d.token_ids or d.weights else None
         for d in message.draft_probs
     )
-    tree = TokenTree(token_ids, parents, draft_probs)
+    tree = TokenTree(token_ids, parents, draft_probs, tuple(message.sure))
     if problem := tree.problem(vocab_size):
         raise InvalidArgument([(field, problem)])
     if draft_probs and not tree.is_chain:
         raise InvalidArgument([(f"{field}.draft_probs", "only a chain can carry distributions")])
+    if max(tree.sure, default=0) > MOST_SURE:
+        raise InvalidArgument([(f"{field}.sure", f"at most {MOST_SURE}, not {max(tree.sure)}")])
     for node, (token, distribution) in enumerate(zip(token_ids, draft_probs, strict=False)):
         if distribution and (problem := _distribution_problem(distribution, token, vocab_size)):
             raise InvalidArgument([(f"{field}.draft_probs[{node}]", problem)])

@@ -168,9 +168,12 @@ def _children(sequence: DraftSequence, spots: Sequence[Spot]) -> list[Node]:
     """Those that the tree lacks."""
     there = set(zip(sequence.tree.parents, sequence.tree.token_ids, strict=True))
     cache: TreeCache = sequence.memory.cache
-    return [
-        Node(spot.parent, token)
-        for spot in spots
-        for token in cache.guesses(spot.parent)[: spot.num_children]
-        if (spot.parent, token) not in there
-    ]
+    nodes = []
+    for spot in spots:
+        guesses = cache.guesses(spot.parent)
+        nodes += [
+            Node(spot.parent, token, sure=guesses.sure)
+            for token in guesses.token_ids[: spot.num_children]
+            if (spot.parent, token) not in there
+        ]
+    return nodes

@@ -8,13 +8,22 @@ is kept as long as the row, so that no row is fed twice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from specdec.kv_cache import Move, SequenceCache
 from specdec.packed_rows import Segment
 from specdec.tree import EMPTY_TREE, ROOT, TokenTree
 
-Guesses = tuple[int, ...]
-"""Children that a place may get, likeliest first; none: that is not known."""
+
+class Guesses(NamedTuple):
+    """Children that a place may get, likeliest first (none: that is not known), and how sure the model is of the first
+    of them (specdec.chances)."""
+
+    token_ids: tuple[int, ...] = ()
+    sure: int = 0
+
+
+NOT_KNOWN = Guesses()
 
 
 class TreeCache:
@@ -23,7 +32,7 @@ class TreeCache:
     def __init__(self, text: SequenceCache) -> None:
         self.text = text
         self.tree = EMPTY_TREE  # what is behind the text: a node for each row
-        self._guesses: list[Guesses] = [()]  # after the text, and after each row
+        self._guesses: list[Guesses] = [NOT_KNOWN]  # after the text, and after each row
         self._rows: list[int | None] = []  # by node
         self._grown = self.tree, self._rows  # by the last segment: a pass that fails leaves the tree as it is
 
@@ -33,11 +42,11 @@ class TreeCache:
         length = len(self.text)
         path = self.tree.trace(ids[length : length + len(self.tree)])
         root = path[-1] if path else ROOT
-        if length + len(path) < len(ids) or (wants_end and not self._guesses[root + 1]):
+        if length + len(path) < len(ids) or (wants_end and not self._guesses[root + 1].token_ids):
             moves = self.text.keep(path[: max(0, len(ids) - 1 - length)])
             if wants_end:
                 self.text.truncate(len(ids) - 1)
-            self.tree, self._guesses, self._rows = EMPTY_TREE, [()], [None] * len(tree)
+            self.tree, self._guesses, self._rows = EMPTY_TREE, [NOT_KNOWN], [None] * len(tree)
             return moves
         below, places = self.tree.below(root)
         kept = sorted(row for row in _rows(below, tree) if row is not None)
@@ -66,7 +75,7 @@ class TreeCache:
             parent = tree.parents[node]
             above = ROOT if parent == ROOT else rows[parent]
             assert above is not None, "a node comes after its parent"
-            new.append((tree.token_ids[node], above, None))
+            new.append((tree.token_ids[node], above, None, 0))
             rows[node] = row
         grown = self.tree.extended(new)
         self._grown = grown, rows
@@ -84,7 +93,7 @@ class TreeCache:
         num_kept = len(self.tree)
         self.tree, self._rows = self._grown
         self.text.keep(range(num_ids), range(num_ids, num_ids + len(self.tree)))
-        self._guesses += [()] * (len(self.tree) - num_kept)
+        self._guesses += [NOT_KNOWN] * (len(self.tree) - num_kept)
 
     def learn(self, guesses: Sequence[Guesses]) -> None:
         """What comes after the last rows of the text and the tree."""
@@ -93,7 +102,7 @@ class TreeCache:
     def guesses(self, node: int) -> Guesses:
         """What comes after a node, or ROOT."""
         row = ROOT if node == ROOT else self._rows[node]
-        return () if row is None else self._guesses[row + 1]
+        return NOT_KNOWN if row is None else self._guesses[row + 1]
 
     def drop_tree(self) -> None:
         """Its rows go back."""
@@ -104,7 +113,7 @@ class TreeCache:
     def forget_guesses(self) -> None:
         """Whatever they are needed for is fed again."""
         self.drop_tree()
-        self._guesses = [()]
+        self._guesses = [NOT_KNOWN]
 
 
 def _rows(cached: TokenTree, tree: TokenTree) -> list[int | None]:

@@ -119,7 +119,12 @@ class Adaptive:
         budget = _chain(waits_for, depth, sequence)
         self._asked = budget.max_nodes
         guess, most_unasked = self._guess(sequence, num_draft_tokens)
-        return RoundPlan(budget, _run_on(most_unasked if rests else 0, sequence), guess, soon=called)
+        run_on = _run_on(most_unasked if rests else 0, sequence)
+        if not (self._ahead and self._costs.known):
+            return RoundPlan(budget, run_on, guess)
+        # The last token of all comes from the target.
+        rounds = self._costs.unwaited[: min(self._costs.most + 1, sequence.remaining)]
+        return RoundPlan(budget, run_on, guess, called, rounds, self._waiting(num_draft_tokens))
 
     def observe(self, proposal: Proposal, verdict: Verdict) -> None:
         self._pass = self._concert.passed(self._pass)
@@ -268,9 +273,12 @@ class Adaptive:
             return Rival.TREE
         if not self._waits:
             return Rival.WAIT
-        expected = 1.0 + sum(itertools.islice(chain(of_ranks, self._costs.num_siblings), num_draft_tokens))
-        waiting = expected * self._costs.alone_s / self._costs.waited[num_draft_tokens]
-        return Rival.WAIT if promise >= waiting else Rival.NOTHING
+        return Rival.WAIT if promise >= self._waiting(num_draft_tokens) * self._costs.alone_s else Rival.NOTHING
+
+    def _waiting(self, num_draft_tokens: int) -> float:
+        """Tokens per second of a round that waits for so many of the draft's."""
+        drafted = itertools.islice(chain(self._chances.of_ranks, self._costs.num_siblings), num_draft_tokens)
+        return (1.0 + sum(drafted)) / self._costs.waited[num_draft_tokens]
 
 
 def _chain(num_draft_tokens: int, depth: int, sequence: Sequence) -> Budget:

@@ -67,13 +67,13 @@ class Ahead:
         known = self._known.get((flying, behind))
         if known is None:
             trees, left = [TokenTree.chain(range(flying + behind))], self._most_nodes
-            frontier = Frontier(self._of_ranks, trees[0].parents, self._most_depth)
+            frontier = Frontier(lambda _: self._of_ranks, trees[0], self._most_depth)
             while parents := [each.parent for each in frontier.take(left)]:
-                frontier.grow(parents)
                 left -= len(parents)
                 size = len(trees[-1])
                 token_ids = (*trees[-1].token_ids, *range(size, size + len(parents)))
                 trees.append(TokenTree(token_ids, (*trees[-1].parents, *parents)))
+                frontier.grow(trees[-1])
             known = self._known[flying, behind] = _Passes(trees)
         return known
 

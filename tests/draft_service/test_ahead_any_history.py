@@ -60,14 +60,15 @@ class Client:
             for node, token in enumerate(growth.tree.token_ids):
                 [[drawn]] = draw([self._at(self.ids, tree)], [runner.logits_after([*self.ids, *tree.token_ids])[None]])
                 assert (drawn.token_id, drawn.draft_probs) == (token, growth.tree.draft_probs[node])
-                tree = tree.extended([(drawn.token_id, drawn.parent, drawn.draft_probs)])
+                tree = tree.extended([(drawn.token_id, drawn.parent, drawn.draft_probs, drawn.sure)])
             return len(tree)
         known, self.tree = len(self.tree), self.tree.merge(growth.tree.under(growth.path))
         for node in range(known, len(self.tree)):
             *above, token = (self.tree.token_ids[each] for each in self.tree.path(node))
             text = [*self.ids, *above]
             [[said]] = guess([(self._at(text, EMPTY_TREE), EMPTY_TREE, runner.logits_after(text)[None])])
-            assert token in said[: max(1, self.tree.parents.count(self.tree.parents[node]))]
+            assert token in said.token_ids[: max(1, self.tree.parents.count(self.tree.parents[node]))]
+            assert not self.tree.sure or self.tree.sure[node] in (0, said.sure), "0: it was asked for alone"
         return len(self.tree) - known
 
     def _at(self, ids: list[int], tree: TokenTree) -> DraftSequence:

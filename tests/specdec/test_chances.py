@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.chances import PRIOR, Chances, best
+from specdec.chances import PRIOR, Chances
 from specdec.tree import EMPTY_TREE, ROOT, TokenTree
-from tests.specdec.trees import OF_RANKS, chances_by_hand, trees
+from tests.specdec.trees import chances_by_hand, trees
 
 
 @pytest.mark.parametrize("shares", [(0.7, 0.1, 0.3), (0.4, 0.35, 0.0)])
@@ -83,13 +83,53 @@ def test_chances_are_chances(observed):
     assert sum(chances.of_ranks) <= 1 + 1e-9
 
 
+def test_what_a_guess_is_worth_depends_on_how_sure_the_draft_was():
+    of_all, rng = Chances(), random.Random(2)
+    own = Chances(of_all)
+    shares = {3: 0.4, 9: 0.9}
+    for _ in range(2000):
+        sure = rng.choice([3, 9])
+        right = rng.random() < shares[sure]
+        tree = TokenTree((1, 2), (ROOT, ROOT), sure=(sure, sure))
+        own.observe(tree, [0] if right else [1] if sure == 3 else [], ended=True)
+    for sure, share in shares.items():
+        assert of_all.where_sure(sure)[0] == pytest.approx(share, abs=0.1)
+        assert own.where_sure(sure)[0] == pytest.approx(share, abs=0.15)
+    assert of_all.where_sure(5)[0] == pytest.approx(of_all.of_ranks[0]), "never seen"
+    tokens, parents = (5, 6, 7), (ROOT, 0, ROOT)
+    assert own.best(TokenTree(tokens, parents, sure=(9, 9, 9)), 2).token_ids == (5, 6)
+    assert own.best(TokenTree(tokens, parents, sure=(3, 9, 3)), 2).token_ids == (7, 5), "here the second is as good"
+
+
+def test_a_text_for_which_the_draft_is_better_is_better_however_sure_it_is():
+    of_all = Chances()
+    poor, good = Chances(of_all), Chances(of_all)
+    for number in range(600):
+        sure = (3, 9)[number % 2]
+        poor.observe(TokenTree((1,), (ROOT,), sure=(sure,)), [0] if sure == 9 and number % 4 else [], ended=True)
+        good.observe(TokenTree((1,), (ROOT,), sure=(sure,)), [0] if sure == 9 or number % 4 else [], ended=True)
+    for sure in (3, 9):
+        assert poor.where_sure(sure)[0] < of_all.where_sure(sure)[0] < good.where_sure(sure)[0]
+
+
+@given(trees(), st.lists(st.floats(0.1, 9), min_size=1, max_size=9))
+def test_no_other_number_of_nodes_promises_more_per_second(tree, rounds):
+    chances = Chances()
+    part, promised = chances.most_per_second(tree, rounds)
+    assert part.problem(100) is None
+    of_nodes = sorted(chances_by_hand(tree, chances.of_ranks), reverse=True)
+    rates = [(1 + sum(of_nodes[:number])) / seconds for number, seconds in enumerate(rounds) if number <= len(tree)]
+    assert promised == pytest.approx(max(rates)) == pytest.approx(rates[len(part)])
+
+
 @given(trees(), st.integers(0, 12))
 def test_the_best_part_of_a_tree_is_a_tree_and_no_part_is_likelier(tree, num_nodes):
-    part = best(OF_RANKS, tree, num_nodes)
+    chances = Chances()
+    part = chances.best(tree, num_nodes)
     assert part.problem(100) is None
     assert len(part) == min(num_nodes, len(tree))
     assert part.merge(tree).merge(EMPTY_TREE).problem(100) is None
     assert len(part.merge(tree)) == len(tree), "nothing but nodes of the tree, where they were"
-    chances = chances_by_hand(tree)
-    kept = sum(chances[token] for token in part.token_ids)
-    assert kept == pytest.approx(sum(sorted(chances, reverse=True)[: len(part)]))
+    of_nodes = chances_by_hand(tree, chances.of_ranks)
+    kept = sum(of_nodes[token] for token in part.token_ids)
+    assert kept == pytest.approx(sum(sorted(of_nodes, reverse=True)[: len(part)]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from specdec.chances import best_chances
 from specdec.frontier import Frontier, Open
-from specdec.tree import ROOT, TokenTree
+from specdec.tree import EMPTY_TREE, ROOT, TokenTree
 from tests.specdec.trees import OF_RANKS, chances_by_hand, trees
 
 EVERYTHING = 10_000
@@ -29,7 +30,7 @@ def test_the_likeliest_children_come_first_and_none_that_is_there(tree, max_dept
         ),
         reverse=True,
     )
-    found = Frontier(OF_RANKS, tree.parents, max_depth).take(EVERYTHING, EVERYTHING)
+    found = Frontier(always(OF_RANKS), tree, max_depth).take(EVERYTHING, EVERYTHING)
     assert [each.chance for each in found] == pytest.approx(expected)
     ranks: dict[int, list[int]] = {}
     for each in found:
@@ -38,21 +39,37 @@ def test_the_likeliest_children_come_first_and_none_that_is_there(tree, max_dept
         assert of_parent == list(range(tree.parents.count(parent), len(OF_RANKS))), "a rank after the one before it"
 
 
+def always(of_ranks: Sequence[float]) -> Callable[[int], Sequence[float]]:
+    return lambda sure: of_ranks
+
+
+def below(tree: TokenTree, *parents: int) -> TokenTree:
+    """With a node more below each of these."""
+    return tree.extended([(1000 + len(tree) + new, parent, None, 0) for new, parent in enumerate(parents)])
+
+
 @given(trees(most=8), st.integers(1, 7), st.lists(st.tuples(st.integers(0, 6), st.floats(0, 9)), max_size=6))
 def test_what_has_grown_is_as_if_it_were_looked_at_anew(tree, max_depth, passes):
-    parents = list(tree.parents)
-    frontier = Frontier(OF_RANKS, parents, max_depth)
+    frontier = Frontier(always(OF_RANKS), tree, max_depth)
     for limits in passes:
-        anew = Frontier(OF_RANKS, parents, max_depth).take(*limits)
+        anew = Frontier(always(OF_RANKS), tree, max_depth).take(*limits)
         taken = frontier.take(*limits)
         assert taken == anew
-        new = [each.parent for each in taken]
-        frontier.grow(new)
-        parents += new
+        tree = below(tree, *(each.parent for each in taken))
+        frontier.grow(tree)
+
+
+def test_where_the_draft_was_surer_it_grows_deeper_and_elsewhere_wider():
+    of_ranks = {0: (0.7, 0.2), 1: (0.4, 0.3), 9: (0.95, 0.02)}
+    tree = TokenTree((1, 2), (ROOT, ROOT), sure=(9, 9)).extended([(3, 0, None, 1)])
+    found = Frontier(of_ranks.__getitem__, tree, 9).take(4, EVERYTHING)
+    assert [(each.parent, each.rank) for each in found] == [(0, 1), (2, 0), (2, 1), (1, 0)]
+    expected = [0.95 * 0.3, 0.95 * 0.4 * 0.7, 0.95 * 0.4 * 0.2, 0.02 * 0.7]
+    assert [each.chance for each in found] == pytest.approx(expected)
 
 
 def spots(tree: TokenTree, of_ranks, max_nodes: int, pass_rows: float, max_depth: int = 9) -> list[tuple[int, int]]:
-    return [(each.parent, each.rank) for each in Frontier(of_ranks, tree.parents, max_depth).take(max_nodes, pass_rows)]
+    return [(each.parent, each.rank) for each in Frontier(always(of_ranks), tree, max_depth).take(max_nodes, pass_rows)]
 
 
 def test_a_pass_takes_what_is_likely_and_leaves_the_rest_to_the_next():
@@ -70,35 +87,37 @@ def test_a_pass_takes_what_is_likely_and_leaves_the_rest_to_the_next():
 def test_a_pass_gains_the_most_for_its_time(tree, pass_rows):
     """Of all numbers of nodes, where each is a row: for the likeliest that are taken, and no others."""
     of_ranks = (0.7,)  # only children for free would be siblings
-    everything = Frontier(of_ranks, tree.parents, 99).take(EVERYTHING, EVERYTHING)
+    everything = Frontier(always(of_ranks), tree, 99).take(EVERYTHING, EVERYTHING)
     if not everything:
         return
     gains = list(itertools.accumulate(each.chance for each in everything))
     rates = [gain / (pass_rows + count) for count, gain in enumerate(gains, 1)]
-    taken = Frontier(of_ranks, tree.parents, 99).take(EVERYTHING, pass_rows)
+    taken = Frontier(always(of_ranks), tree, 99).take(EVERYTHING, pass_rows)
     assert taken == everything[: len(taken)]
     assert rates[len(taken) - 1] == pytest.approx(max(rates))
 
 
 def test_what_never_comes_true_is_not_grown():
-    frontier = Frontier((1.0, 0.0), [-1] * 40, 9)
+    tree = below(EMPTY_TREE, *[ROOT] * 40)
+    frontier = Frontier(always((1.0, 0.0)), tree, 9)
     assert [each.parent for each in frontier.take(EVERYTHING)] == [0]
-    frontier.grow([0])
+    frontier.grow(below(tree, 0))
     assert [each.parent for each in frontier.take(EVERYTHING)] == [40]
 
 
 def test_what_was_taken_and_never_came_is_not_taken_again():
-    frontier = Frontier((0.8, 0.1), (), 9)
+    frontier = Frontier(always((0.8, 0.1)), EMPTY_TREE, 9)
     assert frontier.take(1, 9) == [Open(0.8, ROOT, 0)]
     assert frontier.take(9, 9) == [Open(0.1, ROOT, 1)]
     assert frontier.take(9, 9) == []
 
 
 def test_where_any_node_may_grow_the_best_ones_are_those_that_would_be_grown():
-    frontier, grown = Frontier(OF_RANKS, (), 99), []
+    frontier, grown, tree = Frontier(always(OF_RANKS), EMPTY_TREE, 99), [], EMPTY_TREE
     for _ in range(20):
         [each] = frontier.take(1)
         grown.append(each.chance)
-        frontier.grow([each.parent])
+        tree = below(tree, each.parent)
+        frontier.grow(tree)
     assert list(itertools.islice(best_chances(OF_RANKS), 20)) == pytest.approx(grown)
     assert grown == sorted(grown, reverse=True)

@@ -54,7 +54,7 @@ def test_however_many_sequences_and_positions_there_are_a_model_keeps_no_more_th
         spec = SequenceSpec((1, 2), 2, SamplingParams(), seed)
         shared, fresh = SamplingState(spec, kept=kept), SamplingState(spec)
         for position in range(MAX_KEPT_ROWS):
-            beside += [*choose(logits, [(shared, position)]), *rank(logits, [(shared, position)], 3)]
-            alone += [*choose(logits, [(fresh, position)]), *rank(logits, [(fresh, position)], 3)]
+            beside += [*choose(logits, [(shared, position)]), *rank(logits, [(shared, position)], 3)[0]]
+            alone += [*choose(logits, [(fresh, position)]), *rank(logits, [(fresh, position)], 3)[0]]
     assert len(kept) == MAX_KEPT_ROWS
     assert all(torch.equal(one, other) for one, other in zip(alone, beside, strict=True))

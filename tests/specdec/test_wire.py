@@ -92,6 +92,11 @@ def test_a_tree_survives(tree):
     assert wire.read_tree(sent(wire.write_tree(tree)), VOCAB) == tree
 
 
+def test_how_sure_the_draft_was_survives():
+    tree = TokenTree((1, 2, 3), (-1, -1, 0), sure=(7, 7, 15))
+    assert wire.read_tree(sent(wire.write_tree(tree)), VOCAB).sure == (7, 7, 15)
+
+
 def test_a_chain_needs_no_parents_on_the_wire():
     assert not wire.write_tree(TokenTree.chain([3, 4, 5])).parents
     assert wire.write_tree(TokenTree((3, 4), (-1, -1))).parents == [-1, -1]
@@ -176,6 +181,9 @@ def dist(ids, weights):
         (dict(token_ids=[1], parents=[-2]), "tree", r"parents[0]"),
         (dict(token_ids=[1, 1], parents=[-1, -1]), "tree", "sibling"),
         (dict(token_ids=[1, 2], draft_probs=[dist([1], [1])]), "tree", "draft_probs"),
+        (dict(sure=[1]), "tree", "no token_ids"),
+        (dict(token_ids=[1, 2], sure=[1]), "tree", "1 sure"),
+        (dict(token_ids=[1, 2], sure=[1, 16]), "tree.sure", "at most 15"),
         (
             dict(token_ids=[1, 2], parents=[-1, -1], draft_probs=[dist([1], [1]), dist([2], [1])]),
             "tree.draft_probs",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
 from specdec.tree import ROOT, TokenTree
@@ -16,7 +18,7 @@ def trees(draw: st.DrawFn, most: int = 12) -> TokenTree:
     return TokenTree(tuple(range(size)), tuple(draw(st.integers(-1, node - 1)) for node in range(size)))
 
 
-def chances_by_hand(tree: TokenTree) -> list[float]:
+def chances_by_hand(tree: TokenTree, of_ranks: Sequence[float] = OF_RANKS) -> list[float]:
     """The chance of each node, from its path to the root."""
     found = []
     for node in range(len(tree)):
@@ -24,7 +26,7 @@ def chances_by_hand(tree: TokenTree) -> list[float]:
         while here != ROOT:
             siblings = [other for other, parent in enumerate(tree.parents) if parent == tree.parents[here]]
             rank = siblings.index(here)
-            chance *= OF_RANKS[rank] if rank < len(OF_RANKS) else 0.0
+            chance *= of_ranks[rank] if rank < len(of_ranks) else 0.0
             here = tree.parents[here]
         found.append(chance)
     return found

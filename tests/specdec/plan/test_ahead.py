@@ -17,12 +17,12 @@ def grown(pair, chain, passes, most_nodes, most_depth):
     acceptance, runner_up = pair
     of_ranks = (acceptance, (1 - acceptance) * runner_up)
     tree, left = TokenTree.chain(range(chain)), most_nodes
-    frontier = Frontier(of_ranks, tree.parents, most_depth)
+    frontier = Frontier(lambda _: of_ranks, tree, most_depth)
     for _ in range(passes):
         parents = [each.parent for each in frontier.take(left)]
-        frontier.grow(parents)
         left -= len(parents)
         tree = TokenTree(tuple(range(len(tree) + len(parents))), (*tree.parents, *parents))
+        frontier.grow(tree)
     return tree
 
 
