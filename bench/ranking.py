@@ -3,15 +3,22 @@
 Texts are sampled from the target with coupled noise, and both models are read at every position. A token that follows
 the last node in flight is looked for among the draft's first F; a correction among the first F that are left once the
 token that was drafted, and rejected, is taken away. Ranked by log q + noise, as siblings and branches are; and by q.
+
+And how many tokens are accepted of the best trees of so many nodes, where a guess is worth what guesses of its rank are
+as a rule, or what they are where the draft is as sure: learnt on every second text, looked up on the others.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy
 import torch
 import typer
 from rich.console import Console
@@ -21,10 +28,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from draft_service.proposal import sureness
+from specdec.chances import PRIOR, Chances
 from specdec.demo import MODELS
 from specdec.noise import Domain, Key, exponentials
+from specdec.tree import ROOT, TokenTree
 
 FIRST = (1, 2, 4)
+NODES = (1, 2, 4, 8, 16, 32)
+_MOST_DEPTH = 8
 RANKINGS = ("log q + noise", "q")
 
 
@@ -50,16 +62,30 @@ def main(
     table = Table(box=None, header_style="bold")
     for column in ("T", "ranked by", *(f"{what}\nF = {n}" for what in ("bonus", "correction") for n in FIRST)):
         table.add_column(column, justify="right", no_wrap=True)
+    trees = Table(box=None, header_style="bold")
+    for column in ("T", "a guess is worth by its", *(f"accepted of\n{nodes} nodes" for nodes in NODES)):
+        trees.add_column(column, justify="right", no_wrap=True)
     for each in temperature or [0.6, 1.0]:
-        hits = Hits()
+        hits, learnt, guesses = Hits(), Chances(), []
         for seed, text in enumerate(track(texts, f"T = {each:g}", transient=True)):
             ids = tokenizer.encode(text).ids
-            _count(hits, *_sampled(target, draft, ids, tokens, seed, each))
+            sampled, log_q, raced = _sampled(target, draft, ids, tokens, seed, each)
+            _count(hits, sampled, log_q, raced)
+            right = _right(sampled, raced)
+            if seed % 2:
+                guesses.append(right)
+            else:
+                _learn(learnt, right)
         for ranking in RANKINGS:
             shares = [f"{hits.bonuses[ranking, n] / hits.num_positions:.2f}" for n in FIRST]
             shares += [f"{hits.corrections[ranking, n] / hits.num_rejected:.2f}" for n in FIRST]
             table.add_row(f"{each:g}", ranking, *shares)
-    Console().print(table)
+        for name, levels in (("rank", False), ("rank and how sure", True)):
+            accepted = _accepted([[_chance(learnt, rank, sure * levels) for rank, sure in text] for text in guesses])
+            trees.add_row(f"{each:g}", name, *(f"{number:.2f}" for number in accepted))
+    console = Console()
+    console.print(table)
+    console.print(trees)
 
 
 def _model(path: Path) -> Any:
@@ -97,6 +123,43 @@ def _count(hits: Hits, tokens: Tensor, log_q: Tensor, raced: Tensor) -> None:
             for first in FIRST:
                 found = int((best[:, :first].any(1) & which).sum())
                 counts[name, first] = counts.get((name, first), 0) + found
+
+
+def _right(tokens: Tensor, raced: Tensor) -> list[tuple[int, int]]:
+    """At every position, which of the draft's guesses is right, by its rank (-1: none), and how sure it was."""
+    best = raced.topk(len(PRIOR))
+    found = best.indices == tokens[:, None]
+    ranks = found.int().argmax(-1).masked_fill(~found.any(-1), -1)
+    return list(zip(ranks.tolist(), sureness(best.values).tolist(), strict=True))
+
+
+def _learn(chances: Chances, text: Sequence[tuple[int, int]]) -> None:
+    size = len(PRIOR)
+    for rank, sure in text:
+        guesses = TokenTree(tuple(range(size)), (ROOT,) * size, sure=(sure,) * size)
+        chances.observe(guesses, [] if rank < 0 else [rank], ended=True)
+
+
+def _chance(chances: Chances, rank: int, sure: int) -> float:
+    return chances.where_sure(sure)[rank] if rank >= 0 else 0.0
+
+
+def _accepted(texts: Sequence[Sequence[float]]) -> list[float]:
+    """By NODES: what is accepted of trees that hold every node whose chance is over some limit, ``texts`` being the
+    chances of the guesses that are right.
+
+    Only the right path of a tree is known here. A node of chance c is on it every 1/c times, so it stands for so many.
+    """
+    sizes, accepted = [0.0], [0.0]
+    for limit in (0.95**step for step in range(120)):
+        num_nodes = num_right = 0.0
+        starts = [text[start : start + _MOST_DEPTH] for text in texts for start in range(len(text) - _MOST_DEPTH)]
+        for path in starts:
+            for chance in itertools.takewhile(limit.__le__, itertools.accumulate(path, operator.mul)):
+                num_nodes, num_right = num_nodes + 1 / chance, num_right + 1
+        sizes.append(num_nodes / len(starts))
+        accepted.append(num_right / len(starts))
+    return [float(number) for number in numpy.interp(NODES, sizes, accepted)]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from draft_service.drafter import DraftSequence, Node
@@ -42,7 +43,7 @@ def guess(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]]) -> list[lis
     sure = [0] * len(best)
     if most > 1:
         tokens, scores = rank(rows, of_rows, most)
-        ranked, sure = tokens.tolist(), _sure(scores).tolist()
+        ranked, sure = tokens.tolist(), sureness(scores).tolist()
     distinct = (tuple(dict.fromkeys((first, *others))) for first, others in zip(best, ranked, strict=True))
     guesses = zip(distinct, sure, strict=True)
     return [
@@ -51,8 +52,11 @@ def guess(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]]) -> list[lis
     ]
 
 
-def _sure(scores: Tensor) -> Tensor:  # [rows] int64
-    """How far the best score is ahead of the second, in octaves, from 1 to MOST_SURE: scores [rows, n] are sorted."""
+def sureness(scores: Tensor) -> Tensor:  # [rows] int64
+    """How far the best score is ahead of the second, in octaves, from 1 to MOST_SURE: scores [rows, n] are sorted, the
+    best first."""
+    if scores.shape[-1] < 2:
+        return scores.new_full(scores.shape[:1], MOST_SURE, dtype=torch.int64)
     margins = (scores[:, 0] - scores[:, 1]).nan_to_num(nan=0.0)
     return (margins.clamp(_LEAST_MARGIN).log2() - math.log2(_LEAST_MARGIN)).long().clamp(max=MOST_SURE - 1) + 1
 

@@ -40,10 +40,9 @@ class RoundPlan:
 
     ``budget``: nodes of the draft that are worth waiting for, and as ``max_depth`` how many are worth verifying if more
     are there already; 0 and some: they may be grown, but nobody waits. ``rounds``: seconds with 0, 1, ... nodes that
-    are there; of such a tree as many are verified as promise the most per second, if that is more than the ``waiting``
-    tokens per second that a tree to wait for promises. Empty: max_depth of them, always. ``soon``: none is verified
-    yet, as the verdict comes unasked. ``run_on``: after this round the target may make so many tokens unasked, and if
-    it does so already, no more.
+    are there; of such a tree as many are verified as promise the most per second. Empty: max_depth of them, always.
+    ``soon``: none is verified yet, as the verdict comes unasked. ``run_on``: after this round the target may make so
+    many tokens unasked, and if it does so already, no more.
     """
 
     budget: Budget
@@ -51,7 +50,6 @@ class RoundPlan:
     guess: Guess = NO_GUESS
     soon: bool = False
     rounds: Sequence[float] = ()
-    waiting: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

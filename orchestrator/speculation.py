@@ -90,8 +90,7 @@ class Speculation:
         """What is verified of the tree that is there."""
         if not plan.rounds:
             return self._chances.best(self._trie, plan.budget.max_depth)
-        tree, promised = self._chances.most_per_second(self._trie, plan.rounds)
-        return EMPTY_TREE if plan.budget.max_nodes and promised < plan.waiting else tree
+        return self._chances.most_per_second(self._trie, plan.rounds)
 
     def _reroot(self, sequence: Sequence) -> None:
         for growth in self._draft.arrived():

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from specdec.acceptance import Acceptance
-from specdec.tree import ROOT, TokenTree
+from specdec.tree import EMPTY_TREE, ROOT, TokenTree
 
 PRIOR = (0.7, 0.33, 0.22, 0.17, 0.13, 0.11, 0.1, 0.09)
 """How often a guess is right where those before it were wrong, until that is known. The first is what a good draft
@@ -21,6 +21,7 @@ reaches, the others are of a small model at temperature 1 (bench/LOG.md)."""
 
 _PRIOR_TRIALS = 6
 _SURE_TRIALS = 12
+"""That what is known of a rank counts for, beside what was seen of it where the draft was so sure."""
 _MEMORY, _MEMORY_OF_ALL = 100, 500
 
 
@@ -37,7 +38,9 @@ class Chances:
         else:
             self._by_rank = [Acceptance(_MEMORY) for _ in PRIOR]
         self._where_sure: dict[int, list[Acceptance]] = {}  # of all
-        self._found: dict[int, list[float]] = {}  # as of what was observed last
+        self._num_observed = 0
+        self._found: dict[int, list[float]] = {}
+        self._found_after = 0  # observations of all texts
 
     def observe(self, tree: TokenTree, path: Sequence[int], ended: bool) -> None:
         """The nodes of ``path``, from the root down, were committed; ``ended``: and then no child of the last."""
@@ -56,14 +59,14 @@ class Chances:
         return tree.descend(token_ids)
 
     def _tried(self, tree: TokenTree, children: list[int], right: int | None) -> None:
-        sure = tree.sure[children[0]] if tree.sure and children else 0
+        sure = next((tree.sure[child] for child in children if tree.sure[child]), 0) if tree.sure else 0
         for rank, child in enumerate(children[: len(PRIOR)]):
             self._observe(rank, sure, child == right)
             if child == right:
                 return
 
     def _observe(self, rank: int, sure: int, right: bool) -> None:
-        self._found.clear()
+        self._num_observed += 1
         self._by_rank[rank].observe(right, 1)
         if self._of_all is not None:
             self._of_all._observe(rank, sure, right)
@@ -71,7 +74,9 @@ class Chances:
             self._of_sure(sure)[rank].observe(right, 1)
 
     def _of_sure(self, sure: int) -> list[Acceptance]:
-        return self._where_sure.setdefault(sure, [Acceptance(_MEMORY_OF_ALL) for _ in PRIOR])
+        if sure not in self._where_sure:
+            self._where_sure[sure] = [Acceptance(_MEMORY_OF_ALL) for _ in PRIOR]
+        return self._where_sure[sure]
 
     def forget(self) -> None:
         """What was learnt here hardly counts from now on."""
@@ -91,11 +96,17 @@ class Chances:
 
     def where_sure(self, sure: int) -> list[float]:
         """The same where the draft was so sure (specdec.tree.TokenTree), of this text; 0: as a rule."""
+        num_observed = (self._of_all or self)._num_observed
+        if num_observed != self._found_after:
+            self._found, self._found_after = {}, num_observed
         if sure not in self._found:
-            wrong, found = 1.0, []
+            wrong, least = 1.0, 1.0
+            found: list[float] = []
             for rank in range(len(PRIOR)):
                 share = self._share_where(rank, sure)
-                found.append(wrong * share)
+                # None is likelier than the one before it, or what is likeliest of a tree would change their order.
+                least = min(wrong * share, least)
+                found.append(least)
                 wrong *= 1.0 - share
             self._found[sure] = found
         return self._found[sure]
@@ -118,25 +129,26 @@ class Chances:
         # A node is never likelier than its parent, which comes before it.
         return tree.part(sorted(range(len(tree)), key=lambda node: -chances[node])[:num_nodes])
 
-    def most_per_second(self, tree: TokenTree, rounds: Sequence[float]) -> tuple[TokenTree, float]:
-        """The part of ``tree`` that promises the most tokens per second, and how many, where a round takes ``rounds``
-        seconds with 0, 1, ... nodes; no more than those."""
+    def most_per_second(self, tree: TokenTree, rounds: Sequence[float]) -> TokenTree:
+        """The part of ``tree``, a node at least, that promises the most tokens per second, where a round with 0, 1, ...
+        nodes takes ``rounds`` seconds; no more nodes than that."""
         chances = self._of_nodes(tree)
         nodes = sorted(range(len(tree)), key=lambda node: -chances[node])[: len(rounds) - 1]
         expected = itertools.accumulate((chances[node] for node in nodes), initial=1.0)
         promised = [tokens / seconds for tokens, seconds in zip(expected, rounds, strict=False)]
-        most = max(promised)
-        return tree.part(nodes[: promised.index(most)]), most
+        return tree.part(nodes[: promised.index(max(promised[1:]))]) if nodes else EMPTY_TREE
 
     def _of_nodes(self, tree: TokenTree) -> list[float]:
         """That each is committed."""
         num_children: Counter[int] = Counter()
+        # A guess from elsewhere, among the draft's, knows nothing of this.
+        sures = {parent: sure for parent, sure in zip(tree.parents, tree.sure, strict=False) if sure}
         chances: list[float] = []
-        for node, parent in enumerate(tree.parents):
+        for parent in tree.parents:
             rank = num_children[parent]
             num_children[parent] += 1
             above = 1.0 if parent == ROOT else chances[parent]
-            of_ranks = self.where_sure(tree.sure[node] if tree.sure else 0)
+            of_ranks = self.where_sure(sures.get(parent, 0))
             chances.append(above * of_ranks[rank] if rank < len(of_ranks) else 0.0)
         return chances
 

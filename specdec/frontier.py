@@ -18,6 +18,10 @@ PASS_ROWS = 32
 (bench/LOG.md)."""
 
 
+_NONE = 1 << 30
+"""A rank that no child has."""
+
+
 class Open(NamedTuple):
     """A child that a tree does not have yet: the ``rank``-th of node ``parent``, committed with this ``chance``."""
 
@@ -31,11 +35,12 @@ class Frontier:
     ... child is right where the draft is so ``sure``."""
 
     def __init__(self, of_ranks: Callable[[int], Sequence[float]], tree: TokenTree, max_depth: int) -> None:
-        self._of_ranks = of_ranks
+        self._of_ranks, self._of_any = of_ranks, of_ranks(0)
         self._max_depth = max_depth
-        # By node, from ROOT on: how likely it is, its depth and its children.
+        # By node, from ROOT on: how likely it is, its depth, its children, how likely those are, and which is open.
         self._chances, self._depths, self._num_children = [1.0], [-1], [0]
-        self._of_children = [of_ranks(0)]
+        self._of_children = [self._of_any]
+        self._open_ranks = [_NONE]
         self._heap: list[tuple[float, int, int]] = []
         self.grow(tree)
         self._open(ROOT)
@@ -51,6 +56,8 @@ class Frontier:
         gained, num_rows = 0.0, 0
         while self._heap and len(taken) < max_nodes and -self._heap[0][0] * (pass_rows + num_rows) >= gained:
             chance, parent, rank = heapq.heappop(self._heap)
+            if -chance != self._chance(parent, rank):
+                continue  # it was put in anew, when more was known
             taken.append(Open(-chance, parent, rank))
             gained, num_rows = gained - chance, num_rows + (rank == 0)
             self._push(parent, rank + 1)
@@ -58,27 +65,38 @@ class Frontier:
 
     def grow(self, tree: TokenTree) -> None:
         """It is this by now, with nodes behind those that it had."""
-        first = len(self._chances) - 1
-        for node in range(first, len(tree)):
+        new = range(len(self._chances) - 1, len(tree))
+        self._num_children += [0] * len(new)
+        self._of_children += [self._of_any] * len(new)
+        self._open_ranks += [_NONE] * len(new)
+        for node in new if tree.sure else ():
+            if tree.sure[node] and self._of_children[tree.parents[node] + 1] is self._of_any:
+                self._learn(tree.parents[node], tree.sure[node])
+        for node in new:
             above = tree.parents[node] + 1
-            rank = self._num_children[above]
-            if rank == 0 and tree.sure:
-                self._of_children[above] = self._of_ranks(tree.sure[node])
-            of_ranks = self._of_children[above]
-            self._num_children[above] += 1
-            self._num_children.append(0)
-            self._of_children.append(self._of_ranks(0))
-            self._chances.append(self._chances[above] * of_ranks[rank] if rank < len(of_ranks) else 0.0)
+            self._chances.append(self._chance(tree.parents[node], self._num_children[above]))
             self._depths.append(self._depths[above] + 1)
-        for node in range(first, len(self._chances) - 1):
+            self._num_children[above] += 1
+        for node in new:
             self._open(node)
+
+    def _chance(self, parent: int, rank: int) -> float:
+        of_ranks = self._of_children[parent + 1]
+        return self._chances[parent + 1] * of_ranks[rank] if rank < len(of_ranks) else 0.0
+
+    def _learn(self, parent: int, sure: int) -> None:
+        """How sure the draft was of what comes after a node is told with its first child."""
+        rank = self._open_ranks[parent + 1]
+        before = self._chance(parent, rank)
+        self._of_children[parent + 1] = self._of_ranks(sure)
+        if rank != _NONE and self._chance(parent, rank) != before:
+            self._push(parent, rank)
 
     def _open(self, node: int) -> None:
         self._push(node, self._num_children[node + 1])
 
     def _push(self, parent: int, rank: int) -> None:
-        of_ranks = self._of_children[parent + 1]
-        if rank < len(of_ranks) and self._depths[parent + 1] + 1 < self._max_depth:
-            chance = self._chances[parent + 1] * of_ranks[rank]
-            if chance > 0:
-                heapq.heappush(self._heap, (-chance, parent, rank))
+        self._open_ranks[parent + 1] = rank
+        chance = self._chance(parent, rank)
+        if chance > 0 and self._depths[parent + 1] + 1 < self._max_depth:
+            heapq.heappush(self._heap, (-chance, parent, rank))

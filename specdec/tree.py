@@ -15,6 +15,7 @@ MAX_TREE_NODES = 1024
 """Of a tree that a peer sends."""
 
 MOST_SURE = 15
+"""See TokenTree.sure."""
 
 ROOT = -1
 """The parent of a tree's topmost nodes: the last committed token."""

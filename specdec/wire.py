@@ -121,13 +121,11 @@ def read_tree(message: common_pb2.TokenTree, vocab_size: int, field: str = "tree
         SparseDistribution(tuple(d.token_ids), tuple(d.weights)) if d.token_ids or d.weights else None
         for d in message.draft_probs
     )
-    tree = TokenTree(token_ids, parents, draft_probs, tuple(message.sure))
+    tree = TokenTree(token_ids, parents, draft_probs, tuple(min(sure, MOST_SURE) for sure in message.sure))
     if problem := tree.problem(vocab_size):
         raise InvalidArgument([(field, problem)])
     if draft_probs and not tree.is_chain:
         raise InvalidArgument([(f"{field}.draft_probs", "only a chain can carry distributions")])
-    if max(tree.sure, default=0) > MOST_SURE:
-        raise InvalidArgument([(f"{field}.sure", f"at most {MOST_SURE}, not {max(tree.sure)}")])
     for node, (token, distribution) in enumerate(zip(token_ids, draft_probs, strict=False)):
         if distribution and (problem := _distribution_problem(distribution, token, vocab_size)):
             raise InvalidArgument([(f"{field}.draft_probs[{node}]", problem)])

@@ -25,7 +25,7 @@ from bench.distance.modes import AHEAD, ALONE, Mode
 from bench.distance.pairs import Pair, PairName, TableCosts, make
 from bench.distance.ratios import pair_of_ratios, ratios
 from bench.distance.row import Row
-from bench.distance.situations import measure, num_runs, situations
+from bench.distance.situations import Situation, groups, measure, num_runs, situations
 from specdec.processes import StartError
 
 _COSTS = TableCosts()
@@ -130,17 +130,21 @@ async def _measure(
             if quick:
                 rate = first.num_tokens / first.seconds
                 tokens = max(_FEWEST, min(tokens, int(_QUICK_TOKENS * rate / _QUICK_RATE)))
-            for situation in plan:
-                where = f"{situation.name}, T = {situation.temperature:g}"
+            progress.update(task, description="Measuring")
 
-                def done(mode: Mode, where: str = where) -> None:
-                    progress.update(task, advance=1, description=f"{where}: {mode.name}")
+            def done(situation: Situation, mode: Mode) -> None:
+                progress.update(task, advance=1, description=f"{_where(situation)}: {mode.name}")
 
-                progress.update(task, description=where)
-                found = await measure(running, situation, tokens, repeats, done)
-                progress.console.print(f"  {where}: {_in_short(found)}", highlight=False)
-                rows += found
+            for group in groups(plan):
+                found = await measure(running, group, tokens, repeats, done)
+                for situation, of_situation in zip(group, found, strict=True):
+                    progress.console.print(f"  {_where(situation)}: {_in_short(of_situation)}", highlight=False)
+                    rows += of_situation
     return rows
+
+
+def _where(situation: Situation) -> str:
+    return f"{situation.name}, T = {situation.temperature:g}"
 
 
 def _in_short(rows: Sequence[Row]) -> str:

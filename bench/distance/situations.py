@@ -48,36 +48,47 @@ def situations(pair: Pair, quick: bool) -> list[Situation]:
     ]
 
 
+def groups(plan: Sequence[Situation]) -> list[list[Situation]]:
+    """What is measured in turn: all distances, so that what befalls the machine meanwhile befalls all of them; anything
+    else by itself."""
+    distances = [each for each in plan if each.round_trip_ms is not None]
+    return [distances, *([each] for each in plan if each.round_trip_ms is None)]
+
+
 def num_runs(plan: Sequence[Situation], repeats: int) -> int:
     """That ``measure`` makes of all of them."""
-    return sum(repeats + mode.learns for situation in plan for mode in situation.modes)
+    return sum(repeats * (1 + mode.learns) for situation in plan for mode in situation.modes)
 
 
-async def measure(lab: Lab, situation: Situation, tokens: int, repeats: int, done: Callable[[Mode], None]) -> list[Row]:
-    """Every mode in turn, ``repeats`` times; those that learn have a short run before, which nobody counts. ``done``
-    hears of every run.
-
-    Samples that share the target with many others are shorter.
-    """
-    if situation.draft_is_there:
-        lab.move_draft(situation.round_trip_ms or 0.0)
-    else:
-        lab.kill_draft()
-    if situation.streams > 1:
-        tokens = max(16, tokens // 2)
-    runs: dict[str, list[Run]] = {mode.name: [] for mode in situation.modes}
-    for mode in situation.modes:
-        if mode.learns:
-            await lab.run(mode, situation.temperature, situation.streams, max(16, tokens // 4), seed=0)
-            done(mode)
+async def measure(
+    lab: Lab, group: Sequence[Situation], tokens: int, repeats: int, done: Callable[[Situation, Mode], None]
+) -> list[list[Row]]:
+    """By situation. All of them in turn, ``repeats`` times, and in each every mode; those that learn have a short run
+    before, which nobody counts. ``done`` hears of every run."""
+    runs: dict[tuple[int, str], list[Run]] = {}
     for repeat in range(repeats):
-        for mode in situation.modes:
-            runs[mode.name].append(
-                await lab.run(mode, situation.temperature, situation.streams, tokens, seed=1 + repeat)
-            )
-            done(mode)
+        for index, situation in enumerate(group):
+            if situation.draft_is_there:
+                lab.move_draft(situation.round_trip_ms or 0.0)
+            else:
+                lab.kill_draft()
+            # Samples that share the target with many others are shorter.
+            length = max(16, tokens // 2) if situation.streams > 1 else tokens
+            for mode in situation.modes:
+                if mode.learns:
+                    await lab.run(mode, situation.temperature, situation.streams, max(16, length // 4), seed=0)
+                    done(situation, mode)
+            for mode in situation.modes:
+                run = await lab.run(mode, situation.temperature, situation.streams, length, seed=1 + repeat)
+                runs.setdefault((index, mode.name), []).append(run)
+                done(situation, mode)
     name = lab.pair.name.value
     return [
-        Row.of(name, situation.temperature, situation.name, situation.round_trip_ms, mode, of_mode)
-        for mode, of_mode in runs.items()
+        [
+            Row.of(
+                name, situation.temperature, situation.name, situation.round_trip_ms, mode.name, runs[index, mode.name]
+            )
+            for mode in situation.modes
+        ]
+        for index, situation in enumerate(group)
     ]

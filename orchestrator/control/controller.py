@@ -120,11 +120,10 @@ class Adaptive:
         self._asked = budget.max_nodes
         guess, most_unasked = self._guess(sequence, num_draft_tokens)
         run_on = _run_on(most_unasked if rests else 0, sequence)
-        if not (self._ahead and self._costs.known):
-            return RoundPlan(budget, run_on, guess)
         # The last token of all comes from the target.
-        rounds = self._costs.unwaited[: min(self._costs.most + 1, sequence.remaining)]
-        return RoundPlan(budget, run_on, guess, called, rounds, self._waiting(num_draft_tokens))
+        most = min(self._costs.most, sequence.remaining - 1)
+        rounds = tuple(self._costs.unwaited[: most + 1]) if self._ahead and self._costs.known else ()
+        return RoundPlan(budget, run_on, guess, called, rounds)
 
     def observe(self, proposal: Proposal, verdict: Verdict) -> None:
         self._pass = self._concert.passed(self._pass)
@@ -273,12 +272,9 @@ class Adaptive:
             return Rival.TREE
         if not self._waits:
             return Rival.WAIT
-        return Rival.WAIT if promise >= self._waiting(num_draft_tokens) * self._costs.alone_s else Rival.NOTHING
-
-    def _waiting(self, num_draft_tokens: int) -> float:
-        """Tokens per second of a round that waits for so many of the draft's."""
-        drafted = itertools.islice(chain(self._chances.of_ranks, self._costs.num_siblings), num_draft_tokens)
-        return (1.0 + sum(drafted)) / self._costs.waited[num_draft_tokens]
+        expected = 1.0 + sum(itertools.islice(chain(of_ranks, self._costs.num_siblings), num_draft_tokens))
+        waiting = expected * self._costs.alone_s / self._costs.waited[num_draft_tokens]
+        return Rival.WAIT if promise >= waiting else Rival.NOTHING
 
 
 def _chain(num_draft_tokens: int, depth: int, sequence: Sequence) -> Budget:

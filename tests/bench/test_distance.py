@@ -15,7 +15,7 @@ from bench.distance.modes import AHEAD, ALONE, BLOCK, modes, sync
 from bench.distance.pairs import Pair, PairName, TableCosts, make
 from bench.distance.ratios import pair_of_ratios, ratios
 from bench.distance.row import Outcomes, RoundMs, Row, Run
-from bench.distance.situations import ROUND_TRIPS_MS, Situation, measure, situations
+from bench.distance.situations import ROUND_TRIPS_MS, Situation, groups, measure, num_runs, situations
 from specdec.v1.generation_pb2 import SpeculationStats
 
 SITUATIONS = ("0 ms", "1 ms", "5 ms", "20 ms", "50 ms", "32 streams", "random", "gone")
@@ -123,7 +123,9 @@ def test_every_mode_is_measured_at_every_distance_and_block_where_something_is_d
                 assert bool(blocked) is (with_block and temperature > 0)
                 assert all(mode.front == "near" and mode.num_draft_tokens for mode in blocked)
                 assert len(names) == len({*names})
-        assert [each.name for each in plan if each.round_trip_ms is None] == [
+        together, *others = groups(plan)
+        assert together == [each for each in plan if each.round_trip_ms is not None]
+        assert [each.name for [each] in others] == [
             "32 streams",
             *(["random"] if pair.stranger else []),
             "gone",
@@ -203,12 +205,19 @@ async def test_every_mode_says_the_same_whatever_happens_to_the_draft(tmp_path):
             [sample] = await client.generate(**request)
             assert sample.token_ids == alone.token_ids, name
         done = []
-        [row, ahead] = await measure(running, Situation("5 ms", [ALONE, AHEAD], 1.0, 5.0), 40, 1, done.append)
-        assert [mode.name for mode in done] == ["ahead", "alone", "ahead"]  # what learns is tried first
+        group = [Situation(f"{each:g} ms", [ALONE, AHEAD], 1.0, each) for each in (5.0, 9.0)]
+        [[row, ahead], other] = await measure(running, group, 40, 2, lambda *run: done.append(run))
+        turn = [
+            (each.name, mode) for each in group for mode in ("ahead", "alone", "ahead")
+        ]  # what learns is tried first
+        assert [(situation.name, mode.name) for situation, mode in done] == turn * 2
+        assert len(done) == num_runs(group, repeats=2)
+        assert {each.situation for each in (row, ahead)} == {"5 ms"} != {each.situation for each in other}
         assert (row.mode, row.tokens_per_round, row.on_time) == ("alone", 1.0, None)
         assert row.round_ms.target_pass > 1.5
         assert json.loads(json.dumps(asdict(ahead)))["outcomes"]["num_bonuses"] == ahead.outcomes.num_bonuses
-        rows = await measure(running, Situation("gone", [AHEAD], draft_is_there=False), 40, 1, done.append)
+        gone = [Situation("gone", [AHEAD], draft_is_there=False)]
+        [rows] = await measure(running, gone, 40, 1, lambda *run: done.append(run))
         assert rows[0].draft_tokens_per_round == 0
         [sample] = await running.clients["ahead"].generate(**request)
         assert sample.token_ids == alone.token_ids

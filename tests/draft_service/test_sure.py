@@ -10,6 +10,7 @@ import torch
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
+from draft_service.proposal import sureness
 from specdec.rounds import Advance, Budget
 from specdec.sequence import SamplingParams, SequenceSpec
 from specdec.tree import MOST_SURE, ROOT, TokenTree
@@ -53,6 +54,12 @@ def test_every_node_tells_how_sure_the_draft_was_there():
 
 def test_what_can_hardly_be_said_is_as_sure_as_can_be_said():
     assert set(grown(Certain(seed=0)).sure) == {15, 2}, "90 nats, and a hundredth of one"
+
+
+def test_of_the_only_token_there_is_a_model_is_as_sure_as_can_be():
+    assert sureness(torch.zeros(3, 1)).tolist() == [MOST_SURE] * 3
+    unlike = torch.tensor([[1.0, -torch.inf], [-torch.inf, -torch.inf], [0.0, 0.0]])
+    assert sureness(unlike).tolist() == [MOST_SURE, 1, 1]
 
 
 def test_what_nobody_grows_ahead_tells_nothing():

@@ -313,6 +313,23 @@ def test_on_a_miss_and_on_a_hit_the_better_one_is_verified(share, draft_s, beate
     assert plan.guess.beats is beaten
 
 
+def test_the_plan_tells_what_rounds_take_up_to_the_last_token_but_one():
+    costs = Costs(8, ahead=True)
+    for number in range(40):
+        depth = number % 5
+        if depth:
+            costs.drafted(depth, 0.002)
+            costs.foreseen(True)
+        costs.verified(depth, 0.0205, Timings(0, 20_000 + number % 2 + 10 * depth, 0, depth + 1, 1), 1, 1)
+    sequence = SimpleNamespace(ids=[1, 2, 3], num_committed=1, remaining=1 << 20)
+    grows, waits = (Adaptive(Concert(costs), ahead=ahead) for ahead in (True, False))
+    assert grows.plan(sequence).rounds == tuple(costs.unwaited[:9])
+    assert waits.plan(sequence).rounds == ()
+    sequence.remaining = 3
+    assert len(grows.plan(sequence).rounds) == 3
+    assert Adaptive(Concert(Costs(8, ahead=True)), ahead=True).plan(sequence).rounds == (), "nothing is known yet"
+
+
 def test_a_client_that_names_a_number_gets_that_number_and_no_guess():
     sequence = SimpleNamespace(ids=[1, 2, 3] * 9, num_committed=9, remaining=1 << 20)
     assert Fixed(4).plan(sequence) == RoundPlan(Budget(4, 4))

@@ -80,36 +80,24 @@ async def test_where_waiting_does_not_pay_the_draft_grows_from_the_last_token_an
 
 
 @pytest.mark.parametrize(
-    ("rounds", "waiting", "verified"),
+    ("rounds", "verified"),
     [
-        ((1.0, 1.0, 1.0, 1.0, 1.0), 0.0, [9, 1]),  # rows are free
-        ((1.0, 1.0), 0.0, [9]),  # no more than that
-        ((1.0, 1.0, 2.0, 3.0), 0.0, [9]),
-        ((1.0, 2.0, 3.0, 4.0), 0.0, []),
-        ((1.0, 1.0, 1.0, 1.0, 1.0), 9.0, []),  # it is better to wait
+        ((1.0, 1.0, 1.0, 1.0, 1.0), [9, 1]),  # rows are free
+        ((1.0, 1.0), [9]),  # no more than that
+        ((1.0, 1.0, 2.0, 3.0), [9]),
+        ((1.0, 2.0, 3.0, 4.0), [9]),  # one at least
     ],
 )
-async def test_of_what_is_there_as_much_is_verified_as_is_worth_its_time(rounds, waiting, verified):
+async def test_of_what_is_there_as_much_is_verified_as_is_worth_its_time(rounds, verified):
     draft = FakeDraft()
     sequence, speculation = flying(draft)
     await speculation.next(sequence)
     draft.pushed = [Growth(1, 3, (), chain([6, 7, 8, 9, 1]), None)]
     commit(sequence, 6, 7, 8)
-    speculation.advance(sequence, RoundPlan(Budget(2, 2), rounds=rounds, waiting=waiting))
+    speculation.advance(sequence, RoundPlan(Budget(2, 2), rounds=rounds))
     assert draft.in_flight[-1] == chain(verified)
-    assert draft.budgets[-1].max_nodes == (0 if verified else 2)
-    if verified:
-        assert (await speculation.next(sequence)).tree == chain(verified)
-
-
-async def test_where_nobody_waits_what_is_there_is_better_than_nothing():
-    draft = FakeDraft()
-    sequence, speculation = flying(draft)
-    await speculation.next(sequence)
-    draft.pushed = [Growth(1, 3, (), chain([6, 7, 8, 9]), None)]
-    commit(sequence, 6, 7, 8)
-    speculation.advance(sequence, RoundPlan(Budget(0, 2), rounds=(1.0, 1.0), waiting=9.0))
-    assert draft.in_flight[-1] == chain([9])
+    assert draft.budgets[-1].max_nodes == 0
+    assert (await speculation.next(sequence)).tree == chain(verified)
 
 
 async def test_before_what_is_to_come_unasked_is_over_the_draft_begins_and_nothing_is_verified():

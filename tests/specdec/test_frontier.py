@@ -15,6 +15,7 @@ from specdec.tree import EMPTY_TREE, ROOT, TokenTree
 from tests.specdec.trees import OF_RANKS, chances_by_hand, trees
 
 EVERYTHING = 10_000
+OF_SURE = [OF_RANKS, [0.98, 0.01], [0.4, 0.35, 0.1, 0.05]]
 
 
 @given(trees(), st.integers(1, 6))
@@ -44,15 +45,17 @@ def always(of_ranks: Sequence[float]) -> Callable[[int], Sequence[float]]:
 
 
 def below(tree: TokenTree, *parents: int) -> TokenTree:
-    """With a node more below each of these."""
-    return tree.extended([(1000 + len(tree) + new, parent, None, 0) for new, parent in enumerate(parents)])
+    """With a node more below each of these; how sure the draft was depends on the node above."""
+    new = enumerate(parents, 1000 + len(tree))
+    return tree.extended([(token, parent, None, (parent + 1) % len(OF_SURE)) for token, parent in new])
 
 
 @given(trees(most=8), st.integers(1, 7), st.lists(st.tuples(st.integers(0, 6), st.floats(0, 9)), max_size=6))
 def test_what_has_grown_is_as_if_it_were_looked_at_anew(tree, max_depth, passes):
-    frontier = Frontier(always(OF_RANKS), tree, max_depth)
+    tree = below(EMPTY_TREE, *tree.parents)
+    frontier = Frontier(OF_SURE.__getitem__, tree, max_depth)
     for limits in passes:
-        anew = Frontier(always(OF_RANKS), tree, max_depth).take(*limits)
+        anew = Frontier(OF_SURE.__getitem__, tree, max_depth).take(*limits)
         taken = frontier.take(*limits)
         assert taken == anew
         tree = below(tree, *(each.parent for each in taken))
@@ -61,7 +64,7 @@ def test_what_has_grown_is_as_if_it_were_looked_at_anew(tree, max_depth, passes)
 
 def test_where_the_draft_was_surer_it_grows_deeper_and_elsewhere_wider():
     of_ranks = {0: (0.7, 0.2), 1: (0.4, 0.3), 9: (0.95, 0.02)}
-    tree = TokenTree((1, 2), (ROOT, ROOT), sure=(9, 9)).extended([(3, 0, None, 1)])
+    tree = TokenTree((1, 2), (ROOT, ROOT), sure=(0, 9)).extended([(3, 0, None, 1)])
     found = Frontier(of_ranks.__getitem__, tree, 9).take(4, EVERYTHING)
     assert [(each.parent, each.rank) for each in found] == [(0, 1), (2, 0), (2, 1), (1, 0)]
     expected = [0.95 * 0.3, 0.95 * 0.4 * 0.7, 0.95 * 0.4 * 0.2, 0.02 * 0.7]
