@@ -34,6 +34,8 @@ _QUICK_TOKENS, _QUICK_RATE, _FEWEST = 80, 24.0, 24
 """What is to be quick has so many tokens a run where the target alone makes so many per second, and fewer where it is
 slower."""
 _RATE_TOKENS = 16
+_TELL_EVERY = 30
+"""Runs after which a file or a pipe is told how many there were; a terminal shows a bar."""
 
 
 def main(
@@ -134,6 +136,9 @@ async def _measure(
 
             def done(situation: Situation, mode: Mode) -> None:
                 progress.update(task, advance=1, description=f"{_where(situation)}: {mode.name}")
+                [told] = progress.tasks
+                if not console.is_terminal and told.completed % _TELL_EVERY == 0:
+                    console.print(f"  {told.completed:.0f} of {told.total:.0f} runs", style="dim", highlight=False)
 
             for group in groups(plan):
                 found = await measure(running, group, tokens, repeats, done)

@@ -236,7 +236,8 @@ def test_a_draft_follows_the_grammar_too() -> None:
     spec = SequenceSpec((5, 6), 2, SamplingParams(), 11)
     drafting = DraftSequence(spec, [5, 6], EMPTY_TREE, Memory(SamplingState(spec, Automaton(GRAMMAR))))
     for _ in range(12):
-        [[[token]]] = propose([drafting], [logits_after([*drafting.ids, *drafting.tree.token_ids])[None]])
+        [[guesses]] = propose([drafting], [logits_after([*drafting.ids, *drafting.tree.token_ids])[None]])
+        [token] = guesses.token_ids
         drafting.tree = TokenTree.chain([*drafting.tree.token_ids, token])
     assert Automaton(GRAMMAR).accepts(drafting.tree.token_ids)
 
