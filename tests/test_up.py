@@ -46,6 +46,8 @@ async def started(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
+        # Also where these tests run under nohup, which a program is to heed.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     try:
         yield process
