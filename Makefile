@@ -12,11 +12,13 @@ help: ## Show what can be made
 
 setup: $(READY) ## Make .venv with everything in it
 
-# torch first and by its exact version: a range would fetch the newest build with its CUDA packages.
+# torch first, so that it may come from an index of its own: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# spares a machine without a GPU the gigabytes of CUDA packages that the default build wants on Linux.
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once; some minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--no-deps $(TORCH_INDEX:%=--index-url %) torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 

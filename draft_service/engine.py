@@ -22,8 +22,8 @@ from specdec.sequence import SequenceSpec
 from specdec.tree import EMPTY_TREE
 
 _TOLD_AT_ONCE = 8
-"""Sequences that are told what has grown ahead after every pass. Of more each is told after so many times fewer: with
-32 the messages of every pass took an orchestrator two thirds more time than those of every fourth, for no hit more."""
+"""Of twice as many sequences each is told after every second pass what has grown ahead, and so on: with 32 the messages
+of every pass took an orchestrator two thirds more time than those of every fourth, for no hit more."""
 
 
 @dataclass(frozen=True, slots=True)

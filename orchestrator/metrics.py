@@ -171,7 +171,7 @@ class Metrics:
         counter(
             "specdec.draft_nodes_received",
             "{node}",
-            "Nodes from drafts in time to count, of samples that have ended",
+            "Nodes that came from drafts, late ones too, of samples that have ended",
             one(lambda: self._num_received_nodes),
         )
         counter(

@@ -31,7 +31,7 @@ class OrchestratorSettings(ServiceSettings):
     request_timeout_s: float = Field(600.0, gt=0, description="no request runs longer")
     resolve_every_s: float = Field(5.0, gt=0, description="how often the names of targets and drafts are looked up")
     target_wait_s: float = Field(30.0, gt=0, description="how long a request waits for a target to be there")
-    watchdog_s: float = Field(1.0, gt=0, description="silence after which a replica counts as lost")
+    watchdog_s: float = Field(1.0, ge=0.5, description="a replica that falls silent has been left within so long")
     stuck_after_s: float = Field(
         15.0, gt=0, description="a replica that is heard but makes no pass for so long counts as lost"
     )

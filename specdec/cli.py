@@ -124,7 +124,7 @@ def demo(
 @app.command()
 def generate(
     prompt: str,
-    max_tokens: Annotated[int | None, typer.Option(min=0, help="default: the rest of the context")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="default: the rest of the context")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 1.0,
     top_p: Annotated[float | None, typer.Option()] = None,
     top_k: Annotated[int | None, typer.Option(min=0)] = None,

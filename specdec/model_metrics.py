@@ -28,7 +28,8 @@ def observe(service: str, info: ModelInfo, load: Callable[[], Load], busy_s: Cal
 
     gauge, counter = instruments.gauge, instruments.counter
     gauge("specdec.live_sequences", "{sequence}", "Sequences open", of(lambda load: load.live_sequences))
-    gauge("specdec.waiting_sequences", "{sequence}", "Waiting for the model", of(lambda load: load.waiting_sequences))
+    at_work = "With a pass of the model to come or under way"
+    gauge("specdec.waiting_sequences", "{sequence}", at_work, of(lambda load: load.waiting_sequences))
     gauge("specdec.open_streams", "{stream}", "Streams open", of(lambda load: load.open_streams))
     gauge("specdec.kv_slots_used", "{slot}", "KV cache slots taken", of(lambda load: load.kv_slots_used))
     gauge("specdec.kv_slots_total", "{slot}", "KV cache slots in total", of(lambda load: load.kv_slots_total))

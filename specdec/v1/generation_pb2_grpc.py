@@ -55,7 +55,8 @@ class GenerationServiceServicer:
         TOKEN and BLOCK the text depends on what was drafted as well. Where the deployment has API keys, one is sent as
         metadata, "authorization: Bearer KEY". Statuses:
         INVALID_ARGUMENT    malformed, unknown or unsupported field (BadRequest names it)
-        OUT_OF_RANGE        prompt + max_tokens over the context, with the limit
+        OUT_OF_RANGE        prompt + max_tokens over the context, with the limit; or the text outgrew the target's KV
+        cache, where that is smaller, which may show in mid-stream
         UNAUTHENTICATED     no API key, or one that is not known
         RESOURCE_EXHAUSTED  too many requests, or the key's quota is used up (RetryInfo says when to come back)
         UNAVAILABLE         no target could be reached in time, or too many failed under this request (ErrorInfo:

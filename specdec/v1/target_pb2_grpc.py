@@ -61,7 +61,7 @@ class TargetServiceServicer:
         """Carries any number of sequences. A sequence lives inside its stream: when it is closed or the stream ends,
         for whatever reason, its KV is released at once. A failure of one sequence is a SequenceError:
         INVALID_ARGUMENT     malformed or unsupported value (BadRequest names the field)
-        OUT_OF_RANGE         longer than the context, with the limit
+        OUT_OF_RANGE         longer than the context, or than the KV cache, with the limit
         RESOURCE_EXHAUSTED   no KV slots for it now (RetryInfo)
         ABORTED              out of step (what was expected is named) or preempted: replay it
         UNAVAILABLE          draining, or the pass failed: replay it on another replica

@@ -82,7 +82,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Acceptance by depth",
             "Share of the rounds with draft tokens in which the token at this depth was accepted. Deeper than 7 there "
-            "are guesses of the prompt lookup alone.",
+            "are guesses of the prompt lookup, or those of a fixed number of more than 8 draft tokens.",
             (Query(f"{rate(FIRST_POSITIONS, 'position')} / scalar({DRAFTS})", "depth {{position}}"),),
             "percentunit",
             width=6,
@@ -147,8 +147,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Late and unused",
-            "Rounds that gave up waiting, as a share of those with draft tokens, and nodes that came in time but were "
-            "never verified, as a share of those that came.",
+            "Rounds that gave up waiting, as a share of those with draft tokens, and nodes that came, late ones too, "
+            "but were never verified, as a share of those that came.",
             (
                 Query(ratio("specdec_draft_late_total", "specdec_draft_rounds_total", "address"), "late {{address}}"),
                 Query(ratio("specdec_draft_nodes_unused_total", "specdec_draft_nodes_received_total"), "unused"),
@@ -178,10 +178,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Queues",
-            "Sequences that wait for a model, requests that wait for their turn at an orchestrator, sequences that a "
-            "full target refused and that come back.",
+            "Sequences with a pass of a model to come or under way, requests that wait for their turn at an "
+            "orchestrator, sequences that a full target refused and that come back.",
             (
-                Query("sum by (service) (specdec_waiting_sequences)", "waiting at {{service}}"),
+                Query("sum by (service) (specdec_waiting_sequences)", "at work at {{service}}"),
                 Query("sum(specdec_waiting_requests)", "waiting requests"),
                 Query("sum(specdec_waiting_for_room)", "refused for want of room"),
                 Query('sum(specdec_live_sequences{service="orchestrator"})', "live sequences"),
