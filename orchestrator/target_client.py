@@ -66,6 +66,7 @@ class TargetClient:
         self._lane: Lane | None = None
         self._instance = ""
         self._round = 0
+        self._answered = 0  # of the rounds, the last one that a verdict came of
         self._rounds: list[Round] = []  # that more verdicts may come of: the last one, and one that it supersedes
         self._num_passes = 0  # of the replica, at the last verdict
         self._opened_before = False
@@ -109,13 +110,10 @@ class TargetClient:
             able = self._replica is not None and self._replica.can(frozenset({RUN_ON}))
             self._ask(lane, Round(self._round + 1, sequence.base, tree, run_on if able else 0))
             return await self._answer(lane, sequence, asked=time.monotonic())
-        to_come = self._rounds[-1].run_on + 1
-        if len(self._rounds) == 1:
-            # Before the target rests: to be asked again would cost it a pass where others are in every one.
-            if 2 * to_come <= run_on:
-                self._ask(lane, Round(self._round + 1, sequence.base, EMPTY_TREE, run_on - to_come))
-            elif run_on + OVERRUN < to_come:
-                self._ask(lane, Round(self._round + 1, sequence.base, EMPTY_TREE, run_on))
+        to_come = _to_come(self._rounds[-1], sequence.base)
+        # Before the target rests: to be asked again would cost it a pass where others are in every one.
+        if self._answered == self._round and (2 * to_come <= run_on or run_on + OVERRUN < to_come):
+            self._ask(lane, Round(self._round + 1, sequence.base, EMPTY_TREE, run_on))
         return await self._answer(lane, sequence)
 
     def _ask(self, lane: Lane, round_: Round) -> None:
@@ -173,14 +171,14 @@ class TargetClient:
             self._costs.went_on(timings, everybody)
         self._replica.observe_pass(timings.pass_us / 1e6)
         if self._rounds and self._rounds[-1].number > verdict.round:
-            return replace(verdict, run_on=self._rounds[-1].run_on + 1)  # of the round that supersedes this one
+            return replace(verdict, run_on=_to_come(self._rounds[-1], verdict.base + 1))  # which supersedes this one
         return verdict
 
     def _open(self, sequence: Sequence, replica: Replica) -> Lane:
         """Open the sequence there. Its first verdict is a plain token, whatever the draft proposes."""
         self._lane = lane = replica.lane()
         self._instance = replica.instance
-        self._round = 0
+        self._round = self._answered = 0
         age_ms = int((time.monotonic() - self._arrived) * 1e3)
         lane.open(
             chunked(
@@ -214,8 +212,10 @@ class TargetClient:
             nonsense = f"{verdict.run_on} tokens to come unasked where {round_.run_on} were allowed"
         else:
             later = [each for each in self._rounds if each.number > round_.number]
-            goes_on = [Round(round_.number, verdict.base, run_on=verdict.run_on - 1)] if verdict.run_on else []
+            base = verdict.base + len(verdict.accepted) + 1
+            goes_on = [Round(round_.number, base, run_on=verdict.run_on - 1)] if verdict.run_on else []
             self._rounds = [*goes_on, *later]
+            self._answered = verdict.round
             return round_
         error = HostileReplica(f"the target answered nonsense: {nonsense}")
         if self._replica is not None:
@@ -248,6 +248,11 @@ class TargetClient:
         in_all = in_a_row + await _harm(before)
         if in_a_row >= MAX_HARM or in_all >= MAX_HARM_IN_ALL:
             raise NoReplica(f"replicas failed {len(self._losses)} times under this request; it is not tried again")
+
+
+def _to_come(round_: Round, base: int) -> int:
+    """Verdicts that are still to come of a round at ``base``."""
+    return 1 + max(0, round_.run_on - (base - round_.base))
 
 
 async def _harm(losses: Iterable[_Loss]) -> int:

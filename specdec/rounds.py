@@ -25,7 +25,8 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Verify ``tree``, which hangs from ``base``; then go on alone for ``run_on`` tokens at most."""
+    """Verify ``tree``, which hangs from ``base``; then go on alone for ``run_on`` tokens at most, less those that came
+    unasked while this was on its way."""
 
     number: int
     base: int

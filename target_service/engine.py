@@ -282,7 +282,8 @@ class TargetEngine:
     ) -> Verdict:
         if sequence.pending is not None:
             sequence.last = sequence.pending.number
-            sequence.run_on = min(sequence.pending.run_on, MOST_RUN_ON)
+            came_unasked = sequence.base - sequence.pending.base
+            sequence.run_on = max(0, min(sequence.pending.run_on - came_unasked, MOST_RUN_ON))
             sequence.pending = None
         else:
             sequence.run_on -= 1

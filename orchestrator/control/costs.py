@@ -94,6 +94,7 @@ class Costs:
         self._rounds: list[float] = []
         self._waited: list[float] = []
         self._unwaited: list[float] = []
+        self._guessed: list[float] = []
         self._num_passes = self._num_wide = 0
         self._misses = [
             Acceptance(_ROUNDS_REMEMBERED, _HOPE, _HOPE_ROUNDS) for _ in (False, True)
@@ -147,6 +148,18 @@ class Costs:
         if not self._unwaited:
             self._unwaited = [self._round_s(k, self._beyond_s) for k in range(MOST_GUESSED + 1)]
         return self._unwaited
+
+    def guessed(self, drafting: bool) -> list[float]:
+        """The same for a guess of the text's. Not ``drafting`` most others verify nothing: if that costs more than what
+        all would pay, it is what the few rows cost all of them."""
+        if drafting or self.everybody == 1:
+            return self.unwaited
+        if not self._guessed:
+            all_s, pass_s = self.unwaited, self._passes.seconds(self.everybody)
+            for num_nodes, one_s in enumerate(all_s):
+                longer_s = self._passes.seconds(self.everybody + num_nodes) - pass_s
+                self._guessed.append(max(one_s, all_s[0] + self.everybody * longer_s))
+        return self._guessed
 
     @property
     def waited(self) -> list[float]:
@@ -305,7 +318,7 @@ class Costs:
 
     def _forget_rounds(self) -> None:
         """They are worked out anew when they are asked for."""
-        self._alone_s, self._rounds, self._waited, self._unwaited = 0.0, [], [], []
+        self._alone_s, self._rounds, self._waited, self._unwaited, self._guessed = 0.0, [], [], [], []
 
     def _away_s(self, num_nodes: float, waits: float) -> float:
         """From a verdict to the next time that the rows are at the target, if nobody else is there, and such a share of

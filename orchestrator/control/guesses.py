@@ -67,8 +67,7 @@ class Guesses:
         """The outcome of a round, whoever proposed the tree."""
         if verdict.round and self._costs.alone_known:
             num_guessed = len(proposal.tree) if proposal.guessed is not None else 0
-            alone_s = self._costs.alone_beside(self._drafting)
-            gain = self._costs.gain(self._costs.unwaited[num_guessed], len(verdict.accepted) + 1, alone_s)
+            gain = self._costs.gain(self._rounds[num_guessed], len(verdict.accepted) + 1, self._alone_s)
             self._costs.lookup_savings.book(gain if num_guessed or self._held else self._costs.probing)
 
     def _grant(self, sequence: Sequence, unasked: int, beaten: Callable[[float], Rival]) -> tuple[Guess, int]:
@@ -79,7 +78,7 @@ class Guesses:
             # What rows cost is to be known, where no draft shows it.
             chances = self._lookup.look(sequence.ids)
             num_guessed, promise = min(_FIRST, most, len(chances)), 1.0
-        elif max(promises([1.0] * MOST_GUESSED, costs.unwaited, costs.alone_beside(self._drafting))) < ON:
+        elif max(self._promised([1.0] * MOST_GUESSED)) < ON:
             return NO_GUESS, most  # rows cost so much that nothing would be gained if all were right
         else:
             chances = self._lookup.look(sequence.ids)[:most]
@@ -95,10 +94,20 @@ class Guesses:
 
     def _best(self, chances: list[float], unasked: int) -> tuple[int, float]:
         """How many tokens of the guess promise the most, and what; 0: the target alone promises as much."""
-        unwaited, alone_s = self._costs.unwaited, self._costs.alone_beside(self._drafting)
-        promised = promises(chances, unwaited, alone_s)
-        promise = max(promised)
+        promised = self._promised(chances)
+        promise, without = max(promised), self._alone_s / self._rounds[0]
         # Will it be there still when all has come that comes unasked? If not, a round is asked for in vain.
         alive = [1.0, *chances][unasked] if unasked <= len(chances) else 0.0
-        hope = alive * promise + (1 - alive) * alone_s / unwaited[0]
+        hope = alive * promise + (1 - alive) * without
         return promised.index(promise) if hope >= (OFF if self._num_worthwhile else ON) else 0, promise
+
+    def _promised(self, chances: list[float]) -> list[float]:
+        return promises(chances, self._rounds, self._alone_s)
+
+    @property
+    def _rounds(self) -> list[float]:
+        return self._costs.guessed(self._drafting)
+
+    @property
+    def _alone_s(self) -> float:
+        return self._costs.alone_beside(self._drafting)

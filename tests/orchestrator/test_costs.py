@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -280,6 +281,24 @@ def test_who_goes_on_unasked_pays_for_the_rows_of_those_who_do_not(waits):
     among = [costs.among_s(depth, waits) for depth in (0, 2, 4, 8)]
     assert among == sorted(among)
     assert among[-1] > 1.2 * among[0]
+
+
+def many_rows(seconds: Callable[[int], float]) -> Costs:
+    """32 sequences, whose passes take so long by their rows; some verify something at times."""
+    costs = Costs(8)
+    for number in range(400):
+        rows = (32, 36, 32, 64, 32, 160)[number % 6]
+        pass_us = int(1e6 * seconds(rows)) + number % 2
+        costs.verified(4 * (rows > 32), seconds(rows), Timings(0, pass_us, 0, rows, 32), 1, 32)
+    return costs
+
+
+def test_a_guess_among_many_who_verify_nothing_is_charged_for_what_its_rows_cost_all():
+    steep = many_rows(lambda rows: 0.150 + 0.002 * rows + 0.03 * (rows > 32))
+    assert steep.guessed(drafting=False)[4] > steep.unwaited[0] + 20 * 0.03
+    assert steep.guessed(drafting=True) == steep.unwaited, "where all verify something they share it"
+    even = many_rows(lambda rows: 0.150 + 0.002 * rows)
+    assert even.guessed(drafting=False)[4] == pytest.approx(even.unwaited[4], rel=0.15)
 
 
 def test_an_accident_of_a_draft_that_grew_for_many_at_a_time_is_one_accident():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
+import threading
 import time
 from typing import Any
 
@@ -100,11 +102,54 @@ async def test_it_is_asked_again_before_it_rests(rounds: list[Round]) -> None:
     async with asyncio.timeout(PATIENCE_S), cluster([TableVerifier(TABLE)]) as running, client_of(running) as client:
         await decoded(client, sequence, 120)
     assert all(not round_.tree for round_ in rounds)
-    # The round that is sent in time names an older base, or is there before the last token that was allowed.
-    reached, allowed = rounds[0].base, rounds[0].run_on
-    for round_ in rounds[1:]:
-        assert round_.base <= reached + allowed
-        reached, allowed = round_.base, round_.run_on + 16
+    # The round that is sent in time is there before the last token that was allowed.
+    for before, round_ in itertools.pairwise(rounds):
+        assert round_.base <= before.base + before.run_on
+
+
+class OneByOne(TableVerifier):
+    """Passes of which each is allowed by the test."""
+
+    def __init__(self) -> None:
+        super().__init__(TABLE)
+        self.allowed = threading.Semaphore(0)
+
+    def verify(self, jobs: Any) -> Any:
+        self.allowed.acquire(timeout=PATIENCE_S)
+        return super().verify(jobs)
+
+
+async def test_it_is_not_asked_again_before_half_of_it_has_come(rounds: list[Round]) -> None:
+    verifier, sequence, controller = OneByOne(), new_sequence(max_tokens=400), Fixed(0)
+    async with asyncio.timeout(PATIENCE_S), cluster([verifier]) as running, client_of(running) as client:
+        for _ in range(120):
+            verifier.allowed.release()
+            verdict = await client.verify(sequence, EMPTY_TREE, controller.plan(sequence).run_on)
+            sequence.extend(EMPTY_TREE, verdict)
+        verifier.allowed.release(1000)
+    assert len(rounds) <= 120 / 16 + 1
+
+
+async def test_a_round_that_is_long_on_its_way_is_not_superseded(rounds: list[Round]) -> None:
+    sequence = new_sequence(max_tokens=400)
+    async with asyncio.timeout(PATIENCE_S), cluster([TableVerifier(TABLE)]) as running, client_of(running) as client:
+        verdict = await client.verify(sequence, EMPTY_TREE, 32)
+        sequence.extend(EMPTY_TREE, verdict)
+        sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE, 32))
+        lane, withheld = client._lane, []
+        assert lane is not None
+        send, lane.send = lane.send, withheld.append  # type: ignore[method-assign, assignment]
+        for _ in range(32):
+            sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE, 32))
+        assert len(withheld) == 1
+        last = asyncio.create_task(client.verify(sequence, EMPTY_TREE, 0))
+        await asyncio.sleep(0.05)
+        lane.send = send  # type: ignore[method-assign]
+        send(withheld[0])
+        sequence.extend(EMPTY_TREE, await last)
+        assert len(withheld) == 1, "nothing is asked before that is answered"
+        assert len(rounds) == 2
+        assert sequence.statistics.num_replays == 0
 
 
 async def test_a_target_that_goes_on_is_told_not_to_and_then_verifies_trees(rounds: list[Round]) -> None:

@@ -52,6 +52,19 @@ def test_a_new_round_ends_the_run_on():
     assert [(verdict.round, verdict.base) for verdict in run(engine)] == [(2, 5)]
 
 
+def test_what_came_while_a_round_was_on_its_way_is_of_what_it_allows():
+    engine, _ = opened()
+    engine.submit(A, Round(1, 3, run_on=9))
+    for _ in range(4):
+        engine.step()
+    engine.submit(A, Round(2, 5, run_on=6))  # sent when two had come
+    assert [(verdict.round, verdict.base, verdict.run_on) for verdict in run(engine)] == [
+        (2, 7 + number, 4 - number) for number in range(5)
+    ]
+    engine.submit(A, Round(3, 5, run_on=6))
+    assert [verdict.run_on for verdict in run(engine)] == [0], "and never less than nothing is left"
+
+
 def test_run_on_stops_after_a_stop_token():
     stop = said([1, 2], 5)[4]
     engine, _ = opened(stop_token_ids=frozenset({stop}))

@@ -269,7 +269,8 @@ class TargetHistory(RuleBasedStateMachine):
     def take(self, known: Known, verdict: Verdict) -> None:
         expected = known.answer()
         if known.pending is not None:
-            known.last, known.run_on = known.pending.number, known.pending.run_on
+            came_unasked = verdict.base - known.pending.base
+            known.last, known.run_on = known.pending.number, max(0, known.pending.run_on - came_unasked)
         else:
             known.run_on -= 1
         new = known.text(len(verdict.accepted) + 1)
