@@ -8,10 +8,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from draft_service.drafter import Drafter
 from draft_service.server import create_server as create_draft_server
 from orchestrator.api.server import OrchestratorServer
+from orchestrator.control.costs import Costs
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.model_service import ModelServer
@@ -45,15 +47,21 @@ async def cluster(
     drafters: Sequence[Drafter] = (),
     certificates: Path | None = None,
     client: Mapping[str, Any] | None = None,
+    patient: bool = True,
     **settings: Any,
 ) -> AsyncIterator[Cluster]:
     """``settings`` are the orchestrator's, ``client`` the client's. Returns when every replica is connected.
 
     With the directory of ``certificates`` (specdec.certificates) everybody speaks TLS.
     Requests that name no number draft 5 tokens a round: where passes take no time, drafting would never pay.
+    ``patient``: a busy machine is no lost replica and no late draft, so that what a test counts does not depend on time.
     """
     settings.setdefault("num_draft_tokens", 5)
     async with AsyncExitStack() as stack:
+        if patient:
+            settings.setdefault("watchdog_s", 60.0)
+            stack.enter_context(patch("orchestrator.draft_client._PATIENCE_S", 60.0))
+            stack.enter_context(patch.object(Costs, "patience_s", lambda *_: 60.0))
         own = {role: files(certificates, role) if certificates else {} for role in ("target", "draft", "orchestrator")}
         targets = [create_target_server(verifier, EngineSettings(**own["target"])) for verifier in verifiers]
         drafts = [create_draft_server(drafter, EngineSettings(**own["draft"])) for drafter in drafters]

@@ -64,7 +64,7 @@ async def test_without_a_draft_a_text_that_repeats_itself_takes_fewer_passes_tha
         alone = await sample(running, num_draft_tokens=0, **fields)
     verifier, silent = GatedTable(table, pass_s=0.01), Silent(table)
     drafters = {"none": [], "dead": [TableDrafter(table)], "silent": [silent]}[draft]
-    async with cluster([verifier], drafters, num_draft_tokens=None) as running:
+    async with cluster([verifier], drafters, num_draft_tokens=None, patient=False) as running:
         if draft == "dead":
             await running.drafts[0].stop()
         told = await sample(running, **fields)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -20,7 +20,6 @@ from tests.cluster import Cluster, cluster
 from tests.parity.conftest import DEMO
 from tests.parity.drafters import BranchingDrafter, WatchingVerifier
 
-PATIENT: dict[str, Any] = {"watchdog_s": 60.0}  # a busy machine is no lost replica
 CONCURRENCY = 8
 
 
@@ -89,7 +88,7 @@ async def generate_among_others(
 async def test_the_text_is_the_targets_whatever_is_drafted_and_whoever_is_there(cases: list[Case]) -> None:
     target = load("target")
     alone: dict[Case, list[int]] = {}
-    async with cluster([WatchingVerifier(target)], **PATIENT) as deployment:
+    async with cluster([WatchingVerifier(target)]) as deployment:
         for case in cases:
             alone[case] = await generate(deployment, case, 0)
 
@@ -102,7 +101,7 @@ async def test_the_text_is_the_targets_whatever_is_drafted_and_whoever_is_there(
     for drafter, nums_draft_tokens in ((chains, (0, 1, 3, 5, 8)), (branching, (4, 8, 20))):
         target.pool.forget()  # what was computed for other texts, without this drafter
         verifier = WatchingVerifier(target)
-        async with cluster([verifier], [drafter], **PATIENT) as deployment:
+        async with cluster([verifier], [drafter]) as deployment:
             texts, num_cancelled = await generate_among_others(deployment, cases, nums_draft_tokens, rng)
         print(f"{verifier}; {num_cancelled} cancelled")
         assert verifier.num_accepted > len(cases)

@@ -29,7 +29,6 @@ FILTERS: list[dict[str, Any]] = [{}, {"top_k": 20}, {"top_p": 0.9}, {"top_k": 40
 SETTINGS = [{"temperature": t, **filters} for t in (0.5, 1.0) for filters in FILTERS]
 SETTINGS.append({"temperature": 1.0, "min_p": 0.05})
 SEEDS = (0, 7, 2**32 + 1, 2**64 - 1)
-PATIENT: dict[str, Any] = {"watchdog_s": 60.0}  # a busy machine is no lost replica
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ async def test_coupled_text_does_not_depend_on_the_draft(
 ) -> None:
     verifier = WatchingVerifier(target_runner)
     drafts = drafters(target_runner, draft_runner, alone.texts)
-    async with cluster([verifier], drafts, **PATIENT) as deployment:
+    async with cluster([verifier], drafts) as deployment:
         # In another order each time, and so in other company.
         order = random.Random(len(num_draft_tokens)).sample(range(len(cases)), len(cases))
         outputs = await asyncio.gather(
@@ -166,9 +165,7 @@ async def test_sample_i_is_what_its_own_seed_gives(
     target_runner: ModelRunner, draft_runner: ModelRunner, cases: list[Case]
 ) -> None:
     chosen = [case for case in cases if case.setting in (4, 6) and case.seed in (7, 2**64 - 1)]
-    async with cluster(
-        [WatchingVerifier(target_runner)], [LanguageModelDrafter(draft_runner)], **PATIENT
-    ) as deployment:
+    async with cluster([WatchingVerifier(target_runner)], [LanguageModelDrafter(draft_runner)]) as deployment:
         for case in chosen:
             together = await case.generate(deployment.client, 4, n=3)
             assert len({tuple(sample.token_ids) for sample in together}) == 3

@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 
@@ -27,7 +26,6 @@ PER_LENGTH = 12
 """Prompts; those of one length the reference computes side by side without padding."""
 NUM_TOKENS = 32
 NEAR_TIE = 1e-4
-PATIENT: dict[str, Any] = {"watchdog_s": 60.0}  # a busy machine is no lost replica
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +104,7 @@ async def test_chains_of_the_demo_draft_keep_the_greedy_text(
     random.Random(1).shuffle(cases)
     assert {num_draft_tokens for _, num_draft_tokens in cases} == set(range(9))
     verifier = WatchingVerifier(target_runner)
-    async with cluster([verifier], [LanguageModelDrafter(draft_runner)], **PATIENT) as deployment:
+    async with cluster([verifier], [LanguageModelDrafter(draft_runner)]) as deployment:
         outputs = await generate_all(deployment, cases, 24)
     print(verifier)
     check(reference, continuations, cases, outputs)
@@ -119,7 +117,7 @@ async def test_branching_trees_keep_the_greedy_text(
     cases = [(prompt, (3, 8, 20)[index % 3]) for index, prompt in enumerate(continuations)]
     verifier = WatchingVerifier(target_runner)
     drafter = BranchingDrafter(target_runner.info, lambda spec: continuations[spec.token_ids[: spec.num_prompt_tokens]])
-    async with cluster([verifier], [drafter], **PATIENT) as deployment:
+    async with cluster([verifier], [drafter]) as deployment:
         outputs = await generate_all(deployment, cases, 16)
     print(verifier)
     check(reference, continuations, cases, outputs)
@@ -136,7 +134,7 @@ async def test_a_stop_token_ends_the_text_wherever_in_a_block_it_falls(
     cases = [(prompt, (2, 5, 16)[index % 3]) for index, prompt in enumerate(stops)]
     verifier = WatchingVerifier(target_runner)
     drafter = BranchingDrafter(target_runner.info, lambda spec: continuations[spec.token_ids[: spec.num_prompt_tokens]])
-    async with cluster([verifier], [drafter], **PATIENT) as deployment:
+    async with cluster([verifier], [drafter]) as deployment:
         outputs = await generate_all(deployment, cases, 16, stops)
     print(verifier)
     check(reference, cut, cases, outputs)

@@ -38,7 +38,6 @@ from tests.table_model import TableRunner
 
 WINDOWS_PER_TEXT = 10
 BOTH = pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK], ids=["token", "block"])
-PATIENT: dict[str, Any] = {"watchdog_s": 60.0}  # a busy machine is no lost replica
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ async def test_joint_law_is_the_targets_through_the_orchestrator(monkeypatch: py
     verifier = LmVerifier(pair.runner(pair.target))
     drafter = LanguageModelDrafter(pair.runner(pair.draft))
     started = time.perf_counter()
-    async with cluster([verifier], [drafter], max_live_sequences=len(seeds), **PATIENT) as deployment:
+    async with cluster([verifier], [drafter], max_live_sequences=len(seeds)) as deployment:
         groups = await asyncio.gather(
             *(
                 deployment.client.generate(

@@ -18,7 +18,6 @@ from tests.table_model import TableRunner
 NUM_TOKENS = 6
 NUM_REQUESTS, SAMPLES = 30, 64
 PROMPT = [1, 2]
-PATIENT: dict[str, Any] = {"watchdog_s": 60.0}  # a busy machine is no lost replica
 
 
 def pair_laws(runner: TableRunner, setting: dict[str, Any]) -> list[np.ndarray]:
@@ -51,7 +50,7 @@ async def test_marginals_and_neighbouring_pairs_follow_the_target(
 ) -> None:
     target = TableRunner(vocab_size, seed=11, num_slots=1 << 16)
     draft = TableRunner(vocab_size, seed=11, blend=(12, 0.4), num_slots=1 << 16)
-    async with cluster([LmVerifier(target)], [LanguageModelDrafter(draft)], **PATIENT) as deployment:
+    async with cluster([LmVerifier(target)], [LanguageModelDrafter(draft)]) as deployment:
         turns = asyncio.Semaphore(4)
 
         async def request(seed: int) -> list[Any]:

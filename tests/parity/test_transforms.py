@@ -30,7 +30,6 @@ from tests.parity.drafters import BranchingDrafter, WatchingVerifier
 
 PROMPT_LENGTH = 24  # all alike, so that the reference can compute them side by side without padding
 NUM_TOKENS = 24
-PATIENT: dict[str, Any] = {"watchdog_s": 60.0}  # a busy machine is no lost replica
 TRANSFORMS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.3},
     {"presence_penalty": 1.5, "frequency_penalty": 0.7},
@@ -176,7 +175,7 @@ async def test_transformed_text_does_not_depend_on_the_draft(
     num_draft_tokens: Sequence[int],
 ) -> None:
     verifier = ForgetfulVerifier(target_runner)
-    async with cluster([verifier], drafters(target_runner, draft_runner, alone.texts), **PATIENT) as deployment:
+    async with cluster([verifier], drafters(target_runner, draft_runner, alone.texts)) as deployment:
         order = random.Random(len(num_draft_tokens)).sample(range(len(cases)), len(cases))
         samples = await asyncio.gather(
             *(cases[i].generate(deployment.client, num_draft_tokens[i % len(num_draft_tokens)]) for i in order)
@@ -209,7 +208,7 @@ async def test_greedy_text_is_that_of_transformers_generate(
     # What each text alone would have as its third token ends all of them, but not before ten.
     stops = sorted({text[-1] for text in reference.greedy(chosen, 3)})
     drafters: list[Drafter] = [LanguageModelDrafter(draft_runner)]
-    async with cluster([WatchingVerifier(target_runner)], drafters, **PATIENT) as deployment:
+    async with cluster([WatchingVerifier(target_runner)], drafters) as deployment:
         samples = await asyncio.gather(
             *(
                 deployment.client.generate(
