@@ -54,7 +54,7 @@ async def cluster(
 
     With the directory of ``certificates`` (specdec.certificates) everybody speaks TLS.
     Requests that name no number draft 5 tokens a round: where passes take no time, drafting would never pay.
-    ``patient``: a busy machine is no lost replica and no late draft, so that what a test counts does not depend on time.
+    ``patient``: a busy machine is no lost replica and no late draft; what a test counts does not depend on time.
     """
     settings.setdefault("num_draft_tokens", 5)
     async with AsyncExitStack() as stack:
