@@ -88,7 +88,7 @@ def main(
         result = {
             "pair": pair.value,
             "labels": labels,
-            "rows": [asdict(row) for row in rows],
+            "rows": [asdict(row) | {"tokens_per_s": row.tokens_per_s} for row in rows],
             "formula": [asdict(each) for each in predicted],
             "ratios_of": pair_of_ratios(rows),
             "ratios": figures,

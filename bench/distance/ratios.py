@@ -20,16 +20,16 @@ def pair_of_ratios(rows: Sequence[Row]) -> str:
 
 def ratios(rows: Sequence[Row]) -> dict[str, float]:
     """At T = 0; synchronous is at its best K."""
-    greedy = _Rates(rows, pair_of_ratios(rows), 0.0)
-    drawn = _Rates(rows, PairName.bundled.value, 1.0)
+    greedy = _Rows(rows, pair_of_ratios(rows), 0.0)
+    drawn = _Rows(rows, PairName.bundled.value, 1.0)
     figures: dict[str, Callable[[], float]] = {
         "worst_over_alone": greedy.worst_over_alone,
-        "ahead_over_sync_rtt20": lambda: greedy.ahead(20) / greedy.best_sync(20),
-        "ahead_over_alone_rtt20": lambda: greedy.ahead(20) / greedy.alone(20),
-        "ahead_over_sync_rtt50": lambda: greedy.ahead(50) / greedy.best_sync(50),
-        "ahead_over_sync_rtt0": lambda: greedy.ahead(0) / greedy.best_sync(0),
-        "ahead_rtt20_over_rtt0": lambda: greedy.ahead(20) / greedy.ahead(0),
-        "bundled_t1_ahead_over_alone_rtt5": lambda: drawn.ahead(5) / drawn.alone(5),
+        "ahead_over_sync_rtt20": lambda: greedy.ahead(20).over(greedy.best_sync(20)),
+        "ahead_over_alone_rtt20": lambda: greedy.ahead(20).over(greedy.alone(20)),
+        "ahead_over_sync_rtt50": lambda: greedy.ahead(50).over(greedy.best_sync(50)),
+        "ahead_over_sync_rtt0": lambda: greedy.ahead(0).over(greedy.best_sync(0)),
+        "ahead_rtt20_over_rtt0": lambda: greedy.ahead(20).over(greedy.ahead(0)),
+        "bundled_t1_ahead_over_alone_rtt5": lambda: drawn.ahead(5).over(drawn.alone(5)),
     }
     found = {}
     for name, figure in figures.items():
@@ -40,32 +40,30 @@ def ratios(rows: Sequence[Row]) -> dict[str, float]:
     return found
 
 
-class _Rates:
-    """Tokens per second of one pair at one temperature. KeyError: that was not measured."""
+class _Rows:
+    """Of one pair at one temperature. KeyError: that was not measured."""
 
     def __init__(self, rows: Sequence[Row], pair: str, temperature: float) -> None:
-        self._rates = {
-            (row.situation, row.mode): row.tokens_per_s
-            for row in rows
-            if (row.pair, row.temperature) == (pair, temperature)
+        self._rows = {
+            (row.situation, row.mode): row for row in rows if (row.pair, row.temperature) == (pair, temperature)
         }
 
-    def ahead(self, round_trip_ms: float) -> float:
-        return self._rates[f"{round_trip_ms:g} ms", AHEAD.name]
+    def ahead(self, round_trip_ms: float) -> Row:
+        return self._rows[f"{round_trip_ms:g} ms", AHEAD.name]
 
-    def alone(self, round_trip_ms: float) -> float:
-        return self._rates[f"{round_trip_ms:g} ms", ALONE.name]
+    def alone(self, round_trip_ms: float) -> Row:
+        return self._rows[f"{round_trip_ms:g} ms", ALONE.name]
 
-    def best_sync(self, round_trip_ms: float) -> float:
+    def best_sync(self, round_trip_ms: float) -> Row:
         situation = f"{round_trip_ms:g} ms"
-        rates = [rate for (where, mode), rate in self._rates.items() if where == situation and is_synchronous(mode)]
-        if not rates:
+        rows = [row for (where, mode), row in self._rows.items() if where == situation and is_synchronous(mode)]
+        if not rows:
             raise KeyError(situation)
-        return max(rates)
+        return max(rows, key=lambda row: row.tokens_per_s)
 
     def worst_over_alone(self) -> float:
         """Of all situations, not only the distances."""
-        situations = dict.fromkeys(situation for situation, _ in self._rates)
+        situations = dict.fromkeys(situation for situation, _ in self._rows)
         if not situations:
             raise KeyError
-        return min(self._rates[each, AHEAD.name] / self._rates[each, ALONE.name] for each in situations)
+        return min(self._rows[each, AHEAD.name].over(self._rows[each, ALONE.name]) for each in situations)

@@ -71,7 +71,7 @@ class RoundMs:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``tokens_per_s`` is the median of the runs, all else is of all of them together.
+    """``rates`` are the tokens per second of its runs, a run in each turn; all else is of all of them together.
 
     ``round_trip_ms`` is None where the situation is no matter of distance; ``on_time`` is the share of drafts that
     nobody waited for, None without drafts; ``drafts_per_round`` is the share of rounds that had one.
@@ -82,7 +82,7 @@ class Row:
     situation: str
     round_trip_ms: float | None
     mode: str
-    tokens_per_s: float
+    rates: tuple[float, ...]
     draft_tokens_per_round: float = 0.0
     accepted_per_round: float = 0.0
     tokens_per_round: float = 1.0
@@ -91,6 +91,16 @@ class Row:
     outcomes: Outcomes = Outcomes()
     round_ms: RoundMs = RoundMs()
     drafts_per_round: float = 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The median."""
+        return statistics.median(self.rates)
+
+    def over(self, other: Row) -> float:
+        """How many times as fast: the median of what the turns say, each of the same prompt within a minute or two. The
+        machine and the prompts differ more from turn to turn."""
+        return statistics.median(own / its for own, its in zip(self.rates, other.rates, strict=True))
 
     @staticmethod
     def of(
@@ -110,7 +120,7 @@ class Row:
             situation,
             round_trip_ms,
             mode,
-            statistics.median(run.num_tokens / run.seconds for run in runs),
+            tuple(run.num_tokens / run.seconds for run in runs),
             num_draft_tokens / num_rounds,
             total(lambda each: each.num_accepted_tokens) / num_rounds,
             sum(run.num_tokens for run in runs) / num_rounds,

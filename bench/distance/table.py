@@ -11,10 +11,11 @@ from bench.distance.modes import AHEAD, ALONE
 from bench.distance.row import Row
 
 LEGEND = (
-    "drafted, accepted: tokens per round, with those that adaptive and ahead guess from the text itself. foreseen:"
-    " verdicts after which the next tree was there. on time: drafts that nobody waited for. unused: nodes per"
-    " round that came and were never verified. Of a round's time: waiting for the draft; at the target in its queue,"
-    " the pass and sampling, as the target says; the rest."
+    "tokens/s: the median of the runs. x alone: the median of what each turn says. drafted, accepted: tokens per round,"
+    " with those that adaptive and ahead guess from the text itself. foreseen: verdicts after which the next tree was"
+    " there. on time: drafts that nobody waited for. unused: nodes per round that came and were never verified. Of a"
+    " round's time: waiting for the draft; at the target in its queue, the pass and sampling, as the target says; the"
+    " rest."
 )
 
 
@@ -29,13 +30,13 @@ def speeds(rows: Sequence[Row], title: str) -> Table:
     table = _table(title, "tokens/s", "x alone", "drafted", "accepted", "foreseen", "on time", "unused")
     for situation, block in _blocks(rows):
         table.add_row(situation, style="italic")
-        alone = next((row.tokens_per_s for row in block if row.mode == ALONE.name), None)
+        alone = next((row for row in block if row.mode == ALONE.name), None)
         for row in block:
             speculates = row.on_time is not None
             table.add_row(
                 f"  {row.mode}",
                 f"{row.tokens_per_s:.1f}",
-                f"{row.tokens_per_s / alone:.2f}" if alone else "",
+                f"{row.over(alone):.2f}" if alone else "",
                 f"{row.draft_tokens_per_round:.1f}" if speculates else "",
                 f"{row.accepted_per_round:.1f}" if speculates else "",
                 _share(row.outcomes.hits) if row.mode == AHEAD.name else "",

@@ -25,7 +25,7 @@ def rows_of(pair: str, rates: dict[tuple[str, str], float], temperature: float =
     """All modes with 10 tokens/s but where ``rates`` says otherwise."""
     names = [mode.name for mode in modes(temperature, (4, 6, 8), with_block=True, quick=False)]
     rate = {(situation, mode): 10.0 for situation in SITUATIONS for mode in names} | rates
-    return [Row(pair, temperature, situation, None, mode, each) for (situation, mode), each in rate.items()]
+    return [Row(pair, temperature, situation, None, mode, (each,)) for (situation, mode), each in rate.items()]
 
 
 RATES = {
@@ -50,6 +50,14 @@ FIGURES = {
 def test_ratios_compare_with_the_best_synchronous_draft_and_find_the_worst_case(pair):
     assert ratios(rows_of(pair, RATES)) == FIGURES
     assert pair_of_ratios(rows_of(pair, RATES)) == pair
+
+
+def test_a_ratio_is_the_median_of_what_the_turns_say():
+    """A machine that is half as fast in the second turn says nothing."""
+    ahead = Row("bundled", 1.0, "5 ms", 5.0, AHEAD.name, (12.0, 6.0, 30.0))
+    alone = Row("bundled", 1.0, "5 ms", 5.0, ALONE.name, (10.0, 5.0, 10.0))
+    assert ahead.over(alone) == 1.2
+    assert ratios([ahead, alone])["bundled_t1_ahead_over_alone_rtt5"] == 1.2
 
 
 def test_ratios_are_the_damped_pairs_without_a_temperature_whatever_else_was_measured():
@@ -135,7 +143,7 @@ def test_every_mode_is_measured_at_every_distance_and_block_where_something_is_d
 def test_the_quick_plan_has_all_that_ratios_and_formula_need(tmp_path):
     plan = situations(table_pair(tmp_path), quick=True)
     rows = [
-        Row("table", each.temperature, each.name, each.round_trip_ms, mode.name, 10.0)
+        Row("table", each.temperature, each.name, each.round_trip_ms, mode.name, (10.0,))
         for each in plan
         for mode in each.modes
     ]
@@ -155,7 +163,7 @@ def test_what_is_shown_has_a_line_per_row_and_fits_a_terminal(tmp_path):
             each.name,
             each.round_trip_ms,
             mode.name,
-            10.0,
+            (10.0,),
             outcomes=outcomes,
             round_ms=RoundMs(target_pass=40.0),
         )
@@ -183,7 +191,7 @@ def test_a_chart_has_a_panel_per_pair_and_temperature(tmp_path):
     from bench.distance.chart import _apart, draw
 
     rows = [
-        Row(pair, temperature, f"{trip:g} ms", trip, mode.name, 10.0 + index, tokens_per_round=1.0 + index)
+        Row(pair, temperature, f"{trip:g} ms", trip, mode.name, (10.0 + index,), tokens_per_round=1.0 + index)
         for pair in ("table", "bundled")
         for temperature in (0.0, 1.0)
         for trip in ROUND_TRIPS_MS

@@ -147,7 +147,7 @@ def test_a_mode_is_predicted_where_it_was_not_fitted_and_the_error_is_said() -> 
             f"{trip:g} ms",
             trip,
             mode,
-            1e3 / (formula.ms_per_token(trip) * (1.25 if trip == PREDICTED_MS else 1.0)),
+            (1e3 / (formula.ms_per_token(trip) * (1.25 if trip == PREDICTED_MS else 1.0)),),
             tokens_per_round=formula.tokens_per_round,
             on_time=1 - formula.missing(trip),
             # All of them corrections at once, so nobody goes on alone.
@@ -159,8 +159,8 @@ def test_a_mode_is_predicted_where_it_was_not_fitted_and_the_error_is_said() -> 
         for mode, formula in (("alone", known(None)), ("sync, K = 6", known(0.0)), ("ahead", known(0.6)))
         for trip in (*FITTED_MS, PREDICTED_MS)
     ]
-    rows.append(Row("table", 0.0, "gone", None, "ahead", 1.0))
-    rows.append(Row("table", 1.0, "0 ms", 0.0, "ahead", 1.0))  # measured at no other distance
+    rows.append(Row("table", 0.0, "gone", None, "ahead", (1.0,)))
+    rows.append(Row("table", 1.0, "0 ms", 0.0, "ahead", (1.0,)))  # measured at no other distance
     found = predictions(rows)
     assert [(each.mode, each.round_trip_ms) for each in found] == [("alone", 20), ("sync, K = 6", 20), ("ahead", 20)]
     assert [each.error for each in found] == pytest.approx([1 / 1.25 - 1] * 3)
