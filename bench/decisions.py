@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass
 
 import torch
-import typer
 
+from bench.command import run_benchmark
 from specdec.sampling_state import SamplingState
 from specdec.sequence import SamplingParams, SequenceSpec
 from specdec.tree import TokenTree
@@ -63,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_benchmark(main)

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from bench.command import run_benchmark
 from bench.deployment import Processes
 from orchestrator.control.prompt_lookup import HitRates, PromptLookup
 from specdec.client import Client
@@ -105,4 +106,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_benchmark(main)

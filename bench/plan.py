@@ -22,6 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from bench.command import run_benchmark
 from bench.deployment import Processes
 from bench.fault_proxy import FaultProxy
 from bench.pass_cost import draft_step_time, target_pass_time
@@ -279,4 +280,4 @@ async def _lab(models: Models) -> AsyncIterator[_Lab]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_benchmark(main)

@@ -28,6 +28,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from bench.command import run_benchmark
 from draft_service.proposal import sureness
 from specdec.chances import PRIOR, Chances
 from specdec.demo import MODELS
@@ -163,4 +164,4 @@ def _accepted(texts: Sequence[Sequence[float]]) -> list[float]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_benchmark(main)

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.bare_rounds import bare_round_ms
+from bench.command import run_benchmark
 from bench.deployment import Processes
 from specdec.client import Client
 from specdec.processes import Service, free_ports
@@ -167,4 +168,4 @@ def _cpu_s(service: Service) -> float:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_benchmark(main)

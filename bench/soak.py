@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from bench.command import run_benchmark
 from bench.deployment import Processes
 from specdec import rpc
 from specdec.client import Client
@@ -190,4 +191,4 @@ async def _left(services: dict[str, Service], client: Client) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_benchmark(main)

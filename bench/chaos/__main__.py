@@ -32,6 +32,7 @@ from bench.chaos import (
 )
 from bench.chaos.lab import Lab
 from bench.chaos.outcome import Outcome
+from bench.command import run_benchmark
 
 Row = Callable[[Lab, int, bool], Awaitable[Outcome]]
 
@@ -115,4 +116,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_benchmark(main)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from bench.command import run_benchmark
 from bench.distance import table
 from bench.distance.formula import Prediction, predictions
 from bench.distance.lab import lab
@@ -58,8 +58,6 @@ def main(
 ) -> None:
     """Compare target alone, a synchronous draft and one that grows ahead, at growing distances to the draft."""
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    # Ended like by Ctrl-C, so that the services end, too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     if quick:
         tokens, repeats = min(tokens, _QUICK_TOKENS), 1
@@ -160,4 +158,4 @@ def _in_short(rows: Sequence[Row]) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_benchmark(main)

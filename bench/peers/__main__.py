@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import tempfile
 from contextlib import AsyncExitStack
 from enum import StrEnum
@@ -17,6 +16,7 @@ import transformers
 import typer
 from rich.console import Console
 
+from bench.command import run_benchmark
 from bench.damped_pair import Pair, damped_pair
 from bench.peers import table
 from bench.peers.comparison import Comparison, Plan, Section, compare
@@ -60,8 +60,6 @@ def main(
     transformers.logging.set_verbosity(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
-    # Ended like by Ctrl-C, so that the services end, too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     plan = Plan.of(quick, repeats, _LONGEST[pair], only, streams, threads)
     console.print(f"{_LABELS[pair]}; {dtype}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", highlight=False)
@@ -117,4 +115,4 @@ def _pair(name: PairName, directory: Path) -> tuple[Pair, PromptSource]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_benchmark(main)

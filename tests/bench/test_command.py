@@ -1,0 +1,45 @@
+"""A benchmark that is told to end leaves no service behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+def children(pid: int) -> list[int]:
+    """Processes whose parent it is."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended meanwhile
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("command", [["bench.soak"], ["bench.chaos", "1"]], ids=" ".join)
+def test_sigterm_ends_its_services_too(command, tmp_path):
+    with open(tmp_path / "log", "w") as log:
+        benchmark = subprocess.Popen([sys.executable, "-m", *command], stdout=log, stderr=log)
+    services: list[int] = []
+    try:
+        while len(services) < 3:
+            assert benchmark.poll() is None, (tmp_path / "log").read_text()
+            services = children(benchmark.pid)
+            time.sleep(0.02)
+        benchmark.send_signal(signal.SIGTERM)
+        assert benchmark.wait(60) != 0
+    finally:
+        benchmark.kill()
+        left = [pid for pid in services if Path(f"/proc/{pid}").exists()]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+    assert not left, (tmp_path / "log").read_text()
