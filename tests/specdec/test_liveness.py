@@ -123,14 +123,14 @@ async def test_a_model_thread_that_died_is_given_up() -> None:
 
 
 async def test_a_process_that_was_stopped_for_a_while_has_not_hung() -> None:
-    flags = ["--pass-ms=150", "--hung-pass-s=0.5"]
+    flags = ["--pass-ms=150", "--hung-pass-s=1"]
     async with Lab(1).deployment(num_drafts=0, target=flags) as found:
         [target_] = found.targets
         asked = Asked((1, 2, 3), 12, seed=3, temperature=0.0, timeout_s=PATIENCE_S)
         request = asyncio.create_task(ask(found.client, asked))
         await asyncio.sleep(0.4)
         target_.freeze()
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2.5)
         target_.thaw()
         answer = await request
         assert answer.same(Table()), answer.error
