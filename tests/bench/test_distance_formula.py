@@ -12,6 +12,7 @@ from bench.distance.formula import (
     PREDICTED_MS,
     Formula,
     Point,
+    adaptive,
     ahead,
     alone,
     predictions,
@@ -25,15 +26,21 @@ from tests.orchestrator.far_draft import Outcome, Place, decoded
 PASS_MS, STEP_MS = 40.0, 4.0
 
 
-def known(hit_rate: float | None, first_rate: float = 0.0, num_draft_tokens: int = 6, accepted: float = 0.8) -> Formula:
+def known(
+    hit_rate: float | None,
+    first_rate: float = 0.0,
+    waits: float = 0.0,
+    num_draft_tokens: int = 6,
+    accepted: float = 0.8,
+) -> Formula:
     """Nobody goes on alone where no first token is right."""
-    if hit_rate is None:
-        return Formula(PASS_MS, None, 1.0, PASS_MS)
     expected = sum(accepted**depth for depth in range(num_draft_tokens + 1))
     draft_ms = num_draft_tokens * STEP_MS
-    if not hit_rate:
-        return Formula(PASS_MS + draft_ms, 0.0, expected, PASS_MS)
-    return Formula(PASS_MS, hit_rate, expected, PASS_MS, draft_ms, first_rate)
+    if hit_rate is not None:
+        return Formula(PASS_MS, hit_rate, expected, PASS_MS, draft_ms, first_rate)
+    if waits == 1.0:
+        return Formula(PASS_MS + draft_ms, None, expected, PASS_MS, waits=1.0)
+    return Formula(PASS_MS, None, expected if waits else 1.0, PASS_MS, draft_ms if waits else 0.0, waits=waits)
 
 
 def made(formula: Formula, wrong: float = 0.0, seed: int = 0) -> list[Point]:
@@ -60,22 +67,23 @@ def made(formula: Formula, wrong: float = 0.0, seed: int = 0) -> list[Point]:
 
 @pytest.mark.parametrize("accepted", [0.0, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize(
-    ("fit", "hit_rate", "first_rate"),
+    ("fit", "hit_rate", "first_rate", "waits"),
     [
-        (alone, None, 0.0),
-        (synchronous, 0.0, 0.0),
-        (ahead, 0.35, 0.0),
-        (ahead, 0.35, 0.5),
-        (ahead, 0.8, 0.9),
-        (ahead, 1.0, 1.0),
+        (alone, None, 0.0, 0.0),
+        (synchronous, None, 0.0, 1.0),
+        (adaptive, None, 0.0, 0.3),
+        (ahead, 0.35, 0.0, 0.0),
+        (ahead, 0.35, 0.5, 0.0),
+        (ahead, 0.8, 0.9, 0.0),
+        (ahead, 1.0, 1.0, 0.0),
     ],
 )
 def test_parameters_that_are_true_are_found(
-    fit: Callable[[Sequence[Point]], Formula], hit_rate: float | None, first_rate: float, accepted: float
+    fit: Callable[[Sequence[Point]], Formula], hit_rate: float | None, first_rate: float, waits: float, accepted: float
 ) -> None:
-    formula = known(hit_rate, first_rate, accepted=accepted)
+    formula = known(hit_rate, first_rate, waits, accepted=accepted)
     found = fit(made(formula))
-    assert found.hit_rate == pytest.approx(hit_rate)
+    assert (found.hit_rate, found.waits) == pytest.approx((hit_rate, waits))
     assert found.round_ms == pytest.approx(formula.round_ms)
     assert (found.tokens_per_round, found.pass_ms) == pytest.approx((formula.tokens_per_round, PASS_MS))
     assert found.ms_per_token(20.0) == pytest.approx(formula.ms_per_token(20.0))
@@ -156,7 +164,7 @@ def test_a_mode_is_predicted_where_it_was_not_fitted_and_the_error_is_said() -> 
             accepted_per_round=formula.tokens_per_round - 1,
             drafts_per_round=1.0,
         )
-        for mode, formula in (("alone", known(None)), ("sync, K = 6", known(0.0)), ("ahead", known(0.6)))
+        for mode, formula in (("alone", known(None)), ("sync, K = 6", known(None, waits=1.0)), ("ahead", known(0.6)))
         for trip in (*FITTED_MS, PREDICTED_MS)
     ]
     rows.append(Row("table", 0.0, "gone", None, "ahead", (1.0,)))
@@ -164,4 +172,5 @@ def test_a_mode_is_predicted_where_it_was_not_fitted_and_the_error_is_said() -> 
     found = predictions(rows)
     assert [(each.mode, each.round_trip_ms) for each in found] == [("alone", 20), ("sync, K = 6", 20), ("ahead", 20)]
     assert [each.error for each in found] == pytest.approx([1 / 1.25 - 1] * 3)
-    assert [each.formula.hit_rate for each in found] == [None, 0.0, pytest.approx(0.6)]
+    assert [each.formula.hit_rate for each in found] == [None, None, pytest.approx(0.6)]
+    assert [each.formula.waits for each in found] == [0.0, 1.0, 0.0]
