@@ -140,7 +140,7 @@ async def test_a_wait_is_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch) -> 
         began = asyncio.get_running_loop().time()
         with pytest.raises(StartError, match=r"was not healthy after 1 s"):
             await healthy(one, 1.0)
-        assert asyncio.get_running_loop().time() - began < 4.5
+        assert asyncio.get_running_loop().time() - began < 9.0
 
 
 @pytest.mark.parametrize(
