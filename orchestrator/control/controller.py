@@ -21,8 +21,9 @@ from specdec.rounds import Budget, Verdict
 _FIRST_TOKENS = 4
 """Draft tokens while nothing is known."""
 
-_STAY_SHARE = 0.98
-"""To wait or not to wait is kept where it promises this share of the other."""
+_SHORT_WAIT = 0.3
+"""A draft that grows ahead is waited for where that takes no more than this share of a round without it. Meanwhile the
+target makes a token, and what is grown below that is there afterwards as a rule."""
 
 _MOST_LOST = 6.0
 """Tokens that a text loses by drafting with the others, to those it would have made meanwhile without, until it leaves:
@@ -69,7 +70,7 @@ class Adaptive:
     """Draft tokens where they promise more tokens per second, as many and at the same time as all requests
     (orchestrator.control.concert).
 
-    Where a draft grows ahead and nothing was foreseen, a round waits for it or goes on alone, whichever promises more.
+    Where a draft grows ahead and nothing was foreseen, a round waits for it if that is short, or goes on alone.
     What a trial loses, and what is lost where a promise is not kept, is booked in an account that all requests share
     (orchestrator.control.costs): when that is empty nobody drafts.
     """
@@ -188,10 +189,10 @@ class Adaptive:
         promised = self._promised(self._depth, expected)
         promise = max(promised[1:])
         if self._ahead:
-            alone = self._promised_alone(self._depth, expected)
-            # Either is kept where the other promises little more.
-            self._waits = promise > alone * (_STAY_SHARE if drafting and self._waits else 1 / _STAY_SHARE)
-            promise = max(promise, alone)
+            num_draft_tokens = self._concert.num_draft_tokens if drafting else promised.index(promise, 1)
+            self._waits = self._worth_waiting(num_draft_tokens)
+            # Also where it waits no longer: of the other nothing is known yet.
+            promise = max(promise, self._promised_alone(self._depth, expected))
         self._turn = self._concert.turn(promise, promised, self._depth, self._num_rounds, tries)
         if self._turn is Turn.REST:
             if drafting:
@@ -205,6 +206,12 @@ class Adaptive:
             self._waits = self._concert.waits or not self._ahead
             return num_draft_tokens
         return 0 if self._leaves() else num_draft_tokens
+
+    def _worth_waiting(self, num_draft_tokens: int) -> bool:
+        """Where nothing was foreseen: for so many, before the target goes on."""
+        costs = self._costs
+        away_s = costs.waited[num_draft_tokens] - costs.unwaited[num_draft_tokens]
+        return away_s < _SHORT_WAIT * costs.unwaited[0]
 
     def _leaves(self) -> bool:
         """To draft with the others is not for this text: in their passes it had better make a token each."""

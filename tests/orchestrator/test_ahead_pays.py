@@ -4,6 +4,7 @@ that is waited for, and the same text. In simulated time, with the real loop, tr
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -94,6 +95,18 @@ async def test_the_choice_between_waiting_and_going_on_is_close_to_the_better_on
         chosen = await several(place)
         print(distance_ms, always, chosen)
         assert chosen > 0.97 * always
+
+
+async def test_what_other_texts_found_foreseen_does_not_make_this_one_wait():
+    place = Place(0.7, pass_ms=26.0, row_ms=1.2, step_ms=3.6, distance_ms=20.0, beyond_ms=2.0)
+    after, fresh = [], []
+    for rates, others in ((after, 0.93), (fresh, 0.7)):
+        costs = Costs(16, ahead=True)
+        for seed in range(6):
+            await decoded(replace(place, acceptance=others), 200, costs=costs, seed=100 + seed)
+            rates.append((await decoded(place, 160, costs=costs, seed=seed)).tokens_per_s / place.alone)
+    print(after, fresh)
+    assert statistics.mean(after) > 0.96 * statistics.mean(fresh)
 
 
 async def test_a_draft_that_moves_away_is_still_used_where_it_pays():

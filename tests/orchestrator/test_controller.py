@@ -281,13 +281,13 @@ def test_only_rounds_in_which_it_drafts_with_the_others_count_against_a_text(ahe
     for number in range(200):
         depth = (0, 4, 1, 8)[number % 4]
         if depth:
-            costs.drafted(depth, 0.004 * depth)
+            costs.drafted(depth, 0.0012 * depth)  # so short a wait that it waits
         timings = Timings(0, 20_000 + 100 * depth, 0, depth + 1, 1)
         costs.verified(depth, 0.0205 + depth / 1e4, timings, 1, 1)
     concert = Told(costs)
     concert.says, concert.waits = turn, not ahead
     controller, sequence = Adaptive(concert, ahead=ahead), SimpleNamespace(remaining=1 << 20)
-    for number in range(1, 30):
+    for number in range(1, 60):
         controller.plan(sequence)
         controller.observe(Proposal(), Verdict(number, 0, (), 5))
     concert.says = Turn.DRAFT
