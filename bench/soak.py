@@ -29,6 +29,8 @@ from specdec.processes import Service, free_ports
 from specdec.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
 
 _PARTS = 10
+_LAST = 2
+"""Parts that are the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,12 @@ class Soaked:
         mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
         slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
         return slope * 10_000
+
+    def levels(self, process: str, what: str) -> tuple[int, int]:
+        """Of descriptors, threads or tasks, the fewest early after the warm-up and the fewest at the end: a pool's
+        threads come and go, what leaks stays."""
+        counts = [getattr(reading, what) for reading in self.late(process)]
+        return min(counts[:-_LAST]), min(counts[-_LAST:])
 
     def late(self, process: str) -> list[Reading]:
         """Without the warm-up."""

@@ -23,11 +23,10 @@ async def row_22(lab: Lab, seed: int, short: bool) -> Outcome:
         else:
             outcome.note(f"{name}: too few requests to tell a slope")
         outcome.note(f"{name}: {readings[0].rss_kib / 1024:.1f} .. {readings[-1].rss_kib / 1024:.1f} MiB")
-        late = soaked.late(name)
         for what in ("descriptors", "threads", "tasks"):
-            first, last = getattr(late[0], what), getattr(late[-1], what)
+            first, last = soaked.levels(name, what)
             # One may just come or go.
-            outcome.check(abs(last - first) <= 1, f"{name}: {what} {first} .. {last}")
+            outcome.check(last - first <= 1, f"{name}: {what} {first} .. {last}")
     streams = {f"{role}_streams": 1 for role in ("target", "draft")}  # the orchestrator's
     left = {what: count for what, count in soaked.left.items() if count != streams.get(what, 0)}
     outcome.check(not left, f"left behind: {left or 'nothing'}")
