@@ -121,12 +121,15 @@ def test_who_goes_on_alone_never_waits_and_pays_in_tokens() -> None:
     assert formula.ms_per_token(60.0) == pytest.approx(PASS_MS * num_rounds / num_tokens, rel=0.01)
 
 
-@pytest.mark.parametrize(("acceptance", "goes_alone"), [(0.8, True), (0.95, False)])
-async def test_the_loop_itself_is_predicted_whether_it_waits_or_not(acceptance: float, goes_alone: bool) -> None:
+@pytest.mark.parametrize("acceptance", [0.8, 0.95])
+@pytest.mark.parametrize(("pass_ms", "goes_alone"), [(40.0, True), (400.0, False)])
+async def test_the_loop_itself_is_predicted_whether_it_waits_or_not(
+    acceptance: float, pass_ms: float, goes_alone: bool
+) -> None:
     """In simulated time, where nothing but the formula can be wrong."""
     rows = []
     for trip in (*FITTED_MS, PREDICTED_MS):
-        place, costs = Place(acceptance, distance_ms=trip), Costs(16, ahead=True)
+        place, costs = Place(acceptance, pass_ms=pass_ms, distance_ms=trip), Costs(16, ahead=True)
         await decoded(place, 100, costs=costs)  # what a controller learns first is not measured
         runs = [_run(400, await decoded(place, 400, costs=costs, seed=seed)) for seed in (1, 2)]
         rows.append(Row.of("simulated", 0.0, f"{trip:g} ms", trip, "ahead", runs))

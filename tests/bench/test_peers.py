@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from bench.peers.calibration import calibrate
 from bench.peers.comparison import Plan, Section, compare
-from bench.peers.contender import Settings
+from bench.peers.contender import Kind, Settings
 from bench.peers.continuous import ContinuousBatching
 from bench.peers.in_process import InProcess
 from bench.peers.packed import CONTEXT, ROWS, SEQUENCES, packed_and_padded
@@ -90,7 +90,11 @@ async def test_ratios_come_out_of_real_services(small_pair, services):
     )
     assert result.latency is not None
     figures = ratios(result.rows, result.packed, result.latency[0])
-    assert tuple(figures) == tuple(key for key in KEYS if "16" not in key and "32" not in key)
+    [ours] = [row for row in result.rows if row.kind is Kind.OURS and row.streams == 1]
+    unmeasured = {key for key in KEYS if "16" in key or "32" in key}
+    if not (ours.figure("mean_draft_tokens") or ours.figure("mean_lookup_tokens")):
+        unmeasured.add("overhead_ms_per_round")  # so short a text may be quickest without the draft
+    assert tuple(figures) == tuple(key for key in KEYS if key not in unmeasured)
     assert all(value > 0 for value in figures.values())
     assert 0.6 < result.acceptance < 0.95
     assert len(result.rows) == 6 + 4
