@@ -189,9 +189,10 @@ class Adaptive:
         promised = self._promised(self._depth, expected)
         promise = max(promised[1:])
         if self._ahead:
-            num_draft_tokens = self._concert.num_draft_tokens if drafting else promised.index(promise, 1)
-            self._waits = self._worth_waiting(num_draft_tokens)
-            # Also where it waits no longer: of the other nothing is known yet.
+            self._waits = self._worth_waiting(
+                self._concert.num_draft_tokens if drafting else promised.index(promise, 1)
+            )
+            # Whichever it does: how often a tree is there is learnt by doing it, and may be old.
             promise = max(promise, self._promised_alone(self._depth, expected))
         self._turn = self._concert.turn(promise, promised, self._depth, self._num_rounds, tries)
         if self._turn is Turn.REST:

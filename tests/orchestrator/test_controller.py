@@ -281,7 +281,7 @@ def test_only_rounds_in_which_it_drafts_with_the_others_count_against_a_text(ahe
     for number in range(200):
         depth = (0, 4, 1, 8)[number % 4]
         if depth:
-            costs.drafted(depth, 0.0012 * depth)  # so short a wait that it waits
+            costs.drafted(depth, 0.0012 * depth)  # short enough to be waited for
         timings = Timings(0, 20_000 + 100 * depth, 0, depth + 1, 1)
         costs.verified(depth, 0.0205 + depth / 1e4, timings, 1, 1)
     concert = Told(costs)

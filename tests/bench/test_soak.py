@@ -1,0 +1,24 @@
+"""What a soak calls a leak: not what comes and goes."""
+
+import pytest
+
+from bench.soak import Reading, Soaked
+
+
+def soaked(threads: list[int]) -> Soaked:
+    return Soaked(
+        {"orchestrator": [Reading(n, "orchestrator", 80_000, 20, count, 30) for n, count in enumerate(threads)]}, {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("late", "levels"),
+    [
+        ([10, 10, 10, 10, 12], (10, 10)),  # of a pool
+        ([12, 10, 11, 10, 10], (10, 10)),
+        ([10, 11, 12, 13, 14], (10, 13)),  # a leak
+        ([10, 10, 10, 12, 12], (10, 12)),
+    ],
+)
+def test_what_leaks_stays_and_what_a_pool_has_comes_and_goes(late, levels):
+    assert soaked([1, 2, 3, 4, 5, *late]).levels("orchestrator", "threads") == levels
