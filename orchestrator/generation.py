@@ -141,6 +141,8 @@ class Generator:
                 async for step in steps:
                     split = clock.split(step.verdict)
                     self._metrics.round_ended(step, split, draft.tally)
+                    if fixed is None and step.verdict.round:
+                        self._concert.took(split.total - split.client, len(step.verdict.accepted) + 1)
                     if span.is_recording():
                         span.add_event("round", _round_attributes(index, step, split))
                     if handed_over := bool(step.piece) or sequence.finished:

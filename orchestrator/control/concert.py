@@ -15,6 +15,7 @@ from enum import Enum, auto
 
 from orchestrator.control.costs import Costs
 from orchestrator.control.promises import OFF, OFF_AMONG, ON, ON_AMONG
+from orchestrator.control.toll import Toll
 from specdec.rounds import OVERRUN
 
 FIRST_PAUSE, _LONGEST_PAUSE = 8, 64
@@ -101,6 +102,7 @@ class Concert:
         self._load = -1  # the load under which that was promised
         self._since = 0  # the pass in which it began to draft
         self._trial = _Trial()  # the last one
+        self._toll = Toll()
         self.num_trials = 0
         """So far: that of the last one, for those who are in it."""
         self._until = 0  # before this pass nobody drafts
@@ -163,8 +165,16 @@ class Concert:
     def book(self, gain: float, tries: bool) -> None:
         """A request gained so much in a round; ``tries``: of a trial. One that gains ends the rest after it."""
         self.costs.savings.book(gain)
-        if tries and self._trial.book(gain):
-            self._until = 0
+        if tries:
+            self._toll.reckoned(gain)
+            if self._trial.book(gain):
+                self._until = 0
+
+    def took(self, seconds: float, num_tokens: int) -> None:
+        """From one verdict of a request to the next, which made so many tokens: what a trial really costs."""
+        costs = self.costs
+        if costs.known and costs.everybody > 1:
+            self._toll.gained(costs.gain(seconds, num_tokens, costs.alone_s), costs.everybody, self.now)
 
     def passed(self, before: int) -> int:
         """A request has a verdict, ``before`` being the pass that it was in when it had one last. Returns the pass that
@@ -241,11 +251,13 @@ class Concert:
             gain = costs.gain(costs.unwaited[depth], 1, costs.alone_s)
         promising = self._promise > 1.0 and self._load == costs.num_loads
         room = costs.everybody if promising else min(costs.everybody, _FEW_TRY)
-        if not costs.savings.cover(-gain * passes * room):
+        dear = self.now < self._toll.again(costs.everybody)
+        if dear or not costs.savings.cover(-gain * passes * room):
             self._until = self.now + _LONGEST_PAUSE
             return False
         delay = delay or int(not self.waits)  # a tree is grown meanwhile
         self._trial = _Trial(self.now + delay + passes, room)
+        self._toll.begin(self._trial.until, costs.everybody)
         self.num_trials += 1
         costs.let_few_draft(room < costs.everybody)
         self._rest()

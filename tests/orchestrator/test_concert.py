@@ -255,3 +255,27 @@ def test_whose_draft_grows_ahead_begins_when_it_is_called_and_finds_a_tree():
         timings = Timings(0, 20_000, 0, 1, 1)
         controller.observe(Proposal(), Verdict(number, 0, (), 7, (), timings, run_on=unasked))
     assert num_called > 1
+
+
+def test_a_trial_that_took_everybody_longer_than_reckoned_is_not_repeated_soon():
+    """By the clock: of ten rounds of everybody in vain, 256 passes remain at most; else the next would be 10 later."""
+    concert = concert_of()
+    last = turns(concert, 0.5)
+    assert last == [Turn.TRY] * 4
+    for _ in range(4):
+        concert.took(11 * concert.costs.alone_s, 1)
+    last = turns(concert, 0.5, last=last)
+    until = concert.now + 256
+    while (last := turns(concert, 0.5))[0] is Turn.REST:
+        pass
+    assert until <= concert.now <= until + 2 * 64
+
+
+def test_what_others_take_outside_of_a_trial_puts_off_none():
+    concert = concert_of()
+    last = turns(concert, 0.5)
+    seen = [last, *(turns(concert, 0.5, last=last) for _ in range(4))]
+    assert seen[-1] == [Turn.REST] * 4
+    for _ in range(4):
+        concert.took(11 * concert.costs.alone_s, 1)
+    assert any(turns(concert, 0.5)[0] is Turn.TRY for _ in range(10))
