@@ -23,7 +23,7 @@ from bench.distance.formula import Prediction, predictions
 from bench.distance.lab import lab
 from bench.distance.modes import AHEAD, ALONE, Mode
 from bench.distance.pairs import Pair, PairName, TableCosts, make
-from bench.distance.ratios import pair_of_ratios, ratios
+from bench.distance.ratios import over_adaptive, pair_of_ratios, ratios
 from bench.distance.row import Row
 from bench.distance.situations import Situation, groups, measure, num_runs, situations
 from specdec.processes import StartError
@@ -82,6 +82,8 @@ def main(
     figures = ratios(rows)
     console.print(f"Of the {pair_of_ratios(rows)} pair, unless another is named:", highlight=False)
     console.print_json(json.dumps(figures))
+    beyond = over_adaptive(rows)
+    console.print(f"Ahead over adaptive: {', '.join(f'{where} {ratio:g}' for where, ratio in beyond.items())}")
     if json_file:
         result = {
             "pair": pair.value,
@@ -90,6 +92,7 @@ def main(
             "formula": [asdict(each) for each in predicted],
             "ratios_of": pair_of_ratios(rows),
             "ratios": figures,
+            "ahead_over_adaptive": beyond,
         }
         Path(json_file).write_text(json.dumps(result, indent=1) + "\n")
     if chart:

@@ -44,11 +44,6 @@ def block(num_draft_tokens: int) -> Mode:
     return Mode(f"block, K = {num_draft_tokens}", "near", num_draft_tokens, method=BLOCK)
 
 
-def is_synchronous(name: str) -> bool:
-    """Whether it is the name of a draft that is waited for, coupled (or greedy), however many tokens are asked for."""
-    return name.startswith("sync")
-
-
 def is_fixed(name: str) -> bool:
     """Whether it is the name of a synchronous draft with a set number of tokens, coupled (or greedy)."""
     return name.startswith("sync, K")

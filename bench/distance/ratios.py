@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bench.distance.modes import AHEAD, ALONE, is_synchronous
+from bench.distance.modes import ADAPTIVE, AHEAD, ALONE, is_fixed
 from bench.distance.pairs import PairName
 from bench.distance.row import Row
 
@@ -19,7 +19,7 @@ def pair_of_ratios(rows: Sequence[Row]) -> str:
 
 
 def ratios(rows: Sequence[Row]) -> dict[str, float]:
-    """At T = 0; synchronous is at its best K."""
+    """At T = 0; synchronous is at its best K, the same in every round."""
     greedy = _Rows(rows, pair_of_ratios(rows), 0.0)
     drawn = _Rows(rows, PairName.bundled.value, 1.0)
     figures: dict[str, Callable[[], float]] = {
@@ -40,6 +40,15 @@ def ratios(rows: Sequence[Row]) -> dict[str, float]:
     return found
 
 
+def over_adaptive(rows: Sequence[Row]) -> dict[str, float]:
+    """By situation, at T = 0: grown ahead over the synchronous mode that chooses how much to draft and guesses from the
+    text, as ahead does: what the growing alone is worth."""
+    greedy = [row for row in rows if (row.pair, row.temperature) == (pair_of_ratios(rows), 0.0)]
+    waits = {row.situation: row for row in greedy if row.mode == ADAPTIVE.name}
+    ahead = [row for row in greedy if row.mode == AHEAD.name and row.situation in waits]
+    return {row.situation: round(row.over(waits[row.situation]), 3) for row in ahead}
+
+
 class _Rows:
     """Of one pair at one temperature. KeyError: that was not measured."""
 
@@ -56,7 +65,7 @@ class _Rows:
 
     def best_sync(self, round_trip_ms: float) -> Row:
         situation = f"{round_trip_ms:g} ms"
-        rows = [row for (where, mode), row in self._rows.items() if where == situation and is_synchronous(mode)]
+        rows = [row for (where, mode), row in self._rows.items() if where == situation and is_fixed(mode)]
         if not rows:
             raise KeyError(situation)
         return max(rows, key=lambda row: row.tokens_per_s)

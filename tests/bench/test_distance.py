@@ -11,9 +11,9 @@ from rich.console import Console
 from bench.distance import table
 from bench.distance.formula import predictions
 from bench.distance.lab import lab
-from bench.distance.modes import AHEAD, ALONE, BLOCK, modes, sync
+from bench.distance.modes import ADAPTIVE, AHEAD, ALONE, BLOCK, modes, sync
 from bench.distance.pairs import Pair, PairName, TableCosts, make
-from bench.distance.ratios import pair_of_ratios, ratios
+from bench.distance.ratios import over_adaptive, pair_of_ratios, ratios
 from bench.distance.row import Outcomes, RoundMs, Row, Run
 from bench.distance.situations import ROUND_TRIPS_MS, Situation, groups, measure, num_runs, situations
 from specdec.v1.generation_pb2 import SpeculationStats
@@ -34,6 +34,7 @@ RATES = {
     ("0 ms", AHEAD.name): 40.0,
     ("0 ms", "sync, K = 8"): 32.0,
     ("50 ms", "sync, K = 4"): 5.0,
+    ("50 ms", ADAPTIVE.name): 12.5,
     ("random", AHEAD.name): 9.0,
 }
 FIGURES = {
@@ -50,6 +51,12 @@ FIGURES = {
 def test_ratios_compare_with_the_best_synchronous_draft_and_find_the_worst_case(pair):
     assert ratios(rows_of(pair, RATES)) == FIGURES
     assert pair_of_ratios(rows_of(pair, RATES)) == pair
+
+
+def test_what_chooses_how_much_to_draft_is_compared_apart():
+    others = {"0 ms": 4.0, "1 ms": 1.0, "5 ms": 1.0, "20 ms": 3.0, "32 streams": 1.0, "gone": 1.0}
+    assert over_adaptive(rows_of("damped", RATES)) == others | {"50 ms": 0.8, "random": 0.9}
+    assert over_adaptive(rows_of("damped", {}, temperature=1.0)) == over_adaptive([]) == {}
 
 
 def test_a_ratio_is_the_median_of_what_the_turns_say():
