@@ -96,7 +96,7 @@ def _damped(directory: Path) -> Pair:
         _served("target_service", made.target),
         _served("draft_service", made.draft),
         _served("draft_service", stranger.draft),
-        (3, 4, 8),
+        (3, 4, 6, 8),
         computes=True,
         prompt=_three_ids,
     )
