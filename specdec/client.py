@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from specdec import rpc
-from specdec.errors import DeadlineExceeded, ReplicaLost
+from specdec.errors import DeadlineExceeded, ModelMismatch, ReplicaLost
 from specdec.tls import Tls
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
@@ -79,11 +79,12 @@ class Client:
     async def stream(
         self, timeout_s: float | None = None, **fields: Any
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        """The responses to a GenerateRequest with these fields, wherever they come from. Raises SpecdecError."""
+        """The responses to a GenerateRequest with these fields, wherever they come from. Raises SpecdecError, and
+        ModelMismatch rather than go on with another model."""
         request = generation_pb2.GenerateRequest(**fields)
         samples = _resumed(request)
         started = time.monotonic()
-        admitted = False
+        model_digest: str | None = None  # since it was admitted
         lost_in_a_row = 0  # since ids came: an admission alone is no progress
         while True:
             at = self._at
@@ -97,10 +98,15 @@ class Client:
                             sample.add(response.chunk)
                             if response.chunk.token_ids or sample.finished:
                                 lost_in_a_row = 0
-                        elif admitted:
+                        elif model_digest is None:
+                            model_digest, request.seed = response.admission.model_digest, response.admission.seed
+                        elif response.admission.model_digest == model_digest:
                             continue
                         else:
-                            admitted, request.seed = True, response.admission.seed
+                            raise ModelMismatch(
+                                f"{self._lines[at].address} serves the model {response.admission.model_digest[:12]},"
+                                f" the request began with {model_digest[:12]}"
+                            )
                         yield response
                     return
             except ReplicaLost as error:
@@ -160,13 +166,13 @@ class _Line:
     next call takes a new one, and the old one is closed once its last call has ended."""
 
     def __init__(self, address: str, tls: Tls | None, tls_name: str) -> None:
-        self._address, self._tls, self._tls_name = address, tls, tls_name
+        self.address, self._tls, self._tls_name = address, tls, tls_name
         self._num_calls: dict[grpc.aio.Channel, int] = {}
         self._open()
 
     def _open(self) -> None:
         self._version = self._tls.version if self._tls else 0
-        self.channel = rpc.channel(self._address, self._tls, self._tls_name, public=True)
+        self.channel = rpc.channel(self.address, self._tls, self._tls_name, public=True)
         self._num_calls[self.channel] = 0
 
     @asynccontextmanager

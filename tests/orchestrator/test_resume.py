@@ -9,6 +9,7 @@ from bench.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.sequence import FinishReason, Sequence
 from specdec import rpc
 from specdec.client import Client, Sample
+from specdec.errors import ModelMismatch
 from specdec.sequence import Method, SamplingParams
 from tests import table_reader
 from tests.cluster import cluster
@@ -80,6 +81,27 @@ async def test_our_client_survives_the_loss_of_an_orchestrator():
             assert admissions == 1
             assert [sample.token_ids for sample in samples] == [sample.token_ids for sample in expected]
             assert all(sample.finished for sample in samples)
+        await other.settled()
+
+
+async def test_our_client_never_goes_on_with_another_model():
+    """Half of the orchestrators may have been given another, and nothing in the rest of the text would show it."""
+    table = Table(vocab_size=65)
+    async with _deployment() as one, cluster([TableVerifier(table)], [TableDrafter(table)]) as other:
+        async with Client(f"127.0.0.1:{one.orchestrator.port}", f"127.0.0.1:{other.orchestrator.port}") as client:
+            received = Sample()
+
+            async def read() -> None:
+                async for response in client.stream(**REQUEST):
+                    if response.HasField("chunk"):
+                        received.add(response.chunk)
+                        if one.orchestrator.live_sequences:
+                            await one.orchestrator.stop()
+
+            with pytest.raises(ModelMismatch, match="table-target"):
+                await read()
+            assert received.token_ids
+            assert not received.finished
         await other.settled()
 
 
