@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from draft_service.drafter import DraftSequence, Node, Spot
@@ -17,7 +17,7 @@ from specdec.chances import PRIOR
 from specdec.errors import InvalidArgument, Preempted, SpecdecError
 from specdec.rounds import AHEAD, SIBLINGS, ModelInfo, Timings
 from specdec.sequence import SequenceSpec
-from specdec.tree import ROOT
+from specdec.tree import EMPTY_TREE, ROOT
 from target_service.engine import Decision, Job
 
 _ORDER = 3
@@ -121,9 +121,19 @@ class TableVerifier:
         num_rows = sum(min(len(job.ids) - job.memory.num_cached + len(job.tree), self._chunk_rows) for job in jobs)
         if cost_s := self._pass_s + self._row_s * num_rows:
             time.sleep(cost_s)
-        decisions = [self._decide(job) for job in jobs]
+        decisions = [self._decide(job) for job in self._with_room(jobs)]
         pass_us = int((time.perf_counter() - started) * 1e6)
         return decisions, Timings(pass_us=pass_us, rows=num_rows, sequences=len(jobs))
+
+    def _with_room(self, jobs: Sequence[Job]) -> Iterator[Job]:
+        """Trees have what all texts leave."""
+        left = self._num_slots - self._num_used
+        left -= sum(min(len(job.ids) - job.memory.num_cached, self._chunk_rows) for job in jobs)
+        for job in jobs:
+            if len(job.tree) > left:
+                job = dataclasses.replace(job, tree=EMPTY_TREE)
+            left -= len(job.tree)
+            yield job
 
     def _decide(self, job: Job) -> Decision | SpecdecError | None:
         memory: TableMemory = job.memory

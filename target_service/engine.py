@@ -27,6 +27,9 @@ from specdec.sequence import Method, SequenceSpec
 from specdec.tree import EMPTY_TREE, TokenTree
 from target_service.admission import Admission
 
+_MOST_US = (1 << 32) - 1
+"""What a verdict can tell of a duration: a peer that does not read for an hour waits longer."""
+
 MOST_RUN_ON = 64
 """Verdicts that a round may have beside its own: nobody can have asked for them one by one."""
 
@@ -56,8 +59,8 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What the target made of a job: accepted nodes, root downwards, the token after them, its own token at the
-    root and at each node (empty where the method has none), and if asked for the root's and the accepted nodes'
-    features."""
+    root and at each node (empty where the method has none; the root's alone where there was no memory for the tree),
+    and if asked for the root's and the accepted nodes' features."""
 
     accepted: tuple[int, ...]
     next_token: int
@@ -80,7 +83,7 @@ class Verifier(Protocol):
     def close(self, memory: Any) -> None: ...
 
     def verify(self, jobs: Sequence[Job]) -> tuple[Sequence[Decision | SpecdecError | None], Timings]:
-        """One pass; who is first in ``jobs`` gets memory first.
+        """One pass; who is first in ``jobs`` gets memory first, and a tree only what all texts leave.
 
         An error ends its sequence alone, but Preempted says that there was no memory for this job: some sequence's
         is taken, and the job comes again. None: a long prefill goes on in the next pass.
@@ -287,7 +290,7 @@ class TargetEngine:
             sequence.pending = None
         else:
             sequence.run_on -= 1
-        queue_us = int((started - sequence.since) * 1e6)
+        queue_us = min(int((started - sequence.since) * 1e6), _MOST_US)
         committed = [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
         full = sequence.base + len(committed) >= self._verifier.info.context_length
         if full or not sequence.open.stop_token_ids.isdisjoint(committed):

@@ -56,7 +56,8 @@ class LmVerifier:
         return self._runner.pool.num_used, self._runner.pool.num_slots
 
     def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError | None], Timings]:
-        outcome: list[Decision | SpecdecError | None] = [None] * len(jobs)
+        outcome: list[Decision | SpecdecError | None]
+        jobs, outcome = list(jobs), [None] * len(jobs)
         started = time.perf_counter()
         for index, job in enumerate(jobs):
             outcome[index] = job.memory.sampling.take_in(job.ids)
@@ -90,18 +91,27 @@ class LmVerifier:
         )
         return outcome, timings
 
-    def _segments(self, jobs: Sequence[Job], outcome: list[Decision | SpecdecError | None]) -> dict[int, Segment]:
-        """The rows of the pass, by job without an ``outcome``. It is Preempted for a job that finds no memory."""
+    def _segments(self, jobs: list[Job], outcome: list[Decision | SpecdecError | None]) -> dict[int, Segment]:
+        """The rows of the pass, by job without an ``outcome``. It is Preempted for a job whose text finds no memory. A
+        tree that finds none is taken out of ``jobs``: nobody's text gives way to a guess."""
         for job in jobs:
             if len(job.ids) - len(job.memory.cache) > 1:
                 self._runner.move(job.memory.cache.attach(job.ids))
-        segments: dict[int, Segment] = {}
+        fed: dict[int, int] = {}  # rows of text
         for index, num_rows in enumerate(rows_to_feed([(job.memory.cache, job.ids) for job in jobs])):
             try:
                 if num_rows and outcome[index] is None:
-                    segments[index] = _segment(jobs[index], num_rows)
+                    jobs[index].memory.cache.take(num_rows)
+                    fed[index] = num_rows
             except PoolFullError as error:
                 outcome[index] = Preempted(str(error))
+        segments: dict[int, Segment] = {}
+        for index, num_rows in fed.items():
+            try:
+                segments[index] = _segment(jobs[index], num_rows)
+            except PoolFullError:
+                jobs[index] = dataclasses.replace(jobs[index], tree=EMPTY_TREE)
+                segments[index] = _segment(jobs[index], num_rows)
         return segments
 
 

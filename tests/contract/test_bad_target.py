@@ -151,10 +151,15 @@ async def test_a_sequence_that_finds_no_kv_slots_is_refused_and_its_neighbours_s
         error = await stream.error(3)
         assert isinstance(error, Overloaded)
         assert error.retry_after_s > 0
-        # No room is left for the tree of the older one: the younger is preempted, its caller replays it.
-        await stream.send(rounds=[round_(1, 1, 21, tree([n % 6 for n in range(170)]))])
-        assert isinstance(await stream.error(2), Preempted)
-        assert (await stream.answer(1)).round == 1
+        # No room is left for the tree of the older one: nothing of it is verified.
+        await stream.send(rounds=[round_(1, 1, 21, tree([n % 6 for n in range(190)]))])
+        verdict = await stream.answer(1)
+        assert (verdict.round, list(verdict.accepted)) == (1, [])
+        # None is left for its text: the younger is preempted, its caller replays it.
+        for number, base, num_more in ((2, 22, 64), (3, 87, 64), (4, 152, 45)):
+            await stream.send(rounds=[round_(1, number, base, run_on=num_more)])
+            assert [(await stream.answer(1)).round for _ in range(1 + num_more)] == [number] * (1 + num_more)
+        assert isinstance(await stream.answer(2), Preempted)
         # A sequence that could never fit is not asked to come back.
         await stream.send(opens=[target_open(4, token_ids=[1] * 200)])
         assert isinstance(await stream.error(4), ContextExceeded)

@@ -175,3 +175,21 @@ def test_samples_that_outgrow_the_pool_end_with_few_replays(num_slots):
     assert sum(preempted.values()) > 0
     assert max(preempted.values()) <= 2
     assert sum(preempted.values()) <= 8
+
+
+def test_a_tree_finds_no_memory_and_no_text_gives_way_to_it():
+    """In a real pool; what is verified of it is nothing, and the text goes on."""
+    pool = Pool(PROMPT + 4 * HEADROOM)
+    keys = [pool.opens(number, text(PROMPT)) for number in range(4)]
+    assert [type(result) for result in pool.runs()] == [Verdict] * 4
+    for number in (1, 2):
+        for key in keys:
+            ids = pool.engine._sequences[key].ids
+            tree = TokenTree.chain([0] * (16 * HEADROOM)) if key == keys[0] else TokenTree.chain([0, 0])
+            pool.engine.submit(key, Round(number, len(ids), tree))
+        results = dict(pool.engine.step())
+        assert [type(results[key]) for key in keys] == [Verdict] * 4
+        assert results[keys[0]].accepted == ()
+    for key in keys:
+        pool.engine.close(key)
+    assert pool.runner.pool.num_used == 0

@@ -11,8 +11,8 @@ from specdec.batching import Key
 from specdec.errors import Overloaded, Preempted
 from specdec.rounds import Round, Verdict
 from specdec.sequence import SequenceSpec
-from specdec.tree import TokenTree
-from target_service.engine import TargetEngine, TargetOpen
+from specdec.tree import EMPTY_TREE, TokenTree
+from target_service.engine import MOST_RUN_ON, TargetEngine, TargetOpen
 
 TABLE = Table()
 
@@ -61,15 +61,16 @@ def test_a_sequence_that_is_alone_is_always_let_in():
     open_(engine_of(100), 0, output=80)
 
 
-def crowd(preemptions: list[int], num_slots: int = 200) -> tuple[TargetEngine, list[Key]]:
-    """Sequences that answered their opens, with no room for a tree of 200 nodes."""
-    engine = engine_of(num_slots)
+def crowd(preemptions: list[int]) -> tuple[TargetEngine, list[Key]]:
+    """Sequences that have filled the memory: none of them finds room for another row."""
+    engine = engine_of((10 + 32) * len(preemptions))
     keys = [open_(engine, number, num_preemptions=count) for number, count in enumerate(preemptions)]
     step(engine)
+    for key in keys:
+        engine.submit(key, Round(1, 11, run_on=MOST_RUN_ON))
+    for _ in range(32):
+        assert all(isinstance(result, Verdict) for result in step(engine).values())
     return engine, keys
-
-
-WIDE = TokenTree.chain(range(200))
 
 
 @pytest.mark.parametrize(
@@ -85,22 +86,36 @@ WIDE = TokenTree.chain(range(200))
 )
 def test_who_gave_way_least_often_gives_way_then_the_youngest_and_never_the_oldest(preemptions, victim):
     engine, keys = crowd(preemptions)
-    engine.submit(keys[0], Round(1, 11, WIDE))
     [(key, error)] = step(engine).items()
     assert key == keys[victim]
     assert isinstance(error, Preempted)
 
 
 def test_one_gives_way_at_a_time_however_many_starve():
-    engine, keys = crowd([0, 0, 0])
-    for key in keys:
-        engine.submit(key, Round(1, 11, WIDE))
+    engine, _ = crowd([0, 0, 0])
     results = step(engine)
     assert [type(result) for result in results.values()] == [Preempted]
     assert engine.load.live_sequences == 2
 
 
-def test_a_crowd_that_needs_twice_the_memory_ends_with_few_replays():
+@pytest.mark.parametrize("room", [1, 3])
+def test_a_tree_gives_way_to_every_text(room):
+    """Also to those of requests that are younger than the one that guesses."""
+    engine = engine_of(3 * (10 + 32))
+    keys = [open_(engine, number) for number in range(3)]
+    first = step(engine)
+    left = 3 * (10 + 32) - 30
+    right = [TABLE.next_token(SequenceSpec(tuple(range(10)), 10), [8, 9, first[keys[0]].next_token], 11)]
+    tree = TokenTree.chain([*right, *[0] * (left - room - 1)])
+    for key in keys:
+        engine.submit(key, Round(1, 11, tree if key == keys[0] else EMPTY_TREE))
+    verdicts = step(engine)
+    assert [type(result) for result in verdicts.values()] == [Verdict] * 3
+    assert len(verdicts[keys[0]].accepted) == (room == 3), "with room for its rows and those of the others"
+
+
+@pytest.mark.parametrize("num_nodes", [0, 4, 64, 256])
+def test_a_crowd_that_needs_twice_the_memory_ends_with_few_replays(num_nodes):
     """32 requests of 256 + 200 ids in 4,096 slots; whoever is out comes again at every tenth pass, the oldest first."""
     engine = engine_of(4096)
     output = dict.fromkeys(range(32), 0)
@@ -122,7 +137,7 @@ def test_a_crowd_that_needs_twice_the_memory_ends_with_few_replays():
             if isinstance(result, Verdict):
                 output[number] += 1 + len(result.accepted)
                 if output[number] < 200:
-                    tree = TokenTree.chain(range(4))
+                    tree = TokenTree.chain(range(num_nodes))
                     engine.submit(key, Round(result.round + 1, 256 + output[number], tree))
                     continue
                 engine.close(key)
