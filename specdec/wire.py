@@ -20,6 +20,9 @@ from specdec.v1 import common_pb2, draft_pb2, target_pb2
 IDS_PER_OPEN = 8192
 """Token ids per open entry: at three bytes each some 24 KiB, so that a long open does not delay its neighbours."""
 
+MAX_SUPPORT = 1024
+"""Of a distribution that a node was drawn from. To check an id takes 0.65 us, in which nobody else is served."""
+
 MAX_SALT_BYTES = 256
 
 FEATURE_BYTES = 1 << 16
@@ -116,6 +119,9 @@ def read_tree(message: common_pb2.TokenTree, vocab_size: int, field: str = "tree
         return EMPTY_TREE
     if len(token_ids) > MAX_TREE_NODES:
         raise InvalidArgument([(field, f"at most {MAX_TREE_NODES} nodes, not {len(token_ids)}")])
+    for node, each in enumerate(message.draft_probs):  # before any of it is looked at
+        if (size := max(len(each.token_ids), len(each.weights))) > MAX_SUPPORT:
+            raise InvalidArgument([(f"{field}.draft_probs[{node}]", f"at most {MAX_SUPPORT} tokens, not {size}")])
     parents = tuple(message.parents) or tuple(range(-1, len(token_ids) - 1))
     draft_probs = tuple(
         SparseDistribution(tuple(d.token_ids), tuple(d.weights)) if d.token_ids or d.weights else None

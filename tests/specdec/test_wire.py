@@ -191,6 +191,8 @@ def dist(ids, weights):
             "chain",
         ),
         (dict(token_ids=[1], draft_probs=[dist([1, 2], [1])]), "tree.draft_probs[0]", "weights"),
+        (dict(token_ids=[1], draft_probs=[dist([1] * 1025, [1])]), "tree.draft_probs[0]", "at most 1024 tokens"),
+        (dict(token_ids=[1], draft_probs=[dist([1], [1] * 1025)]), "tree.draft_probs[0]", "at most 1024 tokens"),
         (dict(token_ids=[1], draft_probs=[dist([1], [])]), "tree.draft_probs[0]", "weights"),
         (dict(token_ids=[1], draft_probs=[dist([], [1])]), "tree.draft_probs[0]", "weights"),
         (dict(token_ids=[1], draft_probs=[dist([1, 1], [1, 1])]), "tree.draft_probs[0]", "repeat"),
