@@ -157,7 +157,8 @@ class DraftEngine:
         if ahead:
             results.extend(self._grow_ahead(ahead))
         if self._draining:
-            for key in [key for key, work in self._works.items() if work.answered]:
+            # What grows ahead is asked for by nobody, and may never end: every verdict brings more of it.
+            for key in [key for key, work in self._works.items() if work.answered or work.ahead]:
                 self.close(key)
                 results.append((key, Draining("this draft is draining; open the sequence on another one")))
         return results

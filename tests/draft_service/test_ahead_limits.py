@@ -13,7 +13,7 @@ from specdec.errors import Draining, InvalidArgument
 from specdec.model_runner import RowOutputs
 from specdec.packed_rows import Segment
 from specdec.portions import MAX_TREE_ROWS
-from specdec.rounds import Advance, Budget, GrowthEnd
+from specdec.rounds import Advance, Budget, Growth, GrowthEnd
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import TokenTree
 from tests.draft_service.growing_ahead import (
@@ -193,3 +193,17 @@ def test_a_drain_waits_for_no_stream_that_is_held():
     while not engine.idle:
         results = engine.step()
     assert isinstance(results[-1][1], Draining)
+
+
+def test_a_drain_does_not_wait_for_what_nobody_waits_for():
+    """Every verdict brings an advance before what was granted ahead is used up, so that it would never end."""
+    engine = opened(SAMPLINGS[0])
+    engine.drain()
+    engine.submit(A, Advance(1, 4, (1,), budget=Budget(2, 100, 60)))
+    results: list[object] = []
+    for _ in range(10):
+        results += [result for _, result in engine.step()]
+    told = [result for result in results if isinstance(result, Growth)]
+    assert sum(len(growth.tree) for growth in told) >= 2, "what was asked for is told before"
+    assert isinstance(results[-1], Draining)
+    assert engine.load.live_sequences == 0
