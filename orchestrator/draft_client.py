@@ -19,7 +19,7 @@ from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
 from orchestrator.replicas.tally import Tally
 from orchestrator.sequence import Sequence
-from specdec.errors import Overloaded, ReplicaLost, SpecdecError
+from specdec.errors import Draining, Overloaded, ReplicaLost, SpecdecError
 from specdec.rounds import AHEAD, SIBLINGS, Advance, Budget, Growth, GrowthEnd
 from specdec.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import draft_pb2
@@ -42,6 +42,9 @@ class _Asked:
     """Much of the text, which is no part of growing."""
 
 
+_MOST_LOST = 2
+"""In a row while they owed an answer: then the text is kept from drafts for a while, as if one had refused it."""
+
 _CATCH_UP = 64
 """Tokens that a draft of which nothing is asked may be behind: they are fed in one pass, at its leisure."""
 
@@ -61,6 +64,7 @@ class DraftClient:
         self._advance = 0
         self._asked: _Asked | None = None  # that is not answered yet
         self._owed_since: float | None = None  # nothing came since then though something was asked for
+        self._num_lost = 0  # in a row, while something was asked for
         self._pause_s = _FIRST_PAUSE_S
         self._paused_until = 0.0
         self._base = 0  # as far as the replica knows the text
@@ -172,21 +176,26 @@ class DraftClient:
         self._owed_since = None if answered else time.monotonic()
         if not answered:
             return
-        self._pause_s = _FIRST_PAUSE_S
+        self._pause_s, self._num_lost = _FIRST_PAUSE_S, 0
         asked, self._asked = self._asked, None
         if asked is None or growth.advance != asked.advance or not num_nodes:
             return  # what is asked of it later may be answered instead
         took_s = max(0.0, lane.heard - asked.at)
         if self._replica is not None and not asked.takes_in:
-            self._replica.observe(took_s / num_nodes)  # drafts are compared, of which one may be asked for more
+            # Drafts are compared, of which one may be asked for more.
+            self._replica.observe(self._costs.draft_of_one_s(num_nodes, took_s))
         if growth.end in (None, GrowthEnd.BUDGET):
             self._costs.drafted(num_nodes, took_s, asked.takes_in)
 
     def _lose(self, error: SpecdecError) -> None:
-        """The lane has ended. Who refused the text would take in all of it again, only to refuse it once more."""
+        """The lane has ended. Who refused the text would take in all of it again, only to refuse it once more; and it
+        may be the text that fails its drafts."""
         self._lane = None
-        if not isinstance(error, ReplicaLost):
-            self._pause(max(self._pause_s, error.retry_after_s if isinstance(error, Overloaded) else 0.0))
+        if isinstance(error, ReplicaLost):
+            self._num_lost += self._asked is not None and not isinstance(error, Draining)
+            if self._num_lost < _MOST_LOST:
+                return
+        self._pause(max(self._pause_s, error.retry_after_s if isinstance(error, Overloaded) else 0.0))
 
     def _pause(self, seconds: float) -> None:
         """Do without, and longer the next time."""

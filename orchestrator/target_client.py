@@ -127,7 +127,7 @@ class TargetClient:
             await self._refuse_poison()
         try:
             # Before a turn is taken: who waits for a replica must not keep others from waiting, too.
-            replica = await self._pool.wait_for_one(self._wait_s, self._replica, sequence.needs)
+            replica = await self._pool.wait_for_one(self._wait_s, self._replica, sequence.needs, sequence.base)
         except ReplicaLost as error:
             raise NoReplica(str(error)) from error
         if not self._opened_before:
@@ -135,7 +135,7 @@ class TargetClient:
             return await self._first_answer(sequence, replica)
         async with self._pool.replays.turn(self._arrived, suspect=self._suspect):
             # There may be another by now, or none. Who gave the sequence back is asked only if there is no other.
-            replica = await self._pool.wait_for_one(0.0, self._replica, sequence.needs)
+            replica = await self._pool.wait_for_one(0.0, self._replica, sequence.needs, sequence.base)
             if not self._refused:
                 sequence.statistics.replayed(self._cause, sequence.base)
             return await self._first_answer(sequence, replica)
@@ -158,7 +158,7 @@ class TargetClient:
             raise
         self._pool.waiting_for_room.discard(self)
         assert self._replica is not None, "an open lane is some replica's"
-        self._num_harmless = len(self._losses)
+        self._num_harmless, self._refused = len(self._losses), False
         num_passes, self._num_passes = self._replica.num_passes - self._num_passes, self._replica.num_passes
         everybody, timings = self._replica.num_sequences, verdict.timings
         if asked is not None:
@@ -241,12 +241,10 @@ class TargetClient:
 
     async def _refuse_poison(self) -> None:
         """A lost stream is a crash only if the process behind it ended, or stood still in a pass."""
-        before, recent = self._losses[: self._num_harmless], self._losses[self._num_harmless :]
+        recent = self._losses[self._num_harmless :]
         if len(recent) * _HARM_OF_CRASH < MAX_HARM and len(self._losses) * _HARM_OF_CRASH < MAX_HARM_IN_ALL:
             return
-        in_a_row = await _harm(recent)
-        in_all = in_a_row + await _harm(before)
-        if in_a_row >= MAX_HARM or in_all >= MAX_HARM_IN_ALL:
+        if await _harm(recent) >= MAX_HARM or await _harm(self._losses) >= MAX_HARM_IN_ALL:
             raise NoReplica(f"replicas failed {len(self._losses)} times under this request; it is not tried again")
 
 
@@ -257,10 +255,17 @@ def _to_come(round_: Round, base: int) -> int:
 
 async def _harm(losses: Iterable[_Loss]) -> int:
     harm = 0
+    ended: set[tuple[Replica, str]] = set()  # streams of these processes
     for loss in losses:
         if loss.failed_pass:
             harm += _HARM_OF_FAILED_PASS
-        elif loss.stood_still or await loss.replica.is_dead(loss.instance, _FATE_TIMEOUT_S):
+        elif loss.stood_still:
+            harm += _HARM_OF_CRASH
+        else:
+            ended.add((loss.replica, loss.instance))
+    # A process that is dead by now crashed once, however many streams to it had ended before.
+    for replica, instance in ended:
+        if await replica.is_dead(instance, _FATE_TIMEOUT_S):
             harm += _HARM_OF_CRASH
     return harm
 

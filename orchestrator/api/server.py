@@ -129,7 +129,7 @@ class OrchestratorServer:
                 f"target {address} has the vocabulary {info.tokenizer_fingerprint[:12]},"
                 f" the tokenizer {self._vocabulary.fingerprint[:12]}"
             )
-        in_use = self.targets.info
+        in_use = self.targets.info_in_use
         if in_use and in_use.model_digest != info.model_digest:
             raise ModelMismatch(
                 f"target {address} serves the model {info.model_digest[:12]}, the others {in_use.model_digest[:12]}"

@@ -246,6 +246,12 @@ class Costs:
         because none was; if so, the round ``waits`` or goes on alone."""
         self._misses[waits].observe(not foreseen, 1)
 
+    def draft_of_one_s(self, num_nodes: int, seconds: float) -> float:
+        """What one node would have taken a draft that took so long for ``num_nodes``: much of it may be the way."""
+        if not self._drafts.is_known:
+            return seconds / num_nodes
+        return seconds * self._drafts.seconds(1) / self._drafts.seconds(num_nodes)
+
     def late(self, num_nodes: int, seconds: float) -> None:
         """Nobody waits any longer for a growth of ``num_nodes``."""
         self.contention.asked()

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator.replicas.replay_gate import ReplayGate
 from orchestrator.replicas.replica import Replica, Role
@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 _COMPARE_EVERY_S = 1.0
 _SLOW_FACTOR, _SLOW_MARGIN_S = 3.0, 0.03
 """A replica is slow if it takes so many times, and so much more, than the fastest."""
+
+_AS_BUSY = 2
+"""Of those that had at least its sequences, divided by this."""
 
 
 class Pool:
@@ -57,12 +60,21 @@ class Pool:
         """The model of the replicas that can be used now."""
         return next((replica.info for replica in self.replicas if replica.ready), None)
 
-    def pick(self, avoid: Replica | None = None, needs: frozenset[str] = frozenset()) -> Replica | None:
+    @property
+    def info_in_use(self) -> ModelInfo | None:
+        """The same, also while none of them takes new sequences."""
+        return next((replica.info for replica in self.replicas if replica.in_use), None)
+
+    def pick(
+        self, avoid: Replica | None = None, needs: frozenset[str] = frozenset(), num_tokens: int = 0
+    ) -> Replica | None:
         """Of two that can be used, drawn at random, the better one: all of them, yet none is overrun.
 
-        ``avoid`` only if there is no other; who lacks one of the capabilities ``needs`` never.
+        ``avoid``, and whose KV cache is too small for ``num_tokens``, only if there is no other; who lacks one of the
+        capabilities ``needs`` never.
         """
         ready = [replica for replica in self.replicas if replica.ready and replica.can(needs)]
+        ready = [replica for replica in ready if replica.fits(num_tokens)] or ready
         ready = [replica for replica in ready if replica.trusted] or ready
         ready = [replica for replica in ready if replica is not avoid] or ready
         if len(ready) > 2:
@@ -71,12 +83,12 @@ class Pool:
         return min(ready, key=lambda replica: replica.score, default=None)
 
     async def wait_for_one(
-        self, timeout_s: float, avoid: Replica | None = None, needs: frozenset[str] = frozenset()
+        self, timeout_s: float, avoid: Replica | None = None, needs: frozenset[str] = frozenset(), num_tokens: int = 0
     ) -> Replica:
         """As ``pick``, but waits. Raises ReplicaLost, saying what is wrong with each, after ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
-                while (replica := self.pick(avoid, needs)) is None:
+                while (replica := self.pick(avoid, needs, num_tokens)) is None:
                     self._changed.clear()
                     await self._changed.wait()
                 return replica
@@ -132,18 +144,29 @@ class Pool:
 
     async def _keep_comparing(self) -> None:
         """Set aside whoever is much slower than the fastest twice in a row, as long as somebody is left."""
-        slow: set[Replica] = set()
+        slow: dict[Replica, str] = {}
+        known: dict[Replica, int] = {}
         while True:
             await asyncio.sleep(_COMPARE_EVERY_S)
-            timed = [(r.latency_s, r) for r in self.replicas if r.ready and r.latency_s is not None]
-            fastest = min((latency for latency, _ in timed), default=0.0)
-            before, slow = slow, set()
-            for latency, replica in timed:
-                if latency <= max(_SLOW_FACTOR * fastest, fastest + _SLOW_MARGIN_S):
-                    continue
-                slow.add(replica)
+            before, slow = slow, self._slow(known)
+            known = {replica: replica.num_observed for replica in self.replicas}
+            for replica, why in slow.items():
                 if replica in before:  # once may be a machine that is busy with something else
-                    replica.set_aside(f"{latency * 1e3:.0f} ms a round where another takes {fastest * 1e3:.0f}")
+                    replica.set_aside(why)
+
+    def _slow(self, known: Mapping[Replica, int]) -> dict[Replica, str]:
+        """Who is, and why, of those that answered since so many of their answers were ``known``."""
+        timed = [(r.latency_s, r) for r in self.replicas if r.ready and r.latency_s is not None]
+        slow = {}
+        for latency, replica in timed:
+            if replica.num_observed == known.get(replica, 0):
+                continue
+            # Whose rounds are short because little was to be done there is no measure of one that is busy.
+            busy = replica.usual_sequences / _AS_BUSY
+            fastest = min(other_s for other_s, other in timed if other.usual_sequences >= busy)
+            if latency > max(_SLOW_FACTOR * fastest, fastest + _SLOW_MARGIN_S):
+                slow[replica] = f"{latency * 1e3:.0f} ms a round where another takes {fastest * 1e3:.0f}"
+        return slow
 
 
 def _joined(where: tuple[object, ...]) -> str:

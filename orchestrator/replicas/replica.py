@@ -69,6 +69,8 @@ class Replica:
         self.link: Link | None = None
         self.problem = "not reached yet"
         self.latency_s: float | None = None  # of a round or an advance, as its callers see it; smoothed
+        self.num_observed = 0  # answers that tell of it
+        self.usual_sequences = 0.0  # that were there meanwhile; smoothed alike
         self.losses = Counter(dict.fromkeys(_LOSSES, 0))  # by reason; zeros, so that a first one is seen
         self.num_refused = 0  # opens, for want of room; counted again whenever one comes back
         self.tally = Tally()  # if it is a draft
@@ -82,14 +84,22 @@ class Replica:
         self._fate_known = asyncio.Event()
 
     @property
+    def in_use(self) -> bool:
+        """Connected, and not about to go away: sequences are there, or will be."""
+        return self.link is not None and not self.link.lost and not self.link.draining
+
+    @property
     def ready(self) -> bool:
-        return self.link is not None and not self.link.draining and self._serving
+        """For new sequences."""
+        return self.in_use and self._serving
 
     @property
     def why_not(self) -> str:
         """It is not ready; empty if it is."""
         if self.problem or self.link is None:
             return self.problem
+        if self.link.lost:
+            return "its stream has ended"
         if self.link.draining:
             return "it is draining"
         return "" if self._serving else "it says that it is not serving"
@@ -97,6 +107,11 @@ class Replica:
     def can(self, needs: frozenset[str]) -> bool:
         """Whether the model behind it has these capabilities."""
         return not needs or (self.info is not None and needs.issubset(self.info.capabilities))
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether its KV cache can hold so many; not, whether there is room now."""
+        num_slots = self.link.load.kv_slots_total if self.link is not None else 0
+        return not num_slots or num_tokens < num_slots
 
     @property
     def trusted(self) -> bool:
@@ -143,10 +158,12 @@ class Replica:
     def observe(self, latency_s: float) -> None:
         """An answer took so long."""
         self.answered()
+        self.num_observed += 1
         if self.latency_s is None:
-            self.latency_s = latency_s
+            self.latency_s, self.usual_sequences = latency_s, self.num_sequences
         else:
             self.latency_s += _SMOOTHING * (latency_s - self.latency_s)
+            self.usual_sequences += _SMOOTHING * (self.num_sequences - self.usual_sequences)
 
     def set_aside(self, reason: str) -> None:
         """Do without it for a while, twice as long each time; its sequences move."""
@@ -223,9 +240,12 @@ class Replica:
         others = {asyncio.create_task(self._aside.wait()), asyncio.create_task(self._watch_health(channel, changed))}
         try:
             pending: set[asyncio.Task[Any]] = {stream, *others}
-            while not (stream.done() or self._aside.is_set()):
-                # The health watch may end by itself: not every server has one.
+            while True:
+                # Also where it was set aside meanwhile: a stream that never began would not tell its lanes of its end.
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                # The health watch may end by itself: not every server has one.
+                if stream.done() or self._aside.is_set():
+                    break
             if stream.done():
                 error, lived_s = stream.exception(), time.monotonic() - started
                 self._num_silent = 0 if link.spoke else self._num_silent + 1

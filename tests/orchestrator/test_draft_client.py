@@ -13,7 +13,7 @@ from orchestrator.replicas import link
 from orchestrator.replicas.link import Lane
 from orchestrator.replicas.tally import Tally
 from orchestrator.sequence import Sequence
-from specdec.errors import Overloaded, ReplicaLost
+from specdec.errors import Overloaded, PassFailed, ReplicaLost
 from specdec.rounds import AHEAD, Budget, Growth, GrowthEnd, ModelInfo
 from specdec.sequence import Method, SamplingParams
 from specdec.tree import EMPTY_TREE, TokenTree
@@ -217,6 +217,30 @@ async def test_a_draft_that_is_lost_is_asked_elsewhere_at_once():
     commit(sequence, 5)
     assert client.advance(sequence, Budget(4, 4))
     assert len(replica.lanes) == 2
+
+
+@pytest.mark.parametrize("lost", [PassFailed("failed"), ReplicaLost("gone")])
+async def test_a_text_under_which_drafts_are_lost_twice_in_a_row_is_kept_from_them_for_a_while(lost):
+    """It may be what fails them. An answer in between clears it, and so does having asked for nothing."""
+    client, sequence, replica = asked()
+    for number in range(3):
+        replica.lanes[-1].put(lost)
+        assert await client.growth(sequence) is None
+        commit(sequence, number)
+        assert client.advance(sequence, Budget(4, 4))
+        answer(client, replica, sequence)
+        await client.growth(sequence)
+    for _ in range(3):
+        replica.lanes[-1].put(lost)
+        assert not list(client.arrived())
+        assert client.advance(sequence, Budget())
+        client._asked = None
+    client.advance(sequence, Budget(4, 4))
+    for again in (True, False):
+        replica.lanes[-1].put(lost)
+        assert await client.growth(sequence) is None
+        commit(sequence, 5)
+        assert client.advance(sequence, Budget(4, 4)) is again
 
 
 async def test_a_text_that_outgrows_the_drafts_context_leaves_it():

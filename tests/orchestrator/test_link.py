@@ -11,10 +11,12 @@ import pytest
 from orchestrator.replicas import link as link_
 from orchestrator.replicas.frames import TargetFrames, chunked
 from orchestrator.replicas.link import HostileReplica, Link, WatchdogFired
+from orchestrator.replicas.replica import Replica, Role
 from specdec.errors import ReplicaLost
 from specdec.rpc import MAX_MESSAGE_BYTES
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.v1 import common_pb2, target_pb2
+from tests.gated import PATIENCE_S
 
 
 class Call:
@@ -35,6 +37,10 @@ class Call:
         await self.end
 
     def cancel(self) -> None: ...
+
+
+def never(*_: object) -> Any:
+    raise AssertionError("not called here")
 
 
 class Running:
@@ -128,6 +134,18 @@ async def test_who_refuses_this_orchestrator_is_left_alone() -> None:
         denied = grpc.StatusCode.PERMISSION_DENIED
         running.call.end.set_exception(grpc.aio.AioRpcError(denied, grpc.aio.Metadata(), grpc.aio.Metadata(), "why"))
         with pytest.raises(HostileReplica, match="it refuses this orchestrator"):
+            await lane.receive()
+
+
+async def test_a_replica_that_was_set_aside_before_its_stream_began_tells_its_lanes() -> None:
+    """Else whoever took a lane at the very moment would wait for ever."""
+    replica = Replica("127.0.0.1:1", Role("target", never, never, never))
+    link = Link(Call, TargetFrames(9), 1.0, 1.0)
+    lane = link.lane()
+    replica.set_aside("it answered nonsense a moment ago")
+    async with asyncio.timeout(PATIENCE_S), grpc.aio.insecure_channel(replica.address) as channel:
+        await replica._carry(channel, link, lambda: None)
+        with pytest.raises(ReplicaLost):
             await lane.receive()
 
 

@@ -10,15 +10,15 @@ from bench.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica, Role
 from specdec.errors import ModelMismatch, ReplicaLost
-from specdec.rounds import TRANSFORMS, ModelInfo
+from specdec.rounds import TRANSFORMS, Load, ModelInfo
 from tests.cluster import cluster
 
 
 class FakeLink:
     def __init__(self, num_lanes: int = 0) -> None:
         self.num_lanes = num_lanes
-        self.draining = False
-        self.load = type("Load", (), {"live_sequences": 0})
+        self.draining = self.lost = False
+        self.load = Load(live_sequences=num_lanes)
 
 
 def _role() -> Role:
@@ -185,8 +185,55 @@ async def test_a_replica_much_slower_than_the_fastest_is_set_aside_and_its_seque
         assert "ms a round" in slow.problem
 
 
+def _slow(*replicas: Replica) -> list[str]:
+    return [replica.address for replica in _pool(*replicas)._slow({})]
+
+
+def _answered(name: str, lanes: int, latency_s: float) -> Replica:
+    replica = _replica(name, lanes, None)
+    replica.observe(latency_s)
+    return replica
+
+
+def test_a_replica_with_little_to_do_is_no_measure_of_one_that_is_busy():
+    busy, idle = _answered("busy", 16, 0.15), _answered("idle", 1, 0.03)
+    assert _slow(busy, idle) == []
+    assert _slow(busy, _answered("as busy", 8, 0.03)) == ["busy"]
+    assert _slow(_answered("slow", 1, 0.15), _answered("fast", 16, 0.03)) == ["slow"]
+
+
+def test_what_was_compared_before_is_not_compared_again():
+    slow, fast = _answered("slow", 4, 0.2), _answered("fast", 4, 0.01)
+    pool = _pool(slow, fast)
+    assert list(pool._slow({slow: 0, fast: 0})) == [slow]
+    assert not pool._slow({slow: 1, fast: 0}), "it has answered nothing since"
+    assert list(pool._slow({slow: 0, fast: 1})) == [slow], "how fast the other was is still known"
+
+
+def test_a_text_goes_where_it_fits():
+    small, large = _replica("small"), _replica("large", lanes=50)
+    small.link.load, large.link.load = Load(kv_slots_total=100), Load(kv_slots_total=1000)
+    assert _pool(small, large).pick(num_tokens=99) is small
+    assert _pool(small, large).pick(num_tokens=100) is large
+    assert _pool(small, large).pick(avoid=large, num_tokens=100) is large
+    assert _pool(small).pick(num_tokens=100) is small, "which says what is wrong"
+
+
+async def test_a_replica_whose_stream_has_ended_is_not_picked():
+    lost = _replica("lost")
+    lost.link.lost, lost.problem = True, ""
+    assert _pool(lost).pick() is None
+    with pytest.raises(ReplicaLost, match="lost: its stream has ended"):
+        await _pool(lost).wait_for_one(0.0)
+
+
 async def test_a_target_with_another_model_is_refused_by_name():
     async with cluster([TableVerifier(Table())]) as running:
         info = running.targets[0].servicer.info
+        with pytest.raises(ModelMismatch, match=r"10\.0\.0\.9:1"):
+            running.orchestrator._admit_target("10.0.0.9:1", type(info)("x", "another", 1024, "table", 10))
+        # Also while the others take nothing new: their sequences are there.
+        [replica] = running.orchestrator.targets.replicas
+        replica._serving = False
         with pytest.raises(ModelMismatch, match=r"10\.0\.0\.9:1"):
             running.orchestrator._admit_target("10.0.0.9:1", type(info)("x", "another", 1024, "table", 10))

@@ -9,7 +9,7 @@ import pytest
 
 from bench.table_model import Table
 from orchestrator.control.costs import Costs
-from orchestrator.target_client import TargetClient
+from orchestrator.target_client import MAX_HARM, TargetClient, _harm, _Loss
 from specdec.tree import EMPTY_TREE
 from tests.cluster import Cluster, cluster
 from tests.gated import PATIENCE_S, GatedTable
@@ -26,6 +26,30 @@ def used_by(client: TargetClient, running: Cluster) -> int:
     """The index of the target that it is on."""
     assert client._replica is not None
     return next(i for i, each in enumerate(running.targets) if client._replica.address.endswith(f":{each.port}"))
+
+
+class Ended:
+    """A replica whose processes are all dead by now."""
+
+    async def is_dead(self, instance: str, timeout_s: float) -> bool:
+        return True
+
+
+async def test_a_process_crashes_once_however_many_streams_to_it_ended_before() -> None:
+    replica = Ended()
+    losses = [_Loss(replica, instance, False, False) for instance in ("one", "one", "one", "other")]  # type: ignore[arg-type]
+    assert await _harm(losses[:3]) == await _harm(losses[:1]) == MAX_HARM // 2
+    assert await _harm(losses) == MAX_HARM
+
+
+async def test_a_replay_is_counted_also_after_an_open_that_was_refused() -> None:
+    sequence = new_sequence()
+    async with asyncio.timeout(PATIENCE_S), cluster([GatedTable(TABLE)]) as running, client_of(running) as client:
+        client._refused = True
+        sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE))
+        client.park()
+        await client.verify(sequence, EMPTY_TREE)
+    assert sequence.statistics.replays == [("PARKED", sequence.base)]
 
 
 @pytest.mark.parametrize("waiting", [False, True])
