@@ -124,4 +124,8 @@ def _shape(runner: ModelRunner) -> memory.Shape:
         num_layers=config.num_hidden_layers,
         context_length=runner.info.context_length,
         element_bytes=math.ceil(runner.model.dtype.itemsize),
+        num_heads=config.num_attention_heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        num_reaches=len(set(getattr(config, "layer_types", None) or [""])),
+        caps_scores=getattr(config, "attn_logit_softcapping", None) is not None,
     )

@@ -25,8 +25,10 @@ _SAMPLING_BYTES = 6 * 8
 """Per logit of those that are drawn from or verified at once: distributions of target and draft, and what it takes to
 find them, in float64."""
 _NOISE_BYTES = 8
-_MASK_BYTES = 20
-"""Per query and key: whether it is visible, how far it is, and what is added to its score."""
+_VISIBLE_BYTES = 10
+"""Per query and key: whether it is visible, and how far it is."""
+_CAPPED_BYTES = 3 * 4
+"""Per query, key and head, where scores are capped: those and what comes of them, in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,10 @@ class Shape:
     num_layers: int
     context_length: int
     element_bytes: int
+    num_heads: int
+    num_kv_heads: int
+    num_reaches: int = 1  # of attention: layers that see all, layers with a window
+    caps_scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +106,12 @@ def largest_pass(shape: Shape) -> int:
     at_once = min(num_logits, max(NUMBERS_AT_ONCE, (1 + MAX_CHAIN_NODES) * shape.vocab_size))
     logits = num_logits * (shape.element_bytes + _TRANSFORMED_BYTES) + at_once * _SAMPLING_BYTES
     noise = MAX_KEPT_ROWS * shape.vocab_size * _NOISE_BYTES
-    masks = ROWS_PER_PASS * shape.context_length * _MASK_BYTES
-    return rows * per_row + logits + noise + masks
+    # What is added to the scores is kept for each query of a key's head and each reach, and made from another copy.
+    num_added = 1 + shape.num_reaches * (shape.num_heads // shape.num_kv_heads)
+    per_key = _VISIBLE_BYTES + num_added * shape.element_bytes
+    if shape.caps_scores:
+        per_key += shape.num_heads * _CAPPED_BYTES
+    return rows * per_row + logits + noise + ROWS_PER_PASS * shape.context_length * per_key
 
 
 def free_memory(device: torch.device) -> int:

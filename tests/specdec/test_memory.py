@@ -11,9 +11,19 @@ from specdec import cgroup, memory
 from specdec.memory import MemoryPlan, Shape, largest_pass, plan
 from specdec.noise_cache import MAX_KEPT_ROWS
 from specdec.portions import MAX_CHAIN_NODES, MAX_TREE_ROWS
+from specdec.prefill import ROWS_PER_PASS
 
 GIB = 1 << 30
-SHAPE = Shape(hidden_size=1024, widest=2816, vocab_size=8192, num_layers=24, context_length=8192, element_bytes=2)
+SHAPE = Shape(
+    hidden_size=1024,
+    widest=2816,
+    vocab_size=8192,
+    num_layers=24,
+    context_length=8192,
+    element_bytes=2,
+    num_heads=16,
+    num_kv_heads=4,
+)
 SLOT = 24 * 2 * 4 * 64 * 2  # layers, keys and values, heads, features, bytes
 
 
@@ -61,8 +71,15 @@ def test_no_room_is_a_sentence_for_the_operator():
 
 
 def test_the_largest_pass_grows_with_what_is_in_it():
-    for field, value in (("hidden_size", 4096), ("widest", 9999), ("vocab_size", 150_000), ("context_length", 131_072)):
+    more = dict(hidden_size=4096, widest=9999, vocab_size=150_000, context_length=131_072, num_heads=32, num_reaches=2)
+    for field, value in (*more.items(), ("caps_scores", True)):
         assert largest_pass(dataclasses.replace(SHAPE, **{field: value})) > largest_pass(SHAPE), field
+
+
+def test_scores_that_are_capped_are_there_three_times_in_float32():
+    """Of the last chunk of a prompt that fills the context, for all heads at once."""
+    capped = largest_pass(dataclasses.replace(SHAPE, caps_scores=True))
+    assert capped - largest_pass(SHAPE) == 3 * 4 * 16 * ROWS_PER_PASS * 8192
 
 
 def test_what_verification_takes_and_the_noise_that_is_kept_are_reckoned_with():
