@@ -326,3 +326,17 @@ def test_what_keeps_the_few_of_a_trial_apart_would_not_keep_all_apart():
         for number in range(20):
             each.verified(4, 0.06, Timings(0, 20_000 + number, 0, 8, 4), 3, 4)
     assert few.rounds[4] < 0.8 * costs.rounds[4]
+
+
+@pytest.mark.parametrize(("way_s", "step_s"), [(0.06, 0.002), (0.0, 0.005)])
+def test_drafts_are_compared_as_if_all_had_been_asked_for_one_node(way_s, step_s):
+    """Of two that are alike, one that is asked for one node is no slower than one that is asked for eight."""
+    costs = Costs(8)
+    assert costs.draft_of_one_s(4, 0.04) == pytest.approx(0.01), "nothing is known: all of it may be steps"
+    for num_nodes in (1, 8, 4, 2) * 20:
+        costs.drafted(num_nodes, way_s + step_s * num_nodes)
+        costs._grown_since_pass.clear()
+    for num_nodes in (1, 4, 8):
+        took_s = way_s + step_s * num_nodes
+        assert costs.draft_of_one_s(num_nodes, took_s) == pytest.approx(way_s + step_s, rel=0.1)
+        assert costs.draft_of_one_s(num_nodes, 3 * took_s) == pytest.approx(3 * (way_s + step_s), rel=0.1)
