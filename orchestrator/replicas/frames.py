@@ -13,6 +13,8 @@ from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 
 class TargetFrames:
+    names = True
+
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
@@ -27,8 +29,14 @@ class TargetFrames:
         for error in response.errors:
             yield error.sequence, from_status(error.status)
 
+    def named(self, response: target_pb2.VerifyResponse) -> Iterator[int]:
+        for each in response.progress:
+            yield each.sequence
+
 
 class DraftFrames:
+    names = False
+
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
@@ -42,6 +50,9 @@ class DraftFrames:
             yield growth.sequence, wire.read_growth(growth, self._vocab_size)
         for error in response.errors:
             yield error.sequence, from_status(error.status)
+
+    def named(self, response: draft_pb2.DraftResponse) -> Iterator[int]:
+        return iter(())
 
 
 def chunked(

@@ -22,14 +22,22 @@ from specdec.wire import read_load
 _IDS_PER_FRAME = 1 << 16
 """Of opens. A frame of them is far below what a message may have."""
 
+_MANY_IDS, _MANY_IDS_S = 1 << 13, 10.0
+"""So long after a frame with so many what was written may still be on its way."""
+
 
 class Frames(Protocol):
-    """A service's frames, seen from the caller."""
+    """A service's frames, seen from the caller. ``names``: four times a second it names all who wait."""
+
+    names: bool
 
     def frame(self, opens: list[Any], entries: list[Any], closes: list[int]) -> Any: ...
 
     def results(self, response: Any) -> Iterable[tuple[int, Any]]:
         """(sequence, result or SpecdecError) of a response frame. Raises InvalidArgument if it is malformed."""
+
+    def named(self, response: Any) -> Iterable[int]:
+        """Sequences of which it says that they are not forgotten."""
 
 
 class Lane:
@@ -42,6 +50,9 @@ class Lane:
         self._arrival: asyncio.Future[None] | None = None  # of the next result, while somebody waits for it
         self._closed = False
         self.heard = 0.0  # when the result that was taken last came; monotonic clock
+        self.known: float | None = None
+        """When the replica last showed that it knows what was asked, or that was written. None: it is not written yet,
+        or was an open, which may take its time."""
 
     @property
     def waiting(self) -> bool:
@@ -56,6 +67,7 @@ class Lane:
         self._link.send(opens=messages)
 
     def send(self, message: Any) -> None:
+        self.known = None
         self._link.send(entries=[message])
 
     @property
@@ -90,7 +102,8 @@ class Lane:
                 timer.cancel()
 
     def put(self, result: Any) -> None:
-        self._inbox.append((time.monotonic(), result))
+        self.known = now = time.monotonic()
+        self._inbox.append((now, result))
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
@@ -121,6 +134,7 @@ class Link:
         self._closes: list[int] = []
         self._wake = asyncio.Event()
         self._heard = self._moved = time.monotonic()
+        self._many_ids_until = 0.0
         self._slowest_pass_s = 0.0
         self.load = Load()
         self.spoke = False  # anything came
@@ -191,10 +205,15 @@ class Link:
             await self._wake.wait()
             self._wake.clear()
             while self._opens or self._entries or self._closes:
-                await call.write(self._next_frame())
+                frame, sequences = self._next_frame()
+                await call.write(frame)
+                now = time.monotonic()
+                for lane in filter(None, map(self._lanes.get, sequences)):
+                    lane.known = lane.known or now  # unless the answer is here already
 
-    def _next_frame(self) -> Any:
-        """All there is to say, but of opens only so much that a long prompt delays nobody else."""
+    def _next_frame(self) -> tuple[Any, list[int]]:
+        """All there is to say, but of opens only so much that a long prompt delays nobody else. And whose entries are
+        in it."""
         opens, num_ids = [], 0
         while self._opens and num_ids < _IDS_PER_FRAME:
             opens.append(self._opens.popleft())
@@ -203,10 +222,13 @@ class Link:
         entries = [message for message in self._entries if message.sequence not in half_open]
         self._entries = [message for message in self._entries if message.sequence in half_open]
         closes, self._closes = self._closes, []
-        return self._frames.frame(opens, entries, closes)
+        if num_ids >= _MANY_IDS:
+            self._many_ids_until = time.monotonic() + _MANY_IDS_S
+        return self._frames.frame(opens, entries, closes), [message.sequence for message in entries]
 
     async def _watch(self) -> None:
-        """While somebody waits, a living replica is heard four times a second and its counter of passes moves.
+        """While somebody waits, a living replica is heard four times a second, also of those who wait, and its counter
+        of passes moves.
 
         Never a matter of how long an answer takes: a long prefill is many passes.
         """
@@ -220,9 +242,16 @@ class Link:
             if not self._waited_for or now - looked > self._watchdog_s / 2:
                 # Nobody waits, or it was this process that stood still.
                 self._heard = self._moved = now
+                for lane in self._lanes.values():
+                    lane.known = lane.known and now
             looked = now
             if now - self._heard > silence_s:
                 raise WatchdogFired(f"nothing was heard of the replica for {now - self._heard:.1f} s")
+            if self._frames.names and now > self._many_ids_until:
+                known = [each.known for each in self._lanes.values() if each.waiting and each.known is not None]
+                if known and now - min(known) > silence_s:
+                    # It goes on with what it was told before: the way to it is cut, not that from it.
+                    raise WatchdogFired(f"the replica does not know what it was told {now - min(known):.1f} s ago")
             if now - self._moved > max(self._stuck_after_s, 5 * self._slowest_pass_s):
                 raise WatchdogFired(f"the replica made no pass for {now - self._moved:.1f} s", stood_still=True)
 
@@ -239,6 +268,9 @@ class Link:
             results = list(self._frames.results(response))
         except InvalidArgument as error:
             raise HostileReplica(f"the replica sent a malformed frame: {error}") from error
+        for sequence in self._frames.named(response):
+            if (lane := self._lanes.get(sequence)) is not None and lane.known is not None:
+                lane.known = self._heard
         for sequence, result in results:
             self.draining = self.draining or isinstance(result, Draining)
             if (lane := self._lanes.get(sequence)) is not None:

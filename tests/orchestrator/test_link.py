@@ -210,3 +210,54 @@ def test_a_replica_stands_still_after_five_of_its_slowest_passes(
     finally:
         loop.close()
     assert 0.1 < fired_s - until_s - stuck_s < 0.21, "looked at every 0.1 s, and 0.1 s for the stream to say why"
+
+
+class HalfCut(Call):
+    """Goes on with what it was told before, and names those who wait, as it should, until the way to it is cut."""
+
+    def __init__(self, clock: _Waiting, cut_s: float) -> None:
+        super().__init__()
+        self._clock, self._cut_s = clock, cut_s
+
+    async def __anext__(self) -> target_pb2.VerifyResponse:
+        await asyncio.sleep(0.25)
+        passes = round(self._clock.now * 4)
+        told = [entry.sequence for frame in self.frames for entry in frame.rounds]
+        named = told if self._clock.now < self._cut_s else []
+        return target_pb2.VerifyResponse(
+            load=common_pb2.Load(passes=passes),
+            progress=[target_pb2.Progress(sequence=each, passes=passes) for each in named],
+            verdicts=[target_pb2.Verdict(sequence=2, round=1, base=passes, next_token=1)],
+        )
+
+
+@pytest.mark.parametrize("num_ids", [10, 10_000])
+@pytest.mark.parametrize("cut_s", [0.0, 3.0])
+def test_a_replica_that_is_heard_but_hears_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, cut_s: float, num_ids: int
+) -> None:
+    """But not while a long open may be on its way to it."""
+    clock = _Waiting()
+    monkeypatch.setattr(link_, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    async def carried() -> float:
+        link = Link(lambda: HalfCut(clock, cut_s), TargetFrames(1 << 20), 1.6, 60.0)
+        mine, other = link.lane(), link.lane()
+        spec = common_pb2.SequenceSpec(token_ids=range(num_ids))
+        other.open([target_pb2.TargetOpen(sequence=other.sequence, spec=spec)])
+        mine.send(target_pb2.Round(sequence=mine.sequence, round=1))
+        waiting = asyncio.create_task(mine.receive())
+        with pytest.raises(WatchdogFired, match="does not know what it was told") as fired:
+            await link.run()
+        assert not fired.value.stood_still
+        await asyncio.gather(waiting, return_exceptions=True)
+        return clock.now
+
+    loop = asyncio.SelectorEventLoop(clock)
+    monkeypatch.setattr(loop, "time", lambda: clock.now)
+    try:
+        fired_s = loop.run_until_complete(carried())
+    finally:
+        loop.close()
+    silent_s, long_open_s = 0.75 * 1.6, 10.0 if num_ids > 1 << 13 else 0.0
+    assert 0.0 < fired_s - max(cut_s - 0.25 + silent_s, long_open_s) < 0.6
