@@ -2,6 +2,7 @@
 
 import asyncio
 import selectors
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -166,6 +167,21 @@ class _Waiting(selectors.DefaultSelector):
         return super().select(0)
 
 
+def by_clock(clock: _Waiting, monkeypatch: pytest.MonkeyPatch, carried: Callable[[], Awaitable[float]]) -> float:
+    """What ``carried`` returns where nothing takes time but waiting."""
+    monkeypatch.setattr(link_, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    loop = asyncio.SelectorEventLoop(clock)
+    monkeypatch.setattr(loop, "time", lambda: clock.now)
+
+    async def run() -> float:
+        return await carried()
+
+    try:
+        return loop.run_until_complete(run())
+    finally:
+        loop.close()
+
+
 class StandingStill(Call):
     """Speaks four times a second, of a pass more until ``until_s``."""
 
@@ -189,7 +205,6 @@ def test_a_replica_stands_still_after_five_of_its_slowest_passes(
     monkeypatch: pytest.MonkeyPatch, passes_s: list[float], stuck_s: float, until_s: float
 ) -> None:
     clock = _Waiting()
-    monkeypatch.setattr(link_, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
     async def carried() -> float:
         """When the link was given up."""
@@ -203,12 +218,7 @@ def test_a_replica_stands_still_after_five_of_its_slowest_passes(
         await asyncio.gather(waiting, return_exceptions=True)
         return clock.now
 
-    loop = asyncio.SelectorEventLoop(clock)
-    monkeypatch.setattr(loop, "time", lambda: clock.now)
-    try:
-        fired_s = loop.run_until_complete(carried())
-    finally:
-        loop.close()
+    fired_s = by_clock(clock, monkeypatch, carried)
     assert 0.1 < fired_s - until_s - stuck_s < 0.21, "looked at every 0.1 s, and 0.1 s for the stream to say why"
 
 
@@ -238,7 +248,6 @@ def test_a_replica_that_is_heard_but_hears_nothing_is_left(
 ) -> None:
     """But not while a long open may be on its way to it."""
     clock = _Waiting()
-    monkeypatch.setattr(link_, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
     async def carried() -> float:
         link = Link(lambda: HalfCut(clock, cut_s), TargetFrames(1 << 20), 1.6, 60.0)
@@ -253,11 +262,6 @@ def test_a_replica_that_is_heard_but_hears_nothing_is_left(
         await asyncio.gather(waiting, return_exceptions=True)
         return clock.now
 
-    loop = asyncio.SelectorEventLoop(clock)
-    monkeypatch.setattr(loop, "time", lambda: clock.now)
-    try:
-        fired_s = loop.run_until_complete(carried())
-    finally:
-        loop.close()
+    fired_s = by_clock(clock, monkeypatch, carried)
     silent_s, long_open_s = 0.75 * 1.6, 10.0 if num_ids > 1 << 13 else 0.0
     assert 0.0 < fired_s - max(cut_s - 0.25 + silent_s, long_open_s) < 0.6
