@@ -25,6 +25,9 @@ MAX_SUPPORT = 1024
 
 MAX_SALT_BYTES = 256
 
+_MOST_US = (1 << 32) - 1
+"""What waits for a peer that does not read may wait longer than its field can tell."""
+
 FEATURE_BYTES = 1 << 16
 """Hidden states in a frame: more would delay its neighbours."""
 
@@ -184,7 +187,7 @@ def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
         next_token=verdict.next_token,
         predictions=verdict.predictions,
         timings=target_pb2.Timings(
-            queue_us=timings.queue_us,
+            queue_us=min(timings.queue_us, _MOST_US),
             pass_us=timings.pass_us,
             sample_us=timings.sample_us,
             rows=timings.rows,

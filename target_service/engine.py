@@ -27,9 +27,6 @@ from specdec.sequence import Method, SequenceSpec
 from specdec.tree import EMPTY_TREE, TokenTree
 from target_service.admission import Admission
 
-_MOST_US = (1 << 32) - 1
-"""What a verdict can tell of a duration: a peer that does not read for an hour waits longer."""
-
 MOST_RUN_ON = 64
 """Verdicts that a round may have beside its own: nobody can have asked for them one by one."""
 
@@ -290,7 +287,7 @@ class TargetEngine:
             sequence.pending = None
         else:
             sequence.run_on -= 1
-        queue_us = min(int((started - sequence.since) * 1e6), _MOST_US)
+        queue_us = int((started - sequence.since) * 1e6)
         committed = [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
         full = sequence.base + len(committed) >= self._verifier.info.context_length
         if full or not sequence.open.stop_token_ids.isdisjoint(committed):

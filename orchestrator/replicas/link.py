@@ -209,7 +209,7 @@ class Link:
                 await call.write(frame)
                 now = time.monotonic()
                 for lane in filter(None, map(self._lanes.get, sequences)):
-                    lane.known = lane.known or now  # unless the answer is here already
+                    lane.known = now
 
     def _next_frame(self) -> tuple[Any, list[int]]:
         """All there is to say, but of opens only so much that a long prompt delays nobody else. And whose entries are

@@ -14,6 +14,7 @@ import pytest
 
 from draft_service.drafter import DraftSequence, Node
 from draft_service.drafters.language_model import LanguageModelDrafter
+from orchestrator import draft_client
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec import rpc, wire
@@ -69,8 +70,11 @@ async def test_a_draft_that_keeps_failing_is_an_empty_tree(sampling: dict[str, A
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-async def test_a_draft_that_always_fails_is_left_alone(sampling: dict[str, Any]) -> None:
+async def test_a_draft_that_always_fails_is_left_alone(
+    sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may be the text that fails it: eight in a row would end the draft for everybody."""
+    monkeypatch.setattr(draft_client, "_FIRST_PAUSE_S", PATIENCE_S)
     expected = await undisturbed(**sampling)
     failing = FailingDrafter(every=1)
     async with cluster([LmVerifier(table())], [failing]) as running:

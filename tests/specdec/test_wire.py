@@ -299,3 +299,9 @@ def test_a_malformed_advance_growth_or_round_is_refused_by_field():
     assert list(refused(wire.read_growth, draft_pb2.Growth(path=[VOCAB]), VOCAB)) == ["path"]
     assert list(refused(wire.read_growth, draft_pb2.Growth(tree=bad), VOCAB)) == ["tree"]
     assert list(refused(wire.read_round, target_pb2.Round(tree=bad), VOCAB)) == ["tree"]
+
+
+def test_a_queue_of_hours_is_told_as_the_longest_there_is():
+    """What went on for a peer that did not read: its whole stream ended with UNKNOWN."""
+    told = wire.write_verdict(1, Verdict(1, 4, (), 2, timings=Timings(queue_us=2 * 3600 * 10**6)))
+    assert told.timings.queue_us == 2**32 - 1
