@@ -1,5 +1,4 @@
-"""Each contender's best settings, found by trying: threads and who waits for whom first, then the number of draft
-tokens.
+"""Each contender's best settings, found by trying: threads, who waits for whom, and the number of draft tokens.
 
 Knows how to try; refuses to know what a contender does.
 """
@@ -20,14 +19,17 @@ core can take a hundred times as long as one."""
 
 async def calibrate(
     contender: Contender,
-    prompts: Prompts,
+    texts: Sequence[Prompts],
     max_tokens: int,
     report: Callable[[str], None] = lambda text: None,
     thorough: bool = True,
 ) -> Settings:
-    """The settings that gave the most tokens per second on these prompts; ``report`` is told what is tried.
+    """The settings that gave the most tokens per second over ``texts``, each continued by all candidates in turn;
+    ``report`` is told what is tried.
 
-    Unless ``thorough`` a short probe alone decides about threads and who waits.
+    What looks hopeful in a short probe is tried with every number of draft tokens, as a draft that goes on while the
+    target verifies is best with another number than one that waits. Unless ``thorough``, which takes long, the probe
+    alone decides about threads and who waits.
 
     Every try has the same prompts, and no contender finds anything of them in a cache.
     """
@@ -35,38 +37,28 @@ async def calibrate(
     middle = counts[len(counts) // 2]
     candidates = [Settings(threads, middle, ahead) for threads, ahead in product(contender.threads, contender.ahead)]
     # Where there is no choice this is still what warms the contender up.
-    probed = await _tried(contender, candidates, prompts, _PROBE_TOKENS, report)
-    best = max(probed, key=lambda settings: probed[settings])
-    if thorough:
-        hopeful = [settings for settings in candidates if probed[settings] * _HOPELESS >= probed[best]]
-        best = await _fastest(contender, hopeful, prompts, max_tokens, report)
-    candidates = [replace(best, num_draft_tokens=count) for count in counts]
-    return await _fastest(contender, candidates, prompts, max_tokens, report)
-
-
-async def _fastest(
-    contender: Contender,
-    candidates: Sequence[Settings],
-    prompts: Prompts,
-    max_tokens: int,
-    report: Callable[[str], None],
-) -> Settings:
+    probed = await _tried(contender, candidates, texts[:1], _PROBE_TOKENS, report)
+    best = max(probed.values())
+    hopeful = [settings for settings in candidates if probed[settings] * (_HOPELESS if thorough else 1.0) >= best]
+    candidates = [replace(settings, num_draft_tokens=count) for settings, count in product(hopeful, counts)]
     if len(candidates) == 1:
         return candidates[0]
-    rates = await _tried(contender, candidates, prompts, max_tokens, report)
+    rates = await _tried(contender, candidates, texts, max_tokens, report)
     return max(rates, key=lambda settings: rates[settings])
 
 
 async def _tried(
     contender: Contender,
     candidates: Iterable[Settings],
-    prompts: Prompts,
+    texts: Sequence[Prompts],
     max_tokens: int,
     report: Callable[[str], None],
 ) -> dict[Settings, float]:
-    """Tokens per second of each."""
-    rates = {}
-    for settings in candidates:
+    """Tokens per second of each, over all texts."""
+    tokens, seconds = dict.fromkeys(candidates, 0), dict.fromkeys(candidates, 0.0)
+    for prompts, settings in product(texts, tokens):
         report(f"calibrating {contender.name}: {settings}")
-        rates[settings] = (await contender.run(settings, prompts, max_tokens)).tokens_per_s
-    return rates
+        run = await contender.run(settings, prompts, max_tokens)
+        tokens[settings] += sum(map(len, run.outputs))
+        seconds[settings] += run.seconds
+    return {settings: tokens[settings] / seconds[settings] for settings in tokens}

@@ -27,6 +27,9 @@ from bench.peers.services import Services
 from bench.peers.transformers_peers import TransformersPair
 
 _OUR_DRAFT_TOKENS = (4, 6, 8)
+_TEXTS = 3
+"""Of one request at a time, in every repetition and in calibration: one text may be worth half as much as another to a
+draft, which a batch evens out."""
 _PROMPT, _PREFIX = 64, 1000  # tokens
 
 _QUICK_S, _QUICK_RATE = 120.0, 16.0
@@ -49,11 +52,14 @@ class Plan:
     sections: Sequence[Section]
     streams: Sequence[int]  # of the batches
     repeats: int
+    texts: int  # one after the other, where there is one request at a time
     single_tokens: int
     batch_tokens: int
     calibration_tokens: int
     batch_calibration_tokens: int
     thorough: bool  # calibration
+    learning: int
+    """Runs that do not count, of a contender that chooses as it goes: a server has long learnt what pays."""
     num_compared: int
     """Outputs of a batch that are compared with generate's, per repetition: each of them costs a generate."""
     longest: int
@@ -75,13 +81,41 @@ class Plan:
         threads: Sequence[int] | None,
     ) -> Plan:
         """What is None is measured in full."""
-        sections, counts = only or tuple(Section), streams or BATCHES
-        if quick:
+        full = Plan(
+            sections=only or tuple(Section),
+            streams=streams or BATCHES,
+            repeats=repeats,
+            texts=_TEXTS,
+            single_tokens=64,
+            batch_tokens=48,
+            calibration_tokens=48,
+            batch_calibration_tokens=24,
+            thorough=True,
+            learning=2,
+            num_compared=2,
+            longest=longest,
+            prefix=_PREFIX,
+            threads=threads or THREADS,
+            ahead=(False, True),
+        )
+        if not quick:
+            return full
+        return replace(
+            full,
+            repeats=1,
+            texts=1,
+            single_tokens=48,
+            batch_tokens=24,
+            calibration_tokens=24,
+            batch_calibration_tokens=8,
+            thorough=False,
+            learning=0,
+            num_compared=1,
             # Each number of threads is a set of services, which takes longer to start than all its runs.
-            of_each = threads or THREADS[-1:]
-            return Plan(sections, counts, 1, 48, 24, 24, 8, False, 1, longest, _PREFIX, of_each, (False,), _QUICK_S)
-        of_each = threads or THREADS
-        return Plan(sections, counts, repeats, 64, 48, 48, 24, True, 2, longest, _PREFIX, of_each, (False, True))
+            threads=threads or THREADS[-1:],
+            ahead=(False,),
+            limit_s=_QUICK_S,
+        )
 
     def fitting(self, tokens_per_s: float) -> Plan:
         """For a machine on which generate is so fast: what is to be quick has fewer tokens on a slow one."""
@@ -167,6 +201,11 @@ async def compare(
             alone if each.kind is Kind.GENERATE else await _calibrated(each, prompts, plan, report, show)
             for each in contenders
         ]
+        for each, chosen in zip(contenders, settings, strict=True):
+            if chosen.num_draft_tokens == ADAPTIVE:
+                for _ in range(plan.learning):
+                    report(f"{each.name}: learning what pays")
+                    await each.run(chosen, prompts.take(each.streams, _PROMPT), max_tokens)
         result.rows += await take_turns(
             list(zip(contenders, settings, strict=True)),
             prompts,
@@ -184,7 +223,7 @@ async def compare(
             *ours.contenders(),
             *services.contenders(1, (*_OUR_DRAFT_TOKENS, ADAPTIVE), plan.ahead),
         ]
-        await turns(contenders, plan.repeats, plan.single_tokens)
+        await turns(contenders, plan.repeats * plan.texts, plan.single_tokens)
     if Section.packed in plan.sections:
         report("packed and padded passes")
         taken = prompts.take(SEQUENCES, CONTEXT + ROWS)
@@ -224,8 +263,9 @@ async def _calibrated(
     report: Callable[[str], None],
     show: Callable[[str], None],
 ) -> Settings:
-    taken = prompts.take(contender.streams, _PROMPT)
-    max_tokens = plan.calibration_tokens if contender.streams == 1 else plan.batch_calibration_tokens
-    settings = await calibrate(contender, taken, max_tokens, report, plan.thorough)
+    single = contender.streams == 1
+    texts = [prompts.take(contender.streams, _PROMPT) for _ in range(plan.texts if single else 1)]
+    max_tokens = plan.calibration_tokens if single else plan.batch_calibration_tokens
+    settings = await calibrate(contender, texts, max_tokens, report, plan.thorough)
     show(f"{contender.name}: best with {settings}")
     return settings

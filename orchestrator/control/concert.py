@@ -30,8 +30,8 @@ _TRIAL_PASSES = 2
 does, as trees are there or not."""
 
 _FEW_TRY = 4
-"""Requests that try at a time where they promise to lose: a draft has to take in the text of each. Where they promise
-to gain all try, as a few never show what the rows of all cost."""
+"""Requests that try at a time where they promise to lose, or where nobody waits: a draft has to take in the text of
+each, and then within a pass. Where they promise to gain all try, as a few never show what the rows of all cost."""
 
 _CHECK_EVERY = 32
 """Passes with drafts after which some go without, to see what the target takes alone."""
@@ -249,7 +249,7 @@ class Concert:
             gain = costs.gain(rounds[self.num_draft_tokens], 1, costs.alone_s)
         else:
             gain = costs.gain(costs.unwaited[depth], 1, costs.alone_s)
-        promising = self._promise > 1.0 and self._load == costs.num_loads
+        promising = self._promise > 1.0 and self._load == costs.num_loads and self.waits
         room = costs.everybody if promising else min(costs.everybody, _FEW_TRY)
         dear = self.now < self._toll.again(costs.everybody)
         if dear or not costs.savings.cover(-gain * passes * room):

@@ -49,7 +49,7 @@ async def test_everybody_in_one_process_says_what_generate_says(small_pair):
 
 async def test_assisted_generation_is_given_the_number_of_draft_tokens(small_pair):
     _, assisted = TransformersPair(small_pair, "float32", (1,)).contenders(1)
-    settings = await calibrate(assisted, PromptSource(SMALL.vocab_size).take(1, 8), 8)
+    settings = await calibrate(assisted, [PromptSource(SMALL.vocab_size).take(1, 8)], 8)
     assert settings.num_draft_tokens in assisted.num_draft_tokens
 
 
@@ -67,11 +67,13 @@ async def test_ratios_come_out_of_real_services(small_pair, services):
         sections=tuple(Section),
         streams=(4,),
         repeats=1,
+        texts=1,
         single_tokens=16,
         batch_tokens=8,
         calibration_tokens=8,
         batch_calibration_tokens=4,
         thorough=False,
+        learning=1,
         num_compared=2,
         longest=1200,
         prefix=1000,

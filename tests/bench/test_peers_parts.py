@@ -51,6 +51,7 @@ def every_row() -> list[Row]:
 
 async def test_calibration_finds_the_best_and_tries_nothing_hopeless_at_length():
     rates = {((1,), 4): 50.0, ((1,), 6): 60.0, ((1,), 8): 40.0, ((2,), 6): 55.0, ((2,), 4): 99.0, ((9,), 6): 0.5}
+    rates[(2,), 8] = 10.0
     tried: list[tuple[tuple[int, ...], int | None, int]] = []
 
     async def run(settings, prompts, max_tokens):
@@ -58,12 +59,25 @@ async def test_calibration_finds_the_best_and_tries_nothing_hopeless_at_length()
         return Run(max_tokens / rates[settings.threads, settings.num_draft_tokens], [[0] * max_tokens])
 
     contender = Contender(Kind.ASSISTED, 1, run, [(9,), (2,), (1,)], (4, 6, 8))
-    best = await calibrate(contender, [[1]], 32)
-    assert best == Settings((1,), 6)
+    # What is best with the number in the middle need not be best with another.
+    assert await calibrate(contender, [[[1]]], 32) == Settings((2,), 4)
     assert [max_tokens for threads, _, max_tokens in tried if threads == (9,)] == [4]
     tried.clear()
-    assert await calibrate(contender, [[1]], 32, thorough=False) == Settings((1,), 6)
+    assert await calibrate(contender, [[[1]]], 32, thorough=False) == Settings((1,), 6)
     assert [max_tokens for _, _, max_tokens in tried] == [4, 4, 4, 32, 32, 32]
+
+
+async def test_calibration_adds_up_what_all_texts_say():
+    seconds = {(4, 1): 1.0, (4, 2): 9.0, (6, 1): 2.0, (6, 2): 2.0}
+    order: list[tuple[int, int]] = []
+
+    async def run(settings, prompts, max_tokens):
+        order.append((settings.num_draft_tokens, prompts[0][0]))
+        return Run(seconds[order[-1]], [[0] * max_tokens])
+
+    contender = Contender(Kind.ASSISTED, 1, run, [(1,)], (4, 6))
+    assert await calibrate(contender, [[[1]], [[2]]], 8) == Settings((1,), 6)
+    assert order[1:] == [(4, 1), (6, 1), (4, 2), (6, 2)], "in turn, after the probe"
 
 
 async def test_contenders_take_turns_on_the_same_prompts_and_are_compared():

@@ -88,6 +88,17 @@ def test_of_many_a_few_try_and_the_same_until_it_is_over():
     assert not concert.costs.few_draft
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_where_nobody_waits_no_more_texts_are_tried_than_a_draft_takes_in_within_a_pass(waits):
+    concert = concert_of(sequences=16, ahead=True)
+    for _ in range(64):
+        concert.costs.foreseen(not waits, waits=False)
+    turns(concert, 1.05, young=True)
+    first = turns(concert, 1.05)
+    assert concert.waits is waits
+    assert first.count(Turn.TRY) == (16 if waits else 4)
+
+
 def test_before_they_stop_all_look_whether_it_is_the_target_that_is_slower():
     concert = concert_of()
     for _ in range(24):
