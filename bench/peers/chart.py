@@ -63,7 +63,7 @@ def _panel(axes: Axes, block: Sequence[Row]) -> None:
     for place, row in zip(places, block, strict=True):
         label = f"{row.tokens_per_s:.0f}" if row.tokens_per_s >= 100 else f"{row.tokens_per_s:.1f}"
         if row.kind is Kind.OURS and peer:
-            label += f"   {row.tokens_per_s / peer:.2f} x best of transformers"
+            label += f"   {row.over(peer):.2f} x best of transformers"
         axes.annotate(
             label,
             (max(row.tokens_per_s, *(run.tokens_per_s for run in row.runs)), place),

@@ -31,6 +31,12 @@ class Row:
     def tokens_per_s(self) -> float:
         return statistics.median(run.tokens_per_s for run in self.runs)
 
+    def over(self, other: Row) -> float:
+        """How many times as fast: the median of what the turns say, each of the same prompts within a minute or two. The
+        machine and the prompts differ more from turn to turn."""
+        turns = zip(self.runs, other.runs, strict=True)
+        return statistics.median(own.tokens_per_s / its.tokens_per_s for own, its in turns)
+
     def figure(self, name: str) -> float | None:
         """The median of what the runs say of themselves under this name; None if they say nothing."""
         values = [run.figures[name] for run in self.runs if name in run.figures]

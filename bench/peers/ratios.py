@@ -33,13 +33,10 @@ def ratios(rows: Sequence[Row], packed: PackedResult | None, latency: Latency | 
     found = by_kind(rows)
     result: dict[str, float] = {}
 
-    def rate(kind: Kind, streams: int) -> float:
-        return found[kind, streams].tokens_per_s if (kind, streams) in found else 0.0
-
     def compare(name: str, ours: tuple[Kind, int], *theirs: tuple[Kind, int]) -> None:
-        best = max(rate(*each) for each in theirs)
-        if best and rate(*ours):
-            result[name] = rate(*ours) / best
+        peers = [found[each] for each in theirs if each in found]
+        if ours in found and peers:
+            result[name] = found[ours].over(max(peers, key=lambda row: row.tokens_per_s))
 
     compare("grpc_over_assisted", (Kind.OURS, 1), (Kind.ASSISTED, 1))
     compare("grpc_over_generate", (Kind.OURS, 1), (Kind.GENERATE, 1))

@@ -27,7 +27,7 @@ def contenders(rows: Sequence[Row]) -> Table:
             table.add_row(
                 f"  {row.kind}",
                 f"{row.tokens_per_s:.1f}",
-                f"{row.tokens_per_s / peer:.2f}" if peer and row.kind.is_ours else "",
+                f"{row.over(peer):.2f}" if peer and row.kind.is_ours else "",
                 ("&" if row.settings.ahead else "+").join(str(count) for count in row.settings.threads),
                 _draft_tokens(row),
                 f"{acceptance:.2f}" if acceptance else "",
@@ -39,7 +39,7 @@ def contenders(rows: Sequence[Row]) -> Table:
 
 
 LEGEND = (
-    "x peer: over the fastest of transformers; threads: of the process, or of the target + of the draft, & where it"
+    "x peer: over the fastest of transformers, turn by turn; threads: of the process, or of the target + of the draft, & where it"
     " goes on while the target verifies; K: draft tokens asked for, auto: what pays, and how many a round had;"
     " accepted: the share of these; same: outputs that are generate's, token by token (bfloat16 has near ties)"
 )
@@ -55,9 +55,9 @@ def lookups_in_words(rows: Sequence[Row]) -> str:
     return f"Tokens per round that were guessed from the text itself instead: {'; '.join(found)}" if found else ""
 
 
-def best_peer(block: Sequence[Row]) -> float | None:
-    """Tokens per second of the fastest of transformers in one block; None if there is none."""
-    return max((row.tokens_per_s for row in block if not row.kind.is_ours), default=None)
+def best_peer(block: Sequence[Row]) -> Row | None:
+    """The fastest of transformers in one block; None if there is none."""
+    return max((row for row in block if not row.kind.is_ours), key=lambda row: row.tokens_per_s, default=None)
 
 
 def _draft_tokens(row: Row) -> str:

@@ -32,7 +32,7 @@ about what chance takes from a good text at times."""
 _LEAVE_PASSES, _MOST_LEAVE_PASSES = 64, 256
 """That it then goes without, twice as many each time."""
 
-_MOST_RUN_ON = 32
+MOST_RUN_ON = 32
 """Unasked tokens: what a slow client has not read of them stays here."""
 
 _MISSED_ROUNDS = 3
@@ -59,7 +59,7 @@ class Fixed:
         self._num_draft_tokens = num_draft_tokens
 
     def plan(self, sequence: Sequence) -> RoundPlan:
-        run_on = 0 if self._num_draft_tokens else _run_on(_MOST_RUN_ON, sequence)
+        run_on = 0 if self._num_draft_tokens else _run_on(MOST_RUN_ON, sequence)
         return RoundPlan(_chain(self._num_draft_tokens, self._num_draft_tokens, sequence), run_on)
 
     def observe(self, proposal: Proposal, verdict: Verdict) -> None:
@@ -261,7 +261,7 @@ class Adaptive:
     def _guess(self, sequence: Sequence, num_draft_tokens: int) -> tuple[Guess, int]:
         """What the lookup guesses for the round to come, and how many tokens may come unasked after it."""
         if not self._guesses:
-            return NO_GUESS, _MOST_RUN_ON
+            return NO_GUESS, MOST_RUN_ON
         if self._turn is Turn.CHECK:
             self._guesses.forgo()
             return NO_GUESS, 0
@@ -293,4 +293,4 @@ def _chain(num_draft_tokens: int, depth: int, sequence: Sequence) -> Budget:
 
 def _run_on(num_rounds: int, sequence: Sequence) -> int:
     """For ``num_rounds`` after the one to come, which gives a token at least."""
-    return max(0, min(num_rounds, _MOST_RUN_ON, sequence.remaining - 1))
+    return max(0, min(num_rounds, MOST_RUN_ON, sequence.remaining - 1))

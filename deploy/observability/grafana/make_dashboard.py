@@ -103,7 +103,19 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (Query(f"{PARTS} / scalar({ROUNDS})", "{{part}}"),),
             "s",
             stacked=True,
-            width=12,
+            width=6,
+        ),
+        Panel(
+            "Time per pass",
+            "Of a model: what a draft's step takes beside a pass of the target decides whether drafting pays.",
+            (
+                Query(
+                    f"rate(specdec_busy_seconds_total[{RATE}]) / rate(specdec_passes_total[{RATE}])",
+                    "{{service}} {{instance}}",
+                ),
+            ),
+            "s",
+            width=6,
         ),
         Panel(
             "CPU per round",
