@@ -32,8 +32,8 @@ class Row:
         return statistics.median(run.tokens_per_s for run in self.runs)
 
     def over(self, other: Row) -> float:
-        """How many times as fast: the median of what the turns say, each of the same prompts within a minute or two. The
-        machine and the prompts differ more from turn to turn."""
+        """How many times as fast: the median of what the turns say, each of the same prompts within a minute or two.
+        The machine and the prompts differ more from turn to turn."""
         turns = zip(self.runs, other.runs, strict=True)
         return statistics.median(own.tokens_per_s / its.tokens_per_s for own, its in turns)
 

@@ -39,9 +39,9 @@ def contenders(rows: Sequence[Row]) -> Table:
 
 
 LEGEND = (
-    "x peer: over the fastest of transformers, turn by turn; threads: of the process, or of the target + of the draft, & where it"
-    " goes on while the target verifies; K: draft tokens asked for, auto: what pays, and how many a round had;"
-    " accepted: the share of these; same: outputs that are generate's, token by token (bfloat16 has near ties)"
+    "x peer: over the fastest of transformers, turn by turn; threads: of the process, or of the target + of the draft,"
+    " & where it goes on while the target verifies; K: draft tokens asked for, auto: what pays, and how many a round"
+    " had; accepted: the share of these; same: outputs that are generate's, token by token (bfloat16 has near ties)"
 )
 
 
