@@ -58,8 +58,12 @@ def ratio(counter: str, other: str, by: str = "") -> str:
     return f"{rate(counter, by)} / {rate(other, by)}"
 
 
-def quantile(share: float, histogram: str) -> str:
-    return f"histogram_quantile({share}, sum by (le) (rate({histogram}_bucket[{RATE}])))"
+def per_pass(counter: str) -> str:
+    return f"rate({counter}[{RATE}]) / rate(specdec_passes_total[{RATE}])"
+
+
+def quantile(share: float, histogram: str, by: str = "") -> str:
+    return f"histogram_quantile({share}, sum by (le{f', {by}' if by else ''}) (rate({histogram}_bucket[{RATE}])))"
 
 
 ROWS: dict[str, tuple[Panel, ...]] = {
@@ -108,12 +112,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Time per pass",
             "Of a model: what a draft's step takes beside a pass of the target decides whether drafting pays.",
-            (
-                Query(
-                    f"rate(specdec_busy_seconds_total[{RATE}]) / rate(specdec_passes_total[{RATE}])",
-                    "{{service}} {{instance}}",
-                ),
-            ),
+            (Query(per_pass("specdec_busy_seconds_total"), "{{service}} {{instance}}"),),
             "s",
             width=6,
         ),
@@ -127,13 +126,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Event loop lag, p99",
             "How late an event loop comes to a timer. It adds to every round.",
-            (
-                Query(
-                    "histogram_quantile(0.99, sum by (le, service)"
-                    f" (rate(specdec_event_loop_lag_seconds_bucket[{RATE}])))",
-                    "{{service}}",
-                ),
-            ),
+            (Query(quantile(0.99, "specdec_event_loop_lag_seconds", "service"), "{{service}}"),),
             "s",
             width=6,
         ),
@@ -203,11 +196,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Rows per pass",
             "Prompt rows and draft tokens of everybody in a pass.",
-            (
-                Query(
-                    f"rate(specdec_rows_total[{RATE}]) / rate(specdec_passes_total[{RATE}])", "{{service}} {{instance}}"
-                ),
-            ),
+            (Query(per_pass("specdec_rows_total"), "{{service}} {{instance}}"),),
             width=6,
         ),
         Panel(
