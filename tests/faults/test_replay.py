@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
+from specdec.batching import Key
 from specdec.settings import EngineSettings
 from target_service.lm_verifier import LmVerifier
 from target_service.server import create_server
 from tests.cluster import Cluster, cluster
 from tests.faults.undisturbed import (
+    NUM_SAMPLES,
     PATIENCE_S,
     SAMPLINGS,
     Trap,
@@ -93,15 +96,31 @@ async def test_preempted_sequences_wait_for_their_turn_and_end_the_same(sampling
     expected = await undisturbed(max_tokens=100, **sampling)
     # Room for the whole of one text, but not for the ends of two, also where they are the same.
     async with cluster([LmVerifier(table(num_slots=104))], [drafter()]) as running:
-        engine = running.targets[0].servicer.streams._loop.engine
-        opened: list[Any] = []
-        open_, engine.open = engine.open, lambda key, each: (opened.append(each), open_(key, each))  # type: ignore
-        # Whether they meet in the pool or come one after the other is a matter of luck.
-        for _ in range(20):
+        loop = running.targets[0].servicer.streams.step_loop
+        all_here, posted, opened = threading.Event(), 0, []
+        open_, post = loop.engine.open, loop.open
+
+        def count(key: Key, each: Any) -> None:
+            nonlocal posted
+            posted += 1
+            post(key, each)
+            if posted >= NUM_SAMPLES:
+                all_here.set()
+
+        def meet(key: Key, each: Any) -> None:
+            assert all_here.wait(PATIENCE_S), "the others were to find the first one there"
+            opened.append(each.num_preemptions)
+            open_(key, each)
+
+        loop.open, loop.engine.open = count, meet  # type: ignore[method-assign]
+        # Texts that are the same share all but their ends: whether there is room for two of these is a matter of luck.
+        for _ in range(40):
+            all_here.clear()
+            posted = 0
             samples = await generate(running.client, max_tokens=100, **sampling)
             assert [sample.token_ids for sample in samples] == expected
             await running.settled(PATIENCE_S)
-            if {0, 1} <= {each.num_preemptions for each in opened}:
+            if {0, 1} <= set(opened):
                 return
     pytest.fail("nobody gave way, or the target was not told who did before")
 

@@ -19,6 +19,7 @@ from tests.table_model import TableRunner
 PATIENCE_S = 30.0
 COUPLED, TOKEN, BLOCK = "VERIFICATION_METHOD_COUPLED", "VERIFICATION_METHOD_TOKEN", "VERIFICATION_METHOD_BLOCK"
 LENGTH = 40
+NUM_SAMPLES = 3
 SAMPLINGS = [
     pytest.param(dict(temperature=0.0), id="greedy"),
     pytest.param(dict(temperature=0.8), id="coupled"),
@@ -61,7 +62,7 @@ def drafter() -> LanguageModelDrafter:
 
 
 def request(**fields: Any) -> dict[str, Any]:
-    return {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": LENGTH, "seed": 11, "n": 3, **fields}
+    return {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": LENGTH, "seed": 11, "n": NUM_SAMPLES, **fields}
 
 
 async def generate(client: Client, **fields: Any) -> list[Sample]:
