@@ -51,7 +51,9 @@ def main(
         list[int] | None,
         typer.Option(help="to choose from; a draft has half of its target's [default: 1, 2; --quick: 2]"),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="runs of each contender; medians are shown")] = 5,
+    repeats: Annotated[
+        int, typer.Option(help="runs of each; with one request of three texts each; medians are shown")
+    ] = 5,
     json_file: Annotated[str | None, typer.Option("--json", help="write the figures here")] = None,
     chart: Annotated[str | None, typer.Option(help="draw the figures here (PNG; needs the extra bench)")] = None,
     cache: Annotated[str | None, typer.Option(help="directory that keeps the damped pair for the next time")] = None,

@@ -31,7 +31,7 @@ does, as trees are there or not."""
 
 _FEW_TRY = 4
 """Requests that try at a time where they promise to lose, or where nobody waits: a draft has to take in the text of
-each, and then within a pass. Where they promise to gain all try, as a few never show what the rows of all cost."""
+each, and then within a pass. Where they wait and promise to gain all try: few never show what the rows of all cost."""
 
 _CHECK_EVERY = 32
 """Passes with drafts after which some go without, to see what the target takes alone."""
