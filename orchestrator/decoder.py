@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.control.controller import Controller
-from orchestrator.round_plan import Proposal
+from orchestrator.round_plan import Early, Proposal
 from orchestrator.sequence import Sequence
 from orchestrator.speculation import Speculation
 from orchestrator.text import Piece
@@ -25,12 +25,15 @@ from specdec.tree import TokenTree
 class Target(Protocol):
     """Whoever verifies."""
 
-    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int) -> Verdict:
+    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int, early: Early | None) -> Verdict:
         """The next pass of the target: the accepted nodes of ``tree`` and the token after them.
 
         The tree may go unused (a first token, a replay): then nothing of it is accepted. So many verdicts as
         ``run_on`` may be made unasked afterwards; they are the answers to the next calls, whose trees are empty. A
         verdict's own ``run_on`` tells how many these are, unless one of those calls wants more or fewer.
+
+        ``early`` may be asked for the round after while this one is at the target. If the verdict is ``under_way`` that
+        was sent and stands, and the next call is for what is left of it.
         """
 
 
@@ -51,11 +54,12 @@ async def decode(
     speculation.advance(sequence, plan)
     while not sequence.finished:
         proposal = await speculation.next(sequence)  # up to K draft tokens; empty when there is no draft
-        verdict = await target.verify(sequence, proposal.tree, plan.run_on)  # one pass, up to K + 1 tokens back
+        # One pass, up to K + 1 tokens back.
+        verdict = await target.verify(sequence, proposal.tree, plan.run_on, proposal.early)
         piece = sequence.extend(proposal.tree, verdict)  # stop ids, stop strings, length: token by token
         sequence.statistics.observe(proposal, verdict)
         controller.observe(proposal, verdict)
         if not sequence.finished:
             plan = controller.plan(sequence)
-            speculation.advance(sequence, plan)
+            speculation.advance(sequence, plan, verdict.under_way)
         yield Step(proposal, verdict, piece)

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, fields
 
 from orchestrator.decoder import Target
+from orchestrator.round_plan import Early
 from orchestrator.sequence import Sequence
 from specdec.rounds import Timings, Verdict
 from specdec.tree import TokenTree
@@ -69,9 +70,9 @@ class RoundClock:
         self._own_s = self._client_s = 0.0  # since the last split was made
         self._handing = 0.0
 
-    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int) -> Verdict:
+    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int, early: Early | None = None) -> Verdict:
         self._asked = time.monotonic()
-        verdict = await self._target.verify(sequence, tree, run_on)
+        verdict = await self._target.verify(sequence, tree, run_on, early)
         self._answered = time.monotonic()
         return verdict
 

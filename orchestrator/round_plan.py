@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -42,7 +42,8 @@ class RoundPlan:
     are there already; 0 and some: they may be grown, but nobody waits. ``rounds``: seconds with 0, 1, ... nodes that
     are there; of such a tree as many are verified as promise the most per second. Empty: max_depth of them, always.
     ``soon``: none is verified yet, as the verdict comes unasked. ``run_on``: after this round the target may make so
-    many tokens unasked, and if it does so already, no more.
+    many tokens unasked, and if it does so already, no more. ``early``: the round after it may be sent before its
+    verdict.
     """
 
     budget: Budget
@@ -50,6 +51,12 @@ class RoundPlan:
     guess: Guess = NO_GUESS
     soon: bool = False
     rounds: Sequence[float] = ()
+    early: bool = False
+
+
+Early = Callable[[], tuple[TokenTree, int]]
+"""What the round after may verify: a tree below the last committed token, as that is before the verdict, and of what is
+left of it then how many nodes, the first ones. Empty: nothing is there yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,8 @@ class Proposal:
 
     ``foreseen``: whether something to verify was there when the draft was asked for more; None: it was not asked.
     ``was_there``: something of the draft's was there as soon as the verdict before. ``num_received``: nodes of the
-    draft's that have come since the proposal before. ``waited_s``: for the draft; None: nobody waited.
+    draft's that have come since the proposal before. ``waited_s``: for the draft; None: nobody waited. ``early``: of
+    the round after, if that may be sent early.
     """
 
     tree: TokenTree = EMPTY_TREE
@@ -67,3 +75,4 @@ class Proposal:
     was_there: bool = False
     num_received: int = 0
     waited_s: float | None = None
+    early: Early | None = None

@@ -9,13 +9,17 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 
 from orchestrator.draft_client import DraftClient
 from orchestrator.round_plan import NO_GUESS, Proposal, Rival, RoundPlan
 from orchestrator.sequence import Sequence
 from specdec.chances import Chances
-from specdec.rounds import Growth
+from specdec.rounds import Budget, Growth
 from specdec.tree import EMPTY_TREE, TokenTree
+
+_MOST_EARLY = 256
+"""Nodes of a round that is sent early, which the target has to look at between two passes."""
 
 
 class Speculation:
@@ -51,13 +55,21 @@ class Speculation:
         self._num_wanted = 0  # of them, so many are waited for
         self._granted = 0  # no draft was ever asked for a token at this position, or behind it
         self._growing = False
+        self._plan = RoundPlan(Budget())
+        self._num_flying = 0  # nodes that are verified now: the first ones of the trie
+        self._sent = (0, EMPTY_TREE, 0)  # early, at that base, of which so many nodes are verified
+        self._flying: TokenTree | None = None  # what is left of that, if it stands
 
-    def advance(self, sequence: Sequence, plan: RoundPlan) -> None:
-        """Re-root the trie at what was committed, and let the draft grow it as planned."""
+    def advance(self, sequence: Sequence, plan: RoundPlan, under_way: bool = False) -> None:
+        """Re-root the trie at what was committed, and let the draft grow it as planned. ``under_way``: what is verified
+        next was sent early, and only what comes after it is still to be planned."""
         self._reroot(sequence)
+        self._plan, self._flying = plan, self._left_of_sent(sequence) if under_way else None
         self._guess, self._guessed, self._foreseen, self._growing = plan.guess, None, None, False
         guess = self._instead_of(Rival.TREE if self._trie else Rival.WAIT)
         budget, num_flying = plan.budget, plan.budget.max_depth
+        if self._flying is not None:
+            budget = dataclasses.replace(budget, max_nodes=0)
         self._num_nodes = self._num_wanted = budget.max_nodes
         grows_ahead = self._max_ahead > 0 and sequence.keyed_by_token and num_flying > 0
         asks = grows_ahead or budget.max_nodes > 0
@@ -69,7 +81,7 @@ class Speculation:
         in_flight = guess
         if grows_ahead:
             if not plan.soon:
-                in_flight = guess or self._worthwhile(plan)
+                in_flight = guess or self._worthwhile(self._trie) if self._flying is None else self._flying
             self._trie = in_flight.merge(self._trie)
             # Below the last node in flight, as many again; the last token of all comes from the target.
             depth = min(max(len(in_flight), num_flying) + num_flying + 1, sequence.remaining - 1)
@@ -86,22 +98,41 @@ class Speculation:
         if asked and self._draft.num_advances and not (guess or plan.soon) and sequence.keyed_by_token:
             self._foreseen = bool(in_flight)
 
-    def _worthwhile(self, plan: RoundPlan) -> TokenTree:
-        """What is verified of the tree that is there."""
-        if not plan.rounds:
-            return self._chances.best(self._trie, plan.budget.max_depth)
-        return self._chances.most_per_second(self._trie, plan.rounds)
+    def _worthwhile(self, tree: TokenTree) -> TokenTree:
+        """What is verified of a tree that is there."""
+        if not self._plan.rounds:
+            return self._chances.best(tree, self._plan.budget.max_depth)
+        return self._chances.most_per_second(tree, self._plan.rounds)
 
-    def _reroot(self, sequence: Sequence) -> None:
+    def _early(self, sequence: Sequence) -> tuple[TokenTree, int]:
+        """See orchestrator.round_plan.Early."""
+        self._take_arrived(sequence)
+        nodes = self._chances.likeliest(self._trie)[:_MOST_EARLY]
+        new = next((node for node in nodes if node >= self._num_flying), None)
+        # The round may well be the last.
+        if new is None or self._num_flying + 1 >= sequence.remaining:
+            return EMPTY_TREE, 0
+        most = len(self._worthwhile(self._trie.below(new)[0])) or self._plan.budget.max_depth
+        self._sent = self._base, self._trie.part(nodes), most
+        return self._sent[1:]
+
+    def _left_of_sent(self, sequence: Sequence) -> TokenTree:
+        base, tree, most = self._sent
+        return tree.descend(sequence.ids[base:]).prefix(most)
+
+    def _take_arrived(self, sequence: Sequence) -> None:
         for growth in self._draft.arrived():
             self._take(sequence, growth)
+
+    def _reroot(self, sequence: Sequence) -> None:
+        self._take_arrived(sequence)
         self._trie = self._trie.descend(sequence.ids[self._base :]) if sequence.keyed_by_token else EMPTY_TREE
         self._base = sequence.base
         self._was_there = bool(self._trie)
 
     def _instead_of(self, rival: Rival) -> TokenTree:
         """The guess, if it is to be verified instead; else nothing."""
-        if not self._guess.tree or rival > self._guess.beats:
+        if not self._guess.tree or rival > self._guess.beats or self._flying is not None:
             return EMPTY_TREE
         self._guessed = rival
         return self._guess.tree
@@ -111,10 +142,17 @@ class Speculation:
         if not sequence.num_committed:
             return Proposal()  # the target's prefill gives the first token; the draft's runs beside it
         waited_s = await self._wait(sequence) if self._growing else None
-        tree = self._trie.prefix(self._num_nodes) if self._guessed is None else self._guess.tree
-        tree = tree or self._instead_of(Rival.NOTHING)
+        if self._flying is not None:
+            tree = self._flying
+        else:
+            tree = self._trie.prefix(self._num_nodes) if self._guessed is None else self._guess.tree
+            tree = tree or self._instead_of(Rival.NOTHING)
+        early = None
+        if self._plan.early and self._max_ahead and sequence.keyed_by_token and self._guessed is None:
+            self._num_flying = len(tree)
+            early = partial(self._early, sequence)
         num_received, self._num_received = self._num_received, 0
-        return Proposal(tree, self._guessed, self._foreseen, self._was_there, num_received, waited_s)
+        return Proposal(tree, self._guessed, self._foreseen, self._was_there, num_received, waited_s, early)
 
     async def _wait(self, sequence: Sequence) -> float:
         """Until what was asked for is there, or will not be; seconds."""

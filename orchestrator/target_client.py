@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -19,9 +20,10 @@ from orchestrator.replicas.frames import chunked
 from orchestrator.replicas.link import HostileReplica, Lane, WatchdogFired
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
+from orchestrator.round_plan import Early
 from orchestrator.sequence import Sequence
 from specdec.errors import Draining, NoReplica, OutOfStep, Overloaded, PassFailed, Preempted, ReplicaLost, SpecdecError
-from specdec.rounds import OVERRUN, RUN_ON, Round, Verdict
+from specdec.rounds import EARLY, OVERRUN, RUN_ON, Round, Verdict
 from specdec.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import target_pb2
 from specdec.wire import write_round
@@ -90,7 +92,7 @@ class TargetClient:
             self._lane = None
             self._cause = "PARKED"
 
-    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int = 0) -> Verdict:
+    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int = 0, early: Early | None = None) -> Verdict:
         """The next verdict, from whichever replica gives it; bounded by the request's deadline alone.
 
         Raises NoReplica if none can be reached, or if too many failed under this request.
@@ -100,21 +102,37 @@ class TargetClient:
             self._cause = "REPLICA_LOST"
         if self._lane is not None:
             with suppress(*_REPLAY):
-                return await self._next(self._lane, sequence, tree, run_on)
+                return await self._next(self._lane, sequence, tree, run_on, early)
         retrying = AsyncRetrying(retry=retry_if_exception_type(_REPLAY), wait=_wait, reraise=True)
         verdict: Verdict = await retrying(self._begin, sequence)
         return verdict
 
-    async def _next(self, lane: Lane, sequence: Sequence, tree: TokenTree, run_on: int) -> Verdict:
+    async def _next(self, lane: Lane, sequence: Sequence, tree: TokenTree, run_on: int, early: Early | None) -> Verdict:
         if not self._rounds:
-            able = self._replica is not None and self._replica.can(frozenset({RUN_ON}))
-            self._ask(lane, Round(self._round + 1, sequence.base, tree, run_on if able else 0))
-            return await self._answer(lane, sequence, asked=time.monotonic())
+            self._ask(lane, Round(self._round + 1, sequence.base, tree, run_on if self._can(RUN_ON) else 0))
+            asked = time.monotonic()
+            await self._send_early(lane, sequence, early, asked + self._costs.early_s(len(tree)))
+            return await self._answer(lane, sequence, tree, asked)
+        if self._rounds[-1].tree:  # it was sent early, and began when the verdict before it went out
+            asked = lane.heard
+            await self._send_early(lane, sequence, early, asked + self._costs.early_s(len(tree), under_way=True))
+            return await self._answer(lane, sequence, tree, asked, under_way=True)
         to_come = _to_come(self._rounds[-1], sequence.base)
         # Before the target rests: to be asked again would cost it a pass where others are in every one.
         if self._answered == self._round and (2 * to_come <= run_on or run_on + OVERRUN < to_come):
             self._ask(lane, Round(self._round + 1, sequence.base, EMPTY_TREE, run_on))
         return await self._answer(lane, sequence)
+
+    async def _send_early(self, lane: Lane, sequence: Sequence, early: Early | None, at: float) -> None:
+        """The round after the one that the target is in, unless the verdict on that comes before."""
+        if early is None or not self._can(EARLY) or await lane.arrives(at - time.monotonic()):
+            return
+        tree, max_nodes = early()
+        if tree:
+            self._ask(lane, Round(self._round + 1, sequence.base, tree, max_nodes=max_nodes))
+
+    def _can(self, capability: str) -> bool:
+        return self._replica is not None and self._replica.can(frozenset({capability}))
 
     def _ask(self, lane: Lane, round_: Round) -> None:
         self._round = round_.number
@@ -146,11 +164,18 @@ class TargetClient:
         self._rounds = [Round(0, sequence.base)]
         return await self._answer(lane, sequence)
 
-    async def _answer(self, lane: Lane, sequence: Sequence, asked: float | None = None) -> Verdict:
-        """``asked``: when, unless the target went on by itself."""
+    async def _answer(
+        self,
+        lane: Lane,
+        sequence: Sequence,
+        tree: TokenTree = EMPTY_TREE,
+        asked: float | None = None,
+        under_way: bool = False,
+    ) -> Verdict:
+        """On ``tree``, which may be what is left of the one that was sent. ``asked``: when, unless the target went on
+        by itself; ``under_way``: before the verdict before, which that is the time of."""
         try:
-            verdict: Verdict = await lane.receive()
-            round_ = self._round_of(verdict, sequence)
+            verdict = self._checked(await lane.receive(), sequence, tree)
         except _REPLAY as error:
             self._lane = None
             self._rounds = []
@@ -164,15 +189,17 @@ class TargetClient:
         if asked is not None:
             latency_s = lane.heard - asked
             self._replica.observe(latency_s)
-            self._costs.verified(len(round_.tree), latency_s, timings, num_passes, everybody)
+            self._costs.verified(len(tree), latency_s, timings, num_passes, everybody, under_way)
         elif verdict.round:  # an open's answer has a prefill in it
             # When it came tells nothing of how long one waits here.
             self._replica.answered()
             self._costs.went_on(timings, everybody)
         self._replica.observe_pass(timings.pass_us / 1e6)
-        if self._rounds and self._rounds[-1].number > verdict.round:
-            return replace(verdict, run_on=_to_come(self._rounds[-1], verdict.base + 1))  # which supersedes this one
-        return verdict
+        if not (self._rounds and self._rounds[-1].number > verdict.round):
+            return verdict
+        if self._rounds[-1].tree:
+            return replace(verdict, under_way=True)
+        return replace(verdict, run_on=_to_come(self._rounds[-1], verdict.base + 1))  # which supersedes this one
 
     def _open(self, sequence: Sequence, replica: Replica) -> Lane:
         """Open the sequence there. Its first verdict is a plain token, whatever the draft proposes."""
@@ -197,26 +224,30 @@ class TargetClient:
         )
         return lane
 
-    def _round_of(self, verdict: Verdict, sequence: Sequence) -> Round:
-        """The round that a verdict answers, or goes on from.
+    def _checked(self, verdict: Verdict, sequence: Sequence, tree: TokenTree) -> Verdict:
+        """The verdict on ``tree``, whose nodes the accepted ones are now. What it answers is answered.
 
         A target that answers what cannot be is left by everyone; this sequence is replayed elsewhere.
         """
         round_ = next((round_ for round_ in self._rounds if round_.number == verdict.round), None)
+        later = [each for each in self._rounds if each.number > verdict.round]
         if round_ is None or verdict.base != sequence.base:
             expected = " or ".join(str(round_.number) for round_ in self._rounds)
             nonsense = f"round {verdict.round} at base {verdict.base} for {expected} at {sequence.base}"
-        elif not round_.tree.is_path(verdict.accepted):
+        elif (accepted := _accepted(round_, verdict, sequence.ids[round_.base :], tree)) is None:
             nonsense = f"accepted nodes {verdict.accepted}, which are no path of the tree it was sent"
         elif verdict.run_on > round_.run_on:
             nonsense = f"{verdict.run_on} tokens to come unasked where {round_.run_on} were allowed"
+        elif verdict.dropped and [verdict.dropped] != [each.number for each in later if each.tree]:
+            nonsense = f"round {verdict.dropped} dropped, which was not sent early"
         else:
-            later = [each for each in self._rounds if each.number > round_.number]
+            if verdict.dropped:
+                later, self._round = [], verdict.round
             base = verdict.base + len(verdict.accepted) + 1
             goes_on = [Round(round_.number, base, run_on=verdict.run_on - 1)] if verdict.run_on else []
             self._rounds = [*goes_on, *later]
             self._answered = verdict.round
-            return round_
+            return replace(verdict, accepted=accepted)
         error = HostileReplica(f"the target answered nonsense: {nonsense}")
         if self._replica is not None:
             self._replica.set_aside(str(error))
@@ -246,6 +277,16 @@ class TargetClient:
             return
         if await _harm(recent) >= MAX_HARM or await _harm(self._losses) >= MAX_HARM_IN_ALL:
             raise NoReplica(f"replicas failed {len(self._losses)} times under this request; it is not tried again")
+
+
+def _accepted(round_: Round, verdict: Verdict, since: Seq[int], tree: TokenTree) -> tuple[int, ...] | None:
+    """The accepted nodes of the round's tree as nodes of ``tree``, which is left of it now that ``since`` is committed.
+    None: they are no path there."""
+    above = round_.tree.trace(since)
+    if (len(above) < len(since) and verdict.accepted) or not round_.tree.is_path((*above, *verdict.accepted)):
+        return None
+    nodes = tree.trace([round_.tree.token_ids[node] for node in verdict.accepted])
+    return tuple(nodes) if len(nodes) == len(verdict.accepted) else None
 
 
 def _to_come(round_: Round, base: int) -> int:

@@ -125,9 +125,13 @@ class Chances:
         """The part of ``tree`` that is likeliest to hold what is committed, likeliest nodes first."""
         if num_nodes >= len(tree) or tree.is_chain:
             return tree.prefix(num_nodes)
+        return tree.part(self.likeliest(tree)[:num_nodes])
+
+    def likeliest(self, tree: TokenTree) -> list[int]:
+        """Its nodes, those first that are likeliest to be committed; so are those below any of them."""
         chances = self._of_nodes(tree)
         # A node is never likelier than its parent, which comes before it.
-        return tree.part(sorted(range(len(tree)), key=lambda node: -chances[node])[:num_nodes])
+        return sorted(range(len(tree)), key=lambda node: -chances[node])
 
     def most_per_second(self, tree: TokenTree, rounds: Sequence[float]) -> TokenTree:
         """The part of ``tree``, a node at least, that promises the most tokens per second, where a round with 0, 1, ...

@@ -26,12 +26,13 @@ class Timings:
 @dataclass(frozen=True, slots=True)
 class Round:
     """Verify ``tree``, which hangs from ``base``; then go on alone for ``run_on`` tokens at most, less those that came
-    unasked while this was on its way."""
+    unasked while this was on its way. Of what is left of the tree by then the first ``max_nodes`` nodes; 0: all."""
 
     number: int
     base: int
     tree: TokenTree = EMPTY_TREE
     run_on: int = 0
+    max_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class Verdict:
     timings: Timings = field(default_factory=Timings)
     features: Features | None = None
     run_on: int = 0  # verdicts that follow and need not be asked for
+    dropped: int = 0  # the next round, sent before this verdict, of whose tree nothing is left
+    under_way: bool = False  # the next round was sent before this verdict, and stands
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,9 @@ FEATURES = "features"
 
 RUN_ON = "run_on"
 """The capability of a target that says how many verdicts follow unasked."""
+
+EARLY = "early"
+"""The capability of a target that takes a round before the verdict on the one before it."""
 
 OVERRUN = 2
 """Verdicts that still come when a target which goes on unasked is told not to: of the pass that it is in, and of the

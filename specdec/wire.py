@@ -170,11 +170,13 @@ def write_round(sequence: int, round_: Round) -> target_pb2.Round:
         base=round_.base,
         tree=write_tree(round_.tree),
         run_on=round_.run_on,
+        max_nodes=round_.max_nodes,
     )
 
 
 def read_round(message: target_pb2.Round, vocab_size: int) -> Round:
-    return Round(message.round, message.base, read_tree(message.tree, vocab_size), message.run_on)
+    tree = read_tree(message.tree, vocab_size)
+    return Round(message.round, message.base, tree, message.run_on, message.max_nodes)
 
 
 def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
@@ -195,6 +197,7 @@ def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
         ),
         num_feature_rows=verdict.features.num_rows if verdict.features else 0,
         run_on=verdict.run_on,
+        dropped_round=verdict.dropped,
     )
 
 
@@ -227,6 +230,7 @@ def read_verdict(message: target_pb2.Verdict, vocab_size: int) -> Verdict:
         tuple(message.predictions),
         Timings(timings.queue_us, timings.pass_us, timings.sample_us, timings.rows, timings.sequences),
         run_on=message.run_on,
+        dropped=message.dropped_round,
     )
 
 

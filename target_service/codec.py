@@ -60,7 +60,7 @@ class TargetCodec:
         return message.round
 
     def answers(self, result: Verdict) -> int | None:
-        return None if result.run_on else result.round
+        return None if result.run_on else result.dropped or result.round
 
     def attributes(self, result: Verdict) -> dict[str, int]:
         timings = result.timings

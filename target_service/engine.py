@@ -95,9 +95,12 @@ class _Sequence:
     open: TargetOpen
     memory: Any
     ids: list[int]
-    pending: Round | None  # the open is round 0 with an empty tree
     arrived: float  # when its request did
     since: float  # it waits, or waited last
+    pending: Round | None = None
+    early: Round | None = None  # that is the next one
+    tree: TokenTree = EMPTY_TREE  # what is left of the pending one's
+    nodes: Sequence[int] = ()  # the index of each of its nodes in the tree as it was sent
     run_on: int = 0
     last: int = 0
     held: bool = False
@@ -113,7 +116,19 @@ class _Sequence:
     @property
     def num_rows(self) -> int:
         """In a pass, at most, beside its prompt."""
-        return 1 if self.pending is None else 1 + len(self.pending.tree)
+        return 1 + len(self.tree)
+
+    def take(self, round_: Round) -> None:
+        """It is the one to be answered next."""
+        self.pending, self.run_on = round_, 0
+        node = round_.tree.walk(self.ids[round_.base :])
+        self.tree, self.nodes = (EMPTY_TREE, ()) if node is None else round_.tree.below(node)
+        if round_.max_nodes:
+            self.tree = self.tree.prefix(round_.max_nodes)
+
+    def answered(self) -> None:
+        """The pending one, if there is any."""
+        self.pending, self.tree, self.nodes = None, EMPTY_TREE, ()
 
 
 class TargetEngine:
@@ -145,18 +160,20 @@ class TargetEngine:
         self._admission.check(open_.spec, arrived, now, num_slots)
         memory = self._verifier.open(open_.spec)
         ids = list(open_.spec.token_ids)
-        self._sequences[key] = _Sequence(open_, memory, ids, Round(0, len(ids)), arrived, now)
+        self._sequences[key] = sequence = _Sequence(open_, memory, ids, arrived, now)
+        sequence.take(Round(0, len(ids)))
         self._admission.enter(key, open_.spec, ids)
 
     def submit(self, key: Key, round_: Round, arrived: float | None = None) -> None:
         sequence = self._sequences.get(key)
         if sequence is None:
             return
-        if sequence.pending is not None:
-            raise OutOfStep(f"round {sequence.pending.number} is unanswered; wait for its verdict")
-        if round_.number != sequence.last + 1:
-            raise OutOfStep(f"round {sequence.last + 1} was expected, not {round_.number}")
-        spec = sequence.open.spec
+        spec, before = sequence.open.spec, sequence.pending
+        if before is not None and (sequence.early or not round_.tree or not spec.keyed_by_token):
+            raise OutOfStep(f"round {before.number} is unanswered; wait for its verdict")
+        expected = 1 + (sequence.last if before is None else before.number)
+        if round_.number != expected:
+            raise OutOfStep(f"round {expected} was expected, not {round_.number}")
         if not spec.num_prompt_tokens <= round_.base <= sequence.base:
             raise OutOfStep(f"base {sequence.base} was expected, not {round_.base}")
         if round_.tree and not spec.keyed_by_token:
@@ -172,8 +189,10 @@ class TargetEngine:
             raise ContextExceeded(f"the sequence has reached the end of the context of {limit}")
         if round_.tree and round_.base + max(round_.tree.depths) >= limit:
             raise ContextExceeded(f"the tree reaches beyond the context of {limit}")
-        sequence.pending = round_
-        sequence.run_on = 0
+        if before is not None:
+            sequence.early = round_
+            return
+        sequence.take(round_)
         arrived = self._clock() if arrived is None else arrived
         self._gathering.back(key, arrived)
         # A round that comes while the target goes on has waited since the verdict before it.
@@ -232,10 +251,9 @@ class TargetEngine:
         if not self._batch:
             return []
         started = self._clock()
-        current = [_current_tree(self._sequences[key]) for key in self._batch]
         jobs = [
-            Job(sequence.memory, sequence.ids, tree, sequence.open.return_features)
-            for sequence, (tree, _) in zip((self._sequences[key] for key in self._batch), current, strict=True)
+            Job(sequence.memory, sequence.ids, sequence.tree, sequence.open.return_features)
+            for sequence in (self._sequences[key] for key in self._batch)
         ]
         decisions, timings = self._verifier.verify(jobs)
         self._passes += 1
@@ -245,7 +263,7 @@ class TargetEngine:
         self._admission.passed(took_s)
         results: list[tuple[Key, Verdict | SpecdecError]] = []
         starved = False
-        for key, (tree, nodes), decision in zip(self._batch, current, decisions, strict=True):
+        for key, decision in zip(self._batch, decisions, strict=True):
             if isinstance(decision, Preempted):
                 starved = True
             elif isinstance(decision, SpecdecError):
@@ -253,8 +271,8 @@ class TargetEngine:
                 results.append((key, decision))
             elif decision is not None:
                 sequence = self._sequences[key]
-                results.append((key, self._commit(sequence, tree, nodes, decision, started, timings)))
-                if not sequence.run_on:
+                results.append((key, self._commit(sequence, decision, started, timings)))
+                if sequence.pending is None and not sequence.run_on:
                     self._gathering.told(key, sequence.since)
         if starved:
             results.append(self._preempt())
@@ -271,46 +289,43 @@ class TargetEngine:
         self.close(victim)
         return victim, Preempted("its KV slots were needed for other requests; replay it")
 
-    def _commit(
-        self,
-        sequence: _Sequence,
-        tree: TokenTree,
-        nodes: Sequence[int],
-        decision: Decision,
-        started: float,
-        timings: Timings,
-    ) -> Verdict:
+    def _commit(self, sequence: _Sequence, decision: Decision, started: float, timings: Timings) -> Verdict:
         if sequence.pending is not None:
             sequence.last = sequence.pending.number
             came_unasked = sequence.base - sequence.pending.base
             sequence.run_on = max(0, min(sequence.pending.run_on - came_unasked, MOST_RUN_ON))
-            sequence.pending = None
         else:
             sequence.run_on -= 1
-        queue_us = int((started - sequence.since) * 1e6)
-        committed = [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
-        full = sequence.base + len(committed) >= self._verifier.info.context_length
-        if full or not sequence.open.stop_token_ids.isdisjoint(committed):
+        base, queue_us = sequence.base, int((started - sequence.since) * 1e6)
+        accepted = tuple(sequence.nodes[node] for node in decision.accepted)
+        committed = [*(sequence.tree.token_ids[node] for node in decision.accepted), decision.next_token]
+        sequence.ids.extend(committed)
+        sequence.answered()
+        full = sequence.base >= self._verifier.info.context_length
+        ends = full or not sequence.open.stop_token_ids.isdisjoint(committed)
+        if ends:
             sequence.run_on = 0
-        verdict = Verdict(
+        dropped = self._go_on(sequence, ends)
+        sequence.since = self._clock()
+        return Verdict(
             sequence.last,
-            sequence.base,
-            tuple(nodes[node] for node in decision.accepted),
+            base,
+            accepted,
             decision.next_token,
             decision.predictions if sequence.open.return_predictions else (),
             Timings(queue_us, timings.pass_us, timings.sample_us, timings.rows, timings.sequences),
             decision.features,
             sequence.run_on,
+            dropped,
         )
-        sequence.ids.extend(committed)
-        sequence.since = self._clock()
-        return verdict
 
-
-def _current_tree(sequence: _Sequence) -> tuple[TokenTree, tuple[int, ...]]:
-    """What is left of the pending tree at the current base, and each node's index in the tree as it was sent."""
-    if sequence.pending is None:
-        return EMPTY_TREE, ()
-    tree = sequence.pending.tree
-    node = tree.walk(sequence.ids[sequence.pending.base :])
-    return (EMPTY_TREE, ()) if node is None else tree.below(node)
+    def _go_on(self, sequence: _Sequence, ends: bool) -> int:
+        """With the round that was sent early. Its number if it is dropped, else 0."""
+        early, sequence.early = sequence.early, None
+        if early is None:
+            return 0
+        sequence.take(early)
+        if sequence.tree and not (ends or self._draining):
+            return 0
+        sequence.answered()
+        return early.number

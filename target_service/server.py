@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from specdec.model_service import ModelServer, ModelServicer
-from specdec.rounds import RUN_ON
+from specdec.rounds import EARLY, RUN_ON
 from specdec.settings import EngineSettings
 from specdec.v1 import target_pb2, target_pb2_grpc
 from target_service.codec import TargetCodec
@@ -26,7 +26,7 @@ class TargetServicer(ModelServicer, target_pb2_grpc.TargetServiceServicer):
 def create_server(verifier: Verifier, settings: EngineSettings) -> ModelServer:
     """Not yet started. Call it on the event loop that will serve."""
     engine = TargetEngine(verifier, settings.max_sequences)
-    info = dataclasses.replace(verifier.info, capabilities=(*verifier.info.capabilities, RUN_ON))
+    info = dataclasses.replace(verifier.info, capabilities=(*verifier.info.capabilities, RUN_ON, EARLY))
     servicer = TargetServicer(engine, TargetCodec(info), info, "target-model")
     return ModelServer(
         servicer, target_pb2_grpc.add_TargetServiceServicer_to_server, SERVICE, settings, role="target", stream="Verify"

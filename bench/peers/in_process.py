@@ -21,6 +21,7 @@ from draft_service.engine import DraftEngine, DraftOpen
 from orchestrator.control.controller import Fixed
 from orchestrator.decoder import decode
 from orchestrator.draft_client import DraftClient
+from orchestrator.round_plan import Early
 from orchestrator.sequence import Sequence as Sample
 from orchestrator.speculation import Speculation
 from specdec.batching import Engine, Key
@@ -86,7 +87,7 @@ class _Target:
         self._key = key
         self._round = -1
 
-    async def verify(self, sequence: Sample, tree: TokenTree, run_on: int) -> Verdict:
+    async def verify(self, sequence: Sample, tree: TokenTree, run_on: int, early: Early | None) -> Verdict:
         self._round += 1
         if self._round == 0:
             self._engine.open(self._key, TargetOpen(sequence.spec, sequence.stop_token_ids))

@@ -60,7 +60,8 @@ class Fixed:
 
     def plan(self, sequence: Sequence) -> RoundPlan:
         run_on = 0 if self._num_draft_tokens else _run_on(MOST_RUN_ON, sequence)
-        return RoundPlan(_chain(self._num_draft_tokens, self._num_draft_tokens, sequence), run_on)
+        budget = _chain(self._num_draft_tokens, self._num_draft_tokens, sequence)
+        return RoundPlan(budget, run_on, early=self._num_draft_tokens > 0)
 
     def observe(self, proposal: Proposal, verdict: Verdict) -> None:
         pass
@@ -124,7 +125,9 @@ class Adaptive:
         # The last token of all comes from the target.
         most = min(self._costs.most, sequence.remaining - 1)
         rounds = tuple(self._costs.unwaited[: most + 1]) if self._ahead and self._costs.known else ()
-        return RoundPlan(budget, run_on, guess, called, rounds)
+        # What is sent early goes before any guess.
+        early = self._ahead and self._turn is Turn.DRAFT and budget.max_depth > 0 and guess.beats < Rival.TREE
+        return RoundPlan(budget, run_on, guess, called, rounds, early)
 
     def observe(self, proposal: Proposal, verdict: Verdict) -> None:
         self._pass = self._concert.passed(self._pass)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from orchestrator.control.beyond import Beyond
 from orchestrator.control.contention import Contention
 from orchestrator.control.curve import Curve
 from orchestrator.control.prompt_lookup import MOST_GUESSED, HitRates
@@ -78,7 +79,7 @@ class Costs:
         self.contention = Contention(ahead)
         self._drafts = Way()
         self._passes = Curve()
-        self._beyond_s = 0.0  # of a round with the target: all that is neither queue nor pass
+        self._beyond = Beyond()
         self._alone_seen = self._known = False
         self.everybody = 1
         """Sequences that share the target, in this pass or another."""
@@ -146,7 +147,7 @@ class Costs:
     def unwaited(self) -> list[float]:
         """The same, up to MOST_GUESSED, for a tree that is there already. Needs ``alone_known``."""
         if not self._unwaited:
-            self._unwaited = [self._round_s(k, self._beyond_s) for k in range(MOST_GUESSED + 1)]
+            self._unwaited = [self._round_s(k, self._beyond.seconds) for k in range(MOST_GUESSED + 1)]
         return self._unwaited
 
     def guessed(self, drafting: bool) -> list[float]:
@@ -205,12 +206,18 @@ class Costs:
             together = max(1.0, self.everybody / (1 + self._apart * max(1.0, away_s / pass_s)))
         return pass_s
 
+    def early_s(self, num_nodes: int, under_way: bool = False) -> float:
+        """How long after a round with so many nodes the one after it is to be sent. See Beyond."""
+        if not self.alone_known:
+            return 0.0
+        return self._beyond.early_s(self._pass_s(num_nodes, self._beyond.seconds), under_way)
+
     def among_s(self, num_nodes: int, waits: bool) -> float:
         """What a token takes a sequence that goes on unasked, and so is in every pass, where the others wait for so
         many draft tokens; or do not, and verify as many where they are there. Needs ``known``."""
         if waits:
             return self._pass_s(num_nodes * self._rows_per_token, self._away_s(num_nodes, self.waits))
-        return self._pass_s((1 - self.misses) * num_nodes, self._beyond_s)
+        return self._pass_s((1 - self.misses) * num_nodes, self._beyond.seconds)
 
     def grown(self, num_nodes: int, depth: int) -> None:
         """A draft's tree of ``num_nodes`` was verified, which was so deep."""
@@ -276,14 +283,22 @@ class Costs:
         usual_s = _PATIENCE * self._drafts.seconds(num_nodes)
         return max(_LEAST_PATIENCE_S, min(usual_s, self.most * self.alone_s))
 
-    def verified(self, num_nodes: int, seconds: float, timings: Timings, num_passes: int, everybody: int) -> None:
-        """From a round with ``num_nodes`` to its verdict; the replica made ``num_passes`` since the verdict before,
-        and has ``everybody`` as its sequences."""
+    def verified(
+        self,
+        num_nodes: int,
+        seconds: float,
+        timings: Timings,
+        num_passes: int,
+        everybody: int,
+        under_way: bool = False,
+    ) -> None:
+        """From a round with ``num_nodes`` to its verdict, or from the verdict before if it was ``under_way`` by then;
+        the replica made ``num_passes`` since that, and has ``everybody`` as its sequences."""
         self._alone_seen = self._alone_seen or not num_nodes
         self._widest = max(num_nodes, (1 - _NARROWER) * self._widest)
         pass_s = max(1e-6, (timings.pass_us + timings.sample_us) / 1e6)
         beyond_s = max(0.0, seconds - pass_s - timings.queue_us / 1e6)
-        self._beyond_s += _GAIN * (min(beyond_s, 2 * self._beyond_s + 1e-3) - self._beyond_s)
+        self._beyond.observe(beyond_s, under_way)
         if self._drafts.is_known and num_nodes and not self.few_draft:
             # Of the passes meanwhile that were not its own, how many more than it was away for?
             passes_away = max(1.0, self._away_s(num_nodes / self._rows_per_token, self.waits) / pass_s)
@@ -332,4 +347,4 @@ class Costs:
         draft_s = self._drafts.seconds(num_nodes) if num_nodes else 0.0
         if self.alone_known:
             draft_s = min(draft_s, _LATE * self.most * self.alone_s)  # nobody waits longer: see patience_s
-        return self._beyond_s + waits * draft_s
+        return self._beyond.seconds + waits * draft_s

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import grpc
@@ -80,6 +81,13 @@ class Lane:
         if not self._inbox:
             await self._arrive(patience_s)
         return self.take()
+
+    async def arrives(self, within_s: float) -> bool:
+        """Whether the next result is here, or comes so soon."""
+        if not self._inbox and within_s > 0:
+            with suppress(TimeoutError):
+                await self._arrive(within_s)
+        return self.arrived
 
     def take(self) -> Any:
         """The next result, which has arrived. Raises as ``receive`` does."""

@@ -38,18 +38,20 @@ class TargetOpen(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., more: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., return_predictions: _Optional[bool] = ..., request_age_ms: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., return_features: _Optional[bool] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("sequence", "round", "base", "tree", "run_on")
+    __slots__ = ("sequence", "round", "base", "tree", "run_on", "max_nodes")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     RUN_ON_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     round: int
     base: int
     tree: _common_pb2.TokenTree
     run_on: int
-    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., tree: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ..., run_on: _Optional[int] = ...) -> None: ...
+    max_nodes: int
+    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., tree: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ..., run_on: _Optional[int] = ..., max_nodes: _Optional[int] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
     __slots__ = ("verdicts", "progress", "errors", "load", "features")
@@ -80,7 +82,7 @@ class Features(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., position: _Optional[int] = ..., dtype: _Optional[str] = ..., hidden_size: _Optional[int] = ..., rows: _Optional[bytes] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("sequence", "round", "base", "accepted", "next_token", "predictions", "timings", "num_feature_rows", "run_on")
+    __slots__ = ("sequence", "round", "base", "accepted", "next_token", "predictions", "timings", "num_feature_rows", "run_on", "dropped_round")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +92,7 @@ class Verdict(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     NUM_FEATURE_ROWS_FIELD_NUMBER: _ClassVar[int]
     RUN_ON_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_ROUND_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     round: int
     base: int
@@ -99,7 +102,8 @@ class Verdict(_message.Message):
     timings: Timings
     num_feature_rows: int
     run_on: int
-    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., predictions: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., num_feature_rows: _Optional[int] = ..., run_on: _Optional[int] = ...) -> None: ...
+    dropped_round: int
+    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., predictions: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., num_feature_rows: _Optional[int] = ..., run_on: _Optional[int] = ..., dropped_round: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_us", "pass_us", "sample_us", "rows", "sequences")

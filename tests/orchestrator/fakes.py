@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from orchestrator.control.prompt_lookup import HitRates
+from orchestrator.round_plan import Early
 from orchestrator.sequence import Sequence
 from specdec.rounds import OVERRUN, Budget, Growth, GrowthEnd, Verdict
 from specdec.sequence import Method, SamplingParams
@@ -102,7 +103,7 @@ class FakeTarget:
         self.replay_next = True
         self.run_ons: list[int] = []
 
-    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int) -> Verdict:
+    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int, early: Early | None) -> Verdict:
         assert tree.problem(10) is None
         assert not (tree and run_on), "what is drafted is to be asked for"
         self.run_ons.append(run_on)

@@ -19,6 +19,7 @@ from orchestrator.control.controller import Adaptive, Controller, Fixed
 from orchestrator.control.costs import Costs
 from orchestrator.decoder import decode
 from orchestrator.draft_client import DraftClient
+from orchestrator.round_plan import Early
 from orchestrator.sequence import Sequence
 from orchestrator.speculation import Speculation
 from orchestrator.statistics import Statistics
@@ -156,7 +157,7 @@ class NearTarget:
         self._unasked = self._number = 0
         self.num_rows = 0
 
-    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int) -> Verdict:
+    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int, early: Early | None) -> Verdict:
         world, place = self._world, self._world.place
         ids, accepted, node = list(sequence.ids), [], -1
         while True:

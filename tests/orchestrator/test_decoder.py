@@ -133,9 +133,9 @@ async def test_a_stop_inside_the_block_ends_the_loop_there():
 
 async def test_a_replay_in_the_middle_costs_a_round_and_no_token():
     class Moving(FakeTarget):
-        async def verify(self, sequence, tree, run_on):
+        async def verify(self, sequence, tree, run_on, early):
             self.replay_next = self.replay_next or len(self.trees) in (2, 3)
-            return await super().verify(sequence, tree, run_on)
+            return await super().verify(sequence, tree, run_on, early)
 
     sequence, steps, _ = await run(FakeDraft(perfect), target=Moving())
     assert sequence.ids == alone([1, 2], 20)
@@ -151,7 +151,7 @@ async def test_a_replay_in_the_middle_costs_a_round_and_no_token():
 
 async def test_the_targets_failure_is_the_loops():
     class Failing(FakeTarget):
-        async def verify(self, sequence, tree, run_on):
+        async def verify(self, sequence, tree, run_on, early):
             raise RuntimeError("gone")
 
     with pytest.raises(RuntimeError, match="gone"):

@@ -41,9 +41,12 @@ def _nothing_is_verified_among_tokens_that_come_unasked(monkeypatch: pytest.Monk
     """A tree that is handed over then would be dropped without a word."""
     ask = TargetClient._next
 
-    async def checked(client: TargetClient, lane: Any, sequence: Any, tree: Any, run_on: int) -> Any:
-        assert not (tree and (client._rounds or run_on))
-        return await ask(client, lane, sequence, tree, run_on)
+    async def checked(client: TargetClient, lane: Any, sequence: Any, tree: Any, run_on: int, early: Any) -> Any:
+        assert not (tree and run_on)
+        if tree and client._rounds:
+            [sent] = client._rounds
+            assert sent.tree.descend(sequence.ids[sent.base :]).prefix(sent.max_nodes) == tree, "what was sent early"
+        return await ask(client, lane, sequence, tree, run_on, early)
 
     monkeypatch.setattr(TargetClient, "_next", checked)
 

@@ -332,4 +332,4 @@ def test_the_plan_tells_what_rounds_take_up_to_the_last_token_but_one():
 
 def test_a_client_that_names_a_number_gets_that_number_and_no_guess():
     sequence = SimpleNamespace(ids=[1, 2, 3] * 9, num_committed=9, remaining=1 << 20)
-    assert Fixed(4).plan(sequence) == RoundPlan(Budget(4, 4))
+    assert Fixed(4).plan(sequence) == RoundPlan(Budget(4, 4), early=True)

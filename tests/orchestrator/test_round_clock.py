@@ -25,7 +25,7 @@ class Target:
     def __init__(self, clock: Clock, seconds: float, verdict: Verdict) -> None:
         self.clock, self.seconds, self.verdict = clock, seconds, verdict
 
-    async def verify(self, sequence, tree, run_on) -> Verdict:
+    async def verify(self, sequence, tree, run_on, early) -> Verdict:
         self.clock.passes(self.seconds)
         return self.verdict
 

@@ -42,6 +42,7 @@ class Known:
     ids: list[int] = field(default_factory=list)
     last: int = 0
     pending: Round | None = None
+    early: Round | None = None  # sent before the verdict on the pending one
     run_on: int = 0
     passes: int = 0  # since it began to wait
 
@@ -55,17 +56,30 @@ class Known:
     def answer(self) -> Verdict:
         """The next verdict, by the contract alone."""
         round_ = self.pending or Round(self.last, len(self.ids))
-        children = {(p, t): n for n, (p, t) in enumerate(zip(round_.tree.parents, round_.tree.token_ids, strict=True))}
-        node: int | None = ROOT
-        for token in self.ids[round_.base :]:
-            node = children.get((node, token)) if node is not None else None  # type: ignore[arg-type]
+        root, left = self.left_of(round_)
+        children = {(round_.tree.parents[node], round_.tree.token_ids[node]): node for node in left}
         accepted: list[int] = []
         for token in self.text(CONTEXT):
-            node = children.get((node, token)) if node is not None else None
+            node = children.get((accepted[-1] if accepted else root, token))
             if node is None:
                 return Verdict(round_.number, len(self.ids), tuple(accepted), token)
             accepted.append(node)
         raise AssertionError("a tree is shorter than the context")
+
+    def left_of(self, round_: Round) -> tuple[int, list[int]]:
+        """The node that the text has come to, and those below it that are verified."""
+        edges = list(zip(round_.tree.parents, round_.tree.token_ids, strict=True))
+        root = ROOT
+        for token in self.ids[round_.base :]:
+            if (root, token) not in edges:
+                return ROOT, []
+            root = edges.index((root, token))
+        below = {root}
+        for node, (parent, _) in enumerate(edges):
+            if parent in below:
+                below.add(node)
+        left = sorted(below - {root})
+        return root, left[: round_.max_nodes or len(left)]
 
 
 class TargetHistory(RuleBasedStateMachine):
@@ -156,21 +170,28 @@ class TargetHistory(RuleBasedStateMachine):
         return len(sequences) > MAX_SEQUENCES or (len(sequences) > 1 and foreseen > self.num_slots)
 
     @precondition(lambda self: self.known)
-    @rule(data=st.data(), run_on=st.sampled_from([0, 0, 0, 3, 8, 60]), wrong=st.sampled_from([*[""] * 12, *"nnbdfp"]))
-    def round(self, data, run_on, wrong) -> None:
+    @rule(
+        data=st.data(),
+        run_on=st.sampled_from([0, 0, 0, 3, 8, 60]),
+        max_nodes=st.sampled_from([0, 0, 1, 2, 4]),
+        wrong=st.sampled_from([*[""] * 12, *"nnbdfp"]),
+    )
+    def round(self, data, run_on, max_nodes, wrong) -> None:
         key = data.draw(st.sampled_from(sorted(self.known)))
         known = self.known[key]
-        if known.pending is not None and data.draw(st.integers(0, 30)) != 0:
-            return  # breaking this rule all the time would leave little else
         base = max(known.spec.num_prompt_tokens, len(known.ids) - data.draw(st.sampled_from([0, 0, 0, 1, 2, 4])))
         base = {"b": len(known.ids) + 1, "p": known.spec.num_prompt_tokens - 1}.get(wrong, base)
-        number = {"n": known.last, "d": max(0, known.last - 1), "f": known.last + 2}.get(wrong, known.last + 1)
+        last = known.last if known.pending is None else known.pending.number
+        number = {"n": last, "d": max(0, last - 1), "f": last + 2}.get(wrong, last + 1)
         tree = data.draw(self.trees(known, base))
+        too_early = known.pending is not None and (known.early is not None or not tree or not known.spec.keyed_by_token)
+        if too_early and data.draw(st.integers(0, 30)) != 0:
+            return  # breaking this rule all the time would leave little else
         expected: type[SpecdecError] | None = None
         keyed = known.spec.keyed_by_token
         if (
-            known.pending is not None
-            or number != known.last + 1
+            too_early
+            or number != last + 1
             or not known.spec.num_prompt_tokens <= base <= len(known.ids)
             or (tree and not keyed and base != len(known.ids))
         ):
@@ -179,9 +200,12 @@ class TargetHistory(RuleBasedStateMachine):
             expected = InvalidArgument
         elif len(known.ids) >= CONTEXT or (tree and base + max(tree.depths) >= CONTEXT):
             expected = ContextExceeded
-        round_ = Round(number, base, tree, run_on)
+        round_ = Round(number, base, tree, run_on, max_nodes)
         if self.tell(self.engine.submit, key, round_, expected):
-            known.pending, known.run_on, known.passes = round_, 0, 0
+            if known.pending is not None:
+                known.early = round_
+            else:
+                known.pending, known.run_on, known.passes = round_, 0, 0
 
     @staticmethod
     def trees(known: Known, base: int) -> st.SearchStrategy[TokenTree]:
@@ -276,10 +300,19 @@ class TargetHistory(RuleBasedStateMachine):
         new = known.text(len(verdict.accepted) + 1)
         known.ids += new
         known.pending, known.passes = None, 0
-        if len(known.ids) >= CONTEXT or known.stops & set(new):
+        ends = len(known.ids) >= CONTEXT or bool(known.stops & set(new))
+        dropped = 0
+        if known.early is not None:
+            if ends or self.draining or not known.left_of(known.early)[1]:
+                dropped = known.early.number
+            else:
+                known.pending = known.early
+            known.early = None
+            known.run_on = 0
+        if ends:
             known.run_on = 0
         assert dataclasses.replace(verdict, timings=expected.timings) == dataclasses.replace(
-            expected, run_on=known.run_on
+            expected, run_on=known.run_on, dropped=dropped
         )
 
     def end_by_itself(self, key: Key) -> None:
