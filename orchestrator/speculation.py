@@ -80,8 +80,10 @@ class Speculation:
             return
         in_flight = guess
         if grows_ahead:
-            if not plan.soon:
-                in_flight = guess or self._worthwhile(self._trie) if self._flying is None else self._flying
+            if self._flying is not None:
+                in_flight = self._flying
+            elif not plan.soon:
+                in_flight = guess or self._worthwhile(self._trie)
             self._trie = in_flight.merge(self._trie)
             # Below the last node in flight, as many again; the last token of all comes from the target.
             depth = min(max(len(in_flight), num_flying) + num_flying + 1, sequence.remaining - 1)

@@ -108,15 +108,13 @@ class TargetClient:
         return verdict
 
     async def _next(self, lane: Lane, sequence: Sequence, tree: TokenTree, run_on: int, early: Early | None) -> Verdict:
-        if not self._rounds:
-            self._ask(lane, Round(self._round + 1, sequence.base, tree, run_on if self._can(RUN_ON) else 0))
-            asked = time.monotonic()
-            await self._send_early(lane, sequence, early, asked + self._costs.early_s(len(tree)))
-            return await self._answer(lane, sequence, tree, asked)
-        if self._rounds[-1].tree:  # it was sent early, and began when the verdict before it went out
-            asked = lane.heard
-            await self._send_early(lane, sequence, early, asked + self._costs.early_s(len(tree), under_way=True))
-            return await self._answer(lane, sequence, tree, asked, under_way=True)
+        under_way = bool(self._rounds and self._rounds[-1].tree)
+        if under_way or not self._rounds:
+            if not under_way:
+                self._ask(lane, Round(self._round + 1, sequence.base, tree, run_on if self._can(RUN_ON) else 0))
+            asked = lane.heard if under_way else time.monotonic()
+            await self._send_early(lane, sequence, early, asked + self._costs.early_s(len(tree), under_way))
+            return await self._answer(lane, sequence, tree, asked, under_way)
         to_come = _to_come(self._rounds[-1], sequence.base)
         # Before the target rests: to be asked again would cost it a pass where others are in every one.
         if self._answered == self._round and (2 * to_come <= run_on or run_on + OVERRUN < to_come):
@@ -124,7 +122,7 @@ class TargetClient:
         return await self._answer(lane, sequence)
 
     async def _send_early(self, lane: Lane, sequence: Sequence, early: Early | None, at: float) -> None:
-        """The round after the one that the target is in, unless the verdict on that comes before."""
+        """The round after the one that the target is in, unless the verdict comes before it is time."""
         if early is None or not self._can(EARLY) or await lane.arrives(at - time.monotonic()):
             return
         tree, max_nodes = early()

@@ -9,7 +9,7 @@ from bench.chaos.raw import draft_stream, spec, target_stream
 from bench.chaos.traffic import Traffic, check_same, several
 from specdec.errors import InvalidArgument, OutOfStep
 from specdec.sequence import SamplingParams, SequenceSpec
-from specdec.v1 import draft_pb2, target_pb2
+from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 
 async def row_12(lab: Lab, seed: int, short: bool) -> Outcome:
@@ -24,8 +24,10 @@ async def row_12(lab: Lab, seed: int, short: bool) -> Outcome:
     return outcome
 
 
-def _round(sequence: int, number: int, base: int) -> target_pb2.Round:
-    return target_pb2.Round(sequence=sequence, round=number, base=base)
+def _round(sequence: int, number: int, base: int, *token_ids: int) -> target_pb2.Round:
+    return target_pb2.Round(
+        sequence=sequence, round=number, base=base, tree=common_pb2.TokenTree(token_ids=token_ids)
+    )
 
 
 async def _abused_target(outcome: Outcome, lab: Lab, address: str) -> None:
@@ -35,6 +37,7 @@ async def _abused_target(outcome: Outcome, lab: Lab, address: str) -> None:
     cases = {
         "duplicate round": [_round(0, 1, 4), _round(0, 1, 4)],
         "reordered rounds": [_round(0, 2, 5), _round(0, 1, 4)],
+        "three rounds at once": [_round(0, 1, 4), _round(0, 2, 4, 1, 2), _round(0, 3, 4, 1, 2)],
         "future round": [_round(0, 7, 4)],
         "future base": [_round(0, 1, 99)],
         "base in the prompt": [_round(0, 1, 1)],

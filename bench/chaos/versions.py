@@ -21,7 +21,8 @@ from specdec.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
 _NEWEST = {
     "ModelInfo": {"instance", "eos_token_ids", "capabilities"},
     "Load": {"open_streams", "passes"},
-    "Verdict": {"predictions", "timings", "num_feature_rows", "run_on"},
+    "Verdict": {"predictions", "timings", "num_feature_rows", "run_on", "dropped_round"},
+    "Round": {"max_nodes"},
     "VerifyResponse": {"features"},
     "TargetOpen": {"request_age_ms", "return_predictions", "num_preemptions"},
     "Chunk": {"text_ends", "origins"},

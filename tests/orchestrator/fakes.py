@@ -96,28 +96,54 @@ def next_token(ids: list[int]) -> int:
 
 
 class FakeTarget:
-    """Greedy verification by ``next_token``. Its first verdict is an open's: round 0, which verifies nothing."""
+    """Greedy verification by ``next_token``. Its first verdict is an open's: round 0, which verifies nothing.
 
-    def __init__(self) -> None:
+    ``takes_early``: rounds are sent early where they may be, and ``too_late`` tells whether one comes after the verdict.
+    """
+
+    def __init__(self, takes_early: bool = False, too_late: Callable[[], bool] = lambda: False) -> None:
         self.trees: list[TokenTree] = []
         self.replay_next = True
         self.run_ons: list[int] = []
+        self.num_under_way = self.num_dropped = 0
+        self._takes_early = takes_early
+        self._too_late = too_late
+        self._left: TokenTree | None = None  # of what was sent early, if it stands
 
     async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int, early: Early | None) -> Verdict:
         assert tree.problem(10) is None
         assert not (tree and run_on), "what is drafted is to be asked for"
         self.run_ons.append(run_on)
         self.trees.append(tree)
+        left, self._left = self._left, None
         await asyncio.sleep(0)
         if self.replay_next:
             self.replay_next = False
             return Verdict(0, sequence.base, (), next_token(sequence.ids))
+        assert left in (None, tree), "the target is in a pass with another tree"
         text, accepted, node = list(sequence.ids), [], ROOT
         while (child := tree.child(node, next_token(text))) is not None:
             node = child
             accepted.append(child)
             text.append(tree.token_ids[child])
-        return Verdict(len(self.trees), sequence.base, tuple(accepted), next_token(text))
+        text.append(next_token(text))
+        under_way = self._sent_early(early, text[sequence.base :]) if self._takes_early and early else False
+        return Verdict(len(self.trees), sequence.base, tuple(accepted), text[-1], under_way=under_way)
+
+    def _sent_early(self, early: Early, committed: list[int]) -> bool:
+        """Before the verdict, which commits these tokens. Whether it stands."""
+        sent, max_nodes = early()
+        if not sent:
+            return False
+        assert max_nodes > 0
+        assert sent.problem(10) is None
+        left = sent.descend(committed).prefix(max_nodes)
+        if not left and not self._too_late():
+            self.num_dropped += 1
+            return False
+        self._left = left
+        self.num_under_way += 1
+        return True
 
 
 def still_to_come(unasked: int, run_on: int) -> int:

@@ -151,10 +151,12 @@ class FarDraft:
 class NearTarget:
     """In place of TargetClient."""
 
-    def __init__(self, world: World, costs: Costs) -> None:
+    def __init__(self, world: World, costs: Costs, takes_early: bool) -> None:
         self._world = world
         self._costs = costs
+        self._takes_early = takes_early
         self._unasked = self._number = 0
+        self._begins_s: float | None = None  # the pass under way, after the verdict before was out
         self.num_rows = 0
 
     async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int, early: Early | None) -> Verdict:
@@ -176,13 +178,36 @@ class NearTarget:
             self._costs.went_on(timings, 1)
             self._unasked = still_to_come(self._unasked, run_on)
         else:
-            took_s = pass_s + world.took(place.beyond_ms)
-            world.now += took_s
+            asked, under_way = world.now, self._begins_s is not None
+            beyond_s = world.took(place.beyond_ms)
+            took_s = pass_s + (beyond_s if self._begins_s is None else self._begins_s)
+            self._begins_s = None
+            at_s = max(0.0, self._costs.early_s(len(tree), under_way))
+            if self._takes_early and early is not None and self._number and at_s < took_s:
+                world.now = asked + at_s
+                committed = [*ids[sequence.base :], token]
+                self._begins_s = self._begin(early, committed, at_s + beyond_s - took_s)
+            world.now = asked + took_s
             if self._number:
-                self._costs.verified(len(tree), took_s, timings, 1, 1)
+                self._costs.verified(len(tree), took_s, timings, 1, 1, under_way)
             self._unasked = run_on
         self._number += 1
-        return Verdict(self._number - 1, sequence.base, tuple(accepted), token, (), timings, run_on=self._unasked)
+        return Verdict(
+            self._number - 1,
+            sequence.base,
+            tuple(accepted),
+            token,
+            (),
+            timings,
+            run_on=self._unasked,
+            under_way=self._begins_s is not None,
+        )
+
+    def _begin(self, early: Early, committed: list[int], late_s: float) -> float | None:
+        """A round that is at the target so long after the verdict before went out: when its pass begins, or None."""
+        sent, _ = early()
+        left = sent.descend(committed)
+        return max(0.0, late_s) if left or (sent and late_s > 0) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +227,7 @@ async def decoded(
     costs: Costs | None = None,
     seed: int = 0,
     controller: Any = None,
+    takes_early: bool = True,
 ) -> Outcome:
     """A greedy request of so many tokens."""
     costs = costs or Costs(16, ahead=max_ahead > 0)
@@ -212,7 +238,7 @@ async def decoded(
     if controller is None:
         adaptive = Adaptive(Concert(costs), None, chances, max_ahead > 0)
         controller = adaptive if num_draft_tokens is None else Fixed(num_draft_tokens)
-    target = NearTarget(world, costs)
+    target = NearTarget(world, costs, takes_early)
     draft = cast(DraftClient, FarDraft(world, costs))
     speculation = Speculation(draft, max_ahead, 0, chances, clock=lambda: world.now)
     async for _ in decode(sequence, target, speculation, cast(Controller, controller)):

@@ -57,6 +57,13 @@ async def test_the_distance_of_a_good_draft_leaves_the_critical_path():
     assert ahead[far] > 1.3 * waiting[far]
 
 
+async def test_the_way_to_the_target_leaves_it_too():
+    place = Place(beyond_ms=8.0, distance_ms=5.0)
+    early, asked = await several(place), await several(place, takes_early=False)
+    print(early, asked)
+    assert early > 1.1 * asked
+
+
 async def test_a_draft_that_is_right_less_than_every_other_time_still_pays():
     """Because it grows wide, and because nobody waits for it."""
     for distance_ms in (0.0, 20.0):

@@ -131,6 +131,37 @@ async def test_a_stop_inside_the_block_ends_the_loop_there():
     assert sequence.finish_reason is FinishReason.STOP
 
 
+def far_sighted(draft, sequence, budget):
+    """Grows below what is in flight, and a wrong branch."""
+    text = alone(sequence.ids, budget.max_depth)[sequence.base :]
+    wrong = TokenTree.chain([(text[0] + 1) % 10, 0]) if text else EMPTY_TREE
+    tree = TokenTree.chain(text).merge(wrong)
+    draft.pushed = [Growth(draft.num_advances, sequence.base, (), tree, GrowthEnd.BUDGET)] if tree else []
+    if budget.max_nodes:
+        yield Growth(draft.num_advances, sequence.base, (), tree, GrowthEnd.BUDGET)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 6, 7, 40, 43])
+async def test_a_round_that_is_sent_early_is_the_next_one(max_tokens):
+    sequence, steps, target = await run(FakeDraft(far_sighted), max_tokens, target=FakeTarget(True), max_ahead=16)
+    assert sequence.ids == alone([1, 2], max_tokens)
+    if max_tokens >= 40:
+        # Not after the open, and none that may come after the end.
+        assert target.num_under_way >= len(steps) - 4
+        assert max(len(tree) for tree in target.trees) == 4
+
+
+async def test_a_round_that_is_sent_early_and_lost_costs_no_token():
+    class Moving(FakeTarget):
+        async def verify(self, sequence, tree, run_on, early):
+            self.replay_next = self.replay_next or self._left is not None
+            return await super().verify(sequence, tree, run_on, early)
+
+    sequence, _, target = await run(FakeDraft(far_sighted), 40, target=Moving(True), max_ahead=16)
+    assert sequence.ids == alone([1, 2], 40)
+    assert target.num_under_way
+
+
 async def test_a_replay_in_the_middle_costs_a_round_and_no_token():
     class Moving(FakeTarget):
         async def verify(self, sequence, tree, run_on, early):
@@ -190,7 +221,8 @@ async def test_no_behaviour_of_a_draft_changes_the_text(data):
 
     max_tokens, num_draft_tokens = data.draw(st.integers(1, 12)), data.draw(st.integers(0, 4))
     max_ahead = data.draw(st.sampled_from([0, 8]))
-    sequence, steps, target = await run(Forgetful(anything), max_tokens, num_draft_tokens, max_ahead=max_ahead)
+    target = FakeTarget(data.draw(st.booleans()), lambda: data.draw(st.booleans()))
+    sequence, steps, _ = await run(Forgetful(anything), max_tokens, num_draft_tokens, target, max_ahead)
     assert sequence.ids == alone([1, 2], len(sequence.ids) - 2)
     assert [i for step in steps for i in step.piece.token_ids] == sequence.ids[2:]
     assert sequence.remaining == 0

@@ -28,7 +28,7 @@ from specdec.errors import PassFailed
 from specdec.model_service import ModelServer
 from specdec.sequence import SequenceSpec
 from specdec.settings import EngineSettings
-from target_service.engine import Verifier
+from target_service.engine import TargetEngine, Verifier
 from target_service.lm_verifier import LmVerifier
 from target_service.server import create_server as create_target_server
 from tests.cluster import connected
@@ -201,10 +201,25 @@ def language_models() -> tuple[Verifier, Drafter]:
     ids=["tables", "language models"],
 )
 async def test_the_text_is_the_targets_whatever_happens_on_the_way_to_the_draft(
-    models: Callable[[], tuple[Verifier, Drafter]], vocab_size: int, expected: Oracle, schedules: range
+    models: Callable[[], tuple[Verifier, Drafter]],
+    vocab_size: int,
+    expected: Oracle,
+    schedules: range,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     struck: Counter[str] = Counter()
     told = []
+    early = {"stands": 0, "dropped": 0}
+    go_on = TargetEngine._go_on
+
+    def counting(engine: TargetEngine, sequence: Any, ends: bool) -> int:
+        was_early = sequence.early is not None
+        dropped = go_on(engine, sequence, ends)
+        if was_early:
+            early["dropped" if dropped else "stands"] += 1
+        return dropped
+
+    monkeypatch.setattr(TargetEngine, "_go_on", counting)
     async with lines(*models()) as running:
         seeds = iter(schedules)
 
@@ -222,5 +237,6 @@ async def test_the_text_is_the_targets_whatever_happens_on_the_way_to_the_draft(
     foreseen = sum(each.num_bonuses_foreseen + sum(each.num_corrections_foreseen_per_pos) for each in told)
     assert foreseen > len(schedules) / 2, "it did grow ahead"
     assert any(each.num_drafts < each.num_rounds - 1 for each in told), "and at times there was no draft"
+    assert min(early.values()) > len(schedules) / 4, "rounds were sent early, of which some stood"
     assert running.whims.num_given_up
     assert running.whims.num_opened > len(told), "sequences were opened again"

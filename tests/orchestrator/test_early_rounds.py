@@ -1,0 +1,174 @@
+"""The round after is sent while the target is in a pass: what the orchestrator makes of it, and of targets that lie."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from bench.table_model import Table
+from orchestrator.control.costs import Costs
+from orchestrator.replicas.link import HostileReplica
+from orchestrator.round_plan import Early
+from orchestrator.sequence import Sequence
+from orchestrator.target_client import TargetClient
+from specdec.rounds import Round, Verdict
+from specdec.tree import EMPTY_TREE, TokenTree
+from tests.cluster import Cluster, cluster
+from tests.gated import PATIENCE_S, GatedTable
+from tests.orchestrator.fakes import new_sequence
+
+TABLE = Table(vocab_size=40)
+chain = TokenTree.chain
+
+
+def text_of(sequence: Sequence, count: int) -> list[int]:
+    """What comes next."""
+    ids = list(sequence.ids)
+    for _ in range(count):
+        ids.append(TABLE.next_token(sequence.spec, ids, len(ids)))
+    return ids[sequence.base :]
+
+
+@asynccontextmanager
+async def begun() -> AsyncIterator[tuple[Cluster, GatedTable, TargetClient, Sequence]]:
+    """After the first token; the next pass waits for the gate."""
+    verifier, sequence = GatedTable(TABLE, closes_at=2), new_sequence(max_tokens=100)
+    async with asyncio.timeout(PATIENCE_S), cluster([verifier]) as running:
+        client = TargetClient(running.orchestrator.targets, Costs(8), "", "", PATIENCE_S, time.monotonic())
+        async with client:
+            sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE))
+            yield running, verifier, client, sequence
+
+
+async def verified(
+    running: Cluster, verifier: GatedTable, client: TargetClient, sequence: Sequence, tree: TokenTree, early: Early
+) -> Verdict:
+    """The verdict of a pass during which the round after comes."""
+    task = asyncio.create_task(client.verify(sequence, tree, 0, early))
+    await verifier.in_a_pass()
+    while not running.targets[0].servicer.streams._loop._inbox.qsize():
+        await asyncio.sleep(0.001)
+    verifier.gate.set()
+    verdict = await task
+    sequence.extend(tree, verdict)
+    return verdict
+
+
+async def test_the_next_verdict_is_on_what_is_left_of_its_tree() -> None:
+    async with begun() as (running, verifier, client, sequence):
+        text = text_of(sequence, 12)
+        long = chain([(text[0] + 1) % 40]).merge(chain(text[:9]))  # and one that is wrong before them
+        verdict = await verified(running, verifier, client, sequence, chain(text[:2]), lambda: (long, 4))
+        assert (verdict.accepted, verdict.under_way, verdict.run_on) == ((0, 1), True, 0)
+        left = chain(text[3:7])
+        verdict = await client.verify(sequence, left)
+        assert (verdict.round, verdict.accepted, verdict.under_way) == (2, (0, 1, 2, 3), False)
+        sequence.extend(left, verdict)
+        assert sequence.ids[-8:] == text[:8]
+        assert (await client.verify(sequence, EMPTY_TREE)).round == 3
+        assert verifier.num_passes == 4
+
+
+async def test_a_round_that_was_dropped_never_was() -> None:
+    async with begun() as (running, verifier, client, sequence):
+        text = text_of(sequence, 6)
+        wrong = chain([text[0], (text[1] + 1) % 40, 0])
+        verdict = await verified(running, verifier, client, sequence, chain(text[:1]), lambda: (wrong, 4))
+        assert not verdict.under_way
+        verdict = await client.verify(sequence, chain(text[2:4]))
+        assert (verdict.round, verdict.accepted) == (2, (0, 1))
+        assert sequence.statistics.num_replays == 0
+
+
+async def test_a_target_that_is_lost_with_it_is_replaced() -> None:
+    verifiers = [GatedTable(TABLE), GatedTable(TABLE)]
+    sequence = new_sequence(max_tokens=100)
+    async with asyncio.timeout(PATIENCE_S), cluster(verifiers) as running:
+        client = TargetClient(running.orchestrator.targets, Costs(8), "", "", PATIENCE_S, time.monotonic())
+        async with client:
+            sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE))
+            text = text_of(sequence, 9)
+            verdict = await client.verify(sequence, EMPTY_TREE, 0, lambda: (chain(text[:6]), 4))
+            sequence.extend(EMPTY_TREE, verdict)
+            assert client._replica is not None
+            used = [client._replica.address.endswith(f":{each.port}") for each in running.targets].index(True)
+            verifiers[used].gate.clear()
+            verifiers[used].entered.clear()
+            left = chain(text[1:5]) if verdict.under_way else EMPTY_TREE
+            task = asyncio.create_task(client.verify(sequence, left, 0, lambda: (chain(text[1:8]), 4)))
+            stopping = asyncio.create_task(running.targets[used].stop())
+            if not task.done():
+                verifiers[used].gate.set()
+            verdict = await task
+            sequence.extend(left, verdict)
+            for _ in range(3):
+                sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE))
+            assert text[: len(sequence.ids) - 3] == sequence.ids[3:][: len(text)]
+            await stopping
+
+
+async def test_a_target_that_does_not_take_it_is_never_sent_one() -> None:
+    async with begun() as (running, verifier, client, sequence):
+        replica = running.orchestrator.targets.replicas[0]
+        assert replica.info is not None
+        replica.info = dataclasses.replace(replica.info, capabilities=())
+        verifier.gate.set()
+
+        def early() -> Any:
+            raise AssertionError("nobody asks for it")
+
+        assert (await client.verify(sequence, EMPTY_TREE, 0, early)).round == 1
+
+
+async def test_nothing_to_send_is_nothing_sent() -> None:
+    async with begun() as (_, verifier, client, sequence):
+        asked = asyncio.Event()
+
+        def early() -> tuple[TokenTree, int]:
+            asked.set()
+            return EMPTY_TREE, 0
+
+        task = asyncio.create_task(client.verify(sequence, EMPTY_TREE, 0, early))
+        await asked.wait()
+        verifier.gate.set()
+        assert not (await task).under_way
+        assert client._rounds == []
+
+
+SENT = chain([5, 6, 7, 8, 9])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Verdict(1, 3, (0,), 6, dropped=3), None),
+        (Verdict(1, 3, (0,), 6), Verdict(2, 5, (1,), 0)),  # already walked along
+        (Verdict(1, 3, (0,), 6), Verdict(2, 5, (2, 3, 4), 0)),  # more than were to be verified
+        (Verdict(1, 3, (0,), 6), Verdict(2, 5, (3,), 0)),  # no path
+        (Verdict(1, 3, (0,), 6), Verdict(2, 5, (), 0, dropped=2)),
+        (Verdict(1, 3, (0,), 1), Verdict(2, 5, (2,), 0)),  # nothing was left
+    ],
+)
+def test_a_target_that_answers_what_cannot_be_is_left(first: Verdict, second: Verdict | None) -> None:
+    client, sequence = TargetClient(cast(Any, None), Costs(8), "", "", 0.0, 0.0), new_sequence()
+    sequence.extend(EMPTY_TREE, Verdict(0, 2, (), 4))
+    client._rounds = [Round(1, 3, chain([5])), Round(2, 3, SENT, max_nodes=2)]
+    if second is None:
+        with pytest.raises(HostileReplica, match="nonsense"):
+            client._checked(first, sequence, chain([5]))
+        return
+    checked = client._checked(first, sequence, chain([5]))
+    sequence.extend(chain([5]), checked)
+    left = SENT.descend(sequence.ids[3:]).prefix(2)
+    with pytest.raises(HostileReplica, match="nonsense"):
+        client._checked(second, sequence, left)
+    right = Verdict(2, 5, (2, 3), 0)
+    client._rounds = [Round(2, 3, SENT, max_nodes=2)]
+    if left:
+        assert client._checked(right, sequence, left).accepted == (0, 1)
