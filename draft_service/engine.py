@@ -6,13 +6,13 @@ does. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from draft_service.budgets import MOST_NODES, check_in_flight, granted
 from draft_service.drafter import Drafter, DraftSequence
 from draft_service.work import Work
-from specdec.batching import Key, Results
+from specdec.batching import Key, Results, nothing
 from specdec.chances import PRIOR, Chances
 from specdec.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
 from specdec.frontier import PASS_ROWS
@@ -133,7 +133,7 @@ class DraftEngine:
         num_waiting = sum(not (work.answered and work.learnt) for work in works)
         return Load(len(works), num_waiting, used, total, self._passes)
 
-    def step(self) -> Results:
+    def step(self, look: Callable[[], None] = nothing) -> Results:
         """One more level of every tree that somebody waits for. Else a pass for prompts that wait for none; and only
         when there are none of those, below what is in flight."""
         self._batch = []

@@ -29,6 +29,10 @@ class Key(NamedTuple):
     sequence: int
 
 
+def nothing() -> None:
+    """There is nothing to look for."""
+
+
 Results = Sequence[tuple[Key, Any]]
 """What a pass answers: a Verdict, a Growth or the SpecdecError that ended the sequence."""
 
@@ -61,8 +65,9 @@ class Engine(Protocol):
     def rest_s(self) -> float:
         """How long the next pass had better wait for more orders, where it need not: 0 is not at all."""
 
-    def step(self) -> Results:
-        """One pass for everything that waits."""
+    def step(self, look: Callable[[], None] = nothing) -> Results:
+        """One pass for everything that waits. Before it says what came of it an engine may ``look`` what was ordered
+        meanwhile, which is then carried out."""
 
     def working_on(self) -> Sequence[Key]:
         """The sequences of the pass at hand: they are lost if it raises."""
@@ -79,7 +84,7 @@ class StepLoop:
     """Runs an engine on its own thread and hands what it answers to ``deliver`` on the event loop, per pass.
 
     Create and use it on the event loop. Orders (open, submit, close, hold, drain) take effect together at the next
-    ``post``: no pass begins between them.
+    ``post``: no pass begins between them. Those that come during a pass may take effect before its results are told.
     """
 
     def __init__(self, engine: Engine, deliver: Callable[[Results], None], name: str) -> None:
@@ -189,7 +194,7 @@ class StepLoop:
 
     def _step(self) -> Results:
         try:
-            results = self.engine.step()
+            results = self.engine.step(self._carry_out_posted)
             # A step for nobody computes nothing, and so proves nothing.
             if self.failed_in_a_row and self.engine.working_on():
                 self.failed_in_a_row = 0

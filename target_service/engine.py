@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from specdec.batching import Key, Results
+from specdec.batching import Key, Results, nothing
 from specdec.errors import (
     ContextExceeded,
     Draining,
@@ -144,6 +144,8 @@ class TargetEngine:
         self._gathering = Gathering()
         self._batch: list[Key] = []
         self._passes = self._rows = 0
+        self._unasked: set[Key] = set()  # while what came of their pass is not said yet, which nobody asked for
+        self._put_off: list[tuple[Key, Round, float | None]] = []  # rounds that came for them meanwhile
         self._draining = False
 
     def open(self, key: Key, open_: TargetOpen) -> None:
@@ -167,6 +169,9 @@ class TargetEngine:
     def submit(self, key: Key, round_: Round, arrived: float | None = None) -> None:
         sequence = self._sequences.get(key)
         if sequence is None:
+            return
+        if key in self._unasked:
+            self._put_off.append((key, round_, arrived))
             return
         spec, before = sequence.open.spec, sequence.pending
         if before is not None and (sequence.early or not round_.tree or not spec.keyed_by_token):
@@ -235,15 +240,15 @@ class TargetEngine:
         waiting = sum(s.waits for s in sequences)
         return Load(len(sequences), waiting, used, total, self._passes, rows=self._rows)
 
-    def step(self) -> Results:
-        results = self._pass()
+    def step(self, look: Callable[[], None] = nothing) -> Results:
+        results = self._pass(look)
         if self._draining:
             for key in [key for key, sequence in self._sequences.items() if sequence.pending is None]:
                 self.close(key)
                 results.append((key, Draining("this target is draining; replay the sequence on another one")))
         return results
 
-    def _pass(self) -> list[tuple[Key, Verdict | SpecdecError]]:
+    def _pass(self, look: Callable[[], None]) -> list[tuple[Key, Verdict | SpecdecError]]:
         num_rows = {key: sequence.num_rows for key, sequence in self._sequences.items() if sequence.waits}
         turn = take_turns(self._sequences, num_rows, MAX_TREE_ROWS)
         # Memory goes to the oldest first.
@@ -263,7 +268,12 @@ class TargetEngine:
         self._admission.passed(took_s)
         results: list[tuple[Key, Verdict | SpecdecError]] = []
         starved = False
+        self._unasked = {key for key in self._batch if self._sequences[key].pending is None}
+        look()  # rounds that were sent early come during the pass before them
+        self._unasked = set()
         for key, decision in zip(self._batch, decisions, strict=True):
+            if key not in self._sequences:
+                continue  # it was closed meanwhile
             if isinstance(decision, Preempted):
                 starved = True
             elif isinstance(decision, SpecdecError):
@@ -276,6 +286,13 @@ class TargetEngine:
                     self._gathering.told(key, sequence.since)
         if starved:
             results.append(self._preempt())
+        put_off, self._put_off = self._put_off, []
+        for key, round_, arrived in put_off:
+            try:
+                self.submit(key, round_, arrived)
+            except SpecdecError as error:
+                self.close(key)
+                results.append((key, error))
         return results
 
     def _preempt(self) -> tuple[Key, SpecdecError]:

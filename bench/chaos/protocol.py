@@ -25,9 +25,7 @@ async def row_12(lab: Lab, seed: int, short: bool) -> Outcome:
 
 
 def _round(sequence: int, number: int, base: int, *token_ids: int) -> target_pb2.Round:
-    return target_pb2.Round(
-        sequence=sequence, round=number, base=base, tree=common_pb2.TokenTree(token_ids=token_ids)
-    )
+    return target_pb2.Round(sequence=sequence, round=number, base=base, tree=common_pb2.TokenTree(token_ids=token_ids))
 
 
 async def _abused_target(outcome: Outcome, lab: Lab, address: str) -> None:

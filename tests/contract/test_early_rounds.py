@@ -34,7 +34,7 @@ async def both_sent(service: Service, verifier: GatedVerifier, token_ids: list[i
 async def test_a_target_says_that_it_takes_them() -> None:
     async with target(gated()) as service:
         info = await service._get_info(common_pb2.GetModelInfoRequest(), timeout=PATIENCE_S)
-        assert EARLY in info.info.capabilities
+        assert EARLY in info.model.capabilities
 
 
 async def test_both_are_answered_and_a_stream_that_is_half_closed_ends_after_them() -> None:

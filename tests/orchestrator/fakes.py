@@ -98,7 +98,7 @@ def next_token(ids: list[int]) -> int:
 class FakeTarget:
     """Greedy verification by ``next_token``. Its first verdict is an open's: round 0, which verifies nothing.
 
-    ``takes_early``: rounds are sent early where they may be, and ``too_late`` tells whether one comes after the verdict.
+    ``takes_early``: rounds are sent early where they may be; ``too_late`` tells whether one comes after the verdict.
     """
 
     def __init__(self, takes_early: bool = False, too_late: Callable[[], bool] = lambda: False) -> None:

@@ -33,7 +33,8 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
     submit = TargetEngine.submit
 
     def counting(engine: TargetEngine, key: Any, round_: Round, arrived: float | None = None) -> None:
-        asked.append(round_)
+        if round_ not in asked:  # one that is put off comes once more
+            asked.append(round_)
         submit(engine, key, round_, arrived)
 
     monkeypatch.setattr(TargetEngine, "submit", counting)

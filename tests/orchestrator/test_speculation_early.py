@@ -33,7 +33,7 @@ async def flying(plan: RoundPlan = PLAN, **options) -> tuple[Sequence, Speculati
 
 
 async def test_all_that_has_grown_is_sent_likeliest_first():
-    sequence, speculation, _, [proposal] = await flying()
+    _, speculation, _, [proposal] = await flying()
     tree, max_nodes = proposal.early()
     assert {tuple(tree.token_ids[node] for node in tree.path(leaf)) for leaf in range(len(tree))} == {
         tuple(GROWN.token_ids[node] for node in GROWN.path(leaf)) for leaf in range(len(GROWN))
@@ -44,9 +44,7 @@ async def test_all_that_has_grown_is_sent_likeliest_first():
         assert left.prefix(2) == speculation._chances.best(left, 2), "whatever is committed, its likeliest come first"
 
 
-@pytest.mark.parametrize(
-    ("committed", "left"), [([6, 7, 8], [9, 1]), ([6, 5], [4]), ([3], [2]), ([6, 7, 8, 9], [1])]
-)
+@pytest.mark.parametrize(("committed", "left"), [([6, 7, 8], [9, 1]), ([6, 5], [4]), ([3], [2]), ([6, 7, 8, 9], [1])])
 async def test_what_stands_is_verified_next_and_told_to_the_draft(committed, left):
     sequence, speculation, draft, [proposal] = await flying()
     proposal.early()
@@ -107,9 +105,10 @@ async def test_where_nothing_is_there_but_what_is_verified_nothing_is_sent():
     assert proposal.early() == (EMPTY_TREE, 0)
 
 
-@pytest.mark.parametrize(("remaining", "sent"), [(2, False), (3, False), (4, True)])
+@pytest.mark.parametrize(("remaining", "sent"), [(3, False), (4, True), (9, True)])
 async def test_nor_where_the_verdict_may_be_the_last(remaining, sent):
-    _, _, _, [proposal] = await flying(max_tokens=1 + remaining)
+    _, _, draft, [proposal] = await flying(max_tokens=1 + remaining)
+    draft.pushed = [Growth(draft.num_advances, 3, (6,), chain([5]), GrowthEnd.BUDGET)]
     assert bool(proposal.early()[0]) == sent
 
 

@@ -99,6 +99,46 @@ def test_more_than_one_an_empty_one_or_one_with_distributions_is_out_of_step(met
             engine.submit(A, Round(2, 3, tree))
 
 
+def test_it_may_come_during_the_pass_before_it():
+    """As it does as a rule: it is sent when that is nearly over."""
+    engine, _ = opened()
+    engine.submit(A, Round(1, 3))
+    [(_, first)] = engine.step(lambda: engine.submit(A, Round(2, 3, chain([wrong(TEXT[1]), 0]))))
+    assert (first.round, first.dropped) == (1, 2)
+    engine.submit(A, Round(2, 4))
+    [(_, second)] = engine.step(lambda: engine.submit(A, Round(3, 4, chain(TEXT[2:5]))))
+    assert (second.round, second.dropped) == (2, 0)
+    assert [(verdict.round, verdict.accepted) for verdict in run(engine)] == [(3, (1, 2))]
+
+
+def test_what_comes_meanwhile_for_a_sequence_that_goes_on_unasked_is_of_the_time_after():
+    engine, _ = opened()
+    opened(key=B, engine=engine)
+    for key in (A, B):
+        engine.submit(key, Round(1, 3, run_on=9))
+    engine.step()
+
+    def look() -> None:
+        engine.submit(A, Round(2, 4, chain(TEXT[2:5])))
+        engine.submit(B, Round(7, 4))
+
+    results = engine.step(look)
+    assert [(key, result.round, result.base) for key, result in results[:2]] == [(A, 1, 4), (B, 1, 4)]
+    [(key, error)] = results[2:]
+    assert key == B
+    assert isinstance(error, OutOfStep)
+    assert [(verdict.round, verdict.base, verdict.accepted) for verdict in run(engine)] == [(2, 5, (1, 2))]
+    assert text_of(engine) == [1, 2, *TEXT[:6]]
+
+
+def test_who_is_closed_meanwhile_is_told_nothing():
+    engine, verifier = opened()
+    engine.submit(A, Round(1, 3))
+    assert engine.step(lambda: engine.close(A)) == []
+    assert engine.idle
+    assert not verifier.live
+
+
 def test_its_number_is_the_next_one():
     engine, _ = opened()
     engine.submit(A, Round(1, 3))

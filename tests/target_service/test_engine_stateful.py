@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bench.table_model import Table, TableMemory, TableVerifier
-from specdec.batching import Key
+from specdec.batching import Key, nothing
 from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Overloaded, Preempted, SpecdecError
 from specdec.rounds import Round, Verdict
 from specdec.sequence import Method, SamplingParams, SequenceSpec
@@ -250,9 +251,35 @@ class TargetHistory(RuleBasedStateMachine):
         for _ in range(count):
             self.one_step()
 
-    def one_step(self) -> None:
+    @rule(data=st.data(), number=st.integers(1, 3))
+    def step_with_orders_meanwhile(self, data, number) -> None:
+        """Rounds that come early, closes, opens, draining: all of it while a pass is made."""
+
+        def look() -> None:
+            for _ in range(number):
+                asked = sorted(key for key, known in self.known.items() if known.pending is not None)
+                if not asked:
+                    return
+                key = data.draw(st.sampled_from(asked))
+                known = self.known[key]
+                what = data.draw(st.sampled_from(["early", "early", "early", "close", "drain"]))
+                if what == "close":
+                    self.end(key)
+                elif what == "drain" and self.next > 6:
+                    self.draining = True
+                    self.engine.drain()
+                elif known.early is None and known.spec.keyed_by_token:
+                    tree = data.draw(self.trees(known, len(known.ids)))
+                    if tree and len(known.ids) + max(tree.depths) < CONTEXT:
+                        known.early = Round(known.pending.number + 1, len(known.ids), tree)
+                        self.engine.submit(key, known.early)
+
+        self.one_step(look)
+
+    def one_step(self, look: Callable[[], None] = nothing) -> None:
         waiting = {key for key, known in self.known.items() if known.pending is not None or known.run_on}
-        results = list(self.engine.step())
+        results = list(self.engine.step(look))
+        waiting &= self.known.keys()
         preempted = [key for key, result in results if isinstance(result, Preempted)]
         verdicts = [key for key, result in results if isinstance(result, Verdict)]
         assert len(verdicts) == len(set(verdicts)), "one verdict of a sequence in a pass"
