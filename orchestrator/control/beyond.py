@@ -9,7 +9,7 @@ from __future__ import annotations
 _GAIN = 0.1
 """The share of a round's news that is believed."""
 
-_EARLY = 0.95
+_EARLY = 0.9
 """Of a pass, when the next round is to be at the target: passes are not alike."""
 
 
