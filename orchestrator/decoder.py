@@ -32,8 +32,8 @@ class Target(Protocol):
         ``run_on`` may be made unasked afterwards; they are the answers to the next calls, whose trees are empty. A
         verdict's own ``run_on`` tells how many these are, unless one of those calls wants more or fewer.
 
-        ``early`` may be asked for the round after while this one is at the target. If the verdict is ``under_way`` that
-        was sent and stands, and the next call is for what is left of it.
+        ``early`` may be asked for the round after while this one is at the target. If that was sent and stands, the
+        verdict's ``under_way`` is what is left of its tree, and of the next call.
         """
 
 

@@ -57,18 +57,17 @@ class Speculation:
         self._growing = False
         self._plan = RoundPlan(Budget())
         self._num_flying = 0  # nodes that are verified now: the first ones of the trie
-        self._sent = (0, EMPTY_TREE, 0)  # early, at that base, of which so many nodes are verified
-        self._flying: TokenTree | None = None  # what is left of that, if it stands
+        self._under_way: TokenTree | None = None
 
-    def advance(self, sequence: Sequence, plan: RoundPlan, under_way: bool = False) -> None:
+    def advance(self, sequence: Sequence, plan: RoundPlan, under_way: TokenTree | None = None) -> None:
         """Re-root the trie at what was committed, and let the draft grow it as planned. ``under_way``: what is verified
-        next was sent early, and only what comes after it is still to be planned."""
+        next, as it was sent early; only what comes after it is still to be planned."""
         self._reroot(sequence)
-        self._plan, self._flying = plan, self._left_of_sent(sequence) if under_way else None
+        self._plan, self._under_way = plan, under_way
         self._guess, self._guessed, self._foreseen, self._growing = plan.guess, None, None, False
         guess = self._instead_of(Rival.TREE if self._trie else Rival.WAIT)
         budget, num_flying = plan.budget, plan.budget.max_depth
-        if self._flying is not None:
+        if self._under_way is not None:
             budget = dataclasses.replace(budget, max_nodes=0)
         self._num_nodes = self._num_wanted = budget.max_nodes
         grows_ahead = self._max_ahead > 0 and sequence.keyed_by_token and num_flying > 0
@@ -80,8 +79,8 @@ class Speculation:
             return
         in_flight = guess
         if grows_ahead:
-            if self._flying is not None:
-                in_flight = self._flying
+            if self._under_way is not None:
+                in_flight = self._under_way
             elif not plan.soon:
                 in_flight = guess or self._worthwhile(self._trie)
             self._trie = in_flight.merge(self._trie)
@@ -115,12 +114,7 @@ class Speculation:
         if new is None or self._num_flying + 1 >= sequence.remaining:
             return EMPTY_TREE, 0
         most = len(self._worthwhile(self._trie.below(new)[0])) or self._plan.budget.max_depth
-        self._sent = self._base, self._trie.part(nodes), most
-        return self._sent[1:]
-
-    def _left_of_sent(self, sequence: Sequence) -> TokenTree:
-        base, tree, most = self._sent
-        return tree.descend(sequence.ids[base:]).prefix(most)
+        return self._trie.part(nodes), most
 
     def _take_arrived(self, sequence: Sequence) -> None:
         for growth in self._draft.arrived():
@@ -134,7 +128,7 @@ class Speculation:
 
     def _instead_of(self, rival: Rival) -> TokenTree:
         """The guess, if it is to be verified instead; else nothing."""
-        if not self._guess.tree or rival > self._guess.beats or self._flying is not None:
+        if not self._guess.tree or rival > self._guess.beats or self._under_way is not None:
             return EMPTY_TREE
         self._guessed = rival
         return self._guess.tree
@@ -144,8 +138,8 @@ class Speculation:
         if not sequence.num_committed:
             return Proposal()  # the target's prefill gives the first token; the draft's runs beside it
         waited_s = await self._wait(sequence) if self._growing else None
-        if self._flying is not None:
-            tree = self._flying
+        if self._under_way is not None:
+            tree = self._under_way
         else:
             tree = self._trie.prefix(self._num_nodes) if self._guessed is None else self._guess.tree
             tree = tree or self._instead_of(Rival.NOTHING)

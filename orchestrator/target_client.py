@@ -195,9 +195,11 @@ class TargetClient:
         self._replica.observe_pass(timings.pass_us / 1e6)
         if not (self._rounds and self._rounds[-1].number > verdict.round):
             return verdict
-        if self._rounds[-1].tree:
-            return replace(verdict, under_way=True)
-        return replace(verdict, run_on=_to_come(self._rounds[-1], verdict.base + 1))  # which supersedes this one
+        later = self._rounds[-1]
+        if later.tree:
+            committed = [*(tree.token_ids[node] for node in verdict.accepted), verdict.next_token]
+            return replace(verdict, under_way=later.tree.descend(committed).prefix(later.max_nodes))
+        return replace(verdict, run_on=_to_come(later, verdict.base + 1))  # which supersedes this one
 
     def _open(self, sequence: Sequence, replica: Replica) -> Lane:
         """Open the sequence there. Its first verdict is a plain token, whatever the draft proposes."""

@@ -61,7 +61,7 @@ class Verdict:
     features: Features | None = None
     run_on: int = 0  # verdicts that follow and need not be asked for
     dropped: int = 0  # the next round, sent before this verdict, of whose tree nothing is left
-    under_way: bool = False  # the next round was sent before this verdict, and stands
+    under_way: TokenTree | None = None  # what is verified next, as that round was sent before this verdict and stands
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,23 +127,22 @@ class FakeTarget:
             accepted.append(child)
             text.append(tree.token_ids[child])
         text.append(next_token(text))
-        under_way = self._sent_early(early, text[sequence.base :]) if self._takes_early and early else False
-        return Verdict(len(self.trees), sequence.base, tuple(accepted), text[-1], under_way=under_way)
+        self._left = self._sent_early(early, text[sequence.base :]) if self._takes_early and early else None
+        return Verdict(len(self.trees), sequence.base, tuple(accepted), text[-1], under_way=self._left)
 
-    def _sent_early(self, early: Early, committed: list[int]) -> bool:
-        """Before the verdict, which commits these tokens. Whether it stands."""
+    def _sent_early(self, early: Early, committed: list[int]) -> TokenTree | None:
+        """Before the verdict, which commits these tokens: what is left of it, if it stands."""
         sent, max_nodes = early()
         if not sent:
-            return False
+            return None
         assert max_nodes > 0
         assert sent.problem(10) is None
         left = sent.descend(committed).prefix(max_nodes)
         if not left and not self._too_late():
             self.num_dropped += 1
-            return False
-        self._left = left
+            return None
         self.num_under_way += 1
-        return True
+        return left
 
 
 def still_to_come(unasked: int, run_on: int) -> int:

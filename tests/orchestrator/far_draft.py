@@ -156,7 +156,8 @@ class NearTarget:
         self._costs = costs
         self._takes_early = takes_early
         self._unasked = self._number = 0
-        self._begins_s: float | None = None  # the pass under way, after the verdict before was out
+        self._left: TokenTree | None = None  # of a round that was sent early, if it stands
+        self._begins_s = 0.0  # its pass, after the verdict before was out
         self.num_rows = 0
 
     async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int, early: Early | None) -> Verdict:
@@ -178,15 +179,15 @@ class NearTarget:
             self._costs.went_on(timings, 1)
             self._unasked = still_to_come(self._unasked, run_on)
         else:
-            asked, under_way = world.now, self._begins_s is not None
+            asked, under_way = world.now, self._left is not None
             beyond_s = world.took(place.beyond_ms)
-            took_s = pass_s + (beyond_s if self._begins_s is None else self._begins_s)
-            self._begins_s = None
+            took_s = pass_s + (self._begins_s if under_way else beyond_s)
+            self._left = None
             at_s = max(0.0, self._costs.early_s(len(tree), under_way))
             if self._takes_early and early is not None and self._number and at_s < took_s:
                 world.now = asked + at_s
                 committed = [*ids[sequence.base :], token]
-                self._begins_s = self._begin(early, committed, at_s + beyond_s - took_s)
+                self._begin(early, committed, at_s + beyond_s - took_s)
             world.now = asked + took_s
             if self._number:
                 self._costs.verified(len(tree), took_s, timings, 1, 1, under_way)
@@ -200,14 +201,15 @@ class NearTarget:
             (),
             timings,
             run_on=self._unasked,
-            under_way=self._begins_s is not None,
+            under_way=self._left,
         )
 
-    def _begin(self, early: Early, committed: list[int], late_s: float) -> float | None:
-        """A round that is at the target so long after the verdict before went out: when its pass begins, or None."""
-        sent, _ = early()
-        left = sent.descend(committed)
-        return max(0.0, late_s) if left or (sent and late_s > 0) else None
+    def _begin(self, early: Early, committed: list[int], late_s: float) -> None:
+        """A round that is at the target so long after the verdict before went out."""
+        sent, max_nodes = early()
+        left = sent.descend(committed).prefix(max_nodes)
+        if left or (sent and late_s > 0):
+            self._left, self._begins_s = left, max(0.0, late_s)
 
 
 @dataclass(frozen=True, slots=True)

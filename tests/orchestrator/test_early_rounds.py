@@ -63,10 +63,10 @@ async def test_the_next_verdict_is_on_what_is_left_of_its_tree() -> None:
         text = text_of(sequence, 12)
         long = chain([(text[0] + 1) % 40]).merge(chain(text[:9]))  # and one that is wrong before them
         verdict = await verified(verifier, client, sequence, chain(text[:2]), lambda: (long, 4))
-        assert (verdict.accepted, verdict.under_way, verdict.run_on) == ((0, 1), True, 0)
         left = chain(text[3:7])
+        assert (verdict.accepted, verdict.under_way, verdict.run_on) == ((0, 1), left, 0)
         verdict = await client.verify(sequence, left)
-        assert (verdict.round, verdict.accepted, verdict.under_way) == (2, (0, 1, 2, 3), False)
+        assert (verdict.round, verdict.accepted, verdict.under_way) == (2, (0, 1, 2, 3), None)
         sequence.extend(left, verdict)
         assert sequence.ids[-8:] == text[:8]
         assert (await client.verify(sequence, EMPTY_TREE)).round == 3
@@ -78,14 +78,14 @@ async def test_a_round_that_was_dropped_never_was() -> None:
         text = text_of(sequence, 6)
         wrong = chain([text[0], (text[1] + 1) % 40, 0])
         verdict = await verified(verifier, client, sequence, chain(text[:1]), lambda: (wrong, 4))
-        assert not verdict.under_way
+        assert verdict.under_way is None
         verdict = await client.verify(sequence, chain(text[2:4]))
         assert (verdict.round, verdict.accepted) == (2, (0, 1))
         assert sequence.statistics.num_replays == 0
 
 
 async def test_a_target_that_is_lost_with_it_is_replaced() -> None:
-    verifiers = [GatedTable(TABLE), GatedTable(TABLE)]
+    verifiers = [GatedTable(TABLE, closes_at=3), GatedTable(TABLE, closes_at=3)]
     sequence = new_sequence(max_tokens=100)
     async with asyncio.timeout(PATIENCE_S), cluster(verifiers) as running:
         client = TargetClient(running.orchestrator.targets, Costs(8), "", "", PATIENCE_S, time.monotonic())
@@ -94,20 +94,21 @@ async def test_a_target_that_is_lost_with_it_is_replaced() -> None:
             text = text_of(sequence, 9)
             verdict = await client.verify(sequence, EMPTY_TREE, 0, lambda: (chain(text[:6]), 4))
             sequence.extend(EMPTY_TREE, verdict)
-            assert client._replica is not None
-            used = [client._replica.address.endswith(f":{each.port}") for each in running.targets].index(True)
-            verifiers[used].gate.clear()
-            verifiers[used].entered.clear()
-            left = chain(text[1:5]) if verdict.under_way else EMPTY_TREE
-            task = asyncio.create_task(client.verify(sequence, left, 0, lambda: (chain(text[1:8]), 4)))
+            assert verdict.under_way == chain(text[1:5])
+            used = 0 if verifiers[0].num_passes else 1
+            lane = client._lane
+            assert lane is not None
+            task = asyncio.create_task(client.verify(sequence, verdict.under_way))
+            await verifiers[used].in_a_pass()
             stopping = asyncio.create_task(running.targets[used].stop())
-            if not task.done():
-                verifiers[used].gate.set()
-            verdict = await task
-            sequence.extend(left, verdict)
-            for _ in range(3):
-                sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE))
-            assert text[: len(sequence.ids) - 3] == sequence.ids[3:][: len(text)]
+            while not lane.lost:
+                await asyncio.sleep(0.001)
+            verifiers[used].gate.set()
+            again = await task
+            sequence.extend(verdict.under_way, again)
+            assert (again.round, again.accepted, again.under_way) == (0, (), None)
+            assert sequence.ids[-2:] == text[:2]
+            assert sequence.statistics.num_replays == 1
             await stopping
 
 
@@ -136,7 +137,7 @@ async def test_nothing_to_send_is_nothing_sent() -> None:
         await asked.wait()
         await verifier.in_a_pass()
         verifier.gate.set()
-        assert not (await task).under_way
+        assert (await task).under_way is None
         assert client._rounds == []
 
 
@@ -162,12 +163,6 @@ def test_a_target_that_answers_what_cannot_be_is_left(first: Verdict, second: Ve
         with pytest.raises(HostileReplica, match="nonsense"):
             client._checked(first, sequence, chain([5]))
         return
-    checked = client._checked(first, sequence, chain([5]))
-    sequence.extend(chain([5]), checked)
-    left = SENT.descend(sequence.ids[3:]).prefix(2)
+    sequence.extend(chain([5]), client._checked(first, sequence, chain([5])))
     with pytest.raises(HostileReplica, match="nonsense"):
-        client._checked(second, sequence, left)
-    right = Verdict(2, 5, (2, 3), 0)
-    client._rounds = [Round(2, 3, SENT, max_nodes=2)]
-    if left:
-        assert client._checked(right, sequence, left).accepted == (0, 1)
+        client._checked(second, sequence, SENT.descend(sequence.ids[3:]).prefix(2))

@@ -7,7 +7,7 @@ import pytest
 from orchestrator.round_plan import Guess, Rival, RoundPlan
 from orchestrator.sequence import Sequence
 from orchestrator.speculation import Speculation
-from specdec.rounds import Budget, Growth, GrowthEnd, Verdict
+from specdec.rounds import Budget, Growth, GrowthEnd
 from specdec.sequence import Method
 from specdec.tree import EMPTY_TREE, ROOT, TokenTree
 from tests.orchestrator.fakes import FakeDraft, commit, new_sequence
@@ -47,9 +47,9 @@ async def test_all_that_has_grown_is_sent_likeliest_first():
 @pytest.mark.parametrize(("committed", "left"), [([6, 7, 8], [9, 1]), ([6, 5], [4]), ([3], [2]), ([6, 7, 8, 9], [1])])
 async def test_what_stands_is_verified_next_and_told_to_the_draft(committed, left):
     sequence, speculation, draft, [proposal] = await flying()
-    proposal.early()
+    tree, max_nodes = proposal.early()
     commit(sequence, *committed)
-    speculation.advance(sequence, PLAN, under_way=True)
+    speculation.advance(sequence, PLAN, tree.descend(committed).prefix(max_nodes))
     assert draft.in_flight[-1] == chain(left)
     assert draft.budgets[-1].max_nodes == 0, "nobody waits for more"
     proposal = await speculation.next(sequence)
@@ -63,7 +63,7 @@ async def test_what_grew_since_is_for_the_round_after():
     proposal.early()
     draft.pushed = [Growth(draft.num_advances, 3, (6, 7, 8), chain([0, 0]), GrowthEnd.BUDGET)]
     commit(sequence, 6, 7, 8)
-    speculation.advance(sequence, PLAN, under_way=True)
+    speculation.advance(sequence, PLAN, chain([9, 1]))
     proposal = await speculation.next(sequence)
     assert proposal.tree == chain([9, 1])
     tree, _ = proposal.early()
@@ -74,7 +74,7 @@ async def test_one_that_came_too_late_and_has_nothing_left_is_waited_for_by_nobo
     sequence, speculation, draft, [proposal] = await flying()
     proposal.early()
     commit(sequence, 0)
-    speculation.advance(sequence, PLAN, under_way=True)
+    speculation.advance(sequence, PLAN, EMPTY_TREE)
     assert (await speculation.next(sequence)).tree == EMPTY_TREE
     assert draft.budgets[-1].max_nodes == 0
 
@@ -94,7 +94,7 @@ async def test_a_guess_does_not_take_the_place_of_what_is_at_the_target_already(
     proposal.early()
     commit(sequence, 6, 7, 8)
     plan = RoundPlan(Budget(2, 2), guess=Guess(chain([0, 0]), Rival.TREE), early=True)
-    speculation.advance(sequence, plan, under_way=True)
+    speculation.advance(sequence, plan, chain([9, 1]))
     proposal = await speculation.next(sequence)
     assert (proposal.tree, proposal.guessed) == (chain([9, 1]), None)
 
@@ -138,11 +138,9 @@ async def test_nor_after_a_guess():
 
 
 async def test_no_more_is_sent_than_the_target_looks_at_in_no_time():
-    sequence, speculation, draft, [proposal] = await flying()
+    _, _, draft, [proposal] = await flying()
     wide = TokenTree(tuple(range(10, 1010)), (ROOT,) * 1000)
     draft.pushed = [Growth(draft.num_advances, 3, (6, 7), wide, GrowthEnd.BUDGET)]
     tree, _ = proposal.early()
-    assert 2 < len(tree) <= 256
+    assert len(tree) == 256
     assert tree.problem(2000) is None
-    speculation.advance(sequence, PLAN)
-    sequence.extend(chain([6, 7]), Verdict(1, 3, (0, 1), 0))

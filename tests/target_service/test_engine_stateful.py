@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -12,17 +11,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bench.table_model import Table, TableMemory, TableVerifier
+from bench.table_model import TableMemory, TableVerifier
 from specdec.batching import Key, nothing
 from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Overloaded, Preempted, SpecdecError
 from specdec.rounds import Round, Verdict
 from specdec.sequence import Method, SamplingParams, SequenceSpec
-from specdec.tree import ROOT, TokenTree
 from target_service import admission
 from target_service.engine import TargetEngine, TargetOpen
+from tests.target_service.contract_model import CONTEXT, TABLE, VOCAB, Known, trees
 
-CONTEXT, VOCAB, MAX_SEQUENCES, CHUNK_ROWS = 40, 12, 6, 8
-TABLE = Table(VOCAB, acceptance=0.5, context_length=CONTEXT)
+MAX_SEQUENCES, CHUNK_ROWS = 6, 8
 
 
 class AnyMethod(TableVerifier):
@@ -30,57 +28,6 @@ class AnyMethod(TableVerifier):
 
     def open(self, spec: SequenceSpec) -> TableMemory:
         return super().open(dataclasses.replace(spec, method=Method.COUPLED))
-
-
-@dataclass
-class Known:
-    """What the contract says that a sequence stands at."""
-
-    spec: SequenceSpec
-    stops: frozenset[int]
-    age: float
-    num_preemptions: int = 0
-    ids: list[int] = field(default_factory=list)
-    last: int = 0
-    pending: Round | None = None
-    early: Round | None = None  # sent before the verdict on the pending one
-    run_on: int = 0
-    passes: int = 0  # since it began to wait
-
-    def text(self, count: int) -> list[int]:
-        """What comes next, ``count`` tokens of it."""
-        text = list(self.ids)
-        for _ in range(count):
-            text.append(TABLE.next_token(self.spec, text, len(text)))
-        return text[len(self.ids) :]
-
-    def answer(self) -> Verdict:
-        """The next verdict, by the contract alone."""
-        round_ = self.pending or Round(self.last, len(self.ids))
-        root, left = self.left_of(round_)
-        children = {(round_.tree.parents[node], round_.tree.token_ids[node]): node for node in left}
-        accepted: list[int] = []
-        for token in self.text(CONTEXT):
-            node = children.get((accepted[-1] if accepted else root, token))
-            if node is None:
-                return Verdict(round_.number, len(self.ids), tuple(accepted), token)
-            accepted.append(node)
-        raise AssertionError("a tree is shorter than the context")
-
-    def left_of(self, round_: Round) -> tuple[int, list[int]]:
-        """The node that the text has come to, and those below it that are verified."""
-        edges = list(zip(round_.tree.parents, round_.tree.token_ids, strict=True))
-        root = ROOT
-        for token in self.ids[round_.base :]:
-            if (root, token) not in edges:
-                return ROOT, []
-            root = edges.index((root, token))
-        below = {root}
-        for node, (parent, _) in enumerate(edges):
-            if parent in below:
-                below.add(node)
-        left = sorted(below - {root})
-        return root, left[: round_.max_nodes or len(left)]
 
 
 class TargetHistory(RuleBasedStateMachine):
@@ -184,7 +131,7 @@ class TargetHistory(RuleBasedStateMachine):
         base = {"b": len(known.ids) + 1, "p": known.spec.num_prompt_tokens - 1}.get(wrong, base)
         last = known.last if known.pending is None else known.pending.number
         number = {"n": last, "d": max(0, last - 1), "f": last + 2}.get(wrong, last + 1)
-        tree = data.draw(self.trees(known, base))
+        tree = data.draw(trees(known, base))
         too_early = known.pending is not None and (known.early is not None or not tree or not known.spec.keyed_by_token)
         if too_early and data.draw(st.integers(0, 30)) != 0:
             return  # breaking this rule all the time would leave little else
@@ -208,30 +155,6 @@ class TargetHistory(RuleBasedStateMachine):
             else:
                 known.pending, known.run_on, known.passes = round_, 0, 0
 
-    @staticmethod
-    def trees(known: Known, base: int) -> st.SearchStrategy[TokenTree]:
-        """Chains and branches, some of them right for a while."""
-        right = [*known.ids, *known.text(8)][base : base + 6]
-
-        def grown(choices: list[tuple[int, int, bool]]) -> TokenTree:
-            tokens: list[int] = []
-            parents: list[int] = []
-            depths: list[int] = []
-            for where, token, follow in choices:
-                parent = len(tokens) - 1 if where else where - 1 + (len(tokens) > 0) * (token % (len(tokens) + 1))
-                depth = 0 if parent == ROOT else depths[parent] + 1
-                token = right[depth] if follow and depth < len(right) else token
-                if (parent, token) not in zip(parents, tokens, strict=True):
-                    tokens.append(token)
-                    parents.append(parent)
-                    depths.append(depth)
-            return TokenTree(tuple(tokens), tuple(parents))
-
-        choice = st.tuples(
-            st.sampled_from([1, 1, 1, 0]), st.integers(0, VOCAB - 1), st.sampled_from([True] * 4 + [False])
-        )
-        return st.lists(choice, max_size=6).map(grown)
-
     @rule(data=st.data(), what=st.sampled_from([*["nothing"] * 5, "wait", "close", "stale", "stale", "drain"]))
     def seldom(self, data, what) -> None:
         if what == "wait":
@@ -253,7 +176,7 @@ class TargetHistory(RuleBasedStateMachine):
 
     @rule(data=st.data(), number=st.integers(1, 3))
     def step_with_orders_meanwhile(self, data, number) -> None:
-        """Rounds that come early, closes, opens, draining: all of it while a pass is made."""
+        """Rounds that come early, closes and draining while a pass is made."""
 
         def look() -> None:
             for _ in range(number):
@@ -269,7 +192,7 @@ class TargetHistory(RuleBasedStateMachine):
                     self.draining = True
                     self.engine.drain()
                 elif known.early is None and known.spec.keyed_by_token:
-                    tree = data.draw(self.trees(known, len(known.ids)))
+                    tree = data.draw(trees(known, len(known.ids)))
                     if tree and len(known.ids) + max(tree.depths) < CONTEXT:
                         known.early = Round(known.pending.number + 1, len(known.ids), tree)
                         self.engine.submit(key, known.early)
