@@ -1,12 +1,10 @@
-"""Linear layers whose weights lie in the order in which oneDNN's CPU kernels read them.
+"""Linear layers whose weights lie in the order in which a CPU's kernels read them: oneDNN's, or our own.
 
 Knows one weight at a time; refuses to know models beyond their modules. At the few rows of a decoding pass a matrix
 product waits for its weight: packed once at load it is read about twice as fast as by ``torch.nn.functional.linear``.
 
 What it gives a pass: an output row has the same bits however many rows there are and wherever it stands among them.
-A single row takes a kernel of its own with other last bits, so it is computed twice; a runner that pads its
-passes to two rows, those of the logits as well, saves the copy. (Plain ``linear`` is not like that in float32: see
-``row_multiple``.)
+(Plain ``linear`` is not like that in float32: see ``row_multiple``.)
 """
 
 from __future__ import annotations
@@ -15,12 +13,19 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
+from specdec.tiled_linear import TiledLinear
+
 _ROWS_EXPECTED = 9
 """oneDNN picks the order of a weight for a number of rows and keeps to it for any."""
 
 
 class PackedLinear(torch.nn.Module):
-    """In place of a ``torch.nn.Linear`` on the CPU. ``weight`` is [out_features, in_features], for inference only."""
+    """In place of a ``torch.nn.Linear`` on the CPU, computed by oneDNN. ``weight`` is [out_features, in_features], for
+    inference only.
+
+    A single row takes a kernel of its own with other last bits, so it is computed twice; a runner that pads its
+    passes to two rows, those of the logits as well, saves the copy.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -75,15 +80,13 @@ def pack_linears(model: torch.nn.Module) -> None:
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if not _is_linear(child) or not can_pack(child.weight):  # type: ignore[arg-type]
-                continue
-            weight: Tensor = child.weight.t() if isinstance(child, Conv1D) else child.weight  # type: ignore
-            setattr(parent, name, PackedLinear(weight, child.bias))  # type: ignore[arg-type]
+            if _is_linear(child):
+                setattr(parent, name, _packed(child))
 
 
 def row_multiple(model: torch.nn.Module) -> int:
     """What a pass's rows, and those of its logits, must be padded to a multiple of, so that no bit depends on it."""
-    if any(isinstance(module, PackedLinear) for module in model.modules()):
+    if _packed_layers(model):
         return 2
     # Plain float32 linear on the CPU: 1 to 3, 5 to 7 and, with two threads, 9 to 11 rows have other last bits than 4.
     return 4 if any(parameter.dtype is torch.float32 for parameter in model.parameters()) else 2
@@ -92,14 +95,26 @@ def row_multiple(model: torch.nn.Module) -> int:
 def least_rows(model: torch.nn.Module) -> int:
     """Rows that a pass, and its logits, had better have: oneDNN's AVX-512 kernels read a packed weight faster for four
     of them than for two (bench/LOG.md). No bit depends on it."""
-    packed = any(isinstance(module, PackedLinear) for module in model.modules())
-    return 4 if packed and torch.backends.cpu.get_cpu_capability() == "AVX512" else 1
+    by_onednn = any(isinstance(layer, PackedLinear) for layer in _packed_layers(model))
+    return 4 if by_onednn and torch.backends.cpu.get_cpu_capability() == "AVX512" else 1
 
 
 def weight_bytes(model: torch.nn.Module) -> int:
     """Memory that the weights of ``model`` take, packed ones included."""
     tensors = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    return tensors + sum(module.nbytes for module in model.modules() if isinstance(module, PackedLinear))
+    return tensors + sum(layer.nbytes for layer in _packed_layers(model))
+
+
+def _packed(layer: torch.nn.Module) -> torch.nn.Module:
+    weight: Tensor = layer.weight.t() if isinstance(layer, Conv1D) else layer.weight  # type: ignore
+    bias: Tensor | None = layer.bias  # type: ignore[assignment]
+    if TiledLinear.takes(weight):
+        return TiledLinear(weight, bias)
+    return PackedLinear(weight, bias) if can_pack(weight) else layer
+
+
+def _packed_layers(model: torch.nn.Module) -> list[TiledLinear | PackedLinear]:
+    return [module for module in model.modules() if isinstance(module, (TiledLinear, PackedLinear))]
 
 
 def _is_linear(module: torch.nn.Module) -> bool:

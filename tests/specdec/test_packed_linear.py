@@ -1,20 +1,22 @@
-"""A packed linear layer computes what the plain one does, and a row's bits are its own."""
+"""A packed linear layer computes what the plain one does, and a row's bits are its own, whoever computes it."""
 
 from __future__ import annotations
 
 import copy
 import gc
+import shutil
 import weakref
 
 import pytest
 import torch
 import transformers as hf
 
-from specdec import packed_linear
+from specdec import packed_linear, tiled_linear
 from specdec.packed_linear import PackedLinear, can_pack, least_rows, pack_linears, row_multiple
+from specdec.tiled_linear import TiledLinear, has_avx512_bf16
 
 ROWS = (*range(2, 71), 96, 128, 255, 256, 257, 512)
-SHAPES = ((2816, 1024), (1024, 2816), (864, 320), (1000, 200), (96, 192), (33, 17))  # out, in
+SHAPES = ((2816, 1024), (1024, 2816), (864, 320), (1000, 200), (96, 192), (130, 4100), (33, 17))  # out, in
 SHAPE = dict(
     vocab_size=48, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, pad_token_id=0
 )
@@ -22,6 +24,18 @@ SHAPE = dict(
 pytestmark = pytest.mark.skipif(
     not can_pack(torch.zeros(1, 1, dtype=torch.bfloat16)), reason="this torch or this CPU packs no bfloat16 weights"
 )
+
+
+BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
+TAKES_TILES = TiledLinear.takes(torch.zeros(2, 2, dtype=BFLOAT16))
+tiled = pytest.param(
+    TiledLinear, BFLOAT16, id="tiled", marks=pytest.mark.skipif(not TAKES_TILES, reason="not on this CPU, or not built")
+)
+KINDS = [
+    tiled,
+    pytest.param(PackedLinear, BFLOAT16, id="oneDNN bfloat16"),
+    pytest.param(PackedLinear, FLOAT32, id="oneDNN float32"),
+]
 
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
@@ -45,16 +59,23 @@ def random_linear(shape: tuple[int, int], dtype: torch.dtype, bias: bool = True)
     return torch.nn.Linear(shape[1], shape[0], bias=bias).to(dtype)
 
 
-def packed(linear: torch.nn.Linear) -> PackedLinear:
-    return PackedLinear(linear.weight, linear.bias)
+def packed(linear: torch.nn.Linear, kind: type = PackedLinear) -> PackedLinear | TiledLinear:
+    if kind is TiledLinear and not TiledLinear.takes(linear.weight):
+        pytest.skip("an odd number of inputs")
+    return kind(linear.weight, linear.bias)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None or not has_avx512_bf16(), reason="nothing to build it with, or for")
+def test_the_c_file_was_compiled():
+    assert TAKES_TILES
 
 
 @torch.inference_mode()
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_rows_bits_do_not_depend_on_the_number_of_rows_or_its_place(shape, dtype):
-    layer = packed(random_linear(shape, dtype))
+def test_a_rows_bits_do_not_depend_on_the_number_of_rows_or_its_place(shape, kind, dtype):
+    layer = packed(random_linear(shape, dtype), kind)
     rows = torch.randn(max(ROWS), shape[1]).to(dtype)
     expected = layer(rows[:9])
     for num_rows in ROWS:
@@ -82,20 +103,54 @@ def test_plain_float32_rows_are_not_like_that(threads):
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_it_computes_what_the_plain_layer_computes(shape, bias):
+def test_by_onednn_it_computes_what_the_plain_layer_computes(shape, bias):
     inputs = torch.randn(3, 5, shape[1])
     plain = random_linear(shape, torch.float32, bias)
     torch.testing.assert_close(packed(plain)(inputs), plain(inputs), atol=2e-5, rtol=1e-5)
     plain = plain.bfloat16()
     assert torch.equal(packed(plain)(inputs.bfloat16()), plain(inputs.bfloat16()))
-    assert packed(plain)(inputs[:0].bfloat16()).shape == (0, 5, shape[0])
 
 
-def test_the_weight_can_still_be_looked_at():
-    linear = random_linear((33, 17), torch.bfloat16)
-    layer = packed(linear)
+@torch.inference_mode()
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(("kind", "dtype"), [tiled])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_in_tiles_it_computes_what_the_plain_layer_computes(shape, bias, kind, dtype):
+    plain = random_linear(shape, dtype, bias)
+    inputs = torch.randn(3, 19, shape[1]).to(dtype)
+    exact = torch.nn.functional.linear(*(t.double() for t in (inputs, *plain.parameters())))
+    error = packed(plain, kind)(inputs).double() - exact
+    # Half of the last of eight bits, and what sums of a thousand products in float32 are off by.
+    assert (error.abs() <= exact.abs() / 256 + 1e-5).all()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
+def test_nothing_of_a_row_that_is_not_sound_reaches_another(kind, dtype):
+    layer = packed(random_linear((100, 64), dtype), kind)
+    rows = torch.randn(8, 64).to(dtype)
+    expected = layer(rows)
+    rows[3, 5] = torch.nan
+    got = layer(rows)
+    assert got[3].isnan().all()
+    others = [0, 1, 2, 4, 5, 6, 7]
+    assert torch.equal(got[others], expected[others])
+
+
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
+def test_no_rows_are_no_outputs(kind, dtype):
+    with torch.inference_mode():
+        assert packed(random_linear((33, 16), dtype), kind)(torch.zeros(0, 5, 16, dtype=dtype)).shape == (0, 5, 33)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
+def test_the_weight_can_still_be_looked_at(kind, dtype):
+    linear = random_linear((33, 18), dtype)
+    layer = packed(linear, kind)
     assert torch.equal(layer.weight, linear.weight)
-    assert (layer.nbytes, layer.in_features, layer.out_features) == (33 * 17 * 2, 17, 33)
+    assert (layer.in_features, layer.out_features) == (18, 33)
+    assert layer.nbytes == (64 if kind is TiledLinear else 33) * 18 * dtype.itemsize, "the last tile is filled up"
 
 
 CONFIGS = {
@@ -120,7 +175,7 @@ def test_a_whole_model_is_packed_and_keeps_its_logits(name, dtype):
     pack_linears(model)
     left = [m for m in model.modules() if isinstance(m, (torch.nn.Linear, hf.pytorch_utils.Conv1D))]
     assert not left
-    assert isinstance(model.lm_head, PackedLinear)
+    assert type(model.lm_head) is (TiledLinear if TAKES_TILES and dtype is BFLOAT16 else PackedLinear)
     assert model.dtype == dtype
     ids = torch.arange(11)[None]
     for keep in (0, 2, torch.tensor([1, 4, 4])):
@@ -167,6 +222,10 @@ def test_what_cannot_be_packed_stays_plain_and_its_passes_are_padded_further(mon
     assert row_multiple(plain.bfloat16()) == 2
     assert least_rows(plain) == 1
     monkeypatch.undo()
+    monkeypatch.setattr(tiled_linear, "_compiled", lambda: None)
+    not_compiled = torch.nn.Sequential(torch.nn.Linear(4, 4)).bfloat16()
+    pack_linears(not_compiled)
+    assert type(not_compiled[0]) is PackedLinear
     packable = torch.nn.Sequential(torch.nn.Linear(4, 4))
     pack_linears(packable)
     assert row_multiple(packable) == 2
