@@ -31,7 +31,7 @@ class TiledLinear(torch.nn.Module):
         num_tiles = -(-self.out_features // _COLUMNS)
         # No buffers: what walks over buffers, such as ``Module.to``, would move them.
         self._tiles = weight.new_zeros(num_tiles, self.in_features // 2, _COLUMNS, 2)
-        for number, outputs in enumerate(weight.detach().split(_COLUMNS)):
+        for number, outputs in enumerate(torch.split(weight.detach(), _COLUMNS)):
             self._tiles[number, :, : len(outputs)] = outputs.view(len(outputs), -1, 2).transpose(0, 1)
         self.nbytes = self._tiles.nbytes
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
