@@ -63,6 +63,7 @@ BENCHES = {
     "lookup": "A text that repeats itself.",
     "ranking": "Which of the draft's guesses are right.",
     "decisions": "What deciding a pass costs.",
+    "products": "How fast weights are read by products of few rows.",
     "plan": "What specdec plan simulates, beside a deployment.",
     "soak": "What grows over many requests.",
 }
