@@ -49,6 +49,9 @@ def main(
         float, typer.Option(help="of the table pair: how often a second guess is right if not the first")
     ] = _COSTS.runner_up,
     row_us: Annotated[float, typer.Option(help="of the table target, for each row of a pass")] = _COSTS.row_us,
+    dtype: Annotated[
+        str, typer.Option(help="of the other pairs' weights: auto, bfloat16 or float32, in which passes are longer")
+    ] = "auto",
     num_ahead_tokens: Annotated[int, typer.Option(help="the orchestrator's setting in the mode ahead")] = 60,
     tokens: Annotated[int, typer.Option(help="per run")] = 160,
     repeats: Annotated[int, typer.Option(help="runs of each mode, in turns; medians are shown")] = 3,
@@ -68,7 +71,7 @@ def main(
     labels: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="specdec-distance-") as directory:
         for name in names:
-            made = make(name, Path(directory), costs)
+            made = make(name, Path(directory), costs, dtype)
             labels[name.value] = made.label
             console.print(f"{made.label}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", highlight=False)
             try:

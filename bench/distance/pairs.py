@@ -61,13 +61,13 @@ class Pair:
     prompt: Callable[[int, int], list[int]]
 
 
-def make(name: PairName, directory: Path, costs: TableCosts) -> Pair:
-    """``directory`` takes checkpoints that have to be made, which takes some seconds."""
+def make(name: PairName, directory: Path, costs: TableCosts, dtype: str = "auto") -> Pair:
+    """``directory`` takes checkpoints that have to be made, which takes some seconds; ``dtype`` is that of weights."""
     if name is PairName.table:
         return _tables(costs)
     if name is PairName.damped:
-        return _damped(directory)
-    return _bundled()
+        return _damped(directory, dtype)
+    return _bundled(dtype)
 
 
 def _tables(costs: TableCosts) -> Pair:
@@ -86,32 +86,32 @@ def _tables(costs: TableCosts) -> Pair:
     )
 
 
-def _damped(directory: Path) -> Pair:
+def _damped(directory: Path, dtype: str) -> Pair:
     made = damped_pair(directory)
     # The same shape from another seed: nothing in common.
     stranger = damped_pair(directory, Shape(seed=1))
     return Pair(
         PairName.damped,
-        "damped pair: random weights, a cost model that says nothing about text",
-        _served("target_service", made.target),
-        _served("draft_service", made.draft),
-        _served("draft_service", stranger.draft),
+        f"damped pair: random weights, a cost model that says nothing about text; dtype {dtype}",
+        _served("target_service", made.target, dtype),
+        _served("draft_service", made.draft, dtype),
+        _served("draft_service", stranger.draft, dtype),
         (3, 4, 6, 8),
         computes=True,
         prompt=_three_ids,
     )
 
 
-def _bundled() -> Pair:
+def _bundled(dtype: str) -> Pair:
     def prompt(stream: int, seed: int) -> list[int]:
         source = PromptSource.of_bundled(MODELS, _VOCABULARY, seed=1000 * seed + stream)
         return source.take(1, _PROMPT_LENGTH)[0]
 
     return Pair(
         PairName.bundled,
-        "bundled pair: small models of Python source, held-out text",
-        _served("target_service", MODELS / "target"),
-        _served("draft_service", MODELS / "draft"),
+        f"bundled pair: small models of Python source, held-out text; dtype {dtype}",
+        _served("target_service", MODELS / "target", dtype),
+        _served("draft_service", MODELS / "draft", dtype),
         None,
         (2, 4, 6),
         computes=True,
@@ -119,8 +119,8 @@ def _bundled() -> Pair:
     )
 
 
-def _served(module: str, model: Path) -> Role:
-    return module, [f"--model={model}", "--threads=1", "--kv-slots=16384"]
+def _served(module: str, model: Path, dtype: str) -> Role:
+    return module, [f"--model={model}", f"--dtype={dtype}", "--threads=1", "--kv-slots=16384"]
 
 
 def _three_ids(stream: int, seed: int) -> list[int]:

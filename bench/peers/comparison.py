@@ -86,7 +86,7 @@ class Plan:
             streams=streams or BATCHES,
             repeats=repeats,
             texts=_TEXTS,
-            single_tokens=64,
+            single_tokens=128,
             batch_tokens=48,
             calibration_tokens=48,
             batch_calibration_tokens=24,
