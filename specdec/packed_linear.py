@@ -105,6 +105,13 @@ def weight_bytes(model: torch.nn.Module) -> int:
     return tensors + sum(layer.nbytes for layer in _packed_layers(model))
 
 
+def report(model: torch.nn.Module) -> dict[str, int]:
+    """How many linear layers of ``model`` are computed by whom, for the log."""
+    kinds = {"in_tiles": TiledLinear, "by_onednn": PackedLinear}
+    counts = {name: sum(type(layer) is kind for layer in _packed_layers(model)) for name, kind in kinds.items()}
+    return counts | {"by_torch": sum(map(_is_linear, model.modules()))}
+
+
 def _packed(layer: torch.nn.Module) -> torch.nn.Module:
     weight: Tensor = layer.weight.t() if isinstance(layer, Conv1D) else layer.weight  # type: ignore
     bias: Tensor | None = layer.bias  # type: ignore[assignment]
