@@ -25,7 +25,7 @@ from bench.distance.modes import AHEAD, ALONE, Mode
 from bench.distance.pairs import Pair, PairName, TableCosts, make
 from bench.distance.ratios import over_adaptive, pair_of_ratios, ratios
 from bench.distance.row import Row
-from bench.distance.situations import Situation, groups, measure, num_runs, situations
+from bench.distance.situations import TEMPERATURES, Situation, groups, measure, num_runs, situations
 from specdec.processes import StartError
 
 _COSTS = TableCosts()
@@ -52,6 +52,9 @@ def main(
     dtype: Annotated[
         str, typer.Option(help="of the other pairs' weights: auto, bfloat16 or float32, in which passes are longer")
     ] = "auto",
+    temperature: Annotated[
+        list[float] | None, typer.Option(min=0, help="of sampling; may be repeated; 0 and 1 if none is named")
+    ] = None,
     num_ahead_tokens: Annotated[int, typer.Option(help="the orchestrator's setting in the mode ahead")] = 60,
     tokens: Annotated[int, typer.Option(help="per run")] = 160,
     repeats: Annotated[int, typer.Option(help="runs of each mode, in turns; medians are shown")] = 3,
@@ -74,8 +77,9 @@ def main(
             made = make(name, Path(directory), costs, dtype)
             labels[name.value] = made.label
             console.print(f"{made.label}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", highlight=False)
+            plan = situations(made, quick, temperature or TEMPERATURES)
             try:
-                rows += asyncio.run(_measure(console, made, num_ahead_tokens, tokens, repeats, quick))
+                rows += asyncio.run(_measure(console, made, plan, num_ahead_tokens, tokens, repeats, quick))
             except StartError as error:
                 console.print(str(error), markup=False)
                 raise typer.Exit(1) from error
@@ -118,9 +122,14 @@ def _show(console: Console, rows: Sequence[Row], predicted: Sequence[Prediction]
 
 
 async def _measure(
-    console: Console, pair: Pair, num_ahead_tokens: int, tokens: int, repeats: int, quick: bool
+    console: Console,
+    pair: Pair,
+    plan: Sequence[Situation],
+    num_ahead_tokens: int,
+    tokens: int,
+    repeats: int,
+    quick: bool,
 ) -> list[Row]:
-    plan = situations(pair, quick)
     rows: list[Row] = []
     columns = (
         TextColumn("{task.description:<36}"),

@@ -30,15 +30,20 @@ class Situation:
     draft_is_there: bool = True
 
 
-def situations(pair: Pair, quick: bool) -> list[Situation]:
-    """The distances at both temperatures, then what may go wrong, at temperature 0."""
+TEMPERATURES = (0.0, 1.0)
+
+
+def situations(pair: Pair, quick: bool, temperatures: Sequence[float] = TEMPERATURES) -> list[Situation]:
+    """The distances at each temperature, then what may go wrong, at temperature 0 alone."""
     distances = [
         Situation(
             f"{round_trip_ms:g} ms", modes(temperature, pair.fixed, pair.computes, quick), temperature, round_trip_ms
         )
         for round_trip_ms in ROUND_TRIPS_MS
-        for temperature in (0.0, 1.0)
+        for temperature in temperatures
     ]
+    if 0.0 not in temperatures:
+        return distances
     some = [ALONE, AHEAD]
     return [
         *distances,
