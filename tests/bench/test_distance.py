@@ -147,6 +147,15 @@ def test_every_mode_is_measured_at_every_distance_and_block_where_something_is_d
         ]
 
 
+def test_one_temperature_is_measured_alone_and_what_may_go_wrong_at_zero(tmp_path):
+    pair = table_pair(tmp_path)
+    whole = situations(pair, quick=False)
+    assert situations(pair, quick=False, temperatures=[0.0]) == [each for each in whole if each.temperature == 0]
+    drawn = situations(pair, quick=False, temperatures=[1.0])
+    assert drawn == [each for each in whole if each.temperature == 1]
+    assert all(each.round_trip_ms is not None for each in drawn)
+
+
 def test_the_quick_plan_has_all_that_ratios_and_formula_need(tmp_path):
     plan = situations(table_pair(tmp_path), quick=True)
     rows = [
