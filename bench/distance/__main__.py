@@ -89,8 +89,8 @@ def main(
     figures = ratios(rows)
     console.print(f"Of the {pair_of_ratios(rows)} pair, unless another is named:", highlight=False)
     console.print_json(json.dumps(figures))
-    beyond = over_adaptive(rows)
-    console.print(f"Ahead over adaptive: {', '.join(f'{where} {ratio:g}' for where, ratio in beyond.items())}")
+    if beyond := over_adaptive(rows):
+        console.print(f"Ahead over adaptive: {', '.join(f'{where} {ratio:g}' for where, ratio in beyond.items())}")
     if json_file:
         result = {
             "pair": pair.value,
