@@ -12,10 +12,12 @@
 #include <stdint.h>
 #include <string.h>
 
-#define COLUMNS 64 /* outputs of a tile: four registers */
-#define ROWS 6     /* that share one reading of a register: with four accumulators each they leave room for a tile's row */
-#define CHUNK 48   /* rows for which a part of a tile is read from the cache again and again */
-#define DEPTH 2048 /* inputs of such a part: 256 KiB of the second-level cache */
+#define COLUMNS 32 /* outputs of a tile: two registers */
+#define LINE 64    /* bytes of a register, and of what memory gives at a time */
+#define ROWS 14    /* that share one reading of a tile: with two accumulators each they leave room for its row and theirs */
+#define CHUNK 56   /* rows for which a part of a tile is read from the cache again and again */
+#define DEPTH 2048 /* inputs of such a part: 128 KiB of the second-level cache */
+#define FEW 8      /* rows that are computed faster than memory gives what they wait for */
 
 #define CPU __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 #define INLINE static inline __attribute__((always_inline)) CPU
@@ -29,41 +31,65 @@ typedef struct {
     int depth, in_features, first;
 } Part;
 
+/* What is fetched while a part is computed: nothing beyond what the processor foresees by itself; the part itself, a
+ * little ahead; the next one, as this one is in the second-level cache. */
+typedef enum { NOTHING, THIS, NEXT } Fetch;
+
+INLINE void fetch_ahead(const Fetch fetch, const bf16 *weight, int depth) {
+    for (int i = 0; i < COLUMNS * 4 / LINE; i++) {
+        if (fetch == THIS)
+            _mm_prefetch((const char *)weight + (32 + i) * LINE, _MM_HINT_T0);
+        if (fetch == NEXT)
+            _mm_prefetch((const char *)(weight + (size_t)depth * COLUMNS) + i * LINE, _MM_HINT_T1);
+    }
+}
+
 /* Adds to the sums of num_rows rows, a number that the compiler knows, what depth inputs give. */
-INLINE void add_rows(const int num_rows, Part part) {
-    __m512 sums[ROWS][4];
+INLINE void add_rows(const int num_rows, const Fetch fetch, Part part) {
+    __m512 sums[ROWS][2];
     for (int row = 0; row < num_rows; row++)
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 2; i++)
             sums[row][i] = part.first ? _mm512_setzero_ps() : _mm512_loadu_ps(part.sums + row * COLUMNS + i * 16);
     for (int pair = 0; pair < part.depth / 2; pair++) {
-        __m512i weight[4];
-        for (int i = 0; i < 4; i++)
-            weight[i] = _mm512_loadu_si512(part.weight + (size_t)pair * 2 * COLUMNS + i * 32);
+        const bf16 *weight = part.weight + (size_t)pair * 2 * COLUMNS;
+        fetch_ahead(fetch, weight, part.depth);
+        const __m512i left = _mm512_loadu_si512(weight), right = _mm512_loadu_si512(weight + COLUMNS);
         for (int row = 0; row < num_rows; row++) {
             int32_t both;
             memcpy(&both, part.rows + (size_t)row * part.in_features + pair * 2, sizeof both);
             const __m512i inputs = _mm512_set1_epi32(both);
-            for (int i = 0; i < 4; i++)
-                sums[row][i] = _mm512_dpbf16_ps(sums[row][i], (__m512bh)inputs, (__m512bh)weight[i]);
+            sums[row][0] = _mm512_dpbf16_ps(sums[row][0], (__m512bh)inputs, (__m512bh)left);
+            sums[row][1] = _mm512_dpbf16_ps(sums[row][1], (__m512bh)inputs, (__m512bh)right);
         }
     }
     for (int row = 0; row < num_rows; row++)
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 2; i++)
             _mm512_storeu_ps(part.sums + row * COLUMNS + i * 16, sums[row][i]);
 }
 
-CPU static void add(int num_rows, Part part) {
-    for (; num_rows >= ROWS; num_rows -= ROWS) {
-        add_rows(ROWS, part);
-        part.rows += (size_t)ROWS * part.in_features;
-        part.sums += ROWS * COLUMNS;
-    }
+INLINE void add_some(int num_rows, const Fetch fetch, Part part) {
     switch (num_rows) {
-    case 5: add_rows(5, part); break;
-    case 4: add_rows(4, part); break;
-    case 3: add_rows(3, part); break;
-    case 2: add_rows(2, part); break;
-    case 1: add_rows(1, part); break;
+#define CASE(number) case number: add_rows(number, fetch, part); break;
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7)
+        CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14)
+#undef CASE
+    }
+}
+
+/* In groups of similar numbers of rows. The first reads the part from memory, and the last has time to fetch the next. */
+CPU static void add(int num_rows, Part part) {
+    const int more_than_one = num_rows > ROWS;
+    for (int left = (num_rows + ROWS - 1) / ROWS; left > 0; left--) {
+        const int num = (num_rows + left - 1) / left;
+        if (more_than_one && left == 1)
+            add_some(num, NEXT, part);
+        else if (more_than_one || num <= FEW)
+            add_some(num, NOTHING, part);
+        else
+            add_some(num, THIS, part);
+        num_rows -= num;
+        part.rows += (size_t)num * part.in_features;
+        part.sums += num * COLUMNS;
     }
 }
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_COLUMNS = 64  # outputs of a tile, as in tiled_linear.c
+_COLUMNS = 32  # outputs of a tile, as in tiled_linear.c
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 
 
