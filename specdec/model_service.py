@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from specdec import garbage, liveness, model_metrics, rpc, telemetry, tls, wire
+from specdec import garbage, liveness, model_metrics, openmp, rpc, telemetry, tls, wire
 from specdec.batching import Engine
 from specdec.process_metrics import ProcessMetrics
 from specdec.rounds import Load, ModelInfo
@@ -121,6 +121,7 @@ def run(settings: EngineSettings, name: str, build: Callable[[], Callable[[], Mo
     try:
         telemetry.set_up(f"specdec-{name}", settings)
         tls.of(settings, name)  # before minutes of loading a model
+        openmp.sleep_soon()
         with _left_at_signals():
             make_server = build()
     except ValueError as error:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from bench.peers.pass_log import Pass, now, write_pass
-from specdec.model_runner import ModelRunner, RowOutputs
+from specdec import openmp
 from specdec.packed_rows import Segment
 
 _FLAG = "--pass-log="
@@ -21,10 +22,13 @@ def main() -> None:
     name, *arguments = sys.argv[1:]
     [log] = [argument.removeprefix(_FLAG) for argument in arguments if argument.startswith(_FLAG)]
     sys.argv = [name, *(argument for argument in arguments if not argument.startswith(_FLAG))]
+    openmp.sleep_soon()  # as a service does before it loads torch
+    from specdec.model_runner import ModelRunner
+
     forward = ModelRunner.forward
     with open(log, "ab", buffering=0) as file:
 
-        def logged(runner: ModelRunner, segments: Sequence[Segment]) -> list[RowOutputs]:
+        def logged(runner: ModelRunner, segments: Sequence[Segment]) -> list[Any]:
             started = now()
             logits = forward(runner, segments)
             write_pass(file, Pass(started, now(), sum(len(segment.token_ids) for segment in segments)))
