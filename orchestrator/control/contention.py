@@ -25,14 +25,16 @@ _FADE = 0.998
 class Contention:
     """By the number of sequences (within a factor of two) that share the target.
 
-    ``ahead``: a draft of which nothing more is asked still uses up what it was granted.
+    ``ahead``: drafts are made during passes, and one of which nothing more is asked still uses up what it was granted.
+    Others are waited for, and so are made during the passes in which their sequences are not.
     """
 
     def __init__(self, ahead: bool = False) -> None:
+        self._ahead = ahead
         self._still_drafting = int(ahead)  # passes after the last draft that was asked for
         self._logs: dict[int, float] = {}
         self._asked = 0  # drafts since the last pass
-        self._calm = 1 << 30  # passes in a row
+        self._calm = self._quiet = 1 << 30  # passes in a row without drafts before or in them, and in them
         self.num_calm = 0
         """Passes without drafts, right after some with drafts."""
 
@@ -56,7 +58,7 @@ class Contention:
     def slower(self, factor: float, everybody: int) -> None:
         """Passes with drafts are taken to be so many times as long as before. Of those without nothing new is known."""
         news = math.log(factor)
-        if not self._calm and abs(news) > _LARGE:
+        if not self._quiet and abs(news) > _LARGE:
             size = _size(everybody)
             self._logs[size] = max(-_MOST, min(0.0, self._logs.get(size, 0.0) - news))
 
@@ -67,19 +69,21 @@ class Contention:
         """
         asked, self._asked = self._asked, 0
         # Whoever is not in the pass may be waiting for a draft.
-        drafting = min(1.0, asked / num_drawn + max(0, everybody - num_drawn) / everybody)
+        away = max(0, everybody - num_drawn) / everybody
+        drafting = min(1.0, asked / num_drawn + away)
+        meanwhile = drafting if self._ahead else away
         self._calm = self._calm + 1 if drafting < _FEW else 0
-        if not self._calm:
-            return pass_s / math.pow(self.share(everybody), 1.0 - drafting)
+        self._quiet = self._quiet + 1 if meanwhile < _FEW else 0
+        self.num_calm += 0 < self._calm - self._still_drafting <= _CALM
+        if not self._quiet:
+            return pass_s / math.pow(self.share(everybody), 1.0 - meanwhile)
         size = _size(everybody)
         known = self._logs.get(size, 0.0)
-        num_calm = self._calm - self._still_drafting
-        if 0 < num_calm <= _CALM:
-            self.num_calm += 1
-            if usual_s is not None:
-                news = max(-_MOST_NEWS, min(_MOST_NEWS, math.log(pass_s / usual_s) - known))
-                self._logs[size] = known + _GAIN * news
-        elif num_calm > 0:
+        num_quiet = self._quiet - self._still_drafting
+        if 0 < num_quiet <= _CALM and usual_s is not None:
+            news = max(-_MOST_NEWS, min(_MOST_NEWS, math.log(pass_s / usual_s) - known))
+            self._logs[size] = known + _GAIN * news
+        elif num_quiet > _CALM:
             self._logs[size] = known * _FADE
         return pass_s / self.share(everybody)
 
