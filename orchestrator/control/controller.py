@@ -25,7 +25,7 @@ _SHORT_WAIT = 0.3
 """A draft that grows ahead is waited for where that takes no more than this share of a round without it. Meanwhile the
 target makes a token, and what is grown below that is there afterwards as a rule."""
 
-_MOST_LOST = 6.0
+_MOST_LOST = 5.5
 """Tokens that a text loses by drafting with the others, to those it would have made meanwhile without, until it leaves:
 about what chance takes from a good text at times."""
 
@@ -268,8 +268,10 @@ class Adaptive:
         if self._turn is Turn.CHECK:
             self._guesses.forgo()
             return NO_GUESS, 0
+        # Who grows ahead seldom waits.
+        awaited = 0 if self._ahead else num_draft_tokens
         return self._guesses.grant(
-            sequence, num_draft_tokens > 0, self._unasked, partial(self._beaten, num_draft_tokens)
+            sequence, num_draft_tokens > 0, awaited, self._unasked, partial(self._beaten, num_draft_tokens)
         )
 
     def _beaten(self, num_draft_tokens: int, promise: float) -> Rival:

@@ -12,10 +12,10 @@ import math
 from orchestrator.control.beyond import Beyond
 from orchestrator.control.contention import Contention
 from orchestrator.control.curve import Curve
+from orchestrator.control.foresight import Foresight
 from orchestrator.control.prompt_lookup import MOST_GUESSED, HitRates
 from orchestrator.control.savings import PROBING, Savings
 from orchestrator.control.way import Way
-from specdec.acceptance import Acceptance
 from specdec.chances import Chances
 from specdec.rounds import Timings
 
@@ -37,13 +37,6 @@ _NEWS = 1.25
 
 _GAIN = 0.1
 """The share of a round's news that is believed."""
-
-_HOPE, _HOPE_ROUNDS = 0.5, 4
-"""This share of the rounds is taken to find no tree of a draft which grows ahead, as if so many had been seen: where it
-is far away rounds that wait never pay, and what was not tried would never be known."""
-
-_ROUNDS_REMEMBERED = 50
-"""Of those that found a tree, or none."""
 
 _NARROWER = 1 / 64
 """By so much what is taken for the most nodes of a round falls with every one that has fewer: more rows than that are a
@@ -95,11 +88,9 @@ class Costs:
         self._rounds: list[float] = []
         self._waited: list[float] = []
         self._unwaited: list[float] = []
-        self._guessed: list[float] = []
+        self._guessed: dict[int, list[float]] = {}  # by the draft tokens that others wait for
         self._num_passes = self._num_wide = 0
-        self._misses = [
-            Acceptance(_ROUNDS_REMEMBERED, _HOPE, _HOPE_ROUNDS) for _ in (False, True)
-        ]  # by whether they wait
+        self._foresight = Foresight()
         self.chances = Chances()
         """Of draft tokens, over all requests."""
         self.hit_rates = HitRates()
@@ -134,7 +125,7 @@ class Costs:
 
     def alone_beside(self, drafting: bool) -> float:
         """What ``unwaited`` is to be compared with: not ``drafting``, what drafts would cost both."""
-        return self.alone_s if drafting else self._passes.seconds(self.everybody)
+        return self.alone_s if drafting else self._seconds(self.everybody)
 
     @property
     def rounds(self) -> list[float]:
@@ -150,17 +141,21 @@ class Costs:
             self._unwaited = [self._round_s(k, self._beyond.seconds) for k in range(MOST_GUESSED + 1)]
         return self._unwaited
 
-    def guessed(self, drafting: bool) -> list[float]:
+    def guessed(self, drafting: bool, awaited: int = 0) -> list[float]:
         """The same for a guess of the text's. Not ``drafting`` most others verify nothing: if that costs more than what
-        all would pay, it is what the few rows cost all of them."""
-        if drafting or self.everybody == 1:
+        all would pay, it is what the few rows cost all of them. The pass it is in begins when the others are back, who
+        wait for ``awaited`` draft tokens."""
+        if self.everybody == 1 or (drafting and not awaited):
             return self.unwaited
-        if not self._guessed:
-            all_s, pass_s = self.unwaited, self._passes.seconds(self.everybody)
-            for num_nodes, one_s in enumerate(all_s):
-                longer_s = self._passes.seconds(self.everybody + num_nodes) - pass_s
-                self._guessed.append(max(one_s, all_s[0] + self.everybody * longer_s))
-        return self._guessed
+        if awaited not in self._guessed:
+            all_s, pass_s = self.unwaited, self._seconds(self.everybody)
+            if awaited:
+                found = [self._round_s(k, self._away_s(awaited, waits=1.0)) for k in range(len(all_s))]
+            else:
+                longer_s = [self._seconds(self.everybody + num_nodes) - pass_s for num_nodes in range(len(all_s))]
+                found = [max(all_s[k], all_s[0] + self.everybody * more_s) for k, more_s in enumerate(longer_s)]
+            self._guessed[awaited] = found
+        return self._guessed[awaited]
 
     @property
     def waited(self) -> list[float]:
@@ -179,12 +174,12 @@ class Costs:
     @property
     def waits(self) -> float:
         """Where rounds that find no tree wait for one, the share of those: not of what was foreseen."""
-        return self._misses[True].share() if self.ahead else 1.0
+        return self._foresight.misses(waits=True) if self.ahead else 1.0
 
     @property
     def misses(self) -> float:
         """Where they go on alone, the share of those that find none."""
-        return self._misses[False].share()
+        return self._foresight.misses(waits=False)
 
     @property
     def num_siblings(self) -> int:
@@ -202,9 +197,14 @@ class Costs:
         rows = num_nodes + 1
         together: float = self.everybody
         for _ in range(3):
-            pass_s = self._passes.seconds(together * rows)
+            pass_s = self._seconds(together * rows, self._apart)
             together = max(1.0, self.everybody / (1 + self._apart * max(1.0, away_s / pass_s)))
         return pass_s
+
+    def _seconds(self, rows: float, apart: float = 0.0) -> float:
+        """Of a pass, beside drafts: those that are waited for are made while their sequences are away."""
+        away = 1.0 if self.ahead else min(1.0, apart)
+        return self._passes.seconds(rows) * math.pow(self.contention.share(self.everybody), 1.0 - away)
 
     def early_s(self, num_nodes: int, under_way: bool = False) -> float:
         """How long after a round with so many nodes the one after it is to be sent. See Beyond."""
@@ -251,7 +251,7 @@ class Costs:
     def foreseen(self, foreseen: bool, waits: bool = True) -> None:
         """A request that chooses how much to draft asked for more: of what follows a tree that is there already, or
         because none was; if so, the round ``waits`` or goes on alone."""
-        self._misses[waits].observe(not foreseen, 1)
+        self._foresight.observe(foreseen, waits)
 
     def draft_of_one_s(self, num_nodes: int, seconds: float) -> float:
         """What one node would have taken a draft that took so long for ``num_nodes``: much of it may be the way."""
@@ -339,7 +339,7 @@ class Costs:
 
     def _forget_rounds(self) -> None:
         """They are worked out anew when they are asked for."""
-        self._alone_s, self._rounds, self._waited, self._unwaited, self._guessed = 0.0, [], [], [], []
+        self._alone_s, self._rounds, self._waited, self._unwaited, self._guessed = 0.0, [], [], [], {}
 
     def _away_s(self, num_nodes: float, waits: float) -> float:
         """From a verdict to the next time that the rows are at the target, if nobody else is there, and such a share of

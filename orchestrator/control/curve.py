@@ -11,6 +11,7 @@ import math
 import statistics
 from bisect import bisect
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _LEAST_GAIN, _MOST_GAIN = 0.05, 0.4
@@ -87,7 +88,7 @@ class Curve:
             else:
                 # A slow one that stands alone is an accident, two of three are not.
                 common = statistics.median(self._recent)
-                self._level_s *= math.exp(min(_MOST_GAIN, _LEAST_GAIN + abs(common)) * common)
+                self._level_s *= math.exp(min(_MOST_GAIN, _LEAST_GAIN + common * common) * common)
             gain = max(_SHAPE_GAIN, 1 / (cell.weight + 1))
             cell.shape *= math.exp(gain * max(-_LARGEST_STEP, min(_LARGEST_STEP, surprise)))
             cell.count += gain * (count - cell.count)
@@ -140,12 +141,25 @@ class Curve:
             line = mean_shape + slope * (cell.count - mean_count)
             counts.append(cell.count)
             shapes.append((cell.weight * cell.shape + _TRUST * line) / (cell.weight + _TRUST))
+        shapes[1:] = _rising(shapes[1:], [cell.weight + _TRUST for cell in cells])
+        shapes[0] = min(shapes[0], shapes[1])
         counts.append(2 * counts[-1])
         shapes.append(shapes[-1] + slope * counts[-2])
-        # More never takes less: of two that say so the lower is believed, so that a few are never thought dear.
-        for index in range(len(shapes) - 2, -1, -1):
-            shapes[index] = min(shapes[index], shapes[index + 1])
         return counts, shapes
+
+
+def _rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """More never takes less: the nearest to ``values`` of which none is below the one before. Neighbours that say
+    otherwise are taken for their mean (pool adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for value, weight in zip(values, weights, strict=True):
+        pool = value, weight, 1
+        while pools and pools[-1][0] > pool[0]:
+            before = pools.pop()
+            both = before[1] + pool[1]
+            pool = (before[0] * before[1] + pool[0] * pool[1]) / both, both, before[2] + pool[2]
+        pools.append(pool)
+    return [mean for mean, _, many in pools for _ in range(many)]
 
 
 def _bucket(count: int) -> int:

@@ -40,19 +40,19 @@ class Guesses:
         self._granted_at = -_AGAIN  # the round that was granted a guess last
         self._cut = False  # for the lookup's sake nothing more may come unasked
         self._held = False  # and so this round had to be asked for
-        self._drafting = False
+        self._drafting, self._awaited = False, 0
 
     def grant(
-        self, sequence: Sequence, drafting: bool, unasked: int, beaten: Callable[[float], Rival]
+        self, sequence: Sequence, drafting: bool, awaited: int, unasked: int, beaten: Callable[[float], Rival]
     ) -> tuple[Guess, int]:
         """What the lookup guesses for the round to come, as far as it is worth verifying, and how many tokens may come
         unasked after the round: none where a guess is there that is worth to be verified.
 
-        So many rounds, from this one on, come ``unasked``. ``beaten`` tells the best of what promises less than a guess
-        does, which the guess then goes before.
+        All wait for ``awaited`` draft tokens. So many rounds, from this one on, come ``unasked``. ``beaten`` tells the
+        best of what promises less than a guess does, which the guess then goes before.
         """
         self._num_rounds += 1
-        self._drafting = drafting
+        self._drafting, self._awaited = drafting, awaited
         guess, most = self._grant(sequence, unasked, beaten)
         self._held = self._cut and not (drafting or unasked)
         self._cut = not (drafting or most)
@@ -106,7 +106,7 @@ class Guesses:
 
     @property
     def _rounds(self) -> list[float]:
-        return self._costs.guessed(self._drafting)
+        return self._costs.guessed(self._drafting, self._awaited)
 
     @property
     def _alone_s(self) -> float:

@@ -19,10 +19,11 @@ def calm(contention: Contention, pass_s: float = WITHOUT_S, sequences: int = 4) 
     return contention.with_drafts(pass_s, WITH_S, sequences, sequences)
 
 
-def learnt(ahead: bool = False) -> Contention:
-    contention = Contention(ahead)
+def learnt() -> Contention:
+    contention = Contention(ahead=True)
     for _ in range(30):
         drafted(contention)
+        calm(contention, WITH_S)  # in which what was granted is used up
         for _ in range(3):
             calm(contention)
     return contention
@@ -44,6 +45,26 @@ def test_where_few_of_many_draft_it_is_in_between():
 def test_as_many_sequences_as_were_there_and_no_others():
     contention = learnt()
     assert contention.share(1) == contention.share(16) == 1.0
+
+
+def test_a_draft_that_is_waited_for_slows_down_no_pass_that_its_sequence_is_in():
+    """More rows take longer, which is no matter of who drafted before."""
+    contention = Contention()
+    for _ in range(30):
+        assert drafted(contention) == WITH_S
+        assert calm(contention) == WITHOUT_S
+    assert contention.share(4) == 1.0
+    assert contention.num_calm == 30, "passes without drafts are seen all the same"
+
+
+def test_it_slows_down_the_others():
+    contention = Contention()
+    for _ in range(30):
+        for _ in range(3):
+            contention.asked()
+            contention.with_drafts(WITH_S, WITH_S, 1, 4)
+        calm(contention)
+    assert contention.share(4) == pytest.approx(WITHOUT_S / WITH_S, rel=0.05)
 
 
 def test_drafts_that_cost_nothing_make_no_difference_however_the_passes_vary():
@@ -83,7 +104,7 @@ def test_a_draft_that_grows_ahead_goes_on_for_a_pass_after_it_was_asked_for_the_
 
 
 def test_slower_passes_with_drafts_tell_nothing_of_those_without():
-    contention = Contention()
+    contention = Contention(ahead=True)
     drafted(contention)
     contention.slower(1.25, 4)
     assert contention.share(4) == pytest.approx(0.8, rel=0.05)
@@ -116,11 +137,10 @@ def test_what_is_looked_for_in_vain_is_believed_less_and_less():
 
 
 def test_what_was_asked_before_a_pass_that_tells_nothing_does_not_make_the_next_one_of_drafts():
-    contention = learnt()
-    num_calm = contention.num_calm
+    contention = Contention()
     drafted(contention)
     for _ in range(4):
         contention.asked()
     contention.overlooked()
     calm(contention)
-    assert contention.num_calm == num_calm + 1
+    assert contention.num_calm == 1
