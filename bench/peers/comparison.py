@@ -32,6 +32,10 @@ _TEXTS = 3
 draft, which a batch evens out."""
 _PROMPT, _PREFIX = 64, 1000  # tokens
 
+_FEW = 4
+"""Requests at a time that get more tokens each: a fifth of the time of 48 is the prompts', and of more it would take
+too long."""
+
 _QUICK_S, _QUICK_RATE = 120.0, 16.0
 """What is to be quick takes so long at most, and all of it where generate makes so many tokens per second."""
 
@@ -55,6 +59,7 @@ class Plan:
     texts: int  # one after the other, where there is one request at a time
     single_tokens: int
     batch_tokens: int
+    few_tokens: int  # of each request where they are few
     calibration_tokens: int
     batch_calibration_tokens: int
     thorough: bool  # calibration
@@ -88,6 +93,7 @@ class Plan:
             texts=_TEXTS,
             single_tokens=128,
             batch_tokens=48,
+            few_tokens=128,
             calibration_tokens=48,
             batch_calibration_tokens=24,
             thorough=True,
@@ -106,6 +112,7 @@ class Plan:
             texts=1,
             single_tokens=48,
             batch_tokens=24,
+            few_tokens=24,
             calibration_tokens=24,
             batch_calibration_tokens=8,
             thorough=False,
@@ -126,6 +133,7 @@ class Plan:
             self,
             single_tokens=max(24, int(share * self.single_tokens)),
             batch_tokens=max(8, int(share * self.batch_tokens)),
+            few_tokens=max(8, int(share * self.few_tokens)),
             calibration_tokens=max(10, int(share * self.calibration_tokens)),
             batch_calibration_tokens=max(4, int(share * self.batch_calibration_tokens)),
             longest=max(1000, int(share * self.longest)),
@@ -251,7 +259,7 @@ async def compare(
                 continue
             contenders = [*theirs.contenders(streams), continuous.contender(streams)]
             contenders += services.contenders(streams, (ADAPTIVE,), plan.ahead)
-            await turns(contenders, plan.repeats, plan.batch_tokens)
+            await turns(contenders, plan.repeats, plan.few_tokens if streams <= _FEW else plan.batch_tokens)
             before_s, before = time.monotonic() - begun, streams
     return result
 

@@ -70,6 +70,7 @@ async def test_ratios_come_out_of_real_services(small_pair, services):
         texts=1,
         single_tokens=16,
         batch_tokens=8,
+        few_tokens=8,
         calibration_tokens=8,
         batch_calibration_tokens=4,
         thorough=False,
