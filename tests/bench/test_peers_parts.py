@@ -80,6 +80,20 @@ async def test_calibration_adds_up_what_all_texts_say():
     assert order[1:] == [(4, 1), (6, 1), (4, 2), (6, 2)], "in turn, after the probe"
 
 
+async def test_calibration_tries_what_is_close_once_more_at_twice_the_length():
+    learns = {8: 58.0, 16: 70.0}  # tokens per second by how many there are
+
+    async def run(settings, prompts, max_tokens):
+        rate = {4: 60.0, 6: learns.get(max_tokens, 1.0), 8: 30.0}[settings.num_draft_tokens]
+        tried.append((settings.num_draft_tokens, max_tokens))
+        return Run(max_tokens / rate, [[0] * max_tokens])
+
+    tried: list[tuple[int, int]] = []
+    contender = Contender(Kind.ASSISTED, 1, run, [(1,)], (4, 6, 8))
+    assert await calibrate(contender, [[[1]]], 8) == Settings((1,), 6)
+    assert tried[1:] == [(4, 8), (6, 8), (8, 8), (4, 16), (6, 16)]
+
+
 async def test_contenders_take_turns_on_the_same_prompts_and_are_compared():
     calls: list[tuple[Kind, list[int]]] = []
 
