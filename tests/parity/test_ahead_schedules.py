@@ -196,10 +196,10 @@ def language_models() -> tuple[Verifier, Drafter]:
 
 
 @pytest.mark.parametrize(
-    ("models", "vocab_size", "expected", "schedules", "num_dropped"),
+    ("models", "vocab_size", "expected", "schedules", "num_early"),
     [
         (tables, TABLE.vocab_size, table_text, range(165), 40),
-        (language_models, 8, text_of_the_target_alone, range(40), 0),  # too few to be sure of one
+        (language_models, 8, text_of_the_target_alone, range(40), 0),  # too few to be sure of both kinds
     ],
     ids=["tables", "language models"],
 )
@@ -208,7 +208,7 @@ async def test_the_text_is_the_targets_whatever_happens_on_the_way_to_the_draft(
     vocab_size: int,
     expected: Oracle,
     schedules: range,
-    num_dropped: int,
+    num_early: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     struck: Counter[str] = Counter()
@@ -241,7 +241,8 @@ async def test_the_text_is_the_targets_whatever_happens_on_the_way_to_the_draft(
     foreseen = sum(each.num_bonuses_foreseen + sum(each.num_corrections_foreseen_per_pos) for each in told)
     assert foreseen > len(schedules) / 2, "it did grow ahead"
     assert any(each.num_drafts < each.num_rounds - 1 for each in told), "and at times there was no draft"
-    assert early["stands"] > len(schedules) / 4, "rounds were sent early, of which some stood"
-    assert early["dropped"] >= num_dropped, "and of others nothing was left"
+    assert early["stands"] + early["dropped"] > len(schedules) / 4, "rounds were sent early"
+    assert early["stands"] >= num_early, "of which some stood"
+    assert early["dropped"] >= num_early, "and of others nothing was left"
     assert running.whims.num_given_up
     assert running.whims.num_opened > len(told), "sequences were opened again"
