@@ -62,6 +62,14 @@ def test_it_never_falls():
     assert values[0] >= 0.0
 
 
+def test_a_few_that_were_fast_by_accident_do_not_stand_for_what_was_measured_often():
+    curve = measured({4: 0.030}, times=100)
+    for count in (5, 6, 7):
+        curve.observe(count, 0.020)
+    assert curve.seconds(4) == pytest.approx(0.030, rel=0.05)
+    assert curve.seconds(7) >= curve.seconds(4)
+
+
 def test_one_accident_is_forgotten_and_two_in_a_row_are_news():
     curve = measured({1: 0.02, 5: 0.02}, times=50)
     curve.observe(5, 2.0)
@@ -299,6 +307,32 @@ def test_a_guess_among_many_who_verify_nothing_is_charged_for_what_its_rows_cost
     assert steep.guessed(drafting=True) == steep.unwaited, "where all verify something they share it"
     even = many_rows(lambda rows: 0.150 + 0.002 * rows)
     assert even.guessed(drafting=False)[4] == pytest.approx(even.unwaited[4], rel=0.15)
+
+
+def test_a_guess_waits_with_the_others_for_their_drafts():
+    costs = Costs(8)
+    for number in range(40):
+        depth = number % 3
+        if depth:
+            costs.drafted(depth, 0.01 * depth)
+        rows = 4 * (depth + 1)
+        costs.verified(depth, 0.03, Timings(0, 30_000 + number, 0, rows, 4), 1, 4)
+    guessed = costs.guessed(drafting=True, awaited=2)
+    assert guessed[2] == pytest.approx(costs.rounds[2], rel=0.01), "as one with a draft of so many"
+    assert guessed[4] - costs.unwaited[4] == pytest.approx(0.02, rel=0.2)
+    assert costs.guessed(drafting=True, awaited=1)[4] < guessed[4]
+
+
+def test_a_round_that_waits_is_not_thought_longer_for_what_drafts_cost_others():
+    """Only rows in passes that they are away from are beside a draft."""
+    costs = Costs(8)
+    for number in range(40):
+        costs.drafted(1 + number % 2, 0.01)
+        costs.verified(number % 3, 0.03, Timings(0, 30_000 + number, 0, 4 * (1 + number % 3), 4), 1, 4)
+    costs.contention._logs[2] = -0.5
+    costs._forget_rounds()
+    assert costs.alone_s == pytest.approx(0.6 * 0.03, rel=0.1)
+    assert costs.rounds[2] - costs._away_s(2, 1.0) == pytest.approx(costs.alone_s, rel=0.1)
 
 
 def test_an_accident_of_a_draft_that_grew_for_many_at_a_time_is_one_accident():
