@@ -20,27 +20,30 @@ class KvStore:
         self._device = device
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Put key and value [rows, kv_heads, head_dim] into slots [rows]. Returns the layer's whole tensors.
+    def layer(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The whole tensors of a layer that has keys and values like these, [any, kv_heads, head_dim]."""
+        if layer not in self._layers:  # made at the first pass, when the shape is known
+            self._layers[layer] = (self._zeros(key), self._zeros(value))
+        return self._layers[layer]
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Put key and value [rows, kv_heads, head_dim] into slots [rows].
 
         What is no number there, or infinite, becomes 0: a slot that is hidden from a row is multiplied by 0, not left
         out, so that a NaN would reach whoever reads it along with its own, now or when the slot has gone to another.
         """
-        if layer not in self._layers:  # made at the first write, when the shape is known
-            self._layers[layer] = (self._zeros(key), self._zeros(value))
-        keys, values = self._layers[layer]
+        keys, values = self.layer(layer, key, value)
         keys.flatten(0, 1).index_copy_(0, slots, key.nan_to_num(0.0, 0.0, 0.0))
         values.flatten(0, 1).index_copy_(0, slots, value.nan_to_num(0.0, 0.0, 0.0))
-        return keys, values
 
     @property
     def bytes_per_slot(self) -> int:
-        """In the layers that have been written to."""
+        """In the layers that a pass has come to."""
         return sum(tensor[0, 0].nbytes for tensors in self._layers.values() for tensor in tensors)
 
     @torch.inference_mode()
     def resized(self, pool: BlockPool) -> KvStore:
-        """An empty store for ``pool``. Layers that this one has written to get their memory at once."""
+        """An empty store for ``pool``. Layers that this one has get their memory at once."""
         store = KvStore(pool, self._device)
         for layer, (keys, values) in self._layers.items():
             store._layers[layer] = (store._zeros(keys[0]), store._zeros(values[0]))

@@ -92,7 +92,7 @@ class ModelRunner:
         logits_to_keep = wanted + (wanted[-1:] or [0]) * self._padding(len(wanted))
         output = self.model(
             input_ids=self._tensor(token_ids + padding)[None],
-            position_ids=self._tensor(packed_pass.positions + padding)[None],
+            position_ids=self._tensor(packed_pass.rows.positions + padding)[None],
             use_cache=False,
             logits_to_keep=self._tensor(logits_to_keep),
             packed_pass=packed_pass,

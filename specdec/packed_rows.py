@@ -6,8 +6,10 @@ Knows texts, positions and trees; refuses to know how attention is computed.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,46 @@ class Member:
         return self.row_positions[self.keys[-1]] == self.num_keys - 1
 
 
-def members_of(segment: Segment, start: int, row_positions: Sequence[int], counts: KeyCounts) -> Iterator[Member]:
+class PassRows:
+    """The fed rows of a pass, one segment's after the other's."""
+
+    def __init__(self, segments: Sequence[Segment], block_size: int) -> None:
+        self._segments = segments
+        self._block_size = block_size
+        self._positions = [segment.positions for segment in segments]
+        self.slots: list[int] = []  # where the rows' keys and values go
+        self.positions: list[int] = []  # of the rows in their texts
+        for segment, positions in zip(segments, self._positions, strict=True):
+            self.slots += self.slots_of(segment, range(segment.num_kept, len(positions)))
+            self.positions += positions[segment.num_kept :]
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def members(self, counts: KeyCounts, only_chains: bool = False) -> Iterator[Member]:
+        start = 0
+        for segment, positions in zip(self._segments, self._positions, strict=True):
+            yield from members_of(segment, start, positions, counts, only_chains)
+            start += len(segment.token_ids)
+
+    def key_slots(self, member: Member) -> np.ndarray:  # [num_keys] int64
+        """Where the keys of a member are, from its text's first token on."""
+        size = self._block_size
+        table = np.array(member.segment.block_table[: -(-member.num_keys // size)])
+        slots: np.ndarray = (table[:, None] * size + np.arange(size)).reshape(-1)[: member.num_keys]
+        if not member.is_stored_so:
+            slots[member.segment.num_context :] = self.slots_of(member.segment, member.keys)
+        return slots
+
+    def slots_of(self, segment: Segment, rows: Iterable[int]) -> list[int]:
+        size = self._block_size
+        positions = [segment.num_context + row for row in rows]
+        return [segment.block_table[position // size] * size + position % size for position in positions]
+
+
+def members_of(
+    segment: Segment, start: int, row_positions: Sequence[int], counts: KeyCounts, only_chains: bool = False
+) -> Iterator[Member]:
     """The rows of a segment, apart where their keys must be counted differently.
 
     A row of a tree is stored after its siblings, and the kernel sums in an order that depends on where a key stands
@@ -109,7 +150,7 @@ def members_of(segment: Segment, start: int, row_positions: Sequence[int], count
     for level, rows in by_level.items():
         last = rows[-1]
         whole = Member(segment, start, counts.level(first + last), rows, range(last + 1), row_positions)
-        if whole.is_chain or not segment.exact:
+        if whole.is_chain or not (segment.exact or only_chains):
             yield whole
             continue
         for path, num_shared in paths(segment.parents):

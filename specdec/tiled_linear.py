@@ -1,22 +1,21 @@
 """Linear layers computed by tiled_linear.c, on CPUs with AVX512-BF16. The few rows of a decoding pass wait for the
 weight to be read, which takes oneDNN 1.2 to 2 times as long (bench/LOG.md); many rows take it no less.
 
-Knows one weight at a time; refuses to know models. The C file is compiled when the package is installed, where there
-is a compiler; without it nothing here takes a weight.
+Knows one weight at a time; refuses to know models.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from specdec.kernels import kernel
+
 _COLUMNS = 32  # outputs of a tile, as in tiled_linear.c
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 
 
 class TiledLinear(torch.nn.Module):
@@ -36,14 +35,14 @@ class TiledLinear(torch.nn.Module):
         self.nbytes = self._tiles.nbytes
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
         self._float_bias = None if bias is None else bias.detach().float().contiguous()
-        self._compute = _compiled()
+        self._compute = _compute()
 
     @staticmethod
     def takes(weight: Tensor) -> bool:
         """Whether this machine computes with such a weight, and faster so."""
         if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16 or weight.shape[1] % 2:
             return False
-        return has_avx512_bf16() and _compiled() is not None
+        return _compute() is not None
 
     @property
     def weight(self) -> Tensor:
@@ -71,23 +70,7 @@ class TiledLinear(torch.nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-def has_avx512_bf16() -> bool:
-    """And no AMX: that computes a prompt's many rows several times as fast, by way of oneDNN."""
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16")) and not capabilities.get("amx_bf16")
-
-
 @functools.cache
-def _compiled() -> Callable[..., None] | None:
-    """``specdec_tiled_linear`` of the C file. It computes in the threads of torch's own OpenMP, which is there."""
-    found = importlib.util.find_spec("specdec._tiled_linear")
-    if found is None or found.origin is None:
-        return None
-    try:
-        function = ctypes.CDLL(found.origin).specdec_tiled_linear
-    except (OSError, AttributeError):  # compiled for another machine; a torch with another OpenMP
-        return None
-    function.argtypes = [_POINTER] * 4 + [_INT] * 4
-    function.restype = None
-    compute: Callable[..., None] = function
-    return compute
+def _compute() -> Callable[..., None] | None:
+    pointers = [ctypes.c_void_p] * 4
+    return kernel("tiled_linear", *pointers, *[ctypes.c_int] * 4)

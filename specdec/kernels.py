@@ -1,0 +1,42 @@
+"""The C functions of this package. They are compiled when it is installed, where there is a compiler; without them
+everything works, but slower on some CPUs.
+
+They are plain functions, which ctypes calls, and compute in the threads of torch's own OpenMP, which is there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def kernel(name: str, *argument_types: Any) -> Callable[..., None] | None:
+    """The function ``specdec_<name>``; None where this machine cannot run it."""
+    library = _library() if has_avx512_bf16() else None
+    function = getattr(library, f"specdec_{name}", None)
+    if function is not None:
+        function.argtypes, function.restype = argument_types, None
+    return function
+
+
+@functools.cache
+def has_avx512_bf16() -> bool:
+    """And no AMX: that computes a prompt's many rows several times as fast, by way of oneDNN."""
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16")) and not capabilities.get("amx_bf16")
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    found = importlib.util.find_spec("specdec._kernels")
+    if found is None or found.origin is None:
+        return None
+    try:
+        return ctypes.CDLL(found.origin)
+    except OSError:  # compiled for another machine; a torch with another OpenMP
+        return None

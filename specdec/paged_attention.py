@@ -1,0 +1,147 @@
+"""Attention computed by paged_attention.c, over keys and values where they lie in the pool, on CPUs with AVX512-BF16.
+
+Knows a pass's rows; refuses to know models. Every row of a tree is taken for the end of a text of its own, so that no
+key is hidden from a row but those after it, and those before its window.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.kernels import kernel
+from specdec.packed_rows import KeyCounts, PassRows
+
+_LANES, _LINE, _MAX_HEAD_DIM = 32, 32, 256  # as in paged_attention.c
+_ANY_COUNT = KeyCounts((), 1)
+_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = (("at", _POINTER), ("row", _LONG), ("head", _LONG))
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Rows:  # [rows, heads, head_dim]
+        return cls(tensor.data_ptr(), tensor.stride(0), tensor.stride(1))
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = (
+        ("slots", _POINTER),
+        ("keys", _POINTER),
+        ("rows", _POINTER),
+        ("num_seen", _POINTER),
+        ("tiles", _POINTER),
+        ("num_rows", _INT),
+        ("num_tiles", _INT),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        ("query", _Rows),
+        ("key", _Rows),
+        ("value", _Rows),
+        ("output", _Rows),
+        ("keys", _POINTER),
+        ("values", _POINTER),
+        ("heads", _INT),
+        ("kv_heads", _INT),
+        ("head_dim", _INT),
+        ("window", _INT),
+        ("scale", ctypes.c_float),
+        ("num_threads", _INT),
+    )
+
+
+def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether this machine computes with such tensors [rows, heads, head_dim] here."""
+    head_dim = query.shape[2]
+    return (
+        query.device.type == "cpu"
+        and query.dtype is torch.bfloat16
+        and key.dtype is torch.bfloat16
+        and head_dim == value.shape[2]
+        and head_dim % _LINE == 0
+        and head_dim <= _MAX_HEAD_DIM
+        and query.stride(2) == key.stride(2) == value.stride(2) == 1
+        and _compute() is not None
+    )
+
+
+class PagedAttention:
+    """Of one pass, for all its layers."""
+
+    def __init__(self, rows: PassRows) -> None:
+        self._rows = rows
+        self._passes: dict[int, tuple[_Pass, list[np.ndarray]]] = {}
+
+    def attend(
+        self,
+        query: Tensor,  # [rows, heads, head_dim], as of takes()
+        key: Tensor,
+        value: Tensor,
+        keys: Tensor,  # the layer's whole pool, [num_blocks, block_size, kv_heads, head_dim]
+        values: Tensor,
+        output: Tensor,  # [rows, heads, head_dim]
+        scale: float,
+        window: int | None,
+    ) -> None:
+        """Puts the rows' keys and values into the pool, too; nothing that is no number gets there."""
+        heads, kv_heads = query.shape[1], key.shape[1]
+        layer = _Layer(
+            _Rows.of(query),
+            _Rows.of(key),
+            _Rows.of(value),
+            _Rows.of(output),
+            keys.data_ptr(),
+            values.data_ptr(),
+            heads,
+            kv_heads,
+            query.shape[2],
+            window or 2**31 - 1,
+            scale * math.log2(math.e),
+            torch.get_num_threads(),
+        )
+        compute = _compute()
+        assert compute is not None
+        compute(ctypes.byref(self._pass(heads // kv_heads)), ctypes.byref(layer))
+
+    def _pass(self, groups: int) -> _Pass:
+        """For ``groups`` query heads per key head. Made at the first layer that asks."""
+        if groups not in self._passes:
+            keys, rows, num_seen, tiles = [], [], [], []
+            num_keys = 0
+            for member in self._rows.members(_ANY_COUNT, only_chains=True):
+                keys.append(self._rows.key_slots(member))
+                seen = [member.row_positions[row] + 1 for row in member.rows]
+                num = len(seen) * groups
+                num_tiles = -(-num // _LANES)
+                bounds = [num * tile // num_tiles for tile in range(num_tiles + 1)]
+                # The longest first, so that no thread is left with one at the end.
+                tiles += [
+                    (seen[(end - 1) // groups], (num_keys, len(rows), start, end - start))
+                    for start, end in zip(bounds, bounds[1:], strict=False)
+                ]
+                rows += member.pass_rows
+                num_seen += seen
+                num_keys += member.num_keys
+            tiles.sort(reverse=True)
+            arrays = [
+                np.array(values, np.int32)
+                for values in (self._rows.slots, np.concatenate(keys), rows, num_seen, [tile for _, tile in tiles])
+            ]
+            addresses = (array.ctypes.data for array in arrays)
+            self._passes[groups] = _Pass(*addresses, len(self._rows), len(tiles)), arrays
+        return self._passes[groups][0]
+
+
+@functools.cache
+def _compute() -> Callable[..., None] | None:
+    return kernel("paged_attention", _POINTER, _POINTER)
