@@ -93,7 +93,7 @@ class GatheredAttention:
         self._rows = rows
         self._block_size = block_size
         self._device = device
-        self._scratch = Scratch(), Scratch()  # of keys, of values
+        self.scratch = Scratch(), Scratch()  # of keys, of values
         self._buckets: dict[int, list[_Bucket]] = {}
 
     def attend(
@@ -108,7 +108,7 @@ class GatheredAttention:
     ) -> None:
         heads, kv_heads = query.shape[1], keys.shape[2]
         groups = heads // kv_heads
-        of_keys, of_values = self._scratch
+        of_keys, of_values = self.scratch
         attend = torch.nn.functional.scaled_dot_product_attention if softcap is None else _softcapped(softcap)
         for bucket in self._buckets_of(groups, keys.shape[0] * keys.shape[1]):
             size, most_rows = bucket.shape

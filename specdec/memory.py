@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from specdec import cgroup
-from specdec.noise_cache import MAX_KEPT_ROWS
 from specdec.gathered_attention import COPIES
+from specdec.noise_cache import MAX_KEPT_ROWS
 from specdec.portions import MAX_CHAIN_NODES, MAX_TREE_ROWS, NUMBERS_AT_ONCE
 from specdec.prefill import ROWS_PER_PASS
 

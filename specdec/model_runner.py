@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec.fused_layers import fuse_layers
 from specdec.kv_cache import BlockPool, Move, SequenceCache
 from specdec.kv_store import KvStore
 from specdec.packed_attention import ATTENTION, PackedPass
@@ -53,6 +54,7 @@ class ModelRunner:
         self.info = info
         self.device = torch.device(device)
         pack_linears(self.model)
+        fuse_layers(self.model)
         self.pool = BlockPool(-(-num_slots // block_size), block_size)
         self._store = KvStore(self.pool, self.device)
         self._row_multiple, self._least_rows = row_multiple(self.model), least_rows(self.model)

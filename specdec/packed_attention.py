@@ -31,8 +31,9 @@ class PackedPass:
         self._device = device
         self._slots = torch.tensor(self.rows.slots, dtype=torch.int64, device=device)
         self._last_values: Tensor | None = None  # [rows, kv_heads, head_dim], of the layer that came last
-        self._gathered = GatheredAttention(self.rows, block_size, device)
-        self._paged = PagedAttention(self.rows)
+        self.gathered = GatheredAttention(self.rows, block_size, device)
+        self.paged = PagedAttention(self.rows)
+        self.shared: dict[Any, Any] = {}  # by its users' keys: memory that one layer takes after the other
 
     def sound(self) -> Tensor:  # [rows] bool
         """After the pass: the rows with nothing but numbers in them.
@@ -43,6 +44,12 @@ class PackedPass:
         if self._last_values is None:  # a model that never asked for this attention: the probe will tell
             return torch.ones(len(self.rows), dtype=torch.bool, device=self._device)
         return self._last_values.sum((1, 2), dtype=torch.float32).isfinite()
+
+    def layer(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The pool of a layer, [num_blocks, block_size, kv_heads, head_dim]; of its rows are ``key`` and ``value``,
+        [rows or more, kv_heads, head_dim], at the latest when it has been computed."""
+        self._last_values = value[: len(self.rows)]
+        return self._store.layer(layer, key, value)
 
     def attend(
         self,
@@ -57,15 +64,14 @@ class PackedPass:
         """Attention of each row over its own text. Returns [padded rows, heads, head_dim]."""
         num_rows = len(self.rows)
         key, value = key[:num_rows], value[:num_rows]
-        self._last_values = value
         output = query.new_empty(*query.shape[:2], value.shape[-1])
         output[num_rows:] = 0
-        keys, values = self._store.layer(layer, key, value)
+        keys, values = self.layer(layer, key, value)
         if softcap is None and paged_attention.takes(query, key, value):
-            self._paged.attend(query, key, value, keys, values, output, scale, window)
+            self.paged.attend(query, key, value, keys, values, output, scale, window)
         else:
             self._store.write(layer, self._slots, key, value)
-            self._gathered.attend(query, keys, values, output, scale, window, softcap)
+            self.gathered.attend(query, keys, values, output, scale, window, softcap)
         return output
 
 
@@ -85,8 +91,8 @@ def packed_attention(
     """Returns [1, rows, heads, head_dim]."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    by_row = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return packed_pass.attend(layer, *by_row, scale, sliding_window, softcap)[None], None
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return packed_pass.attend(layer, query, key, value, scale, sliding_window, softcap)[None], None
 
 
 AttentionInterface.register(ATTENTION, packed_attention)

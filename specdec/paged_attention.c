@@ -4,55 +4,13 @@
  * The lanes of a register are queries: rows of one text, and the query heads that share a key head. Each is computed in
  * its own lane from the first key on, in runs of KEYS keys of its own text, so that its bits depend on its text alone.
  */
-#include <immintrin.h>
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "kernels.h"
 
 #define LANES 32 /* queries of a tile: two registers */
 #define KEYS 128 /* that are scored before their values are added up */
 #define SOME 8   /* queries that share one reading of the values */
 #define LINE 32  /* dimensions of a head in a register */
 #define MAX_HEAD_DIM 256
-
-#define CPU __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
-#define INLINE static inline __attribute__((always_inline)) CPU
-
-typedef uint16_t bf16;
-
-/* [rows][heads][head_dim], apart by so many elements. */
-typedef struct {
-    bf16 *at;
-    int64_t row, head;
-} Rows;
-
-/* Of a chain, a text that ends with some rows of the pass: up to LANES queries. A query is a row and one of the query
- * heads that share a key head. */
-typedef struct {
-    int32_t keys;  /* where the chain's keys begin in the list of them */
-    int32_t rows;  /* where its rows begin in theirs */
-    int32_t first; /* query */
-    int32_t num;
-} Tile;
-
-/* The same for all layers. */
-typedef struct {
-    const int32_t *slots;    /* [num_rows]: where the rows' keys and values go */
-    const int32_t *keys;     /* slots of the keys of each chain, from its first token on */
-    const int32_t *rows;     /* of each chain */
-    const int32_t *num_seen; /* of each of these rows: the keys up to its own */
-    const Tile *tiles;
-    int32_t num_rows, num_tiles;
-} Pass;
-
-typedef struct {
-    Rows query, key, value, output;
-    bf16 *keys, *values; /* [slots][kv_heads][head_dim] */
-    int32_t heads, kv_heads, head_dim;
-    int32_t window; /* keys that a row sees at most, its own among them */
-    float scale;
-    int32_t num_threads;
-} Layer;
 
 typedef struct {
     uint32_t queries[MAX_HEAD_DIM / 2][LANES]; /* two dimensions each */
@@ -65,7 +23,7 @@ typedef struct {
 } Scratch;
 
 /* What is no number, or infinite, becomes 0: a key that is hidden from a row is multiplied by 0, not left out. */
-CPU static void put(const bf16 *from, bf16 *to, int head_dim) {
+CPU static void put_head(const bf16 *from, bf16 *to, int head_dim) {
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
     for (int at = 0; at < head_dim; at += LINE) {
         const __m512i numbers = _mm512_loadu_si512(from + at);
@@ -74,16 +32,13 @@ CPU static void put(const bf16 *from, bf16 *to, int head_dim) {
     }
 }
 
-/* 2 to the power of x, which is at most 0, with an error of 2e-7. */
-INLINE __m512 power(__m512 x) {
-    x = _mm512_max_ps(_mm512_set1_ps(-150), x);
-    const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 part = _mm512_sub_ps(x, whole);
-    static const float factors[] = {1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1};
-    __m512 sum = _mm512_set1_ps(1.5403530e-4f);
-    for (int i = 0; i < 6; i++)
-        sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(factors[i]));
-    return _mm512_scalef_ps(sum, whole);
+void put(const Pass *pass, const Attention *attention, int row, Rows key, Rows value) {
+    const int head_dim = attention->head_dim;
+    for (int head = 0; head < attention->kv_heads; head++) {
+        const int64_t to = ((int64_t)pass->slots[row] * attention->kv_heads + head) * head_dim;
+        put_head(key.at + row * key.row + head * key.head, attention->keys + to, head_dim);
+        put_head(value.at + row * value.row + head * value.head, attention->values + to, head_dim);
+    }
 }
 
 /* Queries times num_keys keys: the scores of keys at and after `at`. */
@@ -180,8 +135,8 @@ CPU static void add_some_values(int num, int query, int dimension, int num_keys,
 }
 
 /* The next run of a chain's keys, which begins with its key `start`. */
-CPU static void run(const Tile *tile, int start, int num_keys, const Layer *layer, Scratch *s) {
-    const int head_dim = layer->head_dim;
+CPU static void run(const Tile *tile, int start, int num_keys, const Attention *attention, Scratch *s) {
+    const int head_dim = attention->head_dim;
     if (tile->num > 16)
         for (int at = 0; at < num_keys; at += 4)
             score(2, 4, at, head_dim, s);
@@ -189,7 +144,7 @@ CPU static void run(const Tile *tile, int start, int num_keys, const Layer *laye
         for (int at = 0; at < num_keys; at += 8)
             score(1, 8, at, head_dim, s);
     for (int lane = 0; lane < tile->num; lane += 16)
-        weigh(lane, start, num_keys, layer->scale, s);
+        weigh(lane, start, num_keys, attention->scale, s);
     for (int dimension = 0; dimension < head_dim; dimension += LINE) {
         int query = 0;
         for (int left = (tile->num + SOME - 1) / SOME; left > 0; left--) {
@@ -212,9 +167,10 @@ CPU static void store(const float *sums, float total, bf16 *output, int head_dim
     }
 }
 
-CPU static void attend(const Pass *pass, const Tile *tile, int kv_head, const Layer *layer) {
+CPU static void attend_tile(const Pass *pass, const Attention *attention, const Tile *tile, int kv_head, Rows queries,
+                            Rows outputs) {
     Scratch s;
-    const int head_dim = layer->head_dim, groups = layer->heads / layer->kv_heads;
+    const int head_dim = attention->head_dim, groups = attention->heads / attention->kv_heads;
     const int32_t *rows = pass->rows + tile->rows, *num_seen = pass->num_seen + tile->rows;
     int first_key = INT32_MAX, num_keys = 0;
     memset(s.queries, 0, sizeof s.queries[0] * head_dim / 2);
@@ -225,12 +181,12 @@ CPU static void attend(const Pass *pass, const Tile *tile, int kv_head, const La
         if (lane >= tile->num)
             continue;
         const int row = (tile->first + lane) / groups, head = kv_head * groups + (tile->first + lane) % groups;
-        const bf16 *query = layer->query.at + rows[row] * layer->query.row + head * layer->query.head;
+        const bf16 *query = queries.at + rows[row] * queries.row + head * queries.head;
         for (int pair = 0; pair < head_dim / 2; pair++)
             memcpy(&s.queries[pair][lane], query + pair * 2, sizeof s.queries[pair][lane]);
         memset(s.sums[lane], 0, sizeof s.sums[lane][0] * head_dim);
         s.seen[lane] = num_seen[row];
-        s.first[lane] = num_seen[row] > layer->window ? num_seen[row] - layer->window : 0;
+        s.first[lane] = num_seen[row] > attention->window ? num_seen[row] - attention->window : 0;
         first_key = s.first[lane] < first_key ? s.first[lane] : first_key;
         num_keys = s.seen[lane] > num_keys ? s.seen[lane] : num_keys;
     }
@@ -238,38 +194,38 @@ CPU static void attend(const Pass *pass, const Tile *tile, int kv_head, const La
         const int num = num_keys - start < KEYS ? num_keys - start : KEYS;
         for (int key = 0; key < KEYS; key++) { /* what is read along with the last one is it again */
             const int64_t slot = pass->keys[tile->keys + start + (key < num ? key : num - 1)];
-            const int64_t at = (slot * layer->kv_heads + kv_head) * head_dim;
-            s.keys[key] = layer->keys + at;
-            s.values[key] = layer->values + at;
+            const int64_t at = (slot * attention->kv_heads + kv_head) * head_dim;
+            s.keys[key] = attention->keys + at;
+            s.values[key] = attention->values + at;
             for (int line = 0; line < head_dim; line += LINE) { /* memory gives what it is asked for in time */
                 _mm_prefetch((const char *)(s.keys[key] + line), _MM_HINT_T0);
                 _mm_prefetch((const char *)(s.values[key] + line), _MM_HINT_T1);
             }
         }
-        run(tile, start, num, layer, &s);
+        run(tile, start, num, attention, &s);
     }
     for (int lane = 0; lane < tile->num; lane++) {
         const int row = (tile->first + lane) / groups, head = kv_head * groups + (tile->first + lane) % groups;
-        bf16 *output = layer->output.at + rows[row] * layer->output.row + head * layer->output.head;
+        bf16 *output = outputs.at + rows[row] * outputs.row + head * outputs.head;
         store(s.sums[lane], s.totals[lane], output, head_dim);
     }
 }
 
-/* The keys and values of the rows into the pool; then the output of each row over those of its own text. head_dim is a
- * multiple of LINE, and MAX_HEAD_DIM at most; layer->scale is positive and gives scores in units of ln 2. */
-CPU void specdec_paged_attention(const Pass *pass, const Layer *layer) {
-    const int kv_heads = layer->kv_heads, head_dim = layer->head_dim;
-#pragma omp parallel num_threads(layer->num_threads)
+void attend(const Pass *pass, const Attention *attention, Rows query, Rows output) {
+    const int kv_heads = attention->kv_heads;
+#pragma omp for schedule(dynamic)
+    for (int item = 0; item < pass->num_tiles * kv_heads; item++)
+        attend_tile(pass, attention, pass->tiles + item / kv_heads, item % kv_heads, query, output);
+}
+
+/* By itself. head_dim is a multiple of LINE, and MAX_HEAD_DIM at most. */
+void specdec_paged_attention(const Pass *pass, const Attention *attention, const Rows *query, const Rows *key,
+                             const Rows *value, const Rows *output, int num_threads) {
+#pragma omp parallel num_threads(num_threads)
     {
 #pragma omp for schedule(static)
         for (int row = 0; row < pass->num_rows; row++)
-            for (int head = 0; head < kv_heads; head++) {
-                const int64_t to = ((int64_t)pass->slots[row] * kv_heads + head) * head_dim;
-                put(layer->key.at + row * layer->key.row + head * layer->key.head, layer->keys + to, head_dim);
-                put(layer->value.at + row * layer->value.row + head * layer->value.head, layer->values + to, head_dim);
-            }
-#pragma omp for schedule(dynamic)
-        for (int item = 0; item < pass->num_tiles * kv_heads; item++)
-            attend(pass, pass->tiles + item / kv_heads, item % kv_heads, layer);
+            put(pass, attention, row, *key, *value);
+        attend(pass, attention, *query, *output);
     }
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import math
 from collections.abc import Callable
 
@@ -31,33 +32,30 @@ class _Rows(ctypes.Structure):
         return cls(tensor.data_ptr(), tensor.stride(0), tensor.stride(1))
 
 
-class _Pass(ctypes.Structure):
+class Pass(ctypes.Structure):
+    """A pass as the C files see it. ``arrays`` are what it points to."""
+
     _fields_ = (
-        ("slots", _POINTER),
-        ("keys", _POINTER),
-        ("rows", _POINTER),
-        ("num_seen", _POINTER),
-        ("tiles", _POINTER),
-        ("num_rows", _INT),
-        ("num_tiles", _INT),
+        *((name, _POINTER) for name in ("slots", "keys", "rows", "num_seen", "tiles")),
+        *((name, _INT) for name in ("num_rows", "num_tiles")),
     )
+    arrays: list[np.ndarray]
 
 
-class _Layer(ctypes.Structure):
+class Attention(ctypes.Structure):
+    """A layer's attention, and its pool."""
+
     _fields_ = (
-        ("query", _Rows),
-        ("key", _Rows),
-        ("value", _Rows),
-        ("output", _Rows),
-        ("keys", _POINTER),
-        ("values", _POINTER),
-        ("heads", _INT),
-        ("kv_heads", _INT),
-        ("head_dim", _INT),
-        ("window", _INT),
+        *((name, _POINTER) for name in ("keys", "values")),
+        *((name, _INT) for name in ("heads", "kv_heads", "head_dim", "window")),
         ("scale", ctypes.c_float),
-        ("num_threads", _INT),
     )
+
+    @classmethod
+    def over(cls, keys: Tensor, values: Tensor, heads: int, scale: float, window: int | None) -> Attention:
+        """``keys`` and ``values``: the layer's whole pool, [num_blocks, block_size, kv_heads, head_dim]."""
+        pool = keys.data_ptr(), values.data_ptr()
+        return cls(*pool, heads, *keys.shape[2:], window or 2**31 - 1, scale * math.log2(math.e))
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -80,7 +78,7 @@ class PagedAttention:
 
     def __init__(self, rows: PassRows) -> None:
         self._rows = rows
-        self._passes: dict[int, tuple[_Pass, list[np.ndarray]]] = {}
+        self._passes: dict[int, Pass] = {}
 
     def attend(
         self,
@@ -95,28 +93,21 @@ class PagedAttention:
     ) -> None:
         """Puts the rows' keys and values into the pool, too; nothing that is no number gets there."""
         heads, kv_heads = query.shape[1], key.shape[1]
-        layer = _Layer(
-            _Rows.of(query),
-            _Rows.of(key),
-            _Rows.of(value),
-            _Rows.of(output),
-            keys.data_ptr(),
-            values.data_ptr(),
-            heads,
-            kv_heads,
-            query.shape[2],
-            window or 2**31 - 1,
-            scale * math.log2(math.e),
-            torch.get_num_threads(),
-        )
+        attention = Attention.over(keys, values, heads, scale, window)
+        rows = (ctypes.byref(_Rows.of(tensor)) for tensor in (query, key, value, output))
         compute = _compute()
         assert compute is not None
-        compute(ctypes.byref(self._pass(heads // kv_heads)), ctypes.byref(layer))
+        compute(
+            ctypes.byref(self.for_groups(heads // kv_heads)), ctypes.byref(attention), *rows, torch.get_num_threads()
+        )
 
-    def _pass(self, groups: int) -> _Pass:
+    def for_groups(self, groups: int) -> Pass:
         """For ``groups`` query heads per key head. Made at the first layer that asks."""
         if groups not in self._passes:
-            keys, rows, num_seen, tiles = [], [], [], []
+            keys: list[np.ndarray] = []
+            rows: list[int] = []
+            num_seen: list[int] = []
+            tiles: list[tuple[int, tuple[int, ...]]] = []
             num_keys = 0
             for member in self._rows.members(_ANY_COUNT, only_chains=True):
                 keys.append(self._rows.key_slots(member))
@@ -127,7 +118,7 @@ class PagedAttention:
                 # The longest first, so that no thread is left with one at the end.
                 tiles += [
                     (seen[(end - 1) // groups], (num_keys, len(rows), start, end - start))
-                    for start, end in zip(bounds, bounds[1:], strict=False)
+                    for start, end in itertools.pairwise(bounds)
                 ]
                 rows += member.pass_rows
                 num_seen += seen
@@ -137,11 +128,12 @@ class PagedAttention:
                 np.array(values, np.int32)
                 for values in (self._rows.slots, np.concatenate(keys), rows, num_seen, [tile for _, tile in tiles])
             ]
-            addresses = (array.ctypes.data for array in arrays)
-            self._passes[groups] = _Pass(*addresses, len(self._rows), len(tiles)), arrays
-        return self._passes[groups][0]
+            made = Pass(*(array.ctypes.data for array in arrays), len(self._rows), len(tiles))
+            made.arrays = arrays
+            self._passes[groups] = made
+        return self._passes[groups]
 
 
 @functools.cache
 def _compute() -> Callable[..., None] | None:
-    return kernel("paged_attention", _POINTER, _POINTER)
+    return kernel("paged_attention", *[_POINTER] * 6, _INT)

@@ -3,26 +3,13 @@
  * A decoding pass is over when its weights have been read, so a weight lies in memory in the order in which it is read
  * here: COLUMNS outputs at a time, of these two inputs at a time. Every sum of a row is taken in the order of its inputs
  * by one accumulator, however many rows there are, so that a row's bits depend on the row alone.
- *
- * It is no extension module: Python calls it by ctypes. It is not linked with OpenMP either: torch has loaded that, and
- * a second one would have threads of its own, which compete with torch's for the same cores.
  */
-#include <immintrin.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+#include "kernels.h"
 
-#define COLUMNS 32 /* outputs of a tile: two registers */
 #define LINE 64    /* bytes of a register, and of what memory gives at a time */
 #define ROWS 14    /* that share one reading of a tile: with two accumulators each they leave room for its row and theirs */
-#define CHUNK 56   /* rows for which a part of a tile is read from the cache again and again */
 #define DEPTH 2048 /* inputs of such a part: 128 KiB of the second-level cache */
 #define FEW 8      /* rows that are computed faster than memory gives what they wait for */
-
-#define CPU __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
-#define INLINE static inline __attribute__((always_inline)) CPU
-
-typedef uint16_t bf16;
 
 typedef struct {
     const bf16 *weight; /* [depth / 2][COLUMNS][2] */
@@ -93,42 +80,61 @@ CPU static void add(int num_rows, Part part) {
     }
 }
 
-/* The first num_columns sums of each row, with the bias, rounded to the nearest. */
-CPU static void store(const float *sums, const float *bias, int num_rows, int num_columns, bf16 *outputs, int stride) {
-    for (int row = 0; row < num_rows; row++)
-        for (int at = 0; at < num_columns; at += 16) {
-            const int left = num_columns - at;
-            const __mmask16 mask = left >= 16 ? 0xffff : (__mmask16)((1 << left) - 1);
-            __m512 sum = _mm512_loadu_ps(sums + row * COLUMNS + at);
-            if (bias)
-                sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, bias + at));
-            const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(sum);
-            _mm256_mask_storeu_epi16(outputs + (size_t)row * stride + at, mask, rounded);
-        }
+/* Which of the 16 outputs from `column` on there are. */
+static inline __mmask16 columns(const Linear *linear, int column) {
+    const int left = linear->out_features - column;
+    return left >= 16 ? 0xffff : left <= 0 ? 0 : (__mmask16)((1 << left) - 1);
 }
 
-/* outputs [num_rows][out_features] = rows [num_rows][in_features] @ weight.T + bias, in_features an even number.
- *
- * weight: [out_features / COLUMNS, rounded up][in_features / 2][COLUMNS][2]; bias: [out_features] float, or NULL.
- */
-void specdec_tiled_linear(const bf16 *weight, const float *bias, const bf16 *rows, bf16 *outputs, int num_rows,
-                          int out_features, int in_features, int num_threads) {
-    const int num_tiles = (out_features + COLUMNS - 1) / COLUMNS;
-#pragma omp parallel for num_threads(num_threads) schedule(static)
-    for (int tile = 0; tile < num_tiles; tile++) {
-        const int column = tile * COLUMNS;
-        const int num_columns = out_features - column < COLUMNS ? out_features - column : COLUMNS;
-        const bf16 *of_tile = weight + (size_t)column * in_features;
-        for (int row = 0; row < num_rows; row += CHUNK) {
-            float sums[CHUNK * COLUMNS];
-            const int num = num_rows - row < CHUNK ? num_rows - row : CHUNK;
-            const bf16 *of_chunk = rows + (size_t)row * in_features;
-            for (int input = 0; input < in_features; input += DEPTH) {
-                const int depth = in_features - input < DEPTH ? in_features - input : DEPTH;
-                add(num, (Part){of_tile + (size_t)input * COLUMNS, of_chunk + input, sums, depth, in_features, !input});
+CPU static void store(const Linear *linear, int tile, const float *sums, int num_rows, int onto, bf16 *outputs) {
+    for (int i = 0; i < COLUMNS; i += 16) {
+        const int column = tile * COLUMNS + i;
+        const __mmask16 mask = columns(linear, column);
+        for (int row = 0; row < num_rows; row++) {
+            bf16 *to = outputs + (size_t)row * linear->out_features + column;
+            __m512 sum = _mm512_loadu_ps(sums + row * COLUMNS + i);
+            if (onto) {
+                const __m256i before = _mm256_maskz_loadu_epi16(mask, to);
+                sum = _mm512_add_ps(rounded(sum), (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(before), 16));
             }
-            store(sums, bias ? bias + column : NULL, num, num_columns, outputs + (size_t)row * out_features + column,
-                  out_features);
+            _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(sum));
         }
     }
+}
+
+void tile_sums(const Linear *linear, int tile, const bf16 *rows, int num_rows, float *sums) {
+    const int in_features = linear->in_features, column = tile * COLUMNS;
+    const bf16 *of_tile = linear->weight + (size_t)column * in_features;
+    for (int input = 0; input < in_features; input += DEPTH) {
+        const int depth = in_features - input < DEPTH ? in_features - input : DEPTH;
+        add(num_rows, (Part){of_tile + (size_t)input * COLUMNS, rows + input, sums, depth, in_features, !input});
+    }
+    if (!linear->bias)
+        return;
+    for (int i = 0; i < COLUMNS; i += 16) {
+        const __m512 bias = _mm512_maskz_loadu_ps(columns(linear, column + i), linear->bias + column + i);
+        for (int row = 0; row < num_rows; row++) {
+            float *at = sums + row * COLUMNS + i;
+            _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), bias));
+        }
+    }
+}
+
+void multiply(const Linear *linear, const bf16 *rows, int num_rows, int onto, bf16 *outputs) {
+    const int tiles = num_tiles(linear);
+#pragma omp for schedule(static) nowait
+    for (int tile = 0; tile < tiles; tile++) {
+        float sums[CHUNK * COLUMNS];
+        for (int row = 0; row < num_rows; row += CHUNK) {
+            const int num = num_rows - row < CHUNK ? num_rows - row : CHUNK;
+            tile_sums(linear, tile, rows + (size_t)row * linear->in_features, num, sums);
+            store(linear, tile, sums, num, onto, outputs + (size_t)row * linear->out_features);
+        }
+    }
+}
+
+/* By itself; in_features is an even number. */
+void specdec_tiled_linear(const Linear *linear, const bf16 *rows, bf16 *outputs, int num_rows, int num_threads) {
+#pragma omp parallel num_threads(num_threads)
+    multiply(linear, rows, num_rows, 0, outputs);
 }

@@ -18,6 +18,15 @@ from specdec.kernels import kernel
 _COLUMNS = 32  # outputs of a tile, as in tiled_linear.c
 
 
+class Linear(ctypes.Structure):
+    """A weight as the C files see it."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        *((name, ctypes.c_int32) for name in ("out_features", "in_features")),
+    )
+
+
 class TiledLinear(torch.nn.Module):
     """In place of a ``torch.nn.Linear`` whose weight it ``takes``, for inference only.
 
@@ -35,6 +44,8 @@ class TiledLinear(torch.nn.Module):
         self.nbytes = self._tiles.nbytes
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
         self._float_bias = None if bias is None else bias.detach().float().contiguous()
+        bias_pointer = None if self._float_bias is None else self._float_bias.data_ptr()
+        self.described = Linear(self._tiles.data_ptr(), bias_pointer, self.out_features, self.in_features)
         self._compute = _compute()
 
     @staticmethod
@@ -52,18 +63,10 @@ class TiledLinear(torch.nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:  # [..., in_features] -> [..., out_features]
         rows = inputs.contiguous()
         outputs = rows.new_empty(*rows.shape[:-1], self.out_features)
-        bias = self._float_bias
         assert self._compute is not None
-        self._compute(
-            self._tiles.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            rows.data_ptr(),
-            outputs.data_ptr(),
-            rows.numel() // self.in_features,
-            self.out_features,
-            self.in_features,
-            torch.get_num_threads(),
-        )
+        num_rows = rows.numel() // self.in_features
+        pointers = ctypes.byref(self.described), rows.data_ptr(), outputs.data_ptr()
+        self._compute(*pointers, num_rows, torch.get_num_threads())
         return outputs
 
     def extra_repr(self) -> str:
@@ -72,5 +75,4 @@ class TiledLinear(torch.nn.Module):
 
 @functools.cache
 def _compute() -> Callable[..., None] | None:
-    pointers = [ctypes.c_void_p] * 4
-    return kernel("tiled_linear", *pointers, *[ctypes.c_int] * 4)
+    return kernel("tiled_linear", *[ctypes.c_void_p] * 3, *[ctypes.c_int] * 2)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec import packed_attention
+from specdec import gathered_attention, packed_rows
 from specdec.kv_cache import SequenceCache
 from specdec.loading import load_runner
 from specdec.model_runner import ModelRunner
@@ -154,7 +154,7 @@ def test_company_does_not_show_in_bfloat16_either(bfloat16_runner: ModelRunner) 
 def test_attention_over_any_number_of_rows_is_found(
     target_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_attention, "ROW_MULTIPLE", 1)
+    monkeypatch.setattr(gathered_attention, "ROW_MULTIPLE", 1)
     assert check(target_runner, random.Random(3), 60, one_is_enough=True)
 
 
@@ -293,14 +293,16 @@ def test_branches_that_stand_among_others_keys_are_found(target_runner: ModelRun
     assert any(branches_that_differ(target_runner, num_context, exact=False) for num_context in (10, 61, 300))
 
 
-def one_member(segment: Segment, start: int, positions: list[int], counts: KeyCounts) -> Iterator[Member]:
+def one_member(
+    segment: Segment, start: int, positions: list[int], counts: KeyCounts, only_chains: bool
+) -> Iterator[Member]:
     """The mistake: keys counted by the last row's slot, for all rows of the segment."""
     rows = range(len(positions))
     yield Member(segment, start, counts.level(segment.num_context + rows[-1]), rows, rows, positions)
 
 
 def test_keys_counted_by_segment_are_found(target_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_attention, "members_of", one_member)
+    monkeypatch.setattr(packed_rows, "members_of", one_member)
     # Below 128 this machine's kernel gives the same bits over 64, 128 and 256 keys; test_packed_rows.py looks there.
     assert fed_again(target_runner, random.Random(1), (247, 262), 3)[0]
 
@@ -308,5 +310,5 @@ def test_keys_counted_by_segment_are_found(target_runner: ModelRunner, monkeypat
 def test_numbers_of_keys_that_follow_the_longest_member_are_found(
     target_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_attention, "KEY_COUNTS", KeyCounts((), 64))
+    monkeypatch.setattr(gathered_attention, "KEY_COUNTS", KeyCounts((), 64))
     assert check(target_runner, random.Random(3), 60, NEAR_BOUNDARIES, one_is_enough=True)

@@ -10,9 +10,10 @@ import torch
 import transformers as hf
 
 from specdec import model_runner
+from specdec.gathered_attention import COPIES
 from specdec.kv_cache import SequenceCache
 from specdec.model_runner import ModelRunner
-from specdec.packed_attention import COPIES, PackedPass
+from specdec.packed_attention import PackedPass
 from specdec.packed_rows import Segment
 from specdec.rounds import ModelInfo
 from specdec.tree import EMPTY_TREE, ROOT, TokenTree
@@ -281,7 +282,7 @@ def test_what_is_gathered_at_a_time_is_bounded_by_the_pool_however_many_share_a_
             cache.remember(text)
         assert count < 16 or runner.pool.num_used == runner.pool.num_slots
         outputs = runner.forward([segment_of(cache, [number], []) for number, cache in enumerate(caches)])
-        [kept] = {scratch.kept.nbytes for scratch in passes[-1].scratch}
+        [kept] = {scratch.kept.nbytes for scratch in passes[-1].gathered.scratch}
         assert 2 * kept <= COPIES * runner.pool.num_slots * runner.bytes_per_slot // llama.config.num_hidden_layers
         return [output.logits for output in outputs]
 

@@ -13,8 +13,9 @@ import torch
 import transformers as hf
 
 from specdec import packed_linear, tiled_linear
+from specdec.kernels import has_avx512_bf16
 from specdec.packed_linear import PackedLinear, can_pack, least_rows, pack_linears, row_multiple
-from specdec.tiled_linear import TiledLinear, has_avx512_bf16
+from specdec.tiled_linear import TiledLinear
 
 ROWS = (*range(2, 71), 96, 128, 255, 256, 257, 512)
 SHAPES = ((2816, 1024), (1024, 2816), (864, 320), (1000, 200), (96, 192), (130, 4100), (33, 17))  # out, in
@@ -228,7 +229,7 @@ def test_what_cannot_be_packed_stays_plain_and_its_passes_are_padded_further(mon
     assert row_multiple(plain.bfloat16()) == 2
     assert least_rows(plain) == 1
     monkeypatch.undo()
-    monkeypatch.setattr(tiled_linear, "_compiled", lambda: None)
+    monkeypatch.setattr(tiled_linear, "_compute", lambda: None)
     not_compiled = torch.nn.Sequential(torch.nn.Linear(4, 4)).bfloat16()
     pack_linears(not_compiled)
     assert type(not_compiled[0]) is PackedLinear

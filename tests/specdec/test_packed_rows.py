@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.packed_attention import _seen
+from specdec.gathered_attention import _seen
 from specdec.packed_rows import KeyCounts, Member, Segment, members_of, paths
 
 COUNTS = KeyCounts((64, 128, 256), 512)

@@ -1,0 +1,161 @@
+"""Which decoder layers of a model are computed in one call (``specdec.decoder_layer``).
+
+Knows a model's modules; refuses to know architectures: a layer is taken if it has the parts of the common kind, and if
+what is computed in its place in a pass of the model is what its own code computes there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec import paged_attention
+from specdec.decoder_layer import LINEARS, NORMS, AttentionSettings, DecoderLayer, compute_decoder_layer
+from specdec.kv_cache import BlockPool
+from specdec.kv_store import KvStore
+from specdec.packed_attention import PackedPass
+from specdec.packed_rows import Segment
+from specdec.tiled_linear import TiledLinear
+
+log = logging.getLogger(__name__)
+
+_MULTIPLE = 16  # of features, as in decoder_layer.c
+_TOLERANCE = 0.02
+"""Of the spread of what is compared. Both sides round alike, so that few numbers differ at all."""
+_LENGTHS, _BLOCK = (7, 3), 8
+"""Of the texts that are fed for it."""
+
+
+@torch.inference_mode()
+def fuse_layers(model: PreTrainedModel) -> None:
+    """Replace layers of ``model``, whose linear layers are packed, in place. Others stay as they are."""
+    candidates = {child for child in model.modules() if _has_the_parts(child)}
+    if compute_decoder_layer() is None or not candidates:
+        return
+    observed = _ObservedPass()
+    fused: dict[torch.nn.Module, DecoderLayer] = {}
+
+    def compare(layer: torch.nn.Module, inputs: tuple[Any, ...], others: dict[str, Any], output: Any) -> None:
+        asked, observed.asked = observed.asked, None
+        if asked is not None and _fits(layer, asked) and _is_usual(asked, inputs, others, output):
+            made = DecoderLayer(layer, asked)
+            if _agrees(made, inputs[0], others, output, observed.pool(asked)):
+                fused[layer] = made
+
+    hooks = [layer.register_forward_hook(compare, with_kwargs=True) for layer in candidates]
+    try:
+        ids = torch.arange(sum(_LENGTHS)) % model.config.get_text_config().vocab_size
+        positions = torch.tensor(observed.rows.positions)
+        model(input_ids=ids[None], position_ids=positions[None], use_cache=False, packed_pass=observed)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child in fused:
+                setattr(parent, name, fused[child])
+
+
+class _ObservedPass(PackedPass):
+    """Of some short texts, into a pool of its own. Remembers what its attention was asked last."""
+
+    def __init__(self) -> None:
+        self._pools = KvStore(BlockPool(len(_LENGTHS), _BLOCK), torch.device("cpu"))
+        segments = [
+            Segment(range(length), range(-1, length - 1), 0, [block], []) for block, length in enumerate(_LENGTHS)
+        ]
+        super().__init__(self._pools, segments, _BLOCK, torch.device("cpu"))
+        self.asked: AttentionSettings | None = None
+
+    def pool(self, of: AttentionSettings) -> tuple[Tensor, Tensor]:
+        like = torch.empty(0, of.kv_heads, of.head_dim, dtype=torch.bfloat16)
+        return self._pools.layer(of.layer, like, like)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        usual = softcap is None and paged_attention.takes(query, key, value)
+        settings = AttentionSettings(layer, query.shape[1], key.shape[1], query.shape[2], scale, window)
+        self.asked = settings if usual else None
+        return super().attend(layer, query, key, value, scale, window, softcap)
+
+
+def _has_the_parts(layer: Any) -> bool:
+    parts = dict(layer.named_children())
+    if set(parts) != {"self_attn", "mlp", *NORMS[0]}:
+        return False
+    of_attention, of_mlp = ({name for name, _ in parts[part].named_children()} for part in ("self_attn", "mlp"))
+    return (
+        set(LINEARS[0]) <= of_attention <= {*LINEARS[0], *NORMS[1]}
+        and set(LINEARS[1]) <= of_mlp <= {*LINEARS[1], "act_fn"}
+        and all(type(linear) is TiledLinear and linear.out_features % _MULTIPLE == 0 for linear in _linears(layer))
+        and all(_is_norm(norm) for norm in _norms(layer))
+    )
+
+
+def _linears(layer: Any) -> list[Any]:
+    parts = (layer.self_attn, layer.mlp)
+    return [getattr(part, name) for part, names in zip(parts, LINEARS, strict=True) for name in names]
+
+
+def _norms(layer: Any) -> list[Any]:
+    of_heads = [getattr(layer.self_attn, name) for name in NORMS[1] if hasattr(layer.self_attn, name)]
+    return [*(getattr(layer, name) for name in NORMS[0]), *of_heads]
+
+
+def _is_norm(norm: Any) -> bool:
+    """Of a kind that can be an RMS norm."""
+    weight = getattr(norm, "weight", None)
+    has_epsilon = hasattr(norm, "variance_epsilon") or isinstance(getattr(norm, "eps", None), float)
+    return has_epsilon and isinstance(weight, Tensor) and weight.dtype is torch.bfloat16 and weight.is_contiguous()
+
+
+def _fits(layer: Any, asked: AttentionSettings) -> bool:
+    """Whether all sizes are those that the attention lets expect."""
+    attention, mlp = layer.self_attn, layer.mlp
+    hidden = attention.q_proj.in_features
+    of_queries, of_keys = (heads * asked.head_dim for heads in (asked.heads, asked.kv_heads))
+    features = mlp.gate_proj.out_features
+    shapes = [(linear.in_features, linear.out_features) for linear in _linears(layer)]
+    to_heads, to_features = [(hidden, size) for size in (of_queries, of_keys, of_keys)], [(hidden, features)] * 2
+    of_norms = [hidden] * 2 + [asked.head_dim for name in NORMS[1] if hasattr(attention, name)]
+    return shapes == [*to_heads, (of_queries, hidden), *to_features, (features, hidden)] and of_norms == [
+        norm.weight.numel() for norm in _norms(layer)
+    ]
+
+
+def _is_usual(asked: AttentionSettings, inputs: Sequence[Any], others: dict[str, Any], output: Any) -> bool:
+    """Whether a layer is called, and answers, as ``DecoderLayer`` is and does."""
+    angles = others.get("position_embeddings")
+    if len(inputs) != 1 or not isinstance(output, Tensor) or not isinstance(angles, tuple) or len(angles) != 2:
+        return False
+    shape = (1, inputs[0].shape[1], asked.head_dim)
+    return all(tensor.dtype is torch.bfloat16 and tensor.is_contiguous() for tensor in (*inputs, *angles)) and all(
+        tensor.shape == shape for tensor in angles
+    )
+
+
+def _agrees(
+    made: DecoderLayer, hidden: Tensor, others: dict[str, Any], output: Tensor, pool: tuple[Tensor, Tensor]
+) -> bool:
+    """Whether it puts the same into its pool, and adds the same to its input, as the layer did."""
+    own = _ObservedPass()
+    computed = made(hidden, **(others | {"packed_pass": own}))
+    pairs = [(computed - hidden, output - hidden), *zip(own.pool(made.attention), pool, strict=True)]
+    return all(_distance(one, other) < _TOLERANCE for one, other in pairs)
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one.float() - other.float()).norm() / (other.float().norm() + 1e-30))
