@@ -113,11 +113,11 @@ class _Work:
     def __init__(
         self, like: Tensor, num_rows: int, heads: int, kv_heads: int, head_dim: int, num_features: int
     ) -> None:
+        self.query, attended = like.new_zeros(2, num_rows, heads, head_dim)  # padding attends to nothing
         self.key, self.value = like.new_empty(2, num_rows, kv_heads, head_dim)
-        query, attended = like.new_zeros(2, num_rows, heads, head_dim)  # padding attends to nothing
-        self._others = torch.empty_like(like), query, attended, like.new_empty(num_rows, num_features)
-        normed, query, attended, gated = self._others
-        pointers = (tensor.data_ptr() for tensor in (normed, query, self.key, self.value, attended, gated))
+        normed, gated = torch.empty_like(like), like.new_empty(num_rows, num_features)
+        self._kept = normed, self.query, self.key, self.value, attended, gated
+        pointers = (tensor.data_ptr() for tensor in self._kept)
         self.buffers = _Buffers(*[None] * 4, *pointers, num_rows, torch.get_num_threads())
 
 

@@ -6,7 +6,6 @@ what is computed in its place in a pass of the model is what its own code comput
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +20,6 @@ from specdec.kv_store import KvStore
 from specdec.packed_attention import PackedPass
 from specdec.packed_rows import Segment
 from specdec.tiled_linear import TiledLinear
-
-log = logging.getLogger(__name__)
 
 _MULTIPLE = 16  # of features, as in decoder_layer.c
 _TOLERANCE = 0.02
@@ -43,14 +40,19 @@ def fuse_layers(model: PreTrainedModel) -> None:
     def compare(layer: torch.nn.Module, inputs: tuple[Any, ...], others: dict[str, Any], output: Any) -> None:
         asked, observed.asked = observed.asked, None
         if asked is not None and _fits(layer, asked) and _is_usual(asked, inputs, others, output):
-            made = DecoderLayer(layer, asked)
-            if _agrees(made, inputs[0], others, output, observed.pool(asked)):
+            made, own = DecoderLayer(layer, asked), _ObservedPass()
+            computed = made(*inputs, **(others | {"packed_pass": own}))
+            pairs = zip(observed.seen(asked), own.seen(asked), strict=True)
+            if all(_agree(*pair) for pair in (*pairs, (output - inputs[0], computed - inputs[0]))):
                 fused[layer] = made
 
     hooks = [layer.register_forward_hook(compare, with_kwargs=True) for layer in candidates]
     try:
-        ids = torch.arange(sum(_LENGTHS)) % model.config.get_text_config().vocab_size
-        positions = torch.tensor(observed.rows.positions)
+        config = model.config.get_text_config()
+        ids = torch.arange(sum(_LENGTHS)) % config.vocab_size
+        # From the first to the last that the model knows: some code treats far ones in another way.
+        apart = max(1, getattr(config, "max_position_embeddings", 0) // max(_LENGTHS))
+        positions = torch.tensor(observed.rows.positions) * apart
         model(input_ids=ids[None], position_ids=positions[None], use_cache=False, packed_pass=observed)
     finally:
         for hook in hooks:
@@ -59,6 +61,11 @@ def fuse_layers(model: PreTrainedModel) -> None:
         for name, child in list(parent.named_children()):
             if child in fused:
                 setattr(parent, name, fused[child])
+
+
+def report(model: torch.nn.Module) -> dict[str, int]:
+    """For the log."""
+    return {"decoder_layers_in_one_call": sum(isinstance(module, DecoderLayer) for module in model.modules())}
 
 
 class _ObservedPass(PackedPass):
@@ -71,10 +78,13 @@ class _ObservedPass(PackedPass):
         ]
         super().__init__(self._pools, segments, _BLOCK, torch.device("cpu"))
         self.asked: AttentionSettings | None = None
+        self._query: Tensor | None = None
 
-    def pool(self, of: AttentionSettings) -> tuple[Tensor, Tensor]:
+    def seen(self, of: AttentionSettings) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the layer that came last: queries, and its pool's keys and values."""
         like = torch.empty(0, of.kv_heads, of.head_dim, dtype=torch.bfloat16)
-        return self._pools.layer(of.layer, like, like)
+        [query] = [work.query for work in self.shared.values()] or [self._query]
+        return query, *self._pools.layer(of.layer, like, like)
 
     def attend(
         self,
@@ -89,6 +99,7 @@ class _ObservedPass(PackedPass):
         usual = softcap is None and paged_attention.takes(query, key, value)
         settings = AttentionSettings(layer, query.shape[1], key.shape[1], query.shape[2], scale, window)
         self.asked = settings if usual else None
+        self._query = query
         return super().attend(layer, query, key, value, scale, window, softcap)
 
 
@@ -147,15 +158,6 @@ def _is_usual(asked: AttentionSettings, inputs: Sequence[Any], others: dict[str,
     )
 
 
-def _agrees(
-    made: DecoderLayer, hidden: Tensor, others: dict[str, Any], output: Tensor, pool: tuple[Tensor, Tensor]
-) -> bool:
-    """Whether it puts the same into its pool, and adds the same to its input, as the layer did."""
-    own = _ObservedPass()
-    computed = made(hidden, **(others | {"packed_pass": own}))
-    pairs = [(computed - hidden, output - hidden), *zip(own.pool(made.attention), pool, strict=True)]
-    return all(_distance(one, other) < _TOLERANCE for one, other in pairs)
-
-
-def _distance(one: Tensor, other: Tensor) -> float:
-    return float((one.float() - other.float()).norm() / (other.float().norm() + 1e-30))
+def _agree(expected: Tensor, computed: Tensor) -> bool:
+    off = (computed.float() - expected.float()).norm()
+    return bool(off <= _TOLERANCE * expected.float().norm())

