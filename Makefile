@@ -14,7 +14,7 @@ setup: $(READY) ## Make .venv with everything in it
 
 # torch first, so that it may come from an index of its own: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # spares a machine without a GPU the gigabytes of CUDA packages that the default build wants on Linux.
-$(READY): pyproject.toml constraints.txt $(wildcard specdec/*.c)
+$(READY): pyproject.toml constraints.txt $(wildcard specdec/*.[ch])
 	@echo "Setting up $(VENV) (once; some minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
