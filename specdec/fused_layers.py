@@ -22,8 +22,9 @@ from specdec.packed_rows import Segment
 from specdec.tiled_linear import TiledLinear
 
 _MULTIPLE = 16  # of features, as in decoder_layer.c
-_TOLERANCE = 0.02
-"""Of the spread of what is compared. Both sides round alike, so that few numbers differ at all."""
+_EQUAL = 0.9
+"""Share of the numbers that must be the same to the last bit. Both sides round alike, and sum differently in the norms
+only: 98 in 100 is the least that was seen of a layer that is taken rightly."""
 _LENGTHS, _BLOCK = (7, 3), 8
 """Of the texts that are fed for it."""
 
@@ -43,7 +44,7 @@ def fuse_layers(model: PreTrainedModel) -> None:
             made, own = DecoderLayer(layer, asked), _ObservedPass()
             computed = made(*inputs, **(others | {"packed_pass": own}))
             pairs = zip(observed.seen(asked), own.seen(asked), strict=True)
-            if all(_agree(*pair) for pair in (*pairs, (output - inputs[0], computed - inputs[0]))):
+            if all(_agree(*pair) for pair in (*pairs, (output, computed))):
                 fused[layer] = made
 
     hooks = [layer.register_forward_hook(compare, with_kwargs=True) for layer in candidates]
@@ -51,7 +52,7 @@ def fuse_layers(model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
         ids = torch.arange(sum(_LENGTHS)) % config.vocab_size
         # From the first to the last that the model knows: some code treats far ones in another way.
-        apart = max(1, getattr(config, "max_position_embeddings", 0) // max(_LENGTHS))
+        apart = max(1, (getattr(config, "max_position_embeddings", None) or 0) // max(_LENGTHS))
         positions = torch.tensor(observed.rows.positions) * apart
         model(input_ids=ids[None], position_ids=positions[None], use_cache=False, packed_pass=observed)
     finally:
@@ -110,9 +111,10 @@ def _has_the_parts(layer: Any) -> bool:
     of_attention, of_mlp = ({name for name, _ in parts[part].named_children()} for part in ("self_attn", "mlp"))
     return (
         set(LINEARS[0]) <= of_attention <= {*LINEARS[0], *NORMS[1]}
-        and set(LINEARS[1]) <= of_mlp <= {*LINEARS[1], "act_fn"}
+        and set(LINEARS[1]) | {"act_fn"} == of_mlp
         and all(type(linear) is TiledLinear and linear.out_features % _MULTIPLE == 0 for linear in _linears(layer))
         and all(_is_norm(norm) for norm in _norms(layer))
+        and _is_silu(layer.mlp.act_fn)
     )
 
 
@@ -124,6 +126,12 @@ def _linears(layer: Any) -> list[Any]:
 def _norms(layer: Any) -> list[Any]:
     of_heads = [getattr(layer.self_attn, name) for name in NORMS[1] if hasattr(layer.self_attn, name)]
     return [*(getattr(layer, name) for name in NORMS[0]), *of_heads]
+
+
+def _is_silu(activation: Any) -> bool:
+    """Others are like it near 0, where a comparison of layers may not leave."""
+    numbers = torch.linspace(-30, 30, 1201, dtype=torch.bfloat16)
+    return torch.equal(activation(numbers), torch.nn.functional.silu(numbers))
 
 
 def _is_norm(norm: Any) -> bool:
@@ -159,5 +167,4 @@ def _is_usual(asked: AttentionSettings, inputs: Sequence[Any], others: dict[str,
 
 
 def _agree(expected: Tensor, computed: Tensor) -> bool:
-    off = (computed.float() - expected.float()).norm()
-    return bool(off <= _TOLERANCE * expected.float().norm())
+    return float((expected == computed).float().mean()) >= _EQUAL

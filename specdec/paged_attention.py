@@ -104,7 +104,7 @@ class PagedAttention:
     def for_groups(self, groups: int) -> Pass:
         """For ``groups`` query heads per key head. Made at the first layer that asks."""
         if groups not in self._passes:
-            keys: list[np.ndarray] = []
+            keys = [np.zeros(0, np.int64)]
             rows: list[int] = []
             num_seen: list[int] = []
             tiles: list[tuple[int, tuple[int, ...]]] = []

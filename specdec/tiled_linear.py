@@ -61,6 +61,8 @@ class TiledLinear(torch.nn.Module):
         return self._tiles.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features].clone()
 
     def forward(self, inputs: Tensor) -> Tensor:  # [..., in_features] -> [..., out_features]
+        if inputs.shape[-1] != self.in_features:
+            raise ValueError(f"rows of {inputs.shape[-1]} numbers, where the weight takes {self.in_features}")
         rows = inputs.contiguous()
         outputs = rows.new_empty(*rows.shape[:-1], self.out_features)
         assert self._compute is not None

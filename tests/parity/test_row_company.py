@@ -168,6 +168,10 @@ def test_company_does_not_show_in_bfloat16_either(runner: ModelRunner) -> None:
     assert not different
 
 
+def test_a_pass_may_be_empty(runner: ModelRunner) -> None:
+    assert runner.forward([]) == []
+
+
 def test_attention_over_any_number_of_rows_is_found(
     target_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

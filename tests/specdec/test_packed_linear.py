@@ -239,3 +239,10 @@ def test_what_cannot_be_packed_stays_plain_and_its_passes_are_padded_further(mon
     assert row_multiple(packable) == 2
     assert least_rows(packable) == (4 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 1)
     assert not can_pack(torch.zeros(2, 2, device="meta"))
+
+
+@pytest.mark.skipif(not TAKES_TILES, reason="not on this CPU, or not built")
+def test_rows_of_another_width_are_refused_before_memory_is_read():
+    layer = TiledLinear(torch.zeros(64, 64, dtype=torch.bfloat16), None)
+    with pytest.raises(ValueError, match="rows of 128 numbers, where the weight takes 64"):
+        layer(torch.zeros(1, 128, dtype=torch.bfloat16))
