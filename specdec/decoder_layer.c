@@ -61,7 +61,7 @@ CPU static void place_heads(Norm norm, bf16 *heads, int num_heads, const bf16 *c
 CPU static void gate(const Linear *gate, const Linear *up, const bf16 *rows, int num_rows, bf16 *gated) {
     const int tiles = num_tiles(gate), features = gate->out_features;
     const __m512 minus_log2e = _mm512_set1_ps(-1.44269504f), one = _mm512_set1_ps(1);
-#pragma omp for schedule(static) nowait
+#pragma omp for schedule(guided) nowait
     for (int tile = 0; tile < tiles; tile++) {
         float gates[CHUNK * COLUMNS], ups[CHUNK * COLUMNS];
         for (int first = 0; first < num_rows; first += CHUNK) {
