@@ -6,6 +6,7 @@ values lie, if the CPU can (``specdec.paged_attention``), or over what is gather
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,11 +30,14 @@ class PackedPass:
         self.rows = PassRows(segments, block_size)
         self._store = store
         self._device = device
-        self._slots = torch.tensor(self.rows.slots, dtype=torch.int64, device=device)
         self._last_values: Tensor | None = None  # [rows, kv_heads, head_dim], of the layer that came last
         self.gathered = GatheredAttention(self.rows, block_size, device)
         self.paged = PagedAttention(self.rows)
         self.shared: dict[Any, Any] = {}  # by its users' keys: memory that one layer takes after the other
+
+    @functools.cached_property
+    def _slots(self) -> Tensor:  # [rows]
+        return torch.tensor(self.rows.slots, dtype=torch.int64, device=self._device)
 
     def sound(self) -> Tensor:  # [rows] bool
         """After the pass: the rows with nothing but numbers in them.

@@ -3,87 +3,12 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 
 import pytest
 
 from orchestrator.control.costs import Costs
-from orchestrator.control.curve import Curve
 from specdec.rounds import Timings
-
-
-def measured(points: dict[int, float], times: int = 20, noise: float = 0.0) -> Curve:
-    curve, chance = Curve(), random.Random(0)
-    for _ in range(times):
-        for count, seconds in points.items():
-            curve.observe(count, seconds * chance.lognormvariate(0.0, noise))
-    return curve
-
-
-@pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_a_line_is_found_between_and_beyond_what_was_measured(noise):
-    curve = measured({4: 0.024, 32: 0.052, 64: 0.084}, times=100, noise=noise)
-    for count in (1, 10, 48, 100):
-        assert curve.seconds(count) == pytest.approx(0.020 + 0.001 * count, rel=0.15 if noise else 0.05)
-
-
-def test_a_knee_is_seen_where_it_was_measured():
-    curve = measured({count: 0.02 * max(1.0, count / 200) for count in (16, 64, 128, 200, 400)}, times=100)
-    assert curve.seconds(100) == pytest.approx(0.02, rel=0.1)
-    assert curve.seconds(400) == pytest.approx(0.04, rel=0.1)
-
-
-def test_from_one_count_all_of_the_time_is_taken_to_grow():
-    curve = measured({10: 0.05})
-    assert curve.seconds(2) == pytest.approx(0.01)
-    assert curve.seconds(40) == pytest.approx(0.2)
-
-
-def test_far_beyond_what_was_measured_the_time_is_taken_to_grow_with_the_count():
-    curve = measured({4: 0.020, 10: 0.020})
-    assert curve.seconds(20) == pytest.approx(0.020)
-    assert curve.seconds(200) == pytest.approx(0.200)
-
-
-def test_a_first_measurement_far_away_is_believed_as_far_as_the_time_may_have_grown():
-    curve = measured({4: 0.020, 10: 0.020})
-    for count, seconds in ((160, 0.300), (11, 0.300)):
-        curve.observe(count, seconds)
-    assert curve.seconds(160) == pytest.approx(0.300, rel=0.1)
-    assert curve.seconds(11) < 0.035, "an accident"
-    assert curve.seconds(4) == pytest.approx(0.020, rel=0.1)
-
-
-def test_it_never_falls():
-    curve = measured({1: 0.02, 2: 0.05, 3: 0.01, 4: 0.03, 9: 0.02})
-    values = [curve.seconds(count) for count in range(1, 30)]
-    assert values == sorted(values)
-    assert values[0] >= 0.0
-
-
-def test_a_few_that_were_fast_by_accident_do_not_stand_for_what_was_measured_often():
-    curve = measured({4: 0.030}, times=100)
-    for count in (5, 6, 7):
-        curve.observe(count, 0.020)
-    assert curve.seconds(4) == pytest.approx(0.030, rel=0.05)
-    assert curve.seconds(7) >= curve.seconds(4)
-
-
-def test_one_accident_is_forgotten_and_two_in_a_row_are_news():
-    curve = measured({1: 0.02, 5: 0.02}, times=50)
-    curve.observe(5, 2.0)
-    assert curve.seconds(5) < 0.025
-    for _ in range(6):
-        curve.observe(5, 2.0)
-    assert curve.seconds(5) > 0.4
-
-
-def test_a_slower_machine_is_slower_at_every_count():
-    curve = measured({1: 0.02, 5: 0.03}, times=50)
-    for _ in range(30):
-        curve.observe(5, 0.06)
-    assert curve.seconds(1) == pytest.approx(0.04, rel=0.15)
 
 
 def known(most: int = 8, ahead: bool = False) -> Costs:
@@ -172,12 +97,6 @@ def test_figures_that_cannot_be_are_survived():
     assert not fresh.known
 
 
-def test_what_is_fast_again_is_believed_at_once():
-    curve = measured({1: 2.0, 5: 2.0}, times=20)
-    curve.observe(5, 0.02)
-    assert curve.seconds(1) == pytest.approx(0.02, rel=0.1)
-
-
 def far_away(costs: Costs, waits: bool) -> list[float]:
     """The draft takes 5 passes, which nobody ever gains from waiting for."""
     for number in range(40):
@@ -210,9 +129,6 @@ def test_who_waits_for_a_draft_waits_all_of_it_however_much_is_foreseen_as_a_rul
 
 
 def test_a_time_is_never_nothing():
-    """Where a line through what was measured reaches zero: nothing may be divided by it."""
-    curve = measured({10: 0.001, 20: 0.01, 40: 0.03}, times=20)
-    assert curve.seconds(1) > 0
     costs = known()
     for number in range(200):
         costs.verified(4, 0.1, Timings(0, 1_000 * number, 0, 5, 1), 1, 1)

@@ -66,16 +66,10 @@ ALIKE: dict[str, Callable[[], hf.PreTrainedConfig]] = {
 }
 
 each_number_of_threads = pytest.mark.parametrize("threads", [1, 2])
-pytestmark = pytest.mark.skipif(compute_decoder_layer() is None, reason="not on this CPU, or not built")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine take longer than these models."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(compute_decoder_layer() is None, reason="not on this CPU, or not built"),
+]
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from specdec.packed_rows import Segment
 from specdec.rounds import ModelInfo
 from specdec.tree import EMPTY_TREE, ROOT, TokenTree
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VOCAB, CONTEXT = 48, 64
 _SHAPE = dict(
     vocab_size=VOCAB,
@@ -55,15 +57,6 @@ def tiny_model(name: str) -> torch.nn.Module:
 
 def runner_of(model: torch.nn.Module, vocab_size: int = VOCAB, num_slots: int = 256) -> ModelRunner:
     return ModelRunner(copy.deepcopy(model), ModelInfo("tiny", "", vocab_size, "", CONTEXT), num_slots)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Threads that wait for each other on a busy machine take longer than these models."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Plain:

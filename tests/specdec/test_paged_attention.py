@@ -20,6 +20,8 @@ from specdec.packed_attention import PackedPass, packed_attention
 from specdec.packed_rows import Segment
 from specdec.paged_attention import PagedAttention
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BFLOAT16, CPU = torch.bfloat16, torch.device("cpu")
 BLOCK = 16
 WINDOWS = (None, 1, 3, 100, 200)
@@ -28,15 +30,6 @@ LENGTHS = (0, 0, 1, 5, 40, 120, 127, 128, 130, 250, 257)
 
 only_here = pytest.mark.skipif(paged_attention._compute() is None, reason="not on this CPU, or not built")
 each_number_of_threads = pytest.mark.parametrize("threads", [1, 2])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine take longer than most of this."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from specdec.model_runner import ModelRunner
 from specdec.packed_rows import Segment
 from specdec.rounds import ModelInfo
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VOCAB = 96
 _SHAPE = dict(
     vocab_size=VOCAB,
@@ -70,14 +72,6 @@ REFUSED = {
         layer_types=["chunked_attention", "full_attention"],
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def model_of(make_config, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
