@@ -1,4 +1,4 @@
-/* A whole decoder layer of the common kind over packed rows, for CPUs with AVX512-BF16. See specdec/decoder_layer.py.
+/* Decoder layers of the common kind over packed rows, for CPUs with AVX512-BF16. See specdec/decoder_layer.py.
  *
  * Rounds to bf16 where the model's own operations do. What a row becomes depends on the row, and in the attention on its
  * text, alone.
@@ -17,9 +17,8 @@ typedef struct {
 } Weights;
 
 typedef struct {
-    const bf16 *input;     /* [num_rows][hidden_size] */
+    bf16 *rows;            /* [num_rows][hidden_size]: what goes from layer to layer */
     const bf16 *cos, *sin; /* [num_rows][head_dim] */
-    bf16 *output;          /* [num_rows][hidden_size] */
     bf16 *normed;          /* [num_rows][hidden_size] */
     bf16 *query, *key, *value, *attended; /* [num_rows][heads or kv_heads][head_dim]; attended: 0 where nobody attends */
     bf16 *gated;           /* [num_rows][features of gate] */
@@ -57,65 +56,94 @@ CPU static void place_heads(Norm norm, bf16 *heads, int num_heads, const bf16 *c
     }
 }
 
-/* gated [num_rows][features] = silu(gate) * up. Within a parallel region; the threads do not wait for each other. */
-CPU static void gate(const Linear *gate, const Linear *up, const bf16 *rows, int num_rows, bf16 *gated) {
-    const int tiles = num_tiles(gate), features = gate->out_features;
+/* gated [num_rows][features] = silu(gate) * up. It is there when a thread returns. */
+CPU static void gate(Turn turn, const Linear *gate, const Linear *up, const bf16 *rows, int num_rows, bf16 *gated) {
+    const int chunks = num_chunks(num_rows), features = gate->out_features;
     const __m512 minus_log2e = _mm512_set1_ps(-1.44269504f), one = _mm512_set1_ps(1);
-#pragma omp for schedule(guided) nowait
-    for (int tile = 0; tile < tiles; tile++) {
+    while (next_item(&turn)) {
+        const int tile = turn.item / chunks, first = turn.item % chunks * CHUNK;
+        const int num = num_rows - first < CHUNK ? num_rows - first : CHUNK;
+        const bf16 *chunk = rows + (size_t)first * gate->in_features;
         float gates[CHUNK * COLUMNS], ups[CHUNK * COLUMNS];
-        for (int first = 0; first < num_rows; first += CHUNK) {
-            const int num = num_rows - first < CHUNK ? num_rows - first : CHUNK;
-            const bf16 *chunk = rows + (size_t)first * gate->in_features;
-            tile_sums(gate, tile, chunk, num, gates);
-            tile_sums(up, tile, chunk, num, ups);
-            for (int row = 0; row < num; row++)
-                for (int i = 0; i < COLUMNS && tile * COLUMNS + i < features; i += 16) {
-                    const __m512 x = rounded(_mm512_loadu_ps(gates + row * COLUMNS + i));
-                    const __m512 silu = _mm512_div_ps(x, _mm512_add_ps(one, power(_mm512_mul_ps(x, minus_log2e))));
-                    const __m512 by = rounded(_mm512_loadu_ps(ups + row * COLUMNS + i));
-                    narrow(gated + (size_t)(first + row) * features + tile * COLUMNS + i,
-                           _mm512_mul_ps(rounded(silu), by));
-                }
-        }
+        tile_sums(gate, tile, chunk, num, gates);
+        tile_sums(up, tile, chunk, num, ups);
+        if (!is_first(&turn))
+            continue;
+        for (int row = 0; row < num; row++)
+            for (int i = 0; i < COLUMNS && tile * COLUMNS + i < features; i += 16) {
+                const __m512 x = rounded(_mm512_loadu_ps(gates + row * COLUMNS + i));
+                const __m512 silu = _mm512_div_ps(x, _mm512_add_ps(one, power(_mm512_mul_ps(x, minus_log2e))));
+                const __m512 by = rounded(_mm512_loadu_ps(ups + row * COLUMNS + i));
+                narrow(gated + (size_t)(first + row) * features + tile * COLUMNS + i, _mm512_mul_ps(rounded(silu), by));
+            }
+        item_is_done(&turn);
     }
 }
 
-/* hidden_size and the gate's features are multiples of 16, head_dim of 32. */
-CPU void specdec_decoder_layer(const Pass *pass, const Attention *attention, const Weights *weights,
-                               const Buffers *buffers) {
-    const Buffers b = *buffers;
+/* What a layer does, one after the other. */
+enum { NORM_BEFORE_ATTENTION, HEADS, PLACES, ATTENTION, OUTPUT, NORM_BEFORE_MLP, GATE, DOWN, NUM_PHASES };
+
+/* The same for all layers. */
+typedef struct {
+    int num_items[NUM_PHASES];
+    int num_parts[NUM_PHASES];
+} Phases;
+
+static Turn join_phase(int phase, const Phases *phases, Work *works) {
+    return join(works + phase, phases->num_items[phase], phases->num_parts[phase]);
+}
+
+CPU static void normalise_rows(Turn turn, Norm norm, const Buffers *b, int size) {
+    for (; next_item(&turn); item_is_done(&turn))
+        normalise(norm, b->rows + (size_t)turn.item * size, b->normed + (size_t)turn.item * size, size);
+}
+
+/* By all threads of a parallel region. */
+CPU static void compute(const Pass *pass, const Attention *attention, const Weights *weights, const Buffers *b,
+                        const Phases *phases, Work *works) {
     const int size = weights->hidden_size, head_dim = attention->head_dim;
     const int heads = attention->heads, kv_heads = attention->kv_heads;
-    const Rows query = {b.query, heads * head_dim, head_dim}, attended = {b.attended, heads * head_dim, head_dim};
-    const Rows key = {b.key, kv_heads * head_dim, head_dim}, value = {b.value, kv_heads * head_dim, head_dim};
-#pragma omp parallel num_threads(b.num_threads)
-    {
-#pragma omp for schedule(static)
-        for (int row = 0; row < b.num_rows; row++) {
-            const bf16 *input = b.input + (size_t)row * size;
-            memcpy(b.output + (size_t)row * size, input, size * sizeof *input);
-            normalise(weights->before_attention, input, b.normed + (size_t)row * size, size);
-        }
-        multiply(&weights->query, b.normed, b.num_rows, 0, b.query);
-        multiply(&weights->key, b.normed, b.num_rows, 0, b.key);
-        multiply(&weights->value, b.normed, b.num_rows, 0, b.value);
-#pragma omp barrier
-#pragma omp for schedule(static)
-        for (int row = 0; row < pass->num_rows; row++) {
-            const bf16 *cos = b.cos + (size_t)row * head_dim, *sin = b.sin + (size_t)row * head_dim;
-            place_heads(weights->of_query, query.at + row * query.row, heads, cos, sin, head_dim);
-            place_heads(weights->of_key, key.at + row * key.row, kv_heads, cos, sin, head_dim);
-            put(pass, attention, row, key, value);
-        }
-        attend(pass, attention, query, attended);
-        multiply(&weights->output, b.attended, b.num_rows, 1, b.output);
-#pragma omp barrier
-#pragma omp for schedule(static)
-        for (int row = 0; row < b.num_rows; row++)
-            normalise(weights->before_mlp, b.output + (size_t)row * size, b.normed + (size_t)row * size, size);
-        gate(&weights->gate, &weights->up, b.normed, b.num_rows, b.gated);
-#pragma omp barrier
-        multiply(&weights->down, b.gated, b.num_rows, 1, b.output);
+    const Rows query = {b->query, heads * head_dim, head_dim}, attended = {b->attended, heads * head_dim, head_dim};
+    const Rows key = {b->key, kv_heads * head_dim, head_dim}, value = {b->value, kv_heads * head_dim, head_dim};
+    const Product to_heads[] = {{&weights->query, b->query, 0}, {&weights->key, b->key, 0}, {&weights->value, b->value, 0}};
+    const Product output = {&weights->output, b->rows, 1}, down = {&weights->down, b->rows, 1};
+
+    normalise_rows(join_phase(NORM_BEFORE_ATTENTION, phases, works), weights->before_attention, b, size);
+    multiply(join_phase(HEADS, phases, works), to_heads, b->normed, b->num_rows);
+    for (Turn turn = join_phase(PLACES, phases, works); next_item(&turn); item_is_done(&turn)) {
+        const int row = turn.item;
+        const bf16 *cos = b->cos + (size_t)row * head_dim, *sin = b->sin + (size_t)row * head_dim;
+        place_heads(weights->of_query, query.at + row * query.row, heads, cos, sin, head_dim);
+        place_heads(weights->of_key, key.at + row * key.row, kv_heads, cos, sin, head_dim);
+        put(pass, attention, row, key, value);
     }
+    attend(join_phase(ATTENTION, phases, works), pass, attention, query, attended);
+    multiply(join_phase(OUTPUT, phases, works), &output, b->attended, b->num_rows);
+    normalise_rows(join_phase(NORM_BEFORE_MLP, phases, works), weights->before_mlp, b, size);
+    gate(join_phase(GATE, phases, works), &weights->gate, &weights->up, b->normed, b->num_rows, b->gated);
+    multiply(join_phase(DOWN, phases, works), &down, b->gated, b->num_rows);
+}
+
+/* num_layers of the same sizes. hidden_size and the gate's features are multiples of 16, head_dim of 32. */
+void specdec_decoder_layers(const Pass *pass, const Attention *attention, const Weights *weights, int num_layers,
+                            const Buffers *buffers, int num_threads) {
+    const int rows = buffers->num_rows, chunks = num_chunks(rows), attended = pass->num_tiles * attention->kv_heads;
+    const int heads = num_tiles(&weights->query) + num_tiles(&weights->key) + num_tiles(&weights->value);
+    Phases phases = {.num_items = {rows, heads * chunks, pass->num_rows, attended, num_tiles(&weights->output) * chunks,
+                                   rows, num_tiles(&weights->gate) * chunks, num_tiles(&weights->down) * chunks}};
+    int num_results = 0;
+    for (int phase = 0; phase < NUM_PHASES; phase++) {
+        phases.num_parts[phase] = phase == ATTENTION ? attended : num_threads;
+        num_results += phases.num_items[phase];
+    }
+    Work *works = calloc(num_layers * NUM_PHASES, sizeof *works);
+    uint8_t *results = calloc((size_t)num_layers * num_results, 1), *next = results;
+    for (int i = 0; i < num_layers * NUM_PHASES; next += phases.num_items[i % NUM_PHASES], i++)
+        if (i % NUM_PHASES == HEADS || i % NUM_PHASES == OUTPUT || i % NUM_PHASES == GATE || i % NUM_PHASES == DOWN)
+            works[i].results = next;
+#pragma omp parallel num_threads(num_threads)
+    for (int layer = 0; layer < num_layers; layer++)
+        compute(pass, attention + layer, weights + layer, buffers, &phases, works + layer * NUM_PHASES);
+    free(works);
+    free(results);
 }

@@ -1,14 +1,15 @@
-"""A decoder layer of the common kind in one call, computed by decoder_layer.c, on CPUs with AVX512-BF16: to carry the
+"""Decoder layers of the common kind in one call, computed by decoder_layer.c, on CPUs with AVX512-BF16: to carry the
 few rows of a decoding pass through the forty small operations of a layer takes as long as to compute its attention.
 
-Knows one layer; refuses to know models, and which of their layers are of that kind (``specdec.fused_layers``).
+Knows layers that follow each other; refuses to know models, and which of their layers are of that kind
+(``specdec.fused_layers``).
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -59,10 +60,9 @@ class _Weights(ctypes.Structure):
 
 class _Buffers(ctypes.Structure):
     _fields_ = (
-        *((name, _POINTER) for name in ("input", "cos", "sin", "output")),
+        *((name, _POINTER) for name in ("rows", "cos", "sin")),
         *((name, _POINTER) for name in ("normed", "query", "key", "value", "attended", "gated")),
         ("num_rows", _INT),
-        ("num_threads", _INT),
     )
 
 
@@ -78,7 +78,7 @@ class AttentionSettings(NamedTuple):
 
 
 class DecoderLayer(torch.nn.Module):
-    """In place of ``layer``, which it computes."""
+    """In place of ``layer``, which it computes; and those that follow it, if it leads them. They have nothing to do then."""
 
     def __init__(self, layer: torch.nn.Module, attention: AttentionSettings) -> None:
         super().__init__()
@@ -86,42 +86,63 @@ class DecoderLayer(torch.nn.Module):
         self.sliding_window = attention.window
         self.attention = attention
         self._weights = _Weights.of(layer)
+        self.lead([self])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The same for all layers of one call."""
+        _, heads, kv_heads, head_dim, *_ = self.attention
+        return self._weights.hidden_size, heads, kv_heads, head_dim, self._weights.gate_proj.out_features
+
+    def lead(self, run: Sequence[DecoderLayer]) -> None:
+        """Compute ``run``, of the same sizes: this layer and those that are fed with nothing but its predecessor's rows."""
+        self._run = tuple(run)
+        self._all_weights = (_Weights * len(run))(*(layer._weights for layer in run))
+        for layer in self._run[1:]:
+            layer._run = ()
 
     def forward(
         self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], packed_pass: PackedPass, **_: Any
     ) -> Tensor:  # [1, rows, hidden_size]
-        number, heads, kv_heads, head_dim, scale, _window = self.attention
-        sizes = (hidden_states.shape[1], heads, kv_heads, head_dim, self._weights.gate_proj.out_features)
-        work = packed_pass.shared.get(sizes)
+        if not self._run:
+            return hidden_states
+        rows = hidden_states.clone()
+        key = rows.shape[1], self.sizes
+        work = packed_pass.shared.get(key)
         if work is None:
-            work = packed_pass.shared[sizes] = _Work(hidden_states, *sizes)
-        keys, values = packed_pass.layer(number, work.key, work.value)
-        attention = Attention.over(keys, values, heads, scale, self.sliding_window)
-        output = torch.empty_like(hidden_states)
-        work.buffers.input, work.buffers.output = hidden_states.data_ptr(), output.data_ptr()
-        work.buffers.cos, work.buffers.sin = (tensor.data_ptr() for tensor in position_embeddings)
-        structures = packed_pass.paged.for_groups(heads // kv_heads), attention, self._weights, work.buffers
-        compute = compute_decoder_layer()
+            work = packed_pass.shared[key] = _Work(rows, *self.sizes[1:])
+        attentions = (Attention * len(self._run))()
+        for number, layer in enumerate(self._run):
+            keys, values = packed_pass.layer(layer.attention.layer, work.key, work.value)
+            asked = layer.attention
+            attentions[number] = Attention.over(keys, values, asked.heads, asked.scale, layer.sliding_window)
+        cos, sin = position_embeddings
+        pointers = (tensor.data_ptr() for tensor in (rows, cos, sin, *work.tensors))
+        compute = compute_decoder_layers()
         assert compute is not None
-        compute(*map(ctypes.byref, structures))
-        return output
+        compute(
+            ctypes.byref(packed_pass.paged.for_groups(self.attention.heads // self.attention.kv_heads)),
+            attentions,
+            self._all_weights,
+            len(self._run),
+            ctypes.byref(_Buffers(*pointers, rows.shape[1])),
+            torch.get_num_threads(),
+        )
+        return rows
 
 
 class _Work:
     """Memory that the layers of a pass use, one after the other."""
 
-    def __init__(
-        self, like: Tensor, num_rows: int, heads: int, kv_heads: int, head_dim: int, num_features: int
-    ) -> None:
+    def __init__(self, like: Tensor, heads: int, kv_heads: int, head_dim: int, num_features: int) -> None:
+        num_rows = like.shape[1]
         self.query, attended = like.new_zeros(2, num_rows, heads, head_dim)  # padding attends to nothing
         self.key, self.value = like.new_empty(2, num_rows, kv_heads, head_dim)
         normed, gated = torch.empty_like(like), like.new_empty(num_rows, num_features)
-        self._kept = normed, self.query, self.key, self.value, attended, gated
-        pointers = (tensor.data_ptr() for tensor in self._kept)
-        self.buffers = _Buffers(*[None] * 4, *pointers, num_rows, torch.get_num_threads())
+        self.tensors = normed, self.query, self.key, self.value, attended, gated
 
 
 @functools.cache
-def compute_decoder_layer() -> Callable[..., None] | None:
+def compute_decoder_layers() -> Callable[..., None] | None:
     """None where this machine cannot."""
-    return kernel("decoder_layer", *[_POINTER] * 4)
+    return kernel("decoder_layers", *[_POINTER] * 3, _INT, _POINTER, _INT)

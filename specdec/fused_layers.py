@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec import paged_attention
-from specdec.decoder_layer import LINEARS, NORMS, AttentionSettings, DecoderLayer, compute_decoder_layer
+from specdec.decoder_layer import LINEARS, NORMS, AttentionSettings, DecoderLayer, compute_decoder_layers
 from specdec.kv_cache import BlockPool
 from specdec.kv_store import KvStore
 from specdec.packed_attention import PackedPass
@@ -33,10 +33,11 @@ _LENGTHS, _BLOCK = (7, 3), 8
 def fuse_layers(model: PreTrainedModel) -> None:
     """Replace layers of ``model``, whose linear layers are packed, in place. Others stay as they are."""
     candidates = {child for child in model.modules() if _has_the_parts(child)}
-    if compute_decoder_layer() is None or not candidates:
+    if compute_decoder_layers() is None or not candidates:
         return
     observed = _ObservedPass()
     fused: dict[torch.nn.Module, DecoderLayer] = {}
+    runs = _Runs()
 
     def compare(layer: torch.nn.Module, inputs: tuple[Any, ...], others: dict[str, Any], output: Any) -> None:
         asked, observed.asked = observed.asked, None
@@ -46,6 +47,7 @@ def fuse_layers(model: PreTrainedModel) -> None:
             pairs = zip(observed.seen(asked), own.seen(asked), strict=True)
             if all(_agree(*pair) for pair in (*pairs, (output, computed))):
                 fused[layer] = made
+                runs.add(made, inputs[0], others["position_embeddings"], output)
 
     hooks = [layer.register_forward_hook(compare, with_kwargs=True) for layer in candidates]
     try:
@@ -62,11 +64,32 @@ def fuse_layers(model: PreTrainedModel) -> None:
         for name, child in list(parent.named_children()):
             if child in fused:
                 setattr(parent, name, fused[child])
+    runs.compute_together()
 
 
 def report(model: torch.nn.Module) -> dict[str, int]:
     """For the log."""
     return {"decoder_layers_in_one_call": sum(isinstance(module, DecoderLayer) for module in model.modules())}
+
+
+class _Runs:
+    """Layers each of which was fed with what the one before it gave, and with nothing else of its own."""
+
+    def __init__(self) -> None:
+        self._runs: list[list[DecoderLayer]] = []
+        self._angles: object = None
+        self._output: object = None
+
+    def add(self, layer: DecoderLayer, rows: Tensor, angles: object, output: Tensor) -> None:
+        if rows is self._output and angles is self._angles and layer.sizes == self._runs[-1][-1].sizes:
+            self._runs[-1].append(layer)
+        else:
+            self._runs.append([layer])
+        self._angles, self._output = angles, output
+
+    def compute_together(self) -> None:
+        for run in self._runs:
+            run[0].lead(run)
 
 
 class _ObservedPass(PackedPass):

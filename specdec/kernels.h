@@ -10,7 +10,10 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "shared_work.h"
 
 #define CPU __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 #define INLINE static inline __attribute__((always_inline)) CPU
@@ -59,9 +62,17 @@ static inline int num_tiles(const Linear *linear) { return (linear->out_features
 /* sums [num_rows][COLUMNS]: of num_rows rows, CHUNK at most, those of a tile, with the bias. */
 HIDDEN void tile_sums(const Linear *linear, int tile, const bf16 *rows, int num_rows, float *sums);
 
-/* outputs [num_rows][out_features] = rows [num_rows][in_features] @ weight.T + bias, rounded; `onto`: added to what is
- * there. Within a parallel region, all of whose threads come here; they do not wait for each other afterwards. */
-HIDDEN void multiply(const Linear *linear, const bf16 *rows, int num_rows, int onto, bf16 *outputs);
+/* outputs [num_rows][out_features] = rows [num_rows][in_features] @ weight.T + bias, rounded. */
+typedef struct {
+    const Linear *linear;
+    bf16 *outputs;
+    int onto; /* added to what is there */
+} Product;
+
+static inline int num_chunks(int num_rows) { return (num_rows + CHUNK - 1) / CHUNK; }
+
+/* Products of the same rows, an item for each tile of them and each chunk of rows. They are there when a thread returns. */
+HIDDEN void multiply(Turn turn, const Product *products, const bf16 *rows, int num_rows);
 
 /* paged_attention.c ------------------------------------------------------------------------------------------------- */
 
@@ -97,9 +108,9 @@ typedef struct {
     float scale;    /* of the scores, in units of ln 2; positive */
 } Attention;
 
-/* Within a parallel region: a row's keys and values into the pool; then, when all are there, each row's output over
- * those of its own text. After that the threads wait for each other. */
+/* A row's keys and values into the pool; then, when all are there, each row's output over those of its own text, an item
+ * for each tile and key head. All outputs are there when a thread returns. */
 HIDDEN void put(const Pass *pass, const Attention *attention, int row, Rows key, Rows value);
-HIDDEN void attend(const Pass *pass, const Attention *attention, Rows query, Rows output);
+HIDDEN void attend(Turn turn, const Pass *pass, const Attention *attention, Rows query, Rows output);
 
 #endif

@@ -211,21 +211,21 @@ CPU static void attend_tile(const Pass *pass, const Attention *attention, const 
     }
 }
 
-void attend(const Pass *pass, const Attention *attention, Rows query, Rows output) {
+void attend(Turn turn, const Pass *pass, const Attention *attention, Rows query, Rows output) {
     const int kv_heads = attention->kv_heads;
-#pragma omp for schedule(dynamic)
-    for (int item = 0; item < pass->num_tiles * kv_heads; item++)
-        attend_tile(pass, attention, pass->tiles + item / kv_heads, item % kv_heads, query, output);
+    for (; next_item(&turn); item_is_done(&turn))
+        attend_tile(pass, attention, pass->tiles + turn.item / kv_heads, turn.item % kv_heads, query, output);
 }
 
 /* By itself. head_dim is a multiple of LINE, and MAX_HEAD_DIM at most. */
 void specdec_paged_attention(const Pass *pass, const Attention *attention, const Rows *query, const Rows *key,
                              const Rows *value, const Rows *output, int num_threads) {
+    Work of_rows = {0}, of_tiles = {0};
 #pragma omp parallel num_threads(num_threads)
     {
-#pragma omp for schedule(static)
-        for (int row = 0; row < pass->num_rows; row++)
-            put(pass, attention, row, *key, *value);
-        attend(pass, attention, *query, *output);
+        for (Turn turn = join(&of_rows, pass->num_rows, num_threads); next_item(&turn); item_is_done(&turn))
+            put(pass, attention, turn.item, *key, *value);
+        const int items = pass->num_tiles * attention->kv_heads;
+        attend(join(&of_tiles, items, items), pass, attention, *query, *output);
     }
 }

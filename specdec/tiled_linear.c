@@ -120,22 +120,30 @@ void tile_sums(const Linear *linear, int tile, const bf16 *rows, int num_rows, f
     }
 }
 
-void multiply(const Linear *linear, const bf16 *rows, int num_rows, int onto, bf16 *outputs) {
-    const int tiles = num_tiles(linear);
-    /* Long parts first, then shorter ones: who is kept from its core for a while leaves more to the others. */
-#pragma omp for schedule(guided) nowait
-    for (int tile = 0; tile < tiles; tile++) {
+void multiply(Turn turn, const Product *products, const bf16 *rows, int num_rows) {
+    const int chunks = num_chunks(num_rows);
+    while (next_item(&turn)) {
+        const int row = turn.item % chunks * CHUNK, num = num_rows - row < CHUNK ? num_rows - row : CHUNK;
+        const Product *product = products;
+        int tile = turn.item / chunks;
+        for (; tile >= num_tiles(product->linear); product++)
+            tile -= num_tiles(product->linear);
         float sums[CHUNK * COLUMNS];
-        for (int row = 0; row < num_rows; row += CHUNK) {
-            const int num = num_rows - row < CHUNK ? num_rows - row : CHUNK;
-            tile_sums(linear, tile, rows + (size_t)row * linear->in_features, num, sums);
-            store(linear, tile, sums, num, onto, outputs + (size_t)row * linear->out_features);
-        }
+        tile_sums(product->linear, tile, rows + (size_t)row * product->linear->in_features, num, sums);
+        if (!is_first(&turn))
+            continue;
+        bf16 *outputs = product->outputs + (size_t)row * product->linear->out_features;
+        store(product->linear, tile, sums, num, product->onto, outputs);
+        item_is_done(&turn);
     }
 }
 
 /* By itself; in_features is an even number. */
 void specdec_tiled_linear(const Linear *linear, const bf16 *rows, bf16 *outputs, int num_rows, int num_threads) {
+    const Product product = {linear, outputs, 0};
+    const int num_items = num_tiles(linear) * num_chunks(num_rows);
+    Work work = {.results = calloc(num_items, 1)};
 #pragma omp parallel num_threads(num_threads)
-    multiply(linear, rows, num_rows, 0, outputs);
+    multiply(join(&work, num_items, num_threads), &product, rows, num_rows);
+    free(work.results);
 }

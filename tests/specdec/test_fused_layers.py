@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from specdec import fused_layers, model_runner, probe
-from specdec.decoder_layer import DecoderLayer, compute_decoder_layer
+from specdec.decoder_layer import DecoderLayer, compute_decoder_layers
 from specdec.fused_layers import fuse_layers
 from specdec.kv_cache import SequenceCache
 from specdec.model_runner import ModelRunner, RowOutputs
@@ -68,7 +68,7 @@ ALIKE: dict[str, Callable[[], hf.PreTrainedConfig]] = {
 each_number_of_threads = pytest.mark.parametrize("threads", [1, 2])
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(compute_decoder_layer() is None, reason="not on this CPU, or not built"),
+    pytest.mark.skipif(compute_decoder_layers() is None, reason="not on this CPU, or not built"),
 ]
 
 
@@ -165,7 +165,7 @@ def test_a_layer_in_one_call_gives_what_its_own_code_gives(name: str, monkeypatc
     assert num_taken(runner) == NUM_LAYERS
     texts, logits = told(runner)
     with monkeypatch.context() as patched:
-        patched.setattr(fused_layers, "compute_decoder_layer", lambda: None)
+        patched.setattr(fused_layers, "compute_decoder_layers", lambda: None)
         own = runner_of(model)
     assert num_taken(own) == 0
     _, expected = told(own)
