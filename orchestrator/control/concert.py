@@ -183,12 +183,15 @@ class Concert:
         return self.now
 
     def _go_on(self) -> Turn:
+        """Decided once a pass, by the first who asks: where some of a pass did one thing and some another, they would
+        be in different passes from then on."""
         now = self.now
-        if now != self._reviewed:
-            self._reviewed = now
-            best, kept = self._best, self.num_draft_tokens
-            if abs(best - kept) > 1 or self._promised[kept] <= _ENOUGH * self._promised[best]:
-                self.num_draft_tokens = min(best, kept + 1)  # up step by step, each measured before the next
+        if now == self._reviewed:
+            return Turn.DRAFT if self._check is None else Turn.CHECK
+        self._reviewed = now
+        best, kept = self._best, self.num_draft_tokens
+        if abs(best - kept) > 1 or self._promised[kept] <= _ENOUGH * self._promised[best]:
+            self.num_draft_tokens = min(best, kept + 1)  # up step by step, each measured before the next
         if not self.costs.savings.left:
             return self._stop()
         if now - self._since > _LONGEST_PAUSE:
