@@ -94,6 +94,11 @@ class DecoderLayer(torch.nn.Module):
         _, heads, kv_heads, head_dim, *_ = self.attention
         return self._weights.hidden_size, heads, kv_heads, head_dim, self._weights.gate_proj.out_features
 
+    @property
+    def num_led(self) -> int:
+        """Layers that it computes; 0: one before it does that for it."""
+        return len(self._run)
+
     def lead(self, run: Sequence[DecoderLayer]) -> None:
         """Compute ``run``, of the same sizes: this layer and those that are fed with nothing but its predecessor's rows."""
         self._run = tuple(run)

@@ -13,20 +13,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec import paged_attention
 from specdec.decoder_layer import LINEARS, NORMS, AttentionSettings, DecoderLayer, compute_decoder_layers
-from specdec.kv_cache import BlockPool
-from specdec.kv_store import KvStore
-from specdec.packed_attention import PackedPass
-from specdec.packed_rows import Segment
+from specdec.observed_pass import ObservedPass
 from specdec.tiled_linear import TiledLinear
 
 _MULTIPLE = 16  # of features, as in decoder_layer.c
 _EQUAL = 0.9
 """Share of the numbers that must be the same to the last bit. Both sides round alike, and sum differently in the norms
 only: 98 in 100 is the least that was seen of a layer that is taken rightly."""
-_LENGTHS, _BLOCK = (7, 3), 8
-"""Of the texts that are fed for it."""
 
 
 @torch.inference_mode()
@@ -35,14 +29,14 @@ def fuse_layers(model: PreTrainedModel) -> None:
     candidates = {child for child in model.modules() if _has_the_parts(child)}
     if compute_decoder_layers() is None or not candidates:
         return
-    observed = _ObservedPass()
+    observed = ObservedPass.over(model)
     fused: dict[torch.nn.Module, DecoderLayer] = {}
     runs = _Runs()
 
     def compare(layer: torch.nn.Module, inputs: tuple[Any, ...], others: dict[str, Any], output: Any) -> None:
         asked, observed.asked = observed.asked, None
         if asked is not None and _fits(layer, asked) and _is_usual(asked, inputs, others, output):
-            made, own = DecoderLayer(layer, asked), _ObservedPass()
+            made, own = DecoderLayer(layer, asked), ObservedPass.over(model)
             computed = made(*inputs, **(others | {"packed_pass": own}))
             pairs = zip(observed.seen(asked), own.seen(asked), strict=True)
             if all(_agree(*pair) for pair in (*pairs, (output, computed))):
@@ -51,12 +45,8 @@ def fuse_layers(model: PreTrainedModel) -> None:
 
     hooks = [layer.register_forward_hook(compare, with_kwargs=True) for layer in candidates]
     try:
-        config = model.config.get_text_config()
-        ids = torch.arange(sum(_LENGTHS)) % config.vocab_size
-        # From the first to the last that the model knows: some code treats far ones in another way.
-        apart = max(1, (getattr(config, "max_position_embeddings", None) or 0) // max(_LENGTHS))
-        positions = torch.tensor(observed.rows.positions) * apart
-        model(input_ids=ids[None], position_ids=positions[None], use_cache=False, packed_pass=observed)
+        token_ids, positions, _ = observed.inputs
+        model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, packed_pass=observed)
     finally:
         for hook in hooks:
             hook.remove()
@@ -90,41 +80,6 @@ class _Runs:
     def compute_together(self) -> None:
         for run in self._runs:
             run[0].lead(run)
-
-
-class _ObservedPass(PackedPass):
-    """Of some short texts, into a pool of its own. Remembers what its attention was asked last."""
-
-    def __init__(self) -> None:
-        self._pools = KvStore(BlockPool(len(_LENGTHS), _BLOCK), torch.device("cpu"))
-        segments = [
-            Segment(range(length), range(-1, length - 1), 0, [block], []) for block, length in enumerate(_LENGTHS)
-        ]
-        super().__init__(self._pools, segments, _BLOCK, torch.device("cpu"))
-        self.asked: AttentionSettings | None = None
-        self._query: Tensor | None = None
-
-    def seen(self, of: AttentionSettings) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the layer that came last: queries, and its pool's keys and values."""
-        like = torch.empty(0, of.kv_heads, of.head_dim, dtype=torch.bfloat16)
-        [query] = [work.query for work in self.shared.values()] or [self._query]
-        return query, *self._pools.layer(of.layer, like, like)
-
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
-        usual = softcap is None and paged_attention.takes(query, key, value)
-        settings = AttentionSettings(layer, query.shape[1], key.shape[1], query.shape[2], scale, window)
-        self.asked = settings if usual else None
-        self._query = query
-        return super().attend(layer, query, key, value, scale, window, softcap)
 
 
 def _has_the_parts(layer: Any) -> bool:

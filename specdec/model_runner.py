@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from specdec.fused_layers import fuse_layers
 from specdec.kv_cache import BlockPool, Move, SequenceCache
 from specdec.kv_store import KvStore
+from specdec.model_call import call_of
 from specdec.packed_attention import ATTENTION, PackedPass
 from specdec.packed_linear import least_rows, pack_linears, row_multiple
 from specdec.packed_rows import Segment, rounded
@@ -58,9 +59,7 @@ class ModelRunner:
         self.pool = BlockPool(-(-num_slots // block_size), block_size)
         self._store = KvStore(self.pool, self.device)
         self._row_multiple, self._least_rows = row_multiple(self.model), least_rows(self.model)
-        self._features: Tensor | None = None
-        head: torch.nn.Module = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        head.register_forward_pre_hook(self._remember_features)
+        self._call = call_of(self.model)
 
     @property
     def bytes_per_slot(self) -> int:
@@ -92,28 +91,24 @@ class ModelRunner:
         padding = [0] * self._padding(len(token_ids))
         # Also a pass that wants no logits (taking in a prompt) reads some.
         logits_to_keep = wanted + (wanted[-1:] or [0]) * self._padding(len(wanted))
-        output = self.model(
-            input_ids=self._tensor(token_ids + padding)[None],
-            position_ids=self._tensor(packed_pass.rows.positions + padding)[None],
-            use_cache=False,
-            logits_to_keep=self._tensor(logits_to_keep),
-            packed_pass=packed_pass,
+        logits, features = self._call(
+            self._tensor(token_ids + padding),
+            self._tensor(packed_pass.rows.positions + padding),
+            self._tensor(logits_to_keep),
+            packed_pass,
         )
-        assert self._features is not None, "the output embedding is part of the pass"
         counts = [len(segment.logit_rows) for segment in segments]
-        of_all = output.logits[0, : len(wanted), : self.info.vocab_size]
+        of_all = logits[: len(wanted), : self.info.vocab_size]
         sound = packed_pass.sound()
         if wanted:
             # Some models rule a token out by -inf; it is never all of them, and anything else shows in the largest.
             sound[self._tensor(wanted)] &= of_all.amax(-1).isfinite()
-        logits = torch.split(of_all, counts)
-        features = torch.split(self._features[0, : len(wanted)], counts)
-        self._features = None
-        sound_rows = torch.split(sound, [len(segment.token_ids) for segment in segments])
-        return [RowOutputs(*rows) for rows in zip(logits, features, sound_rows, strict=True)]
-
-    def _remember_features(self, _: Any, inputs: tuple[Tensor]) -> None:
-        self._features = inputs[0]
+        of_segments = (
+            torch.split(of_all, counts),
+            torch.split(features[: len(wanted)], counts),
+            torch.split(sound, [len(segment.token_ids) for segment in segments]),
+        )
+        return [RowOutputs(*rows) for rows in zip(*of_segments, strict=True)]
 
     def _padding(self, num_rows: int) -> int:
         """Rows to add for as many as there must be."""
