@@ -9,7 +9,7 @@
 #define LINE 64    /* bytes of a register, and of what memory gives at a time */
 #define ROWS 14    /* that share one reading of a tile: with two accumulators each they leave room for its row and theirs */
 #define DEPTH 2048 /* inputs of such a part: 128 KiB of the second-level cache */
-#define FEW 8      /* rows that are computed faster than memory gives what they wait for */
+#define DISTANCE 256 /* lines that a weight which is read once is asked for in advance */
 
 typedef struct {
     const bf16 *weight; /* [depth / 2][COLUMNS][2] */
@@ -18,14 +18,14 @@ typedef struct {
     int depth, in_features, first;
 } Part;
 
-/* What is fetched while a part is computed: nothing beyond what the processor foresees by itself; the part itself, a
- * little ahead; the next one, as this one is in the second-level cache. */
+/* What is fetched while a part is computed: nothing beyond what the processor foresees by itself; the part itself, and
+ * past it, to be read once; the next one, as this one is in the second-level cache. */
 typedef enum { NOTHING, THIS, NEXT } Fetch;
 
 INLINE void fetch_ahead(const Fetch fetch, const bf16 *weight, int depth) {
     for (int i = 0; i < COLUMNS * 4 / LINE; i++) {
         if (fetch == THIS)
-            _mm_prefetch((const char *)weight + (32 + i) * LINE, _MM_HINT_T0);
+            _mm_prefetch((const char *)weight + (DISTANCE + i) * LINE, _MM_HINT_NTA);
         if (fetch == NEXT)
             _mm_prefetch((const char *)(weight + (size_t)depth * COLUMNS) + i * LINE, _MM_HINT_T1);
     }
@@ -70,10 +70,8 @@ CPU static void add(int num_rows, Part part) {
         const int num = (num_rows + left - 1) / left;
         if (more_than_one && left == 1)
             add_some(num, NEXT, part);
-        else if (more_than_one || num <= FEW)
-            add_some(num, NOTHING, part);
         else
-            add_some(num, THIS, part);
+            add_some(num, more_than_one ? NOTHING : THIS, part);
         num_rows -= num;
         part.rows += (size_t)num * part.in_features;
         part.sums += num * COLUMNS;
