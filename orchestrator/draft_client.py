@@ -40,6 +40,8 @@ class _Asked:
     at: float
     takes_in: bool
     """Much of the text, which is no part of growing."""
+    num_new: int
+    """Of the nodes, that are not there yet; 0: nobody knows."""
 
 
 _MOST_LOST = 2
@@ -81,9 +83,11 @@ class DraftClient:
             self._lane.close()
             self._lane = None
 
-    def advance(self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> bool:
-        """Tell what was committed and what is about to be verified, and ask for nodes; where there is no lane, open
-        one. False: there is no draft."""
+    def advance(
+        self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE, num_there: int = 0
+    ) -> bool:
+        """Tell what was committed and what is about to be verified, and ask for nodes, of which ``num_there`` are there
+        from before; where there is no lane, open one. False: there is no draft."""
         now = time.monotonic()
         # Where nobody waits for a tree, what its first nodes take is measured all the same.
         num_nodes = budget.max_nodes or int(not in_flight)
@@ -95,7 +99,7 @@ class DraftClient:
                 return False
             self._owed_since = None
             self._open(sequence, budget)
-            self._asked = _Asked(0, num_nodes, now, takes_in=True)
+            self._asked = _Asked(0, num_nodes, now, takes_in=True, num_new=num_nodes)
             # A chain that is verified against its distribution is never drawn before the first token is known.
             if self._lane is None or sequence.keyed_by_token or not sequence.num_committed:
                 return self._lane is not None
@@ -104,8 +108,11 @@ class DraftClient:
             self.catch_up(sequence)  # it can do nothing of that
             return True
         takes_in = opens or sequence.base - self._base > _MOST_NEW
+        # What was asked for with an open, and has not come yet, may be half done.
+        goes_on = not opens and self._asked is not None and self._asked.advance == 0
+        num_new = 0 if goes_on else max(0, num_nodes - num_there)
         self._tell(self._lane, sequence, budget, in_flight)
-        self._asked = _Asked(self._advance, num_nodes, now, takes_in)
+        self._asked = _Asked(self._advance, num_nodes, now, takes_in, num_new)
         return True
 
     @property
@@ -184,8 +191,8 @@ class DraftClient:
         if self._replica is not None and not asked.takes_in:
             # Drafts are compared, of which one may be asked for more.
             self._replica.observe(self._costs.draft_of_one_s(num_nodes, took_s))
-        if growth.end in (None, GrowthEnd.BUDGET):
-            self._costs.drafted(num_nodes, took_s, asked.takes_in)
+        if growth.end in (None, GrowthEnd.BUDGET) and asked.num_new:
+            self._costs.drafted(asked.num_new, took_s, asked.takes_in)
 
     def _lose(self, error: SpecdecError) -> None:
         """The lane has ended. Who refused the text would take in all of it again, only to refuse it once more; and it

@@ -93,7 +93,8 @@ class Speculation:
             budget = dataclasses.replace(budget, max_siblings=self._max_siblings)
             self._num_nodes = budget.max_nodes * (1 + self._max_siblings)
         self._granted = max(self._granted, self._base + budget.max_depth)
-        asked = self._draft.advance(sequence, budget, in_flight)
+        num_there = 0 if in_flight else max(self._trie.depths, default=-1) + 1
+        asked = self._draft.advance(sequence, budget, in_flight, num_there)
         self._growing = asked and budget.max_nodes > 0
         # Others always wait, which says nothing of these.
         if asked and self._draft.num_advances and not (guess or plan.soon) and sequence.keyed_by_token:

@@ -2,9 +2,9 @@
 
 Sequences that come back while others are in a pass join the next one, and so two halves can take turns for ever, each
 waiting for the other's pass. Where a pass takes about as long for all of them as for half, it is better to wait a
-little: those who are here lose that, those who come back meanwhile are spared the rest of a pass. And where the drafts
-of those who are away take time from the same device, a pass without them is shorter. Knows clocks and keys; refuses to
-know what a round is.
+little: those who are here lose that once, those who come back meanwhile are spared the rest of a pass, and from then on
+they are away and back together. And where the drafts of those who are away take time from the same device, a pass
+without them is shorter. Knows clocks and keys; refuses to know what a round is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from dataclasses import dataclass
 _LATE, _SOON = 1.5, 0.25
 """Who takes so many times what it takes as a rule is not waited for any longer; whoever is late only by less is
 expected within so much of it."""
+
+_TOGETHER, _BETTER = 8, 0.9
+"""Rounds for which those who are in one pass stay together; and where they had better be: where a round then takes no
+more than this share of one in two halves."""
 
 _GAIN = 0.25
 _MEMORY = 1 / 64
@@ -97,31 +101,45 @@ class Gathering:
             return 0.0
         return max(0.0, (self._product - self._rows * self._pass_s) / spread)
 
-    def _expected_s(self, rows: int) -> float:
+    def _expected_s(self, rows: float) -> float:
         return max(_LEAST_S, self.fixed_s + self._slope_s * rows)
 
     @property
     def _slower(self) -> float:
         return math.exp(self._log_slower)
 
-    def rest_s(self, num_here: int, num_rows: int, now: float) -> float:
+    def rest_s(self, num_here: int, num_leaving: int, num_rows: int, now: float) -> float:
         """How long the next pass had better wait with ``num_here`` sequences that could be in it, with so many rows; 0:
-        no longer."""
+        no longer. ``num_leaving`` of them are away after it; the others are in every pass."""
         fixed_s = self.fixed_s
         if fixed_s < _LEAST_S:
             return 0.0
         away = self._away(now)
         slower_s = (self._slower - 1) * self._expected_s(num_rows)  # if it begins now
         spared_s = slower_s / max(1, len(away))  # by each who is awaited
-        waits = [max(usual - by_now, _SOON * usual) for usual, by_now in away if usual <= fixed_s + slower_s]
+        waits = sorted(
+            (max(usual - by_now, _SOON * usual), usual) for usual, by_now in away if usual <= fixed_s + slower_s
+        )
         best_s = most_saved = 0.0
-        for count, wait_s in enumerate(sorted(waits), 1):
+        for count, (wait_s, usual_s) in enumerate(waits, 1):
             # Each of those who come is spared what is left of the pass by then, but for its rows; each who is here
             # waits. Both are spared what it takes longer while they are away.
             saved = count * (fixed_s + count * spared_s - wait_s) + num_here * (count * spared_s - wait_s)
+            if num_leaving:
+                each_s = self._spared_later_s(num_here, num_rows, count, usual_s)
+                saved += _TOGETHER * (num_leaving + count) * each_s
             if saved > most_saved:
                 best_s, most_saved = wait_s, saved
         return best_s
+
+    def _spared_later_s(self, num_here: int, num_rows: int, num_awaited: int, usual_s: float) -> float:
+        """By each of them in every later round, if those who are here and those who are awaited, who are away for
+        ``usual_s`` as a rule, are in one pass from now on; else they take turns."""
+        rows_awaited = num_awaited * num_rows / num_here
+        here_s, awaited_s = (self._slower * self._expected_s(rows) for rows in (num_rows, rows_awaited))
+        apart_s = max(here_s + awaited_s, here_s + usual_s)
+        together_s = self._expected_s(num_rows + rows_awaited) + usual_s
+        return apart_s - together_s if together_s < _BETTER * apart_s else 0.0
 
     def _away(self, now: float) -> list[tuple[float, float]]:
         """Of who is away as usual, how long that is as a rule and how long it is by now: neither a client that does not

@@ -114,6 +114,12 @@ class _Sequence:
         return self.pending is not None or (self.run_on > 0 and not self.held)
 
     @property
+    def leaves(self) -> bool:
+        """After the pass that it waits for there is nothing to do for it."""
+        more = self.run_on - 1 if self.pending is None else self.pending.run_on
+        return more <= 0 and self.early is None
+
+    @property
     def num_rows(self) -> int:
         """In a pass, at most, beside its prompt."""
         return 1 + len(self.tree)
@@ -227,8 +233,9 @@ class TargetEngine:
     def rest_s(self) -> float:
         if self._draining:
             return 0.0
-        rows = [sequence.num_rows for sequence in self._sequences.values() if sequence.waits]
-        return self._gathering.rest_s(len(rows), sum(rows), self._clock())
+        here = [sequence for sequence in self._sequences.values() if sequence.waits]
+        num_leaving = sum(sequence.leaves for sequence in here)
+        return self._gathering.rest_s(len(here), num_leaving, sum(each.num_rows for each in here), self._clock())
 
     def working_on(self) -> Sequence[Key]:
         return self._batch

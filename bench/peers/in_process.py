@@ -106,7 +106,7 @@ class _Draft:
         self._base = 0
         self.num_advances = -1
 
-    def advance(self, sequence: Sample, budget: Budget, in_flight: TokenTree) -> bool:
+    def advance(self, sequence: Sample, budget: Budget, in_flight: TokenTree, num_there: int) -> bool:
         self.num_advances += 1
         if self.num_advances == 0:
             self._engine.open(self._key, DraftOpen(sequence.spec, budget))

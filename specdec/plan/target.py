@@ -52,7 +52,8 @@ class Target:
             return
         self._rest += 1
         num_rows = sum(1 + request.flying for request in self._waiting)
-        rest_s = self._gathering.rest_s(len(self._waiting), num_rows, self._events.now)
+        num_here = len(self._waiting)
+        rest_s = self._gathering.rest_s(num_here, num_here, num_rows, self._events.now)
         if rest_s:
             self._events.after(rest_s, self._rested, self._rest)
         else:

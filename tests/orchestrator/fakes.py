@@ -50,7 +50,9 @@ class FakeDraft:
         self.pushed: list[Growth] = []  # without being waited for
         self.num_advances = 0
 
-    def advance(self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> bool:
+    def advance(
+        self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE, num_there: int = 0
+    ) -> bool:
         self.budgets.append(budget)
         self.in_flight.append(in_flight)
         if not self.there:

@@ -79,7 +79,9 @@ class FarDraft:
         self._asked, self._asked_nodes = 0.0, 0
         self.num_advances = -1
 
-    def advance(self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> bool:
+    def advance(
+        self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE, num_there: int = 0
+    ) -> bool:
         self._asked, self._asked_nodes = self._world.now, budget.max_nodes or int(not in_flight)
         self._tell(sequence, budget, in_flight)
         return True

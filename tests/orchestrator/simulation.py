@@ -197,7 +197,8 @@ class Run:
 
     def _pass(self) -> None:
         num_rows = sum(stream.depth + 1 for stream in self._verifying)
-        rest_s = self._gathering.rest_s(len(self._verifying), num_rows, self.now)
+        num_leaving = sum(not stream.unasked for stream in self._verifying)
+        rest_s = self._gathering.rest_s(len(self._verifying), num_leaving, num_rows, self.now)
         if self._verifying and rest_s:
             self._target_busy, self._rest = False, self._rest + 1
             this = self._rest

@@ -211,10 +211,10 @@ async def test_no_behaviour_of_a_draft_changes_the_text(data):
         )
 
     class Forgetful(FakeDraft):
-        def advance(self, sequence, budget, in_flight):
+        def advance(self, sequence, budget, in_flight, num_there):
             self.pushed = self.script[: data.draw(st.integers(0, 2))]
             self.script.clear()
-            return super().advance(sequence, budget, in_flight)
+            return super().advance(sequence, budget, in_flight, num_there)
 
         def arrived(self):
             return [growth for growth in super().arrived() if growth is not None]

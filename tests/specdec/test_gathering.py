@@ -32,33 +32,33 @@ def told(gathering: Gathering, keys: range, now: float = 10.0) -> None:
 def test_a_half_that_is_soon_back_is_waited_for():
     gathering = known()
     told(gathering, range(4))
-    assert gathering.rest_s(4, 4, 10.0) == pytest.approx(0.004)
+    assert gathering.rest_s(4, 4, 4, 10.0) == pytest.approx(0.004)
     for key in range(4):
         gathering.back(key, 10.004)
-    assert gathering.rest_s(8, 8, 10.004) == 0
+    assert gathering.rest_s(8, 8, 8, 10.004) == 0
 
 
 def test_many_do_not_wait_for_one():
     gathering = known()
     told(gathering, range(1))
-    assert gathering.rest_s(7, 7, 10.0) == 0
-    assert gathering.rest_s(1, 1, 10.0) > 0
+    assert gathering.rest_s(7, 7, 7, 10.0) == 0
+    assert gathering.rest_s(1, 1, 1, 10.0) > 0
 
 
 def test_nobody_waits_for_those_who_are_away_for_longer_than_a_pass():
     gathering = known(away_s=0.021)
     told(gathering, range(7))
-    assert gathering.rest_s(1, 1, 10.0) == 0
+    assert gathering.rest_s(1, 1, 1, 10.0) == 0
 
 
 def test_a_stranger_is_taken_to_be_like_the_others_where_there_were_some():
     gathering = known()
     gathering.told("new", 10.0)
-    assert gathering.rest_s(1, 1, 10.0) == pytest.approx(0.004)
-    assert gathering.rest_s(1, 1, 10.007) == 0, "it is late, as they would be"
+    assert gathering.rest_s(1, 1, 1, 10.0) == pytest.approx(0.004)
+    assert gathering.rest_s(1, 1, 1, 10.007) == 0, "it is late, as they would be"
     fresh = known(sequences=0)
     fresh.told("new", 10.0)
-    assert fresh.rest_s(1, 1, 10.0) == 0
+    assert fresh.rest_s(1, 1, 1, 10.0) == 0
 
 
 def test_nobody_waits_for_who_is_gone():
@@ -66,14 +66,14 @@ def test_nobody_waits_for_who_is_gone():
     told(gathering, range(4))
     for key in range(4):
         gathering.gone(key)
-    assert gathering.rest_s(1, 1, 10.0) == 0
+    assert gathering.rest_s(1, 1, 1, 10.0) == 0
 
 
 def test_who_is_late_is_given_up():
     gathering = known()
     told(gathering, range(4))
     now = 10.0
-    while rest_s := gathering.rest_s(4, 4, now):
+    while rest_s := gathering.rest_s(4, 4, 4, now):
         now += rest_s
     assert 10.004 <= now <= 10.007
 
@@ -82,7 +82,7 @@ def test_where_every_row_costs_its_share_nothing_is_saved():
     gathering = known(pass_s=0.0005, per_row_s=0.005)
     told(gathering, range(4))
     assert gathering.fixed_s == pytest.approx(0.0005, abs=1e-6)
-    assert gathering.rest_s(4, 4, 10.0) == 0
+    assert gathering.rest_s(4, 4, 4, 10.0) == 0
 
 
 def test_the_cost_of_a_pass_without_rows_is_found_among_prompts_and_trees():
@@ -107,7 +107,7 @@ def slowed(times: float, passes: int = 20, rows: int = 6) -> Gathering:
 def test_where_drafts_slow_a_pass_down_it_is_worth_waiting_for_more_of_them():
     for gathering, waits in ((slowed(1.0), False), (slowed(1.6), True)):
         told(gathering, range(4))
-        assert (gathering.rest_s(4, 4, 10.0) > 0) is waits
+        assert (gathering.rest_s(4, 4, 4, 10.0) > 0) is waits
         assert gathering.fixed_s == pytest.approx(0.020, rel=0.15), "passes that were slowed down tell no more of it"
 
 
@@ -118,14 +118,14 @@ def test_clients_that_do_not_read_are_no_drafts():
         gathering.passed(6, 0.032, 50.9 + number)
         gathering.back(0, 50.015 + number)
     told(gathering, range(4), 100.0)
-    assert gathering.rest_s(4, 4, 100.0) == 0
+    assert gathering.rest_s(4, 4, 4, 100.0) == 0
 
 
 def test_who_is_awaited_spares_a_pass_no_more_than_its_share():
     gathering = slowed(1.6)
     told(gathering, range(1), 10.0)
     told(gathering, range(1, 4), 10.010)
-    assert gathering.rest_s(12, 12, 10.010) == 0, "one comes soon, and then three drafts are still being made"
+    assert gathering.rest_s(12, 12, 12, 10.010) == 0, "one comes soon, and then three drafts are still being made"
 
 
 def test_one_slow_pass_is_an_accident():
@@ -134,7 +134,7 @@ def test_one_slow_pass_is_an_accident():
     gathering.passed(6, 0.2, 9.0)
     gathering.back(0, 9.015)
     told(gathering, range(4))
-    assert gathering.rest_s(4, 4, 10.0) == 0
+    assert gathering.rest_s(4, 4, 4, 10.0) == 0
 
 
 def test_how_slow_they_are_is_forgotten_while_nobody_is_away():
@@ -142,13 +142,13 @@ def test_how_slow_they_are_is_forgotten_while_nobody_is_away():
     for _ in range(2000):
         gathering.passed(6, 0.020, 0.0)
     told(gathering, range(4))
-    assert gathering.rest_s(4, 4, 10.0) == 0
+    assert gathering.rest_s(4, 4, 4, 10.0) == 0
 
 
 def test_what_more_rows_take_is_not_laid_to_those_who_are_away():
     gathering = slowed(3.0, passes=5, rows=50)
     told(gathering, range(4))
-    assert gathering.rest_s(4, 4, 10.0) == 0
+    assert gathering.rest_s(4, 4, 4, 10.0) == 0
 
 
 @given(
@@ -163,7 +163,7 @@ def test_the_rest_is_never_negative_nor_longer_than_a_pass(passes, events, num_h
     for key, seconds, out in events:
         now += seconds
         (gathering.told if out else gathering.back)(key, now)
-        assert 0 <= gathering.rest_s(num_here, num_here, now) <= max([seconds for _, seconds in passes], default=0)
+        assert 0 <= gathering.rest_s(num_here, num_here, num_here, now) <= max([seconds for _, seconds in passes], default=0)
 
 
 class Hasty(Run):
