@@ -45,8 +45,12 @@ _FIRST_CHECK = 8
 _CHECK_PASSES = 6
 """Without drafts, at most."""
 
-_FIRST_TOKENS = 4
-"""Draft tokens at first."""
+_FIRST_TOKENS, _FIRST_TOKENS_AMONG = 4, 2
+"""Draft tokens at first; of several requests, which find together only by and by, fewer: as long as they take turns
+every token more seems cheap."""
+
+_SETTLED = 3
+"""Passes after which several requests draft a token more at the earliest."""
 
 _ENOUGH = 0.98
 """A number of draft tokens that promises this share of what the best one does is kept; and the fewest of those are the
@@ -101,6 +105,7 @@ class Concert:
         self._promised = [1.0] * (1 + costs.most)  # the same by the number of draft tokens, if they are waited for
         self._load = -1  # the load under which that was promised
         self._since = 0  # the pass in which it began to draft
+        self._raised = 0  # the pass since which it drafts as many tokens as now
         self._trial = _Trial()  # the last one
         self._toll = Toll()
         self.num_trials = 0
@@ -156,7 +161,8 @@ class Concert:
             return Turn.REST
         if self._begins:
             self._drafting, self._since, self._doubts, self._reviewed = True, self.now, 0.0, self.now
-            self.num_draft_tokens = min(self._best, _FIRST_TOKENS)
+            self.num_draft_tokens = min(self._best, _FIRST_TOKENS if self.costs.everybody == 1 else _FIRST_TOKENS_AMONG)
+            self._raised = self.now
             self._checked, self._num_checks, self._check = self.now, 0, None
             self.costs.few_draft = False
             return Turn.DRAFT
@@ -190,8 +196,11 @@ class Concert:
             return Turn.DRAFT if self._check is None else Turn.CHECK
         self._reviewed = now
         best, kept = self._best, self.num_draft_tokens
-        if abs(best - kept) > 1 or self._promised[kept] <= _ENOUGH * self._promised[best]:
+        settled = self.costs.everybody == 1 or now - self._raised >= _SETTLED
+        better = abs(best - kept) > 1 or self._promised[kept] <= _ENOUGH * self._promised[best]
+        if better and (best < kept or settled):
             self.num_draft_tokens = min(best, kept + 1)  # up step by step, each measured before the next
+            self._raised = now
         if not self.costs.savings.left:
             return self._stop()
         if now - self._since > _LONGEST_PAUSE:

@@ -196,13 +196,27 @@ def test_the_more_is_lost_the_sooner_all_stop():
 def test_under_another_load_what_was_promised_before_is_forgotten():
     concert = concert_of()
     rising = [1.0 + 0.1 * depth for depth in range(9)]
-    for now in range(6):
+    for now in range(16):
         concert.turn(1.8, rising, depth=4, num_rounds=99)
         concert.passed(now)
     assert concert.num_draft_tokens > 4
     concert.costs.went_on(Timings(0, 40_000, 0, 32, 32), 32)
     assert concert.turn(1.1, [1.0, 1.1, *[0.5] * 7], depth=4, num_rounds=99) is Turn.DRAFT
     assert concert.num_draft_tokens == 1
+
+
+@pytest.mark.parametrize("everybody", [1, 4])
+def test_several_requests_draft_few_tokens_first_and_more_once_they_have_settled(everybody):
+    concert = concert_of()
+    concert.costs.went_on(Timings(0, 20_000, 0, everybody, everybody), everybody)
+    rising = [1.0 + 0.1 * depth for depth in range(9)]
+    numbers = []
+    for _ in range(10):
+        for _ in range(everybody):
+            concert.turn(1.8, rising, depth=4, num_rounds=99)
+        numbers.append(concert.num_draft_tokens)
+        concert.passed(concert.now)
+    assert numbers == ([4, 5, 6, 7, 8, 8, 8, 8, 8, 8] if everybody == 1 else [2, 2, 2, 3, 3, 3, 4, 4, 4, 5])
 
 
 def test_drafts_that_would_not_begin_under_another_load_end_at_once():
