@@ -78,7 +78,7 @@ class AttentionSettings(NamedTuple):
 
 
 class DecoderLayer(torch.nn.Module):
-    """In place of ``layer``, which it computes; and those that follow it, if it leads them. They have nothing to do then."""
+    """In place of ``layer``, which it computes, and those that follow it if it leads them, which then do nothing."""
 
     def __init__(self, layer: torch.nn.Module, attention: AttentionSettings) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class DecoderLayer(torch.nn.Module):
         return len(self._run)
 
     def lead(self, run: Sequence[DecoderLayer]) -> None:
-        """Compute ``run``, of the same sizes: this layer and those that are fed with nothing but its predecessor's rows."""
+        """Compute ``run``, of the same sizes: this layer and those after it, each fed with what the last one gives."""
         self._run = tuple(run)
         self._all_weights = (_Weights * len(run))(*(layer._weights for layer in run))
         for layer in self._run[1:]:

@@ -147,6 +147,7 @@ class Concert:
         weight = 1 / self.costs.everybody
         if self._load != self.costs.num_loads:
             self._load, self._reviewed, weight = self.costs.num_loads, -1, 1.0
+            self._until, self._pause = min(self._until, self.now + FIRST_PAUSE), FIRST_PAUSE
             if self._drafting and promise < self._on:
                 self._stop()  # what has begun goes on only where it began
         self._promise += weight * (promise - self._promise)

@@ -13,6 +13,7 @@ from orchestrator.control.beyond import Beyond
 from orchestrator.control.contention import Contention
 from orchestrator.control.curve import Curve
 from orchestrator.control.foresight import Foresight
+from orchestrator.control.growths import Growths
 from orchestrator.control.prompt_lookup import MOST_GUESSED, HitRates
 from orchestrator.control.savings import PROBING, Savings
 from orchestrator.control.way import Way
@@ -31,9 +32,6 @@ _LEAST_PATIENCE_S = 0.05
 
 _LATE = 1.25
 """A growth that nobody waited for any longer would have taken at least so many times what was waited."""
-
-_NEWS = 1.25
-"""A draft that takes so many times what it took is another."""
 
 _GAIN = 0.1
 """The share of a round's news that is believed."""
@@ -71,6 +69,7 @@ class Costs:
         self.ahead = ahead
         self.contention = Contention(ahead)
         self._drafts = Way()
+        self._growths = Growths(self._drafts)
         self._passes = Curve()
         self._beyond = Beyond()
         self._alone_seen = self._known = False
@@ -83,7 +82,6 @@ class Costs:
         """Most go on unasked: what keeps those few apart from them is not what would keep all apart if all did."""
         self._apart = 0.0  # with speculation. 0: all are in the same pass; 1: some are while others are not
         self._last_pass = (0, 0, 0, 0)
-        self._grown_since_pass: set[int] = set()  # growths of so many nodes
         self._alone_s = 0.0
         self._rounds: list[float] = []
         self._waited: list[float] = []
@@ -265,12 +263,7 @@ class Costs:
         self._draft_took(num_nodes, _LATE * seconds)
 
     def _draft_took(self, num_nodes: int, seconds: float) -> None:
-        if num_nodes in self._grown_since_pass:
-            return  # who drafts together is late together, by the same accident
-        self._grown_since_pass.add(num_nodes)
-        expected_s = self._drafts.seconds(num_nodes)
-        self._drafts.observe(num_nodes, seconds)
-        if not 1 / _NEWS < self._drafts.seconds(num_nodes) / expected_s < _NEWS:
+        if self._growths.took(num_nodes, seconds, self.everybody):
             self._forget_rounds()  # a round that is booked now is not to be booked by what was thought before
 
     def patience_s(self, num_nodes: int) -> float:
@@ -321,7 +314,8 @@ class Costs:
         if mine == self._last_pass:
             return  # the verdicts of one pass come one after the other
         self._last_pass = mine
-        self._grown_since_pass.clear()
+        if self._growths.passed(self.everybody):
+            self._forget_rounds()
         self._num_passes += 1
         if self._num_passes < _YOUNG_PASSES or self._num_passes % _REVIEW_EVERY == 0:
             self._forget_rounds()

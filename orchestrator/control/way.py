@@ -44,8 +44,8 @@ class Way:
         """What ``count`` tokens take now; never nothing, but next to it before anything was measured."""
         return max(_LEAST_S, self._way_s + self._step_s * count)
 
-    def observe(self, count: int, seconds: float) -> None:
-        """``count`` > 0 tokens took ``seconds``."""
+    def observe(self, count: int, seconds: float, share: float = 1.0) -> None:
+        """``count`` > 0 tokens took ``seconds``, by so much of the work that there is as a rule."""
         if not self.is_known:
             # From one number nothing is known of the others: then all of the time is taken to grow with it.
             self._fewest = self._most = count
@@ -58,10 +58,10 @@ class Way:
         surprise_s = seconds - expected_s
         self._recent.append(surprise_s)
         news_s = statistics.median(self._recent)
-        if surprise_s < -_ACCIDENT * expected_s:
+        if surprise_s < -_ACCIDENT * expected_s and share >= 1:
             news_s = surprise_s  # nothing is that fast by accident
         surprise_s = min(surprise_s, max(_ACCIDENT * expected_s, 2 * news_s))
-        noise = (_NOISE * expected_s) ** 2
+        noise = (_NOISE * expected_s / share) ** 2
         foreseen = self._way_var + 2 * count * self._covar + count**2 * self._step_var + noise
         unforeseen = max(0.0, news_s**2 - foreseen)
         self._way_var += unforeseen

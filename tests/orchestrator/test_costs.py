@@ -285,7 +285,7 @@ def test_drafts_are_compared_as_if_all_had_been_asked_for_one_node(way_s, step_s
     assert costs.draft_of_one_s(4, 0.04) == pytest.approx(0.01), "nothing is known: all of it may be steps"
     for num_nodes in (1, 8, 4, 2) * 20:
         costs.drafted(num_nodes, way_s + step_s * num_nodes)
-        costs._grown_since_pass.clear()
+        costs._growths.passed(1)
     for num_nodes in (1, 4, 8):
         took_s = way_s + step_s * num_nodes
         assert costs.draft_of_one_s(num_nodes, took_s) == pytest.approx(way_s + step_s, rel=0.1)
