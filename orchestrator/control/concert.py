@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from orchestrator.control.costs import Costs
+from orchestrator.control.load import load_size
 from orchestrator.control.promises import OFF, OFF_AMONG, ON, ON_AMONG
 from orchestrator.control.toll import Toll
 from specdec.rounds import OVERRUN
@@ -112,6 +113,8 @@ class Concert:
         """So far: that of the last one, for those who are in it."""
         self._until = 0  # before this pass nobody drafts
         self._pause = FIRST_PAUSE
+        self._size = 0  # of the load, within a factor of two
+        self._pauses: dict[int, tuple[int, int]] = {}  # of other loads
         self._doubts = 0.0
         self._reviewed = 0
         self._checked = self._num_checks = 0
@@ -147,7 +150,9 @@ class Concert:
         weight = 1 / self.costs.everybody
         if self._load != self.costs.num_loads:
             self._load, self._reviewed, weight = self.costs.num_loads, -1, 1.0
-            self._until, self._pause = min(self._until, self.now + FIRST_PAUSE), FIRST_PAUSE
+            self._pauses[self._size] = self._until, self._pause
+            self._size = load_size(self.costs.everybody)
+            self._until, self._pause = self._pauses.get(self._size, (0, FIRST_PAUSE))
             if self._drafting and promise < self._on:
                 self._stop()  # what has begun goes on only where it began
         self._promise += weight * (promise - self._promise)

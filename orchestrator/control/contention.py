@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+from orchestrator.control.load import load_size
+
 _GAIN, _MOST_NEWS, _NOISE = 0.35, 0.3, 0.03
 _FEW, _CALM = 0.2, 2
 """A pass is calm where a smaller share drafts; and so many after the last other one tell what drafts cost. Later ones
@@ -48,18 +50,18 @@ class Contention:
 
     def unseen(self, everybody: int) -> None:
         """Passes without drafts were looked for in vain: what they would take is known less and less."""
-        size = _size(everybody)
+        size = load_size(everybody)
         self._logs[size] = self._logs.get(size, 0.0) / 2
 
     def share(self, everybody: int) -> float:
         """Of a pass's time with drafts, without."""
-        return math.exp(min(0.0, self._logs.get(_size(everybody), 0.0) + _NOISE))
+        return math.exp(min(0.0, self._logs.get(load_size(everybody), 0.0) + _NOISE))
 
     def slower(self, factor: float, everybody: int) -> None:
         """Passes with drafts are taken to be so many times as long as before. Of those without nothing new is known."""
         news = math.log(factor)
         if not self._quiet and abs(news) > _LARGE:
-            size = _size(everybody)
+            size = load_size(everybody)
             self._logs[size] = max(-_MOST, min(0.0, self._logs.get(size, 0.0) - news))
 
     def with_drafts(self, pass_s: float, usual_s: float | None, num_drawn: int, everybody: int) -> float:
@@ -77,7 +79,7 @@ class Contention:
         self.num_calm += 0 < self._calm - self._still_drafting <= _CALM
         if not self._quiet:
             return pass_s / math.pow(self.share(everybody), 1.0 - meanwhile)
-        size = _size(everybody)
+        size = load_size(everybody)
         known = self._logs.get(size, 0.0)
         num_quiet = self._quiet - self._still_drafting
         if 0 < num_quiet <= _CALM and usual_s is not None:
@@ -86,7 +88,3 @@ class Contention:
         elif num_quiet > _CALM:
             self._logs[size] = known * _FADE
         return pass_s / self.share(everybody)
-
-
-def _size(everybody: int) -> int:
-    return round(math.log2(everybody))

@@ -14,6 +14,7 @@ from orchestrator.control.contention import Contention
 from orchestrator.control.curve import Curve
 from orchestrator.control.foresight import Foresight
 from orchestrator.control.growths import Growths
+from orchestrator.control.load import load_size
 from orchestrator.control.prompt_lookup import MOST_GUESSED, HitRates
 from orchestrator.control.savings import PROBING, Savings
 from orchestrator.control.way import Way
@@ -81,6 +82,7 @@ class Costs:
         self.few_draft = False
         """Most go on unasked: what keeps those few apart from them is not what would keep all apart if all did."""
         self._apart = 0.0  # with speculation. 0: all are in the same pass; 1: some are while others are not
+        self._missed = 1.0  # passes of the others that a round without draft tokens misses until it is at the target
         self._last_pass = (0, 0, 0, 0)
         self._alone_s = 0.0
         self._rounds: list[float] = []
@@ -141,8 +143,8 @@ class Costs:
 
     def guessed(self, drafting: bool, awaited: int = 0) -> list[float]:
         """The same for a guess of the text's. Not ``drafting`` most others verify nothing: if that costs more than what
-        all would pay, it is what the few rows cost all of them. The pass it is in begins when the others are back, who
-        wait for ``awaited`` draft tokens."""
+        all would pay, it is what the few rows cost all of them, and the pass of theirs that is missed meanwhile. The
+        pass it is in begins when the others are back, who wait for ``awaited`` draft tokens."""
         if self.everybody == 1 or (drafting and not awaited):
             return self.unwaited
         if awaited not in self._guessed:
@@ -151,7 +153,8 @@ class Costs:
                 found = [self._round_s(k, self._away_s(awaited, waits=1.0)) for k in range(len(all_s))]
             else:
                 longer_s = [self._seconds(self.everybody + num_nodes) - pass_s for num_nodes in range(len(all_s))]
-                found = [max(all_s[k], all_s[0] + self.everybody * more_s) for k, more_s in enumerate(longer_s)]
+                one_s = max(all_s[0], (1 + self._missed) * pass_s)
+                found = [max(all_s[k], one_s + self.everybody * more_s) for k, more_s in enumerate(longer_s)]
             self._guessed[awaited] = found
         return self._guessed[awaited]
 
@@ -292,6 +295,8 @@ class Costs:
         pass_s = max(1e-6, (timings.pass_us + timings.sample_us) / 1e6)
         beyond_s = max(0.0, seconds - pass_s - timings.queue_us / 1e6)
         self._beyond.observe(beyond_s, under_way)
+        if everybody > 1 and not num_nodes:
+            self._missed += _GAIN * (min(1, max(0, num_passes - 1)) - self._missed)
         if self._drafts.is_known and num_nodes and not self.few_draft:
             # Of the passes meanwhile that were not its own, how many more than it was away for?
             passes_away = max(1.0, self._away_s(num_nodes / self._rows_per_token, self.waits) / pass_s)
@@ -308,7 +313,8 @@ class Costs:
         if not self._usual / _ANOTHER_LOAD < self.everybody < self._usual * _ANOTHER_LOAD:
             self._usual = self.everybody
             self.num_loads += 1
-            self.savings.another_load()
+            for savings in (self.savings, self.lookup_savings):
+                savings.another_load(load_size(self.everybody))
             self._forget_rounds()
         mine = (timings.pass_us, timings.sample_us, timings.rows, timings.sequences)
         if mine == self._last_pass:

@@ -27,6 +27,8 @@ _DOUBT = 0.5
 
 _AGAIN = 4
 """Rounds after a guess in which the target is asked for each token, because copied text goes on after an edit."""
+_DEAR = 1.25
+"""To be asked for a token takes so many times what it does unasked, where it misses a pass of the others."""
 
 
 class Guesses:
@@ -85,7 +87,8 @@ class Guesses:
             num_guessed, promise = self._best(chances, min(unasked, OVERRUN))
         self._num_worthwhile = self._num_worthwhile + 1 if num_guessed else 0
         if not num_guessed or self._num_worthwhile % _CHECK_EVERY == 0:
-            return NO_GUESS, 0 if self._num_rounds - self._granted_at <= _AGAIN else most
+            again = self._num_rounds - self._granted_at <= _AGAIN and self._rounds[0] < _DEAR * self._alone_s
+            return NO_GUESS, 0 if again else most
         if unasked:
             return NO_GUESS, 0
         self._granted_at = self._num_rounds

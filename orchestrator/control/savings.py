@@ -13,10 +13,15 @@ PROBING = 0.015
 
 
 class Savings:
-    """Of all requests of this process."""
+    """Of all requests of this process, an account for each load: what was gained under one is not lost under another."""
 
     def __init__(self) -> None:
-        self.rounds = _LOAN
+        self._rounds: dict[int, float] = {}
+        self._load = 0
+
+    @property
+    def rounds(self) -> float:
+        return self._rounds.get(self._load, _LOAN)
 
     @property
     def left(self) -> bool:
@@ -25,11 +30,11 @@ class Savings:
 
     def book(self, gain: float) -> None:
         """So many rounds were gained; negative: lost."""
-        self.rounds = max(-_LOAN, min(self.rounds + gain, _MOST))
+        self._rounds[self._load] = max(-_LOAN, min(self.rounds + gain, _MOST))
 
-    def another_load(self) -> None:
-        """Of what was gained under one load no more is lost under another than in any case."""
-        self.rounds = min(self.rounds, _LOAN)
+    def another_load(self, load: int) -> None:
+        """See load_size."""
+        self._load = load
 
     def cover(self, loss: float) -> bool:
         """Whether so many rounds may be lost: what is dearer than all that it began with may cost that."""

@@ -8,8 +8,7 @@ Knows rounds of the target alone and passes; refuses to know who tries and what 
 
 from __future__ import annotations
 
-import math
-
+from orchestrator.control.load import load_size
 from orchestrator.control.savings import PROBING
 
 _AFTERMATH = 2
@@ -29,7 +28,7 @@ class Toll:
 
     def begin(self, until: int, everybody: int) -> None:
         """A trial, which is over ``until`` a pass."""
-        self._until, self._size, self._excess = until + _AFTERMATH, _size(everybody), 0.0
+        self._until, self._size, self._excess = until + _AFTERMATH, load_size(everybody), 0.0
 
     def reckoned(self, gain: float) -> None:
         """A round of a trial was booked as so much."""
@@ -37,15 +36,11 @@ class Toll:
 
     def gained(self, gain: float, everybody: int, now: int) -> None:
         """By the clock, of any request in pass ``now``."""
-        size = _size(everybody)
+        size = load_size(everybody)
         if now < self._until and size == self._size:
             self._excess -= gain
             self._again[size] = self._until + round(min(_LONGEST, max(0.0, self._excess) / PROBING))
 
     def again(self, everybody: int) -> int:
         """The pass before which nothing is tried."""
-        return self._again.get(_size(everybody), 0)
-
-
-def _size(everybody: int) -> int:
-    return round(math.log2(everybody))
+        return self._again.get(load_size(everybody), 0)

@@ -36,12 +36,15 @@ def test_what_was_saved_covers_no_more_than_that_except_for_what_is_dearer_than_
     assert not savings.cover(-1.0), "nothing is left"
 
 
-def test_what_was_gained_under_another_load_pays_no_more_than_it_began_with():
+def test_each_load_has_an_account_of_its_own():
     savings = Savings()
     begun = savings.rounds
     savings.book(100.0)
-    savings.another_load()
-    assert savings.rounds == begun
+    savings.another_load(4)
+    assert savings.rounds == begun, "what was gained under another load is not lost here"
     savings.book(-1.5 * begun)
-    savings.another_load()
+    assert not savings.left
+    savings.another_load(0)
+    assert savings.rounds > begun, "nor is what was lost there paid here"
+    savings.another_load(4)
     assert savings.rounds == -0.5 * begun, "what is owed stays owed"
