@@ -13,7 +13,7 @@ PROBING = 0.015
 
 
 class Savings:
-    """Of all requests of this process, an account for each load: what was gained under one is not lost under another."""
+    """Of all requests of this process; an account for each load, so that gains under one are not lost under another."""
 
     def __init__(self) -> None:
         self._rounds: dict[int, float] = {}
