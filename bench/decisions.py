@@ -15,7 +15,7 @@ from specdec.sampling_state import SamplingState
 from specdec.sequence import SamplingParams, SequenceSpec
 from specdec.tree import TokenTree
 from target_service.decision import decide
-from target_service.engine import Job
+from target_service.verifier import Job
 
 _REPETITIONS = 15
 _KINDS = {

@@ -17,7 +17,8 @@ from specdec.plan.pass_time import PassTime
 from specdec.rounds import Advance, Budget, Round
 from specdec.sequence import SamplingParams, SequenceSpec
 from specdec.tree import TokenTree
-from target_service.engine import TargetEngine, TargetOpen
+from target_service.engine import TargetEngine
+from target_service.verifier import TargetOpen
 
 _T = TypeVar("_T")
 

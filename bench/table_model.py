@@ -18,7 +18,7 @@ from specdec.errors import InvalidArgument, Preempted, SpecdecError
 from specdec.rounds import AHEAD, SIBLINGS, ModelInfo, Timings
 from specdec.sequence import SequenceSpec
 from specdec.tree import EMPTY_TREE, ROOT
-from target_service.engine import Decision, Job
+from target_service.verifier import Decision, Job
 
 _ORDER = 3
 

@@ -12,7 +12,7 @@ from specdec.framing import framed
 from specdec.rounds import CACHE_SALT, FEATURES, TRANSFORMS, Load, ModelInfo, Round, Verdict
 from specdec.sampling_wire import MAX_END_TOKENS
 from specdec.v1 import common_pb2, target_pb2
-from target_service.engine import TargetOpen
+from target_service.verifier import TargetOpen
 
 
 class TargetCodec:

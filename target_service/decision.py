@@ -18,7 +18,7 @@ from specdec.sampling_state import SamplingState, choose, rows_of
 from specdec.sequence import Method
 from specdec.tree import TokenTree
 from specdec.verification import descend, verify_block, verify_token
-from target_service.engine import Decision, Job
+from target_service.verifier import Decision, Job
 
 
 def decide(jobs: Sequence[Job], logits: Sequence[Tensor]) -> list[Decision]:

@@ -24,7 +24,7 @@ from specdec.sampling_state import SamplingState
 from specdec.sequence import SequenceSpec
 from specdec.tree import EMPTY_TREE
 from target_service.decision import decide
-from target_service.engine import Decision, Job
+from target_service.verifier import Decision, Job
 
 
 @dataclass(slots=True)

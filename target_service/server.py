@@ -11,7 +11,8 @@ from specdec.rounds import EARLY, RUN_ON
 from specdec.settings import EngineSettings
 from specdec.v1 import target_pb2, target_pb2_grpc
 from target_service.codec import TargetCodec
-from target_service.engine import TargetEngine, Verifier
+from target_service.engine import TargetEngine
+from target_service.verifier import Verifier
 
 SERVICE = target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
 

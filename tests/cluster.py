@@ -18,8 +18,8 @@ from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.model_service import ModelServer
 from specdec.settings import EngineSettings
-from target_service.engine import Verifier
 from target_service.server import create_server as create_target_server
+from target_service.verifier import Verifier
 from tests.certificates import files, stranger
 
 

@@ -32,8 +32,9 @@ from specdec.rounds import Advance, Budget, Growth, Round, Verdict
 from specdec.sequence import Method, SamplingParams
 from specdec.settings import ModelServiceSettings
 from specdec.tree import TokenTree
-from target_service.engine import TargetEngine, TargetOpen
+from target_service.engine import TargetEngine
 from target_service.lm_verifier import LmVerifier
+from target_service.verifier import TargetOpen
 
 
 class InProcess:

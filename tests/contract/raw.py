@@ -22,8 +22,8 @@ from specdec.rounds import Load
 from specdec.settings import EngineSettings
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from specdec.wire import read_load
-from target_service.engine import Verifier
 from target_service.server import create_server as create_target_server
+from target_service.verifier import Verifier
 
 COUPLED = common_pb2.VERIFICATION_METHOD_COUPLED
 TOKEN = common_pb2.VERIFICATION_METHOD_TOKEN

@@ -11,8 +11,8 @@ import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.client import Client, Sample
-from target_service.engine import Job
 from target_service.lm_verifier import LmVerifier
+from target_service.verifier import Job
 from tests.cluster import cluster
 from tests.table_model import TableRunner
 

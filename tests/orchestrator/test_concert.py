@@ -219,6 +219,25 @@ def test_several_requests_draft_few_tokens_first_and_more_once_they_have_settled
     assert numbers == ([4, 5, 6, 7, 8, 8, 8, 8, 8, 8] if everybody == 1 else [2, 2, 2, 3, 3, 3, 4, 4, 4, 5])
 
 
+def test_all_of_a_pass_do_the_same_also_where_the_doubts_of_one_of_them_are_the_last_straw():
+    concert = concert_of()
+    turns(concert, 1.8)
+    for _ in range(40):
+        assert len(set(turns(concert, 1.02))) == 1
+
+
+def test_under_each_load_they_rest_for_what_was_lost_there():
+    concert = concert_of(sequences=16)
+    last = turns(concert, 0.5)
+    while Turn.TRY in last:
+        last = turns(concert, 0.5, last=last)
+    assert last == [Turn.REST] * 16
+    concert.costs.went_on(Timings(0, 20_000, 0, 4, 4), 4)
+    assert Turn.TRY in turns(concert, 0.5), "nothing is known of four"
+    concert.costs.went_on(Timings(0, 20_001, 0, 16, 16), 16)
+    assert turns(concert, 0.5) == [Turn.REST] * 16
+
+
 def test_drafts_that_would_not_begin_under_another_load_end_at_once():
     """Under the same load they go on for a while, as a promise may be wrong."""
     for jumps in (False, True):

@@ -290,3 +290,12 @@ def test_drafts_are_compared_as_if_all_had_been_asked_for_one_node(way_s, step_s
         took_s = way_s + step_s * num_nodes
         assert costs.draft_of_one_s(num_nodes, took_s) == pytest.approx(way_s + step_s, rel=0.1)
         assert costs.draft_of_one_s(num_nodes, 3 * took_s) == pytest.approx(3 * (way_s + step_s), rel=0.1)
+
+
+@pytest.mark.parametrize("num_passes", [1, 2])
+def test_a_guess_among_those_who_verify_nothing_is_charged_for_the_pass_that_it_misses(num_passes):
+    costs = Costs(8)
+    for number in range(80):
+        rows = 4 if number % 8 else 8
+        costs.verified(4 * (rows == 8), 0.03, Timings(0, 30_000 + number, 0, rows, 4), num_passes, 4)
+    assert costs.guessed(drafting=False)[0] == pytest.approx(0.03 * num_passes, rel=0.15)

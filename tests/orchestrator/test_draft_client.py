@@ -292,3 +292,28 @@ async def test_a_draft_hears_of_a_guess_as_far_as_it_may(capabilities, context_l
     before = len(pool.replica.link.sent)
     assert client.advance(sequence, Budget(0, 6, 20), TokenTree.chain([2, 3, 1])), "it is there"
     assert [list(entry.in_flight.token_ids) for entry in pool.replica.link.sent[before:]] == told
+
+
+async def test_what_is_there_from_before_is_no_part_of_what_a_growth_took():
+    costs = Measured()
+    client, sequence, replica = asked(costs=costs)
+    answer(client, replica, sequence)
+    await client.growth(sequence)
+    commit(sequence, 5)
+    for num_there, told in ((2, [("drafted", 1)]), (3, [])):
+        costs.told.clear()
+        client.advance(sequence, Budget(3, 3), num_there=num_there)
+        answer(client, replica, sequence)
+        await client.growth(sequence)
+        assert costs.told == told
+
+
+async def test_what_an_open_let_grow_and_was_not_heard_of_may_be_there_and_so_the_next_growth_tells_nothing():
+    costs = Measured()
+    client, sequence, replica = asked(costs=costs)
+    commit(sequence, 5)
+    for told in ([], [("drafted", 3)]):
+        client.advance(sequence, Budget(3, 3))
+        answer(client, replica, sequence)
+        await client.growth(sequence)
+        assert costs.told == told

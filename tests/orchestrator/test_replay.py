@@ -16,8 +16,9 @@ from specdec.client import Sample
 from specdec.errors import ModelMismatch
 from specdec.model_service import ModelServer
 from specdec.settings import EngineSettings
-from target_service.engine import TargetEngine, TargetOpen
+from target_service.engine import TargetEngine
 from target_service.server import create_server
+from target_service.verifier import TargetOpen
 from tests.cluster import Cluster, cluster
 from tests.faulty_models import GatedFaulty
 from tests.gated import PATIENCE_S, Gated, GatedTable

@@ -12,8 +12,8 @@ from specdec.errors import SpecdecError
 from specdec.rounds import ModelInfo, Timings
 from specdec.sequence import SequenceSpec
 from specdec.tree import ROOT, TokenTree
-from target_service.engine import Decision, Job
 from target_service.lm_verifier import LmVerifier
+from target_service.verifier import Decision, Job
 
 Continuation = Callable[[SequenceSpec], Sequence[int]]
 """What the target alone makes of a sequence: its output ids, from the prompt on."""

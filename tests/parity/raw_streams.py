@@ -19,8 +19,8 @@ from specdec.settings import EngineSettings
 from specdec.tree import TokenTree
 from specdec.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from specdec.wire import read_growth, read_verdict, write_advance, write_budget, write_round, write_spec
-from target_service.engine import Verifier
 from target_service.server import create_server as create_target_server
+from target_service.verifier import Verifier
 
 
 class TargetStream:

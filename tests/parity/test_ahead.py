@@ -16,8 +16,8 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.client import Client, Sample
 from specdec.errors import SpecdecError
 from specdec.rounds import Timings
-from target_service.engine import Decision, Job, Verifier
 from target_service.lm_verifier import LmVerifier
+from target_service.verifier import Decision, Job, Verifier
 from tests.cluster import Cluster, cluster
 from tests.table_model import TableRunner
 

@@ -28,9 +28,10 @@ from specdec.errors import PassFailed
 from specdec.model_service import ModelServer
 from specdec.sequence import SequenceSpec
 from specdec.settings import EngineSettings
-from target_service.engine import TargetEngine, Verifier
+from target_service.engine import TargetEngine
 from target_service.lm_verifier import LmVerifier
 from target_service.server import create_server as create_target_server
+from target_service.verifier import Verifier
 from tests.cluster import connected
 from tests.table_model import TableRunner
 from tests.table_reader import TABLE, oracle

@@ -15,8 +15,8 @@ from specdec.model_runner import ModelRunner
 from specdec.rounds import ModelInfo
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import EMPTY_TREE, TokenTree
-from target_service.engine import Decision, Job
 from target_service.lm_verifier import LmVerifier
+from target_service.verifier import Decision, Job
 
 VOCAB, CONTEXT, SPOILT = 48, 128, 7
 KINDS = [

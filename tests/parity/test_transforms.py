@@ -22,7 +22,7 @@ from specdec.errors import Preempted, SpecdecError
 from specdec.model_runner import ModelRunner
 from specdec.rounds import Timings
 from specdec.sequence import SequenceSpec
-from target_service.engine import Decision, Job
+from target_service.verifier import Decision, Job
 from tests.cluster import cluster
 from tests.parity import reference as by_the_book
 from tests.parity.conftest import Reference

@@ -15,8 +15,8 @@ from bench.chaos.lab import Lab
 from bench.chaos.traffic import Asked, ask
 from bench.table_model import Table, TableVerifier
 from specdec.rpc import LIVENESS
-from target_service.engine import Job
 from target_service.server import SERVICE
+from target_service.verifier import Job
 from tests.contract.raw import PATIENCE_S, Service, round_, target, target_open
 
 HUNG_PASS_S = 0.4

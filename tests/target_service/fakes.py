@@ -6,7 +6,8 @@ from specdec.batching import Key
 from specdec.rounds import ModelInfo, Timings, Verdict
 from specdec.sequence import SequenceSpec
 from specdec.tree import ROOT, TokenTree
-from target_service.engine import Decision, Job, TargetEngine, TargetOpen
+from target_service.engine import TargetEngine
+from target_service.verifier import Decision, Job, TargetOpen
 
 VOCAB, CONTEXT = 10, 30
 chain = TokenTree.chain

@@ -9,7 +9,8 @@ from specdec.batching import Key
 from specdec.errors import ContextExceeded, Overloaded
 from specdec.sequence import SequenceSpec
 from target_service.admission import BACK_WITHIN_S, HEADROOM, RETRY_AFTER_S
-from target_service.engine import TargetEngine, TargetOpen
+from target_service.engine import TargetEngine
+from target_service.verifier import TargetOpen
 
 LARGE = 400
 

@@ -20,8 +20,8 @@ from specdec.sampling_state import SamplingState
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
 from target_service.decision import decide
-from target_service.engine import Decision, Job
 from target_service.lm_verifier import LmVerifier
+from target_service.verifier import Decision, Job
 from tests.automaton import Automaton
 from tests.table_model import TableRunner
 

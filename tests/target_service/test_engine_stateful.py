@@ -17,7 +17,8 @@ from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep
 from specdec.rounds import Round, Verdict
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from target_service import admission
-from target_service.engine import TargetEngine, TargetOpen
+from target_service.engine import TargetEngine
+from target_service.verifier import TargetOpen
 from tests.target_service.contract_model import CONTEXT, TABLE, VOCAB, Known, trees
 
 MAX_SEQUENCES, CHUNK_ROWS = 6, 8

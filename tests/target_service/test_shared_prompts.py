@@ -12,9 +12,10 @@ from specdec.rounds import Round, Verdict
 from specdec.sequence import SequenceSpec
 from specdec.tree import TokenTree
 from target_service.admission import BACK_WITHIN_S, HEADROOM
-from target_service.engine import TargetEngine, TargetOpen
+from target_service.engine import TargetEngine
 from target_service.lm_verifier import LmVerifier
 from target_service.shared_texts import SharedTexts
+from target_service.verifier import TargetOpen
 from tests.table_model import TableRunner
 
 BLOCK = 16

@@ -12,7 +12,8 @@ from specdec.errors import Overloaded, Preempted
 from specdec.rounds import Round, Verdict
 from specdec.sequence import SequenceSpec
 from specdec.tree import EMPTY_TREE, TokenTree
-from target_service.engine import MOST_RUN_ON, TargetEngine, TargetOpen
+from target_service.engine import MOST_RUN_ON, TargetEngine
+from target_service.verifier import TargetOpen
 
 TABLE = Table()
 
