@@ -16,7 +16,7 @@ from specdec import model_runner
 from specdec.decoder_layer import compute_decoder_layers
 from specdec.model_call import OwnCode, Straight
 from specdec.model_runner import ModelRunner
-from tests.specdec.test_fused_layers import SHAPE, TAKEN, model_of, num_taken, random_ids, runner_of, segment_of
+from tests.specdec.common_layers import SHAPE, TAKEN, model_of, num_taken, random_ids, runner_of, segment_of
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specdec.tiled_linear import TiledLinear
-from tests.specdec.test_fused_layers import TAKEN, model_of, runner_of, threads_for_passes, told
+from tests.specdec.common_layers import TAKEN, model_of, runner_of, threads_for_passes, told
 
 MANY = 4 * (os.cpu_count() or 1)
 """More threads than cores: some of them always wait for one."""
