@@ -63,8 +63,8 @@ class Way:
         surprise_s = min(surprise_s, max(_ACCIDENT * expected_s, 2 * news_s))
         noise = (_NOISE * expected_s / share) ** 2
         foreseen = self._way_var + 2 * count * self._covar + count**2 * self._step_var + noise
-        # That everything may have changed is believed of a whole measurement alone.
-        unforeseen = max(0.0, news_s**2 - foreseen) if share >= 1 else 0.0
+        # That everything has changed is believed the less, the fewer say so.
+        unforeseen = share * max(0.0, news_s**2 - foreseen)
         self._way_var += unforeseen
         self._step_var += (_STEP_NEWS / count) ** 2 * unforeseen
         self._learn(count, surprise_s, noise)

@@ -21,12 +21,14 @@ def known(way_s: float = 0.010, step_s: float = 0.004) -> tuple[Way, Growths]:
     return way, growths
 
 
-def test_one_that_drafts_alone_is_no_measure_of_what_all_wait_for():
+def test_one_that_drafts_alone_is_hardly_a_measure_of_what_all_wait_for():
     way, growths = known()
-    for _ in range(5):
+    for number in range(4):
         growths.took(2, 0.006, 8)
         growths.passed(8)
-    assert way.seconds(2) == pytest.approx(0.018, rel=0.1)
+        if not number:
+            assert way.seconds(2) > 0.015
+    assert way.seconds(2) < 0.015, "but who never drafts with others learns it, too"
 
 
 def test_half_of_them_are():
