@@ -19,8 +19,9 @@ from orchestrator.control.promises import OFF, OFF_AMONG, ON, ON_AMONG
 from orchestrator.control.toll import Toll
 from specdec.rounds import OVERRUN
 
-FIRST_PAUSE, _LONGEST_PAUSE = 8, 64
-"""Passes without drafts after one that did not pay, twice as many each time."""
+FIRST_PAUSE, _LONGEST_PAUSE, _LONGEST_PAUSE_AMONG = 8, 64, 256
+"""Passes without drafts after one that did not pay, twice as many each time. Among several requests a trial costs more:
+also those pay who do not try."""
 
 _DOUBTS_IN_ALL = 0.1
 """The sum, over passes, of how much less than OFF was promised, at which drafts end: a few passes where it is near, one
@@ -209,7 +210,7 @@ class Concert:
             self._raised = now
         if not self.costs.savings.left:
             return self._stop()
-        if now - self._since > _LONGEST_PAUSE:
+        if now - self._since > self._longest_pause:
             self._pause = FIRST_PAUSE
         if self._check is not None:
             since, num_calm = self._check
@@ -250,6 +251,10 @@ class Concert:
         return OFF if self.costs.everybody == 1 else OFF_AMONG
 
     @property
+    def _longest_pause(self) -> int:
+        return _LONGEST_PAUSE if self.costs.everybody == 1 else _LONGEST_PAUSE_AMONG
+
+    @property
     def _best(self) -> int:
         """The fewest draft tokens that promise about as much as any number."""
         enough = _ENOUGH * max(self._promised[1:])
@@ -271,7 +276,7 @@ class Concert:
         room = costs.everybody if promising else min(costs.everybody, _FEW_TRY)
         dear = self.now < self._toll.again(costs.everybody)
         if dear or not costs.savings.cover(-gain * passes * room):
-            self._until = self.now + _LONGEST_PAUSE
+            self._until = self.now + self._longest_pause
             return False
         delay = delay or int(not self.waits)  # a tree is grown meanwhile
         self._trial = _Trial(self.now + delay + passes, room)
@@ -283,4 +288,4 @@ class Concert:
         return self._trial.join(tries=False)
 
     def _rest(self) -> None:
-        self._until, self._pause = self.now + self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+        self._until, self._pause = self.now + self._pause, min(2 * self._pause, self._longest_pause)
