@@ -33,7 +33,11 @@ class ModelCall(Protocol):
 def call_of(model: PreTrainedModel) -> ModelCall:
     """The quickest that is right."""
     own = OwnCode(model)
-    return _straight(model, own) or own
+    straight = _straight(model, own)
+    if straight is None:
+        return own
+    own.close()
+    return straight
 
 
 class OwnCode:
@@ -43,7 +47,11 @@ class OwnCode:
         self._model = model
         self._features: Tensor | None = None
         head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        head.register_forward_pre_hook(self._remember_features)
+        self._hook = head.register_forward_pre_hook(self._remember_features)
+
+    def close(self) -> None:
+        """It is not called any more."""
+        self._hook.remove()
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, packed_pass: PackedPass

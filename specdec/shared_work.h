@@ -21,7 +21,7 @@ typedef struct {
     Work *work;
     int32_t num_items, num_parts; /* it takes one of so many parts of what is left at a time */
     int32_t item, end;
-    uint64_t since, patience;
+    uint64_t since, patience; /* in ticks: when its last item began, and twice what that took */
 } Turn;
 
 #define TURNS 2000       /* of an idle loop, after which another thread may want the core */
@@ -52,7 +52,7 @@ static inline int is_over(const Turn *turn) {
     return __atomic_load_n(&turn->work->num_done, __ATOMIC_ACQUIRE) == turn->num_items;
 }
 
-/* Waits for the others for as long as an item takes. Whether all is over then. */
+/* Waits for the others, but where items can be done twice no longer than its patience. Whether all is over then. */
 static inline int wait_for_others(const Turn *turn) {
     const uint64_t begin = __builtin_ia32_rdtsc();
     for (int turns = 1; !is_over(turn); turns++) {

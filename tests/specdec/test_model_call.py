@@ -50,6 +50,7 @@ def test_a_model_that_is_called_straight_gives_the_bits_of_its_own_code(name: st
     model = model_of(TAKEN[name])
     straight = runner_of(model)
     assert isinstance(call_of(straight), Straight)
+    assert not call_of(straight).head._forward_pre_hooks, "nothing is left of its own code"
     monkeypatch.setattr(model_runner, "call_of", OwnCode)
     own = runner_of(model)
     assert isinstance(call_of(own), OwnCode)

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from specdec.batching import Key
 from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Overloaded, Preempted
 from specdec.rounds import Round, Verdict
-from specdec.sequence import Method, SamplingParams, SequenceSpec
+from specdec.sequence import Method, SamplingParams
 from specdec.tree import TokenTree
-from target_service.engine import TargetEngine, _Sequence
-from target_service.verifier import TargetOpen
+from target_service.engine import TargetEngine
 from tests.target_service.fakes import CONTEXT, VOCAB, A, B, FakeVerifier, chain, law, opened, run, said, text_of
 
 # --- verdicts -----------------------------------------------------------------------------------------------
@@ -336,17 +335,3 @@ def test_draining_lets_a_long_prefill_end():
     engine.drain()
     assert list(engine.step()) == []
     assert [type(result) for _, result in engine.step()] == [Verdict, Draining]
-
-
-def test_who_goes_on_unasked_or_was_asked_early_is_in_the_next_pass_too():
-    sequence = _Sequence(TargetOpen(SequenceSpec((1,), 1, SamplingParams(0.0), 0)), None, [1], 0.0, 0.0)
-    assert sequence.leaves
-    for run_on, leaves in ((0, True), (1, False)):
-        sequence.take(Round(1, 1, run_on=run_on))
-        assert sequence.leaves is leaves
-    sequence.answered()
-    for run_on, leaves in ((2, False), (1, True)):
-        sequence.run_on = run_on
-        assert sequence.leaves is leaves
-    sequence.early = Round(2, 1)
-    assert not sequence.leaves

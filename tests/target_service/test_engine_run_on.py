@@ -6,6 +6,9 @@ import pytest
 
 from specdec.batching import Key
 from specdec.rounds import Round
+from specdec.sequence import SamplingParams, SequenceSpec
+from target_service.engine import _Sequence
+from target_service.verifier import TargetOpen
 from tests.target_service.fakes import CONTEXT, A, chain, opened, run, said, text_of
 
 
@@ -87,3 +90,17 @@ def test_run_on_stops_at_the_end_of_the_context():
     engine.submit(A, Round(1, CONTEXT - 3, run_on=1000))
     run(engine)
     assert len(text_of(engine)) == CONTEXT
+
+
+def test_who_goes_on_unasked_or_was_asked_early_is_in_the_next_pass_too():
+    sequence = _Sequence(TargetOpen(SequenceSpec((1,), 1, SamplingParams(0.0), 0)), None, [1], 0.0, 0.0)
+    assert sequence.leaves
+    for run_on, leaves in ((0, True), (1, False)):
+        sequence.take(Round(1, 1, run_on=run_on))
+        assert sequence.leaves is leaves
+    sequence.answered()
+    for run_on, leaves in ((2, False), (1, True)):
+        sequence.run_on = run_on
+        assert sequence.leaves is leaves
+    sequence.early = Round(2, 1)
+    assert not sequence.leaves
