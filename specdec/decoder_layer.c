@@ -5,28 +5,7 @@
  */
 #include "kernels.h"
 
-typedef struct {
-    const bf16 *weight; /* NULL: there is none */
-    float epsilon;
-} Norm;
-
-typedef struct {
-    Linear query, key, value, output, gate, up, down;
-    Norm before_attention, before_mlp, of_query, of_key;
-    int32_t hidden_size;
-} Weights;
-
-typedef struct {
-    bf16 *rows;            /* [num_rows][hidden_size]: what goes from layer to layer */
-    const bf16 *cos, *sin; /* [num_rows][head_dim] */
-    bf16 *normed;          /* [num_rows][hidden_size] */
-    bf16 *query, *key, *value, *attended; /* [num_rows][heads or kv_heads][head_dim]; attended: 0 where nobody attends */
-    bf16 *gated;           /* [num_rows][features of gate] */
-    int32_t num_rows;      /* of the pass, and padding */
-    int32_t num_threads;
-} Buffers;
-
-CPU static void normalise(Norm norm, const bf16 *from, bf16 *to, int size) {
+void normalise(Norm norm, const bf16 *from, bf16 *to, int size) {
     __m512 squares = _mm512_setzero_ps();
     for (int at = 0; at < size; at += 16)
         squares = _mm512_fmadd_ps(widened(from + at), widened(from + at), squares);
@@ -80,15 +59,6 @@ CPU static void gate(Turn turn, const Linear *gate, const Linear *up, const bf16
     }
 }
 
-/* What a layer does, one after the other. */
-enum { NORM_BEFORE_ATTENTION, HEADS, PLACES, ATTENTION, OUTPUT, NORM_BEFORE_MLP, GATE, DOWN, NUM_PHASES };
-
-/* The same for all layers. */
-typedef struct {
-    int num_items[NUM_PHASES];
-    int num_parts[NUM_PHASES];
-} Phases;
-
 static Turn join_phase(int phase, const Phases *phases, Work *works) {
     return join(works + phase, phases->num_items[phase], phases->num_parts[phase]);
 }
@@ -98,9 +68,8 @@ CPU static void normalise_rows(Turn turn, Norm norm, const Buffers *b, int size)
         normalise(norm, b->rows + (size_t)turn.item * size, b->normed + (size_t)turn.item * size, size);
 }
 
-/* By all threads of a parallel region. */
-CPU static void compute(const Pass *pass, const Attention *attention, const Weights *weights, const Buffers *b,
-                        const Phases *phases, Work *works) {
+void compute_layer(const Pass *pass, const Attention *attention, const Weights *weights, const Buffers *b,
+                   const Phases *phases, Work *works) {
     const int size = weights->hidden_size, head_dim = attention->head_dim;
     const int heads = attention->heads, kv_heads = attention->kv_heads;
     const Rows query = {b->query, heads * head_dim, head_dim}, attended = {b->attended, heads * head_dim, head_dim};
@@ -124,26 +93,16 @@ CPU static void compute(const Pass *pass, const Attention *attention, const Weig
     multiply(join_phase(DOWN, phases, works), &down, b->gated, b->num_rows);
 }
 
-/* num_layers of the same sizes. hidden_size and the gate's features are multiples of 16, head_dim of 32. */
-void specdec_decoder_layers(const Pass *pass, const Attention *attention, const Weights *weights, int num_layers,
-                            const Buffers *buffers, int num_threads) {
-    const int rows = buffers->num_rows, chunks = num_chunks(rows), attended = pass->num_tiles * attention->kv_heads;
+Phases phases_of_layer(const Pass *pass, const Attention *attention, const Weights *weights, int num_rows,
+                       int num_threads) {
+    const int chunks = num_chunks(num_rows), attended = pass->num_tiles * attention->kv_heads;
     const int heads = num_tiles(&weights->query) + num_tiles(&weights->key) + num_tiles(&weights->value);
-    Phases phases = {.num_items = {rows, heads * chunks, pass->num_rows, attended, num_tiles(&weights->output) * chunks,
-                                   rows, num_tiles(&weights->gate) * chunks, num_tiles(&weights->down) * chunks}};
-    int num_results = 0;
-    for (int phase = 0; phase < NUM_PHASES; phase++) {
+    Phases phases = {.num_items = {num_rows, heads * chunks, pass->num_rows, attended,
+                                   num_tiles(&weights->output) * chunks, num_rows, num_tiles(&weights->gate) * chunks,
+                                   num_tiles(&weights->down) * chunks}};
+    for (int phase = 0; phase < NUM_PHASES; phase++)
         phases.num_parts[phase] = phase == ATTENTION ? attended : num_threads;
-        num_results += phases.num_items[phase];
-    }
-    Work *works = calloc(num_layers * NUM_PHASES, sizeof *works);
-    uint8_t *results = calloc((size_t)num_layers * num_results, 1), *next = results;
-    for (int i = 0; i < num_layers * NUM_PHASES; next += phases.num_items[i % NUM_PHASES], i++)
-        if (i % NUM_PHASES == HEADS || i % NUM_PHASES == OUTPUT || i % NUM_PHASES == GATE || i % NUM_PHASES == DOWN)
-            works[i].results = next;
-#pragma omp parallel num_threads(num_threads)
-    for (int layer = 0; layer < num_layers; layer++)
-        compute(pass, attention + layer, weights + layer, buffers, &phases, works + layer * NUM_PHASES);
-    free(works);
-    free(results);
+    return phases;
 }
+
+int is_product(int phase) { return phase == HEADS || phase == OUTPUT || phase == GATE || phase == DOWN; }

@@ -1,4 +1,4 @@
-"""Decoder layers of the common kind in one call, computed by decoder_layer.c, on CPUs with AVX512-BF16: to carry the
+"""Decoder layers of the common kind in one call, computed by decoder_pass.c, on CPUs with AVX512-BF16: to carry the
 few rows of a decoding pass through the forty small operations of a layer takes as long as to compute its attention.
 
 Knows layers that follow each other; refuses to know models, and which of their layers are of that kind
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import kernel
+from specdec.kv_store import KvStore
 from specdec.packed_attention import PackedPass
 from specdec.paged_attention import Attention
 from specdec.tiled_linear import Linear
@@ -23,16 +24,23 @@ from specdec.tiled_linear import Linear
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int32
 
 
-class _Norm(ctypes.Structure):
+class Norm(ctypes.Structure):
     _fields_ = (("weight", _POINTER), ("epsilon", ctypes.c_float))
 
     @classmethod
-    def of(cls, norm: Any) -> _Norm:
-        """Of an RMS norm, or of None."""
+    def of(cls, norm: Any) -> Norm:
+        """Of an RMS norm, or of None: there is none."""
         if norm is None:
             return cls()
         epsilon = getattr(norm, "variance_epsilon", None)
         return cls(norm.weight.data_ptr(), norm.eps if epsilon is None else epsilon)
+
+    @staticmethod
+    def takes(norm: Any) -> bool:
+        """Whether it is of a kind that can be an RMS norm."""
+        weight = getattr(norm, "weight", None)
+        has_epsilon = hasattr(norm, "variance_epsilon") or isinstance(getattr(norm, "eps", None), float)
+        return has_epsilon and isinstance(weight, Tensor) and weight.dtype is torch.bfloat16 and weight.is_contiguous()
 
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
@@ -42,7 +50,7 @@ NORMS = ("input_layernorm", "post_attention_layernorm"), ("q_norm", "k_norm")
 class _Weights(ctypes.Structure):
     _fields_ = (
         *((name, Linear) for names in LINEARS for name in names),
-        *((name, _Norm) for names in NORMS for name in names),
+        *((name, Norm) for names in NORMS for name in names),
         ("hidden_size", _INT),
     )
 
@@ -52,13 +60,13 @@ class _Weights(ctypes.Structure):
         return cls(
             *(getattr(attention, name).described for name in LINEARS[0]),
             *(getattr(mlp, name).described for name in LINEARS[1]),
-            *(_Norm.of(getattr(layer, name)) for name in NORMS[0]),
-            *(_Norm.of(getattr(attention, name, None)) for name in NORMS[1]),
+            *(Norm.of(getattr(layer, name)) for name in NORMS[0]),
+            *(Norm.of(getattr(attention, name, None)) for name in NORMS[1]),
             attention.q_proj.in_features,
         )
 
 
-class _Buffers(ctypes.Structure):
+class Buffers(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("rows", "cos", "sin")),
         *((name, _POINTER) for name in ("normed", "query", "key", "value", "attended", "gated")),
@@ -115,39 +123,59 @@ class DecoderLayer(torch.nn.Module):
         key = rows.shape[1], self.sizes
         work = packed_pass.shared.get(key)
         if work is None:
-            work = packed_pass.shared[key] = _Work(rows, *self.sizes[1:])
-        attentions = (Attention * len(self._run))()
-        for number, layer in enumerate(self._run):
-            keys, values = packed_pass.layer(layer.attention.layer, work.key, work.value)
-            asked = layer.attention
-            attentions[number] = Attention.over(keys, values, asked.heads, asked.scale, layer.sliding_window)
-        cos, sin = position_embeddings
-        pointers = (tensor.data_ptr() for tensor in (rows, cos, sin, *work.tensors))
-        compute = compute_decoder_layers()
-        assert compute is not None
-        compute(
-            ctypes.byref(packed_pass.paged.for_groups(self.attention.heads // self.attention.kv_heads)),
-            attentions,
-            self._all_weights,
-            len(self._run),
-            ctypes.byref(_Buffers(*pointers, rows.shape[1])),
-            torch.get_num_threads(),
-        )
+            work = packed_pass.shared[key] = Work(rows.shape[1], self.sizes, rows.dtype)
+        packed_pass.values_are(work.value)
+        self.compute(packed_pass, work.buffers(rows[0], *position_embeddings))
         return rows
 
+    def compute(self, packed_pass: PackedPass, buffers: Buffers, ends: ctypes.Structure | None = None) -> None:
+        """All that it leads. ``ends``: see specdec.decoder_pass.
 
-class _Work:
-    """Memory that the layers of a pass use, one after the other."""
+        Raises MemoryError.
+        """
+        compute = compute_decoder_layers()
+        assert compute is not None
+        groups = self.attention.heads // self.attention.kv_heads
+        there_was_memory = compute(
+            ctypes.byref(packed_pass.paged.for_groups(groups)),
+            packed_pass.store.described(self, self._attentions),
+            self._all_weights,
+            len(self._run),
+            None if ends is None else ctypes.byref(ends),
+            ctypes.byref(buffers),
+            torch.get_num_threads(),
+        )
+        if not there_was_memory:
+            raise MemoryError("there is no memory for what the threads of a pass share")
 
-    def __init__(self, like: Tensor, heads: int, kv_heads: int, head_dim: int, num_features: int) -> None:
-        num_rows = like.shape[1]
-        self.query, attended = like.new_zeros(2, num_rows, heads, head_dim)  # padding attends to nothing
-        self.key, self.value = like.new_empty(2, num_rows, kv_heads, head_dim)
-        normed, gated = torch.empty_like(like), like.new_empty(num_rows, num_features)
+    def _attentions(self, store: KvStore) -> ctypes.Array[Attention]:
+        like = torch.empty(0, self.attention.kv_heads, self.attention.head_dim, dtype=torch.bfloat16)
+        described = (Attention * len(self._run))()
+        for number, layer in enumerate(self._run):
+            asked = layer.attention
+            pool = store.layer(asked.layer, like, like)
+            described[number] = Attention.over(*pool, asked.heads, asked.scale, layer.sliding_window)
+        return described
+
+
+class Work:
+    """Memory that the layers of a pass use, one after the other, for as many rows."""
+
+    def __init__(self, num_rows: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+        hidden_size, heads, kv_heads, head_dim, num_features = sizes
+        empty = functools.partial(torch.empty, dtype=dtype)
+        self.query, self.key = empty(num_rows, heads, head_dim), empty(num_rows, kv_heads, head_dim)
+        self.value = torch.empty_like(self.key)
+        attended = torch.zeros_like(self.query)  # padding attends to nothing
+        normed, gated = empty(num_rows, hidden_size), empty(num_rows, num_features)
         self.tensors = normed, self.query, self.key, self.value, attended, gated
+
+    def buffers(self, rows: Tensor, cos: Tensor, sin: Tensor) -> Buffers:
+        """With these [rows, hidden_size], and their angles [rows, head_dim]."""
+        return Buffers(*(tensor.data_ptr() for tensor in (rows, cos, sin, *self.tensors)), len(rows))
 
 
 @functools.cache
-def compute_decoder_layers() -> Callable[..., None] | None:
+def compute_decoder_layers() -> Callable[..., int] | None:
     """None where this machine cannot."""
-    return kernel("decoder_layers", *[_POINTER] * 3, _INT, _POINTER, _INT)
+    return kernel("decoder_pass", *[_POINTER] * 3, _INT, *[_POINTER] * 2, _INT)

@@ -13,14 +13,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.decoder_layer import LINEARS, NORMS, AttentionSettings, DecoderLayer, compute_decoder_layers
-from specdec.observed_pass import ObservedPass
+from specdec.decoder_layer import LINEARS, NORMS, AttentionSettings, DecoderLayer, Norm, compute_decoder_layers
+from specdec.observed_pass import ObservedPass, agree
 from specdec.tiled_linear import TiledLinear
 
 _MULTIPLE = 16  # of features, as in decoder_layer.c
-_EQUAL = 0.9
-"""Share of the numbers that must be the same to the last bit. Both sides round alike, and sum differently in the norms
-only: 98 in 100 is the least that was seen of a layer that is taken rightly."""
 
 
 @torch.inference_mode()
@@ -39,14 +36,15 @@ def fuse_layers(model: PreTrainedModel) -> None:
             made, own = DecoderLayer(layer, asked), ObservedPass.over(model)
             computed = made(*inputs, **(others | {"packed_pass": own}))
             pairs = zip(observed.seen(asked), own.seen(asked), strict=True)
-            if all(_agree(*pair) for pair in (*pairs, (output, computed))):
+            if all(agree(*pair) for pair in (*pairs, (output, computed))):
                 fused[layer] = made
                 runs.add(made, inputs[0], others["position_embeddings"], output)
 
     hooks = [layer.register_forward_hook(compare, with_kwargs=True) for layer in candidates]
     try:
         token_ids, positions, _ = observed.inputs
-        model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, packed_pass=observed)
+        at, places = torch.tensor(token_ids)[None], torch.tensor(positions)[None]
+        model(input_ids=at, position_ids=places, use_cache=False, packed_pass=observed)
     finally:
         for hook in hooks:
             hook.remove()
@@ -91,7 +89,7 @@ def _has_the_parts(layer: Any) -> bool:
         set(LINEARS[0]) <= of_attention <= {*LINEARS[0], *NORMS[1]}
         and set(LINEARS[1]) | {"act_fn"} == of_mlp
         and all(type(linear) is TiledLinear and linear.out_features % _MULTIPLE == 0 for linear in _linears(layer))
-        and all(_is_norm(norm) for norm in _norms(layer))
+        and all(Norm.takes(norm) for norm in _norms(layer))
         and _is_silu(layer.mlp.act_fn)
     )
 
@@ -110,13 +108,6 @@ def _is_silu(activation: Any) -> bool:
     """Others are like it near 0, where a comparison of layers may not leave."""
     numbers = torch.linspace(-30, 30, 1201, dtype=torch.bfloat16)
     return torch.equal(activation(numbers), torch.nn.functional.silu(numbers))
-
-
-def _is_norm(norm: Any) -> bool:
-    """Of a kind that can be an RMS norm."""
-    weight = getattr(norm, "weight", None)
-    has_epsilon = hasattr(norm, "variance_epsilon") or isinstance(getattr(norm, "eps", None), float)
-    return has_epsilon and isinstance(weight, Tensor) and weight.dtype is torch.bfloat16 and weight.is_contiguous()
 
 
 def _fits(layer: Any, asked: AttentionSettings) -> bool:
@@ -142,7 +133,3 @@ def _is_usual(asked: AttentionSettings, inputs: Sequence[Any], others: dict[str,
     return all(tensor.dtype is torch.bfloat16 and tensor.is_contiguous() for tensor in (*inputs, *angles)) and all(
         tensor.shape == shape for tensor in angles
     )
-
-
-def _agree(expected: Tensor, computed: Tensor) -> bool:
-    return float((expected == computed).float().mean()) >= _EQUAL

@@ -113,4 +113,44 @@ typedef struct {
 HIDDEN void put(const Pass *pass, const Attention *attention, int row, Rows key, Rows value);
 HIDDEN void attend(Turn turn, const Pass *pass, const Attention *attention, Rows query, Rows output);
 
+/* decoder_layer.c --------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const bf16 *weight; /* NULL: there is none */
+    float epsilon;
+} Norm;
+
+typedef struct {
+    Linear query, key, value, output, gate, up, down;
+    Norm before_attention, before_mlp, of_query, of_key;
+    int32_t hidden_size;
+} Weights;
+
+typedef struct {
+    bf16 *rows;       /* [num_rows][hidden_size]: what goes from layer to layer */
+    bf16 *cos, *sin;  /* [num_rows][head_dim] */
+    bf16 *normed;     /* [num_rows][hidden_size] */
+    bf16 *query, *key, *value, *attended; /* [num_rows][heads or kv_heads][head_dim]; attended: 0 where nobody attends */
+    bf16 *gated;      /* [num_rows][features of gate] */
+    int32_t num_rows; /* of the pass, and padding */
+} Buffers;
+
+/* What a layer does, one after the other. */
+enum { NORM_BEFORE_ATTENTION, HEADS, PLACES, ATTENTION, OUTPUT, NORM_BEFORE_MLP, GATE, DOWN, NUM_PHASES };
+
+/* The same for all layers. */
+typedef struct {
+    int num_items[NUM_PHASES];
+    int num_parts[NUM_PHASES];
+} Phases;
+
+HIDDEN Phases phases_of_layer(const Pass *pass, const Attention *attention, const Weights *weights, int num_rows,
+                              int num_threads);
+/* Whether items of a phase may be done twice. */
+HIDDEN int is_product(int phase);
+/* By all threads of a parallel region. `works` are of the layer's phases. */
+HIDDEN void compute_layer(const Pass *pass, const Attention *attention, const Weights *weights, const Buffers *buffers,
+                          const Phases *phases, Work *works);
+HIDDEN void normalise(Norm norm, const bf16 *from, bf16 *to, int size);
+
 #endif

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 
-def kernel(name: str, *argument_types: Any) -> Callable[..., None] | None:
-    """The function ``specdec_<name>``; None where this machine cannot run it."""
+def kernel(name: str, *argument_types: Any) -> Callable[..., int] | None:
+    """The function ``specdec_<name>``, which says whether there was memory; None where this machine cannot run it."""
     library = _library() if has_avx512_bf16() else None
     function = getattr(library, f"specdec_{name}", None)
     if function is not None:
-        function.argtypes, function.restype = argument_types, None
+        function.argtypes, function.restype = argument_types, ctypes.c_int
     return function
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specdec.kv_cache import BlockPool, Move
+
+_Described = TypeVar("_Described")
 
 
 class KvStore:
@@ -19,12 +22,20 @@ class KvStore:
         self._shape = (pool.num_blocks, pool.block_size)
         self._device = device
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._described: dict[Hashable, Any] = {}
 
     def layer(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The whole tensors of a layer that has keys and values like these, [any, kv_heads, head_dim]."""
         if layer not in self._layers:  # made at the first pass, when the shape is known
             self._layers[layer] = (self._zeros(key), self._zeros(value))
         return self._layers[layer]
+
+    def described(self, by: Hashable, describe: Callable[[KvStore], _Described]) -> _Described:
+        """What ``describe`` says of this store, which is asked once."""
+        if by not in self._described:
+            self._described[by] = describe(self)
+        found: _Described = self._described[by]
+        return found
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Put key and value [rows, kv_heads, head_dim] into slots [rows].

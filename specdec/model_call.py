@@ -1,50 +1,56 @@
-"""How a pass calls a model: by the model's own code, or straight from its embedding through its layers to its head.
+"""How a pass calls a model: by the model's own code, or by one function in C from its embedding to its head.
 
 Around layers that are computed in one call a model's own code has little left to do, and takes longer for it than they
-take in a small model. Knows a model's modules; refuses to know architectures: a model is called straight if that gave
-the same bits as its own code in a pass.
+take in a small model. Knows a model's modules; refuses to know architectures: a model is called without its own code if
+that gave what its own code gives in a pass.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.decoder_layer import DecoderLayer
-from specdec.observed_pass import ObservedPass
+from specdec.decoder_layer import DecoderLayer, Norm
+from specdec.decoder_pass import DecoderPass
+from specdec.observed_pass import ObservedPass, agree
 from specdec.packed_attention import PackedPass
+from specdec.packed_linear import least_rows, row_multiple
+from specdec.packed_rows import rounded
+from specdec.tiled_linear import TiledLinear
 
 
 class ModelCall(Protocol):
     def __call__(
         self,
-        token_ids: Tensor,  # [rows]
-        positions: Tensor,  # [rows]
-        logit_rows: Tensor,  # [any]: indices of rows
+        token_ids: Sequence[int],  # of each row
+        positions: Sequence[int],
+        logit_rows: Sequence[int],
         packed_pass: PackedPass,
-    ) -> tuple[Tensor, Tensor]:
-        """The logits of ``logit_rows`` [any, vocab_size], and what the output embedding read [any, hidden_size]."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The logits of ``logit_rows`` [any, vocab_size], what the output embedding read there [any, hidden_size], and
+        of all rows whether they are sound [rows] bool."""
 
 
-def call_of(model: PreTrainedModel) -> ModelCall:
-    """The quickest that is right."""
+def call_of(model: PreTrainedModel, context_length: int) -> ModelCall:
+    """The quickest that is right, for positions below ``context_length``."""
     own = OwnCode(model)
-    straight = _straight(model, own)
-    if straight is None:
+    found = _in_one_call(model, own, context_length)
+    if found is None:
         return own
     own.close()
-    return straight
+    return found
 
 
 class OwnCode:
     """See ModelCall."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+        self._model, self._device = model, model.device
+        self._row_multiple, self._least_rows = row_multiple(model), least_rows(model)
         self._features: Tensor | None = None
         head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self._hook = head.register_forward_pre_hook(self._remember_features)
@@ -54,41 +60,35 @@ class OwnCode:
         self._hook.remove()
 
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, packed_pass: PackedPass
-    ) -> tuple[Tensor, Tensor]:
+        self, token_ids: Sequence[int], positions: Sequence[int], logit_rows: Sequence[int], packed_pass: PackedPass
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        padding = [0] * self._padding(len(token_ids))
+        # Also a pass that wants no logits (taking in a prompt) reads some.
+        logits_to_keep = [*logit_rows, *[logit_rows[-1] if logit_rows else 0] * self._padding(len(logit_rows))]
         output = self._model(
-            input_ids=token_ids[None],
-            position_ids=positions[None],
+            input_ids=self._tensor([*token_ids, *padding])[None],
+            position_ids=self._tensor([*positions, *padding])[None],
             use_cache=False,
-            logits_to_keep=logit_rows,
+            logits_to_keep=self._tensor(logits_to_keep),
             packed_pass=packed_pass,
         )
         features, self._features = self._features, None
         assert features is not None, "the output embedding is part of the pass"
-        return output.logits[0], features[0]
+        logits, sound = output.logits[0, : len(logit_rows)], packed_pass.sound()
+        if logit_rows:
+            # Some models rule a token out by -inf; it is never all of them, and anything else shows in the largest.
+            sound[self._tensor(logit_rows)] &= logits.amax(-1).isfinite()
+        return logits, features[0, : len(logit_rows)], sound
 
     def _remember_features(self, _: Any, inputs: tuple[Tensor]) -> None:
         self._features = inputs[0]
 
+    def _padding(self, num_rows: int) -> int:
+        """Rows to add for as many as there must be."""
+        return rounded(max(num_rows, self._least_rows), self._row_multiple) - num_rows
 
-@dataclass(frozen=True)
-class Straight:
-    """See ModelCall. Of a model whose layers are all computed in one call."""
-
-    embedding: torch.nn.Module
-    rotary: torch.nn.Module
-    layers: DecoderLayer
-    norm: torch.nn.Module
-    head: torch.nn.Module
-
-    def __call__(
-        self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, packed_pass: PackedPass
-    ) -> tuple[Tensor, Tensor]:
-        rows = self.embedding(token_ids[None])
-        angles = self.rotary(rows, position_ids=positions[None])
-        rows = self.layers(rows, position_embeddings=angles, packed_pass=packed_pass)
-        features = self.norm(rows[0].index_select(0, logit_rows))
-        return self.head(features), features
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
 class _Seen(NamedTuple):
@@ -101,7 +101,7 @@ class _Seen(NamedTuple):
 
 
 @torch.inference_mode()
-def _straight(model: PreTrainedModel, own: OwnCode) -> Straight | None:
+def _in_one_call(model: PreTrainedModel, own: OwnCode, context_length: int) -> DecoderPass | None:
     if not any(isinstance(module, DecoderLayer) and module.num_led > 0 for module in model.modules()):
         return None
     calls: list[_Seen] = []
@@ -109,23 +109,25 @@ def _straight(model: PreTrainedModel, own: OwnCode) -> Straight | None:
         module.register_forward_hook(lambda *call: calls.append(_Seen(*call)), with_kwargs=True)
         for module in model.modules()
     ]
-    observed = ObservedPass.over(model)
+    observed = ObservedPass.near(model)
     try:
-        logits, features = own(*observed.inputs, observed)
+        logits, features, _ = own(*observed.inputs, observed)
     finally:
         for hook in hooks:
             hook.remove()
-    found = _parts(model, calls)
-    if found is None:
+    found = _parts(model, calls, context_length)
+    # What the head reads is rounded alike and summed differently; what it makes of that has the same bits.
+    if found is None or not torch.equal(found.head(features), logits):
         return None
-    again = ObservedPass.over(model)
-    same = all(map(torch.equal, found(*again.inputs, again), (logits, features)))
-    return found if same else None
+    again = ObservedPass.near(model)
+    _, computed, _ = found(*again.inputs, again)
+    return found if agree(features, computed) else None
 
 
-def _parts(model: PreTrainedModel, calls: list[_Seen]) -> Straight | None:
+def _parts(model: PreTrainedModel, calls: list[_Seen], context_length: int) -> DecoderPass | None:
     """Found by what each was fed with."""
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    embedding: Any = model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     layers = [call for call in calls if isinstance(call.module, DecoderLayer)]
     first, last = layers[0], layers[-1]
     angles = first.others["position_embeddings"]
@@ -135,4 +137,13 @@ def _parts(model: PreTrainedModel, calls: list[_Seen]) -> Straight | None:
         return None
     if len(rotary) != 1 or len(rotary[0].inputs) + len(rotary[0].others) != 2 or len(norm) != 1:
         return None
-    return Straight(embedding, rotary[0].module, first.module, norm[0].module, head)
+    if type(embedding).forward is not torch.nn.Embedding.forward or type(head) is not TiledLinear:
+        return None
+    if not Norm.takes(norm[0].module) or not _fit(embedding.weight, first.inputs[0]):
+        return None
+    return DecoderPass(embedding, rotary[0].module, first.module, norm[0].module, head, context_length)
+
+
+def _fit(embeddings: Tensor, rows: Tensor) -> bool:
+    is_usual = embeddings.dtype is torch.bfloat16 and embeddings.is_contiguous()
+    return is_usual and embeddings.shape[1] == rows.shape[2]

@@ -20,8 +20,8 @@ from specdec.kv_cache import BlockPool, Move, SequenceCache
 from specdec.kv_store import KvStore
 from specdec.model_call import call_of
 from specdec.packed_attention import ATTENTION, PackedPass
-from specdec.packed_linear import least_rows, pack_linears, row_multiple
-from specdec.packed_rows import Segment, rounded
+from specdec.packed_linear import pack_linears
+from specdec.packed_rows import Segment
 from specdec.rounds import ModelInfo
 
 
@@ -58,8 +58,7 @@ class ModelRunner:
         fuse_layers(self.model)
         self.pool = BlockPool(-(-num_slots // block_size), block_size)
         self._store = KvStore(self.pool, self.device)
-        self._row_multiple, self._least_rows = row_multiple(self.model), least_rows(self.model)
-        self._call = call_of(self.model)
+        self._call = call_of(self.model, info.context_length)
 
     @property
     def bytes_per_slot(self) -> int:
@@ -88,31 +87,11 @@ class ModelRunner:
         for segment in segments:
             wanted.extend(len(token_ids) + row - segment.num_kept for row in segment.logit_rows)
             token_ids.extend(segment.token_ids)
-        padding = [0] * self._padding(len(token_ids))
-        # Also a pass that wants no logits (taking in a prompt) reads some.
-        logits_to_keep = wanted + (wanted[-1:] or [0]) * self._padding(len(wanted))
-        logits, features = self._call(
-            self._tensor(token_ids + padding),
-            self._tensor(packed_pass.rows.positions + padding),
-            self._tensor(logits_to_keep),
-            packed_pass,
-        )
+        logits, features, sound = self._call(token_ids, packed_pass.rows.positions, wanted, packed_pass)
         counts = [len(segment.logit_rows) for segment in segments]
-        of_all = logits[: len(wanted), : self.info.vocab_size]
-        sound = packed_pass.sound()
-        if wanted:
-            # Some models rule a token out by -inf; it is never all of them, and anything else shows in the largest.
-            sound[self._tensor(wanted)] &= of_all.amax(-1).isfinite()
         of_segments = (
-            torch.split(of_all, counts),
-            torch.split(features[: len(wanted)], counts),
+            torch.split(logits[:, : self.info.vocab_size], counts),
+            torch.split(features, counts),
             torch.split(sound, [len(segment.token_ids) for segment in segments]),
         )
         return [RowOutputs(*rows) for rows in zip(*of_segments, strict=True)]
-
-    def _padding(self, num_rows: int) -> int:
-        """Rows to add for as many as there must be."""
-        return rounded(max(num_rows, self._least_rows), self._row_multiple) - num_rows
-
-    def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)

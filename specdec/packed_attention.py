@@ -28,7 +28,7 @@ class PackedPass:
 
     def __init__(self, store: KvStore, segments: Sequence[Segment], block_size: int, device: torch.device) -> None:
         self.rows = PassRows(segments, block_size)
-        self._store = store
+        self.store = store
         self._device = device
         self._last_values: Tensor | None = None  # [rows, kv_heads, head_dim], of the layer that came last
         self.gathered = GatheredAttention(self.rows, block_size, device)
@@ -49,11 +49,9 @@ class PackedPass:
             return torch.ones(len(self.rows), dtype=torch.bool, device=self._device)
         return self._last_values.sum((1, 2), dtype=torch.float32).isfinite()
 
-    def layer(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The pool of a layer, [num_blocks, block_size, kv_heads, head_dim]; of its rows are ``key`` and ``value``,
-        [rows or more, kv_heads, head_dim], at the latest when it has been computed."""
-        self._last_values = value[: len(self.rows)]
-        return self._store.layer(layer, key, value)
+    def values_are(self, values: Tensor) -> None:
+        """A layer's [rows or more, kv_heads, head_dim]: at the latest when it has been computed."""
+        self._last_values = values[: len(self.rows)]
 
     def attend(
         self,
@@ -70,11 +68,12 @@ class PackedPass:
         key, value = key[:num_rows], value[:num_rows]
         output = query.new_empty(*query.shape[:2], value.shape[-1])
         output[num_rows:] = 0
-        keys, values = self.layer(layer, key, value)
+        keys, values = self.store.layer(layer, key, value)
+        self.values_are(value)
         if softcap is None and paged_attention.takes(query, key, value):
             self.paged.attend(query, key, value, keys, values, output, scale, window)
         else:
-            self._store.write(layer, self._slots, key, value)
+            self.store.write(layer, self._slots, key, value)
             self.gathered.attend(query, keys, values, output, scale, window, softcap)
         return output
 

@@ -89,7 +89,7 @@ class Member:
     @property
     def is_stored_so(self) -> bool:
         """The keys are one after the other in the segment's blocks."""
-        return all(row == place for place, row in enumerate(self.keys))
+        return self.keys == range(len(self.keys)) or all(row == place for place, row in enumerate(self.keys))
 
     @property
     def is_chain(self) -> bool:
@@ -119,14 +119,21 @@ class PassRows:
             yield from members_of(segment, start, positions, counts, only_chains)
             start += len(segment.token_ids)
 
-    def key_slots(self, member: Member) -> np.ndarray:  # [num_keys] int64
-        """Where the keys of a member are, from its text's first token on."""
+    def key_slots(self, members: Sequence[Member]) -> tuple[np.ndarray, list[int]]:
+        """Where the keys of each member are, from its text's first token on, in one array, int32; and where in it
+        those of each begin. After them there may be other slots of its last block."""
         size = self._block_size
-        table = np.array(member.segment.block_table[: -(-member.num_keys // size)])
-        slots: np.ndarray = (table[:, None] * size + np.arange(size)).reshape(-1)[: member.num_keys]
-        if not member.is_stored_so:
-            slots[member.segment.num_context :] = self.slots_of(member.segment, member.keys)
-        return slots
+        blocks: list[int] = []
+        starts: list[int] = []
+        for member in members:
+            starts.append(len(blocks) * size)
+            blocks += member.segment.block_table[: -(-member.num_keys // size)]
+        slots: np.ndarray = (np.array(blocks, np.int32)[:, None] * size + np.arange(size, dtype=np.int32)).reshape(-1)
+        for member, start in zip(members, starts, strict=True):
+            if not member.is_stored_so:
+                after = start + member.segment.num_context
+                slots[after : after + len(member.keys)] = self.slots_of(member.segment, member.keys)
+        return slots, starts
 
     def slots_of(self, segment: Segment, rows: Iterable[int]) -> list[int]:
         size = self._block_size

@@ -217,9 +217,9 @@ void attend(Turn turn, const Pass *pass, const Attention *attention, Rows query,
         attend_tile(pass, attention, pass->tiles + turn.item / kv_heads, turn.item % kv_heads, query, output);
 }
 
-/* By itself. head_dim is a multiple of LINE, and MAX_HEAD_DIM at most. */
-void specdec_paged_attention(const Pass *pass, const Attention *attention, const Rows *query, const Rows *key,
-                             const Rows *value, const Rows *output, int num_threads) {
+/* By itself. head_dim is a multiple of LINE, and MAX_HEAD_DIM at most. Returns 1. */
+int specdec_paged_attention(const Pass *pass, const Attention *attention, const Rows *query, const Rows *key,
+                            const Rows *value, const Rows *output, int num_threads) {
     Work of_rows = {0}, of_tiles = {0};
 #pragma omp parallel num_threads(num_threads)
     {
@@ -228,4 +228,5 @@ void specdec_paged_attention(const Pass *pass, const Attention *attention, const
         const int items = pass->num_tiles * attention->kv_heads;
         attend(join(&of_tiles, items, items), pass, attention, *query, *output);
     }
+    return 1;
 }

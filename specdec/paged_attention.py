@@ -33,7 +33,7 @@ class _Rows(ctypes.Structure):
 
 
 class Pass(ctypes.Structure):
-    """A pass as the C files see it. ``arrays`` are what it points to."""
+    """A pass as the C files see it. ``arrays``, int32, are what it points to."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("slots", "keys", "rows", "num_seen", "tiles")),
@@ -104,36 +104,37 @@ class PagedAttention:
     def for_groups(self, groups: int) -> Pass:
         """For ``groups`` query heads per key head. Made at the first layer that asks."""
         if groups not in self._passes:
-            keys = [np.zeros(0, np.int64)]
-            rows: list[int] = []
-            num_seen: list[int] = []
-            tiles: list[tuple[int, tuple[int, ...]]] = []
-            num_keys = 0
-            for member in self._rows.members(_ANY_COUNT, only_chains=True):
-                keys.append(self._rows.key_slots(member))
-                seen = [member.row_positions[row] + 1 for row in member.rows]
-                num = len(seen) * groups
-                num_tiles = -(-num // _LANES)
-                bounds = [num * tile // num_tiles for tile in range(num_tiles + 1)]
-                # The longest first, so that no thread is left with one at the end.
-                tiles += [
-                    (seen[(end - 1) // groups], (num_keys, len(rows), start, end - start))
-                    for start, end in itertools.pairwise(bounds)
-                ]
-                rows += member.pass_rows
-                num_seen += seen
-                num_keys += member.num_keys
-            tiles.sort(reverse=True)
-            arrays = [
-                np.array(values, np.int32)
-                for values in (self._rows.slots, np.concatenate(keys), rows, num_seen, [tile for _, tile in tiles])
-            ]
-            made = Pass(*(array.ctypes.data for array in arrays), len(self._rows), len(tiles))
-            made.arrays = arrays
-            self._passes[groups] = made
+            self._passes[groups] = self._described(groups)
         return self._passes[groups]
+
+    def _described(self, groups: int) -> Pass:
+        members = list(self._rows.members(_ANY_COUNT, only_chains=True))
+        keys, starts = self._rows.key_slots(members)
+        rows: list[int] = []
+        num_seen: list[int] = []
+        tiles: list[tuple[int, int, int, int, int]] = []
+        for member, start in zip(members, starts, strict=True):
+            seen = [member.row_positions[row] + 1 for row in member.rows]
+            num = len(seen) * groups
+            num_tiles = -(-num // _LANES)
+            bounds = [num * tile // num_tiles for tile in range(num_tiles + 1)]
+            # The longest first, so that no thread is left with one at the end.
+            tiles += [
+                (-seen[(end - 1) // groups], start, len(rows), first, end - first)
+                for first, end in itertools.pairwise(bounds)
+            ]
+            rows += member.pass_rows
+            num_seen += seen
+        tiles.sort()
+        slots = self._rows.slots
+        numbers = np.array([*slots, *rows, *num_seen, *(number for tile in tiles for number in tile[1:])], np.int32)
+        places = itertools.accumulate((len(slots), len(rows), len(num_seen)), initial=0)
+        of_slots, of_rows, of_seen, of_tiles = (numbers.ctypes.data + numbers.itemsize * place for place in places)
+        made = Pass(of_slots, keys.ctypes.data, of_rows, of_seen, of_tiles, len(slots), len(tiles))
+        made.arrays = [numbers, keys]
+        return made
 
 
 @functools.cache
-def _compute() -> Callable[..., None] | None:
+def _compute() -> Callable[..., int] | None:
     return kernel("paged_attention", *[_POINTER] * 6, _INT)

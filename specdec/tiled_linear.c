@@ -136,12 +136,15 @@ void multiply(Turn turn, const Product *products, const bf16 *rows, int num_rows
     }
 }
 
-/* By itself; in_features is an even number. */
-void specdec_tiled_linear(const Linear *linear, const bf16 *rows, bf16 *outputs, int num_rows, int num_threads) {
+/* By itself; in_features is an even number. Whether there was memory. */
+int specdec_tiled_linear(const Linear *linear, const bf16 *rows, bf16 *outputs, int num_rows, int num_threads) {
     const Product product = {linear, outputs, 0};
     const int num_items = num_tiles(linear) * num_chunks(num_rows);
-    Work work = {.results = calloc(num_items, 1)};
+    Work work = {.results = calloc(num_items ? num_items : 1, 1)};
+    if (!work.results)
+        return 0;
 #pragma omp parallel num_threads(num_threads)
     multiply(join(&work, num_items, num_threads), &product, rows, num_rows);
     free(work.results);
+    return 1;
 }

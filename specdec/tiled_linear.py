@@ -68,7 +68,8 @@ class TiledLinear(torch.nn.Module):
         assert self._compute is not None
         num_rows = rows.numel() // self.in_features
         pointers = ctypes.byref(self.described), rows.data_ptr(), outputs.data_ptr()
-        self._compute(*pointers, num_rows, torch.get_num_threads())
+        if not self._compute(*pointers, num_rows, torch.get_num_threads()):
+            raise MemoryError("there is no memory for what the threads of a product share")
         return outputs
 
     def extra_repr(self) -> str:
@@ -76,5 +77,5 @@ class TiledLinear(torch.nn.Module):
 
 
 @functools.cache
-def _compute() -> Callable[..., None] | None:
+def _compute() -> Callable[..., int] | None:
     return kernel("tiled_linear", *[ctypes.c_void_p] * 3, *[ctypes.c_int] * 2)

@@ -1,8 +1,8 @@
-"""A model that is called straight gives the bits of its own code; others are called by that."""
+"""A model that is computed in one call gives what its own code gives; others are called by that."""
 
 from __future__ import annotations
 
-import itertools
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -14,9 +14,20 @@ from torch import Tensor
 
 from specdec import model_runner
 from specdec.decoder_layer import compute_decoder_layers
-from specdec.model_call import OwnCode, Straight
-from specdec.model_runner import ModelRunner
-from tests.specdec.common_layers import SHAPE, TAKEN, model_of, num_taken, random_ids, runner_of, segment_of
+from specdec.decoder_pass import DecoderPass
+from specdec.model_call import OwnCode
+from specdec.model_runner import ModelRunner, RowOutputs
+from tests.specdec.common_layers import (
+    CONTEXT,
+    SHAPE,
+    TAKEN,
+    VOCAB,
+    model_of,
+    num_taken,
+    random_ids,
+    runner_of,
+    segment_of,
+)
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -28,33 +39,87 @@ def call_of(runner: ModelRunner) -> Any:
     return runner._call
 
 
-def fed(runner: ModelRunner) -> list[Tensor]:
+def fed(runner: ModelRunner) -> list[RowOutputs]:
     """Chunks, rows and a tree; of some rows no logits are wanted."""
-    rng, found = random.Random(4), []
+    rng = random.Random(4)
+    found: list[RowOutputs] = []
     caches = [runner.new_cache() for _ in range(3)]
     for sizes in ((40, 1, 7), (1, 1, 1), (3, 60, 1)):
         segments = []
         for cache, size in zip(caches, sizes, strict=True):
             segment = segment_of(cache, random_ids(rng, size))
             segments.append(replace(segment, logit_rows=range(size - 1, size)) if size > 10 else segment)
-        for outputs in runner.forward(segments):
-            found += [outputs.logits, outputs.features, outputs.sound]
+        found += runner.forward(segments)
         for cache, size in zip(caches, sizes, strict=True):
             cache.keep(range(size))
     tree = segment_of(caches[0], random_ids(rng, 5), [-1, 0, 0, 1, -1])
-    return [*found, runner.forward([tree])[0].logits]
+    return [*found, *runner.forward([tree])]
+
+
+def by_its_own_code(model: Any, monkeypatch: Any) -> ModelRunner:
+    with monkeypatch.context() as patch:
+        patch.setattr(model_runner, "call_of", lambda model, _: OwnCode(model))
+        return runner_of(model)
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_a_model_that_is_called_straight_gives_the_bits_of_its_own_code(name: str, monkeypatch: Any) -> None:
+def test_a_model_in_one_call_gives_what_its_own_code_gives(name: str, monkeypatch: Any) -> None:
+    """But for the order in which the last norm sums, which is what a few last bits of what the head reads show."""
     model = model_of(TAKEN[name])
-    straight = runner_of(model)
-    assert isinstance(call_of(straight), Straight)
-    assert not call_of(straight).head._forward_pre_hooks, "nothing is left of its own code"
-    monkeypatch.setattr(model_runner, "call_of", OwnCode)
-    own = runner_of(model)
+    at_once = runner_of(model)
+    call = call_of(at_once)
+    assert isinstance(call, DecoderPass)
+    assert not call.head._forward_pre_hooks, "nothing is left of its own code"
+    own = by_its_own_code(model, monkeypatch)
     assert isinstance(call_of(own), OwnCode)
-    assert all(itertools.starmap(torch.equal, zip(fed(straight), fed(own), strict=True)))
+    num_equal = num = 0
+    for found, expected in zip(fed(at_once), fed(own), strict=True):
+        assert torch.equal(found.sound, expected.sound)
+        assert torch.equal(found.logits, call.head(found.features))
+        num_equal += int((found.features == expected.features).sum())
+        num += found.features.numel()
+        torch.testing.assert_close(found.features, expected.features, rtol=2**-7, atol=1e-6)
+    assert num_equal > 0.9 * num
+
+
+def test_positions_are_encoded_as_they_are_by_themselves() -> None:
+    """Those that a pass asks for first, those that come later, and those beyond the context."""
+    call = call_of(runner_of(model_of(TAKEN["llama"])))
+    rotary = call._rotary
+    for num in (7, 100, 600, CONTEXT + 900):
+        call._have_positions(num)
+        for position in (0, num // 2, num - 1):
+            cos, sin = rotary(call._embedding, position_ids=torch.tensor([[position]]))
+            assert torch.equal(call._cos[position], cos[0, 0])
+            assert torch.equal(call._sin[position], sin[0, 0])
+
+
+def test_a_token_that_the_model_does_not_have_is_an_error_and_no_crash() -> None:
+    runner = runner_of(model_of(TAKEN["llama"]))
+    for token in (-1, VOCAB, 2**40):
+        with pytest.raises(IndexError, match="token id"):
+            runner.forward([segment_of(runner.new_cache(), [1, token])])
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_no_numbers_are_seen_in_their_rows_alone(wrong: float) -> None:
+    """-inf is a way to rule a token out, unless it is all of them."""
+    runner = runner_of(model_of(TAKEN["tiles that are not full, biases everywhere"]))
+    head = call_of(runner).head
+    ids = random_ids(random.Random(0), 4)
+
+    def sound() -> list[bool]:
+        outputs = runner.forward([segment_of(runner.new_cache(), ids)])[0].sound
+        return outputs.tolist()
+
+    assert sound() == [True] * 4
+    bias = torch.zeros(VOCAB)
+    head.described.bias = bias.data_ptr()
+    call_of(runner)._ends.head.bias = bias.data_ptr()
+    bias[VOCAB - 1] = wrong
+    assert sound() == [wrong == -math.inf] * 4
+    bias[:] = wrong
+    assert sound() == [False] * 4
 
 
 class LouderLogits(hf.LlamaForCausalLM):

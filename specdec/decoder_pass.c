@@ -1,0 +1,114 @@
+/* Decoder layers that follow each other, and what a model does before the first and after the last of them, over packed
+ * rows, for CPUs with AVX512-BF16. See specdec/decoder_layer.py and specdec/decoder_pass.py.
+ */
+#include "kernels.h"
+
+/* A model around its layers, and what is asked of it. */
+typedef struct {
+    const bf16 *embedding;  /* [tokens][hidden_size] */
+    const bf16 *cos, *sin;  /* [positions][head_dim] */
+    Norm norm;
+    Linear head;
+    const int32_t *token_ids, *positions; /* [num_rows] */
+    const int32_t *logit_rows;            /* [num_logit_rows] */
+    bf16 *features;                       /* [num_logit_rows][hidden_size]: what the head reads */
+    bf16 *logits;                         /* [num_logit_rows][out_features of head] */
+    uint8_t *sound;                       /* [num_rows]: whether there is nothing but numbers in a row */
+    int32_t num_logit_rows;
+} Ends;
+
+enum { EMBEDDING, LAST_NORM, HEAD, LOGITS, NUM_ENDS };
+
+static void embed(Turn turn, const Ends *ends, const Buffers *b, int hidden_size, int head_dim) {
+    for (; next_item(&turn); item_is_done(&turn)) {
+        const size_t row = turn.item, token = ends->token_ids[row], position = ends->positions[row];
+        memcpy(b->rows + row * hidden_size, ends->embedding + token * hidden_size, hidden_size * sizeof(bf16));
+        memcpy(b->cos + row * head_dim, ends->cos + position * head_dim, head_dim * sizeof(bf16));
+        memcpy(b->sin + row * head_dim, ends->sin + position * head_dim, head_dim * sizeof(bf16));
+    }
+}
+
+/* What of 32 bf16 is no number, or infinite. */
+INLINE __mmask32 not_finite(__m512i numbers) {
+    return _mm512_cmpge_epu16_mask(_mm512_and_si512(numbers, _mm512_set1_epi16(0x7fff)), _mm512_set1_epi16(0x7f80));
+}
+
+INLINE __mmask32 lanes(int num) { return num >= 32 ? 0xffffffff : ((__mmask32)1 << num) - 1; }
+
+CPU static int all_finite(const bf16 *numbers, int size) {
+    __mmask32 found = 0;
+    for (int at = 0; at < size; at += 32)
+        found |= not_finite(_mm512_maskz_loadu_epi16(lanes(size - at), numbers + at));
+    return !found;
+}
+
+/* Some models rule a token out by -inf; it is never all of them. */
+CPU static int logits_are_sound(const bf16 *logits, int size) {
+    __mmask32 finite = 0, wrong = 0;
+    for (int at = 0; at < size; at += 32) {
+        const __m512i some = _mm512_maskz_loadu_epi16(lanes(size - at), logits + at);
+        const __mmask32 infinite = not_finite(some);
+        finite |= ~infinite & lanes(size - at);
+        wrong |= infinite & ~_mm512_cmpeq_epu16_mask(some, _mm512_set1_epi16((short)0xff80));
+    }
+    return finite && !wrong;
+}
+
+/* A NaN stays in its row from layer to layer, and so is still there when the last one computes its values. */
+CPU static void finish_rows(Turn turn, const Ends *ends, const Buffers *b, int hidden_size, int num_values) {
+    for (; next_item(&turn); item_is_done(&turn)) {
+        const int row = turn.item, wanted = row - b->num_rows;
+        if (wanted < 0)
+            ends->sound[row] = all_finite(b->value + (size_t)row * num_values, num_values);
+        else
+            normalise(ends->norm, b->rows + (size_t)ends->logit_rows[wanted] * hidden_size,
+                      ends->features + (size_t)wanted * hidden_size, hidden_size);
+    }
+}
+
+static void look_at_logits(Turn turn, const Ends *ends) {
+    for (; next_item(&turn); item_is_done(&turn))
+        if (!logits_are_sound(ends->logits + (size_t)turn.item * ends->head.out_features, ends->head.out_features))
+            __atomic_store_n(ends->sound + ends->logit_rows[turn.item], 0, __ATOMIC_RELAXED);
+}
+
+/* num_layers of the same sizes. hidden_size and the gate's features are multiples of 16, head_dim of 32. Without `ends`
+ * the rows and their angles are there, and what the last layer gives is left in the rows. Whether there was memory. */
+int specdec_decoder_pass(const Pass *pass, const Attention *attention, const Weights *weights, int num_layers,
+                         const Ends *ends, const Buffers *b, int num_threads) {
+    const int size = weights->hidden_size, head_dim = attention->head_dim, rows = b->num_rows;
+    const Phases phases = phases_of_layer(pass, attention, weights, rows, num_threads);
+    int num_results = 0;
+    for (int phase = 0; phase < NUM_PHASES; phase++)
+        num_results += is_product(phase) ? phases.num_items[phase] : 0;
+    const int wanted = ends ? ends->num_logit_rows : 0;
+    const int head_items = ends ? num_tiles(&ends->head) * num_chunks(wanted) : 0;
+    const size_t num_works = NUM_ENDS + (size_t)num_layers * NUM_PHASES;
+    Work *const of_ends = calloc(1, num_works * sizeof(Work) + (size_t)num_layers * num_results + head_items);
+    if (!of_ends)
+        return 0;
+    Work *const of_layers = of_ends + NUM_ENDS;
+    uint8_t *next = (uint8_t *)(of_ends + num_works);
+    for (int i = 0; i < num_layers * NUM_PHASES; i++)
+        if (is_product(i % NUM_PHASES)) {
+            of_layers[i].results = next;
+            next += phases.num_items[i % NUM_PHASES];
+        }
+    of_ends[HEAD].results = next;
+#pragma omp parallel num_threads(num_threads)
+    {
+        if (ends)
+            embed(join(of_ends + EMBEDDING, rows, num_threads), ends, b, size, head_dim);
+        for (int layer = 0; layer < num_layers; layer++)
+            compute_layer(pass, attention + layer, weights + layer, b, &phases, of_layers + layer * NUM_PHASES);
+        if (ends) {
+            const Product logits = {&ends->head, ends->logits, 0};
+            const Turn last = join(of_ends + LAST_NORM, rows + wanted, num_threads);
+            finish_rows(last, ends, b, size, attention->kv_heads * head_dim);
+            multiply(join(of_ends + HEAD, head_items, num_threads), &logits, ends->features, wanted);
+            look_at_logits(join(of_ends + LOGITS, wanted, num_threads), ends);
+        }
+    }
+    free(of_ends);
+    return 1;
+}
