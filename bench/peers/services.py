@@ -131,27 +131,23 @@ def figures_of(told: Sequence[SpeculationStats]) -> dict[str, float]:
 
 @asynccontextmanager
 async def running(pair: Pair, dtype: str, logs: Path, threads: Sequence[int] = THREADS) -> AsyncIterator[Services]:
-    """All services, healthy and connected, for targets of so many threads each; ``logs`` is an empty directory.
+    """All services, healthy and connected, with so many threads for each model; ``logs`` is an empty directory.
 
     Raises StartError.
     """
-    # More would have to wait for each other where some requests draft while others are verified: with all cores for
-    # both, a pass may take three times as long.
-    drafts_of = {count: max(1, count // 2) for count in threads}
     async with Processes() as made:
         addresses: dict[tuple[str, int], str] = {}
-        drafts = dict.fromkeys(drafts_of.values())
-        for role, directory, counts in (("target", pair.target, drafts_of), ("draft", pair.draft, drafts)):
-            for count in counts:
+        for role, directory in (("target", pair.target), ("draft", pair.draft)):
+            for count in threads:
                 flags = [f"--model={directory}", f"--dtype={dtype}", f"--threads={count}", f"--kv-slots={_KV_SLOTS}"]
                 flags += [f"--pass-log={_log_file(logs, role, count)}"]
                 each = await made.model(f"bench.peers.logged_service {role}_service", *flags)
                 addresses[role, count] = each.address
         clients: dict[tuple[tuple[int, ...], bool], Client] = {}
-        for (target, draft), ahead in itertools.product(drafts_of.items(), (False, True)):
-            flags = [f"--target={addresses['target', target]}", f"--draft={addresses['draft', draft]}"]
+        for count, ahead in itertools.product(threads, (False, True)):
+            flags = [f"--target={addresses['target', count]}", f"--draft={addresses['draft', count]}"]
             flags += [f"--tokenizer={pair.target}", f"--num-ahead-tokens={_AHEAD_TOKENS * ahead}"]
-            _, clients[(target, draft), ahead] = await made.orchestrator(*flags)
+            _, clients[(count, count), ahead] = await made.orchestrator(*flags)
         yield Services(clients, logs)
 
 

@@ -156,6 +156,8 @@ class Concert:
             self._until, self._pause = self._pauses.get(self._size, (0, FIRST_PAUSE))
             if self._drafting and promise < self._on:
                 self._stop()  # what has begun goes on only where it began
+            elif self._drafting:
+                self._begin()
         self._promise += weight * (promise - self._promise)
         self._promised = [mean + weight * (one - mean) for mean, one in zip(self._promised, promised, strict=True)]
         if self.now < self._trial.until:
@@ -168,8 +170,7 @@ class Concert:
             return Turn.REST
         if self._begins:
             self._drafting, self._since, self._doubts, self._reviewed = True, self.now, 0.0, self.now
-            self.num_draft_tokens = min(self._best, _FIRST_TOKENS if self.costs.everybody == 1 else _FIRST_TOKENS_AMONG)
-            self._raised = self.now
+            self._begin()
             self._checked, self._num_checks, self._check = self.now, 0, None
             self.costs.few_draft = False
             return Turn.DRAFT
@@ -227,6 +228,11 @@ class Concert:
             self._doubts /= 2 if doubtful else 1
             return Turn.CHECK
         return self._stop() if doubtful else Turn.DRAFT
+
+    def _begin(self) -> None:
+        """With few draft tokens, under another load as well."""
+        self.num_draft_tokens = min(self._best, _FIRST_TOKENS if self.costs.everybody == 1 else _FIRST_TOKENS_AMONG)
+        self._raised = self.now
 
     def _stop(self) -> Turn:
         self._drafting = False
