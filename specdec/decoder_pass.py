@@ -68,11 +68,6 @@ class DecoderPass:
         self.layers.compute(packed_pass, buffers, ends)
         return logits, features, sound
 
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, [positions, head_dim] each."""
-        cos, sin = self._rotary(self._embedding, position_ids=positions[None])
-        return cos[0], sin[0]
-
     def _have_rows(self, num_rows: int) -> None:
         if num_rows <= self._num_rows:
             return
@@ -88,5 +83,6 @@ class DecoderPass:
             return
         # Beyond the context some encode all positions in another way.
         self._num_positions = max(num_positions, min(self._context_length, max(_FEWEST_POSITIONS, 2 * num_positions)))
-        self._cos, self._sin = self.angles(torch.arange(self._num_positions))
+        positions = torch.arange(self._num_positions)
+        self._cos, self._sin = self._rotary(self._embedding, position_ids=positions[None])
         self._ends.cos, self._ends.sin = self._cos.data_ptr(), self._sin.data_ptr()

@@ -90,8 +90,8 @@ def test_positions_are_encoded_as_they_are_by_themselves() -> None:
         call._have_positions(num)
         for position in (0, num // 2, num - 1):
             cos, sin = rotary(call._embedding, position_ids=torch.tensor([[position]]))
-            assert torch.equal(call._cos[position], cos[0, 0])
-            assert torch.equal(call._sin[position], sin[0, 0])
+            assert torch.equal(call._cos[0, position], cos[0, 0])
+            assert torch.equal(call._sin[0, position], sin[0, 0])
 
 
 def test_a_token_that_the_model_does_not_have_is_an_error_and_no_crash() -> None:
