@@ -57,9 +57,9 @@ async def decode(
         # One pass, up to K + 1 tokens back.
         verdict = await target.verify(sequence, proposal.tree, plan.run_on, proposal.early)
         piece = sequence.extend(proposal.tree, verdict)  # stop ids, stop strings, length: token by token
-        sequence.statistics.observe(proposal, verdict)
         controller.observe(proposal, verdict)
         if not sequence.finished:
             plan = controller.plan(sequence)
             speculation.advance(sequence, plan, verdict.under_way)
+        sequence.statistics.observe(proposal, verdict)
         yield Step(proposal, verdict, piece)

@@ -247,7 +247,7 @@ class TargetClient:
             goes_on = [Round(round_.number, base, run_on=verdict.run_on - 1)] if verdict.run_on else []
             self._rounds = [*goes_on, *later]
             self._answered = verdict.round
-            return replace(verdict, accepted=accepted)
+            return verdict if accepted == verdict.accepted else replace(verdict, accepted=accepted)
         error = HostileReplica(f"the target answered nonsense: {nonsense}")
         if self._replica is not None:
             self._replica.set_aside(str(error))

@@ -118,7 +118,8 @@ class Concert:
         self._pauses: dict[int, tuple[int, int]] = {}  # of other loads
         self._doubts = 0.0
         self._reviewed = 0
-        self._checked = self._num_checks = 0
+        self._checked = 0
+        self._num_checks: dict[int, int] = {}  # by the size of the load
         self._check: tuple[int, int] | None = None  # since when, and how many calm passes there had been
         self.num_draft_tokens = 0
         """Of everybody, where somebody drafts: who drafts less than the others would wait for them."""
@@ -171,7 +172,7 @@ class Concert:
         if self._begins:
             self._drafting, self._since, self._doubts, self._reviewed = True, self.now, 0.0, self.now
             self._begin()
-            self._checked, self._num_checks, self._check = self.now, 0, None
+            self._checked, self._check = self.now, None
             self.costs.few_draft = False
             return Turn.DRAFT
         return Turn.TRY if not young and self._try(depth) else Turn.REST
@@ -220,7 +221,7 @@ class Concert:
                     return Turn.CHECK
                 self.costs.contention.unseen(self.costs.everybody)
             self._check, self._checked = None, now
-            self._num_checks += 1
+            self._num_checks[self._size] = self._num_checks.get(self._size, 0) + 1
         doubtful = self._doubts >= _DOUBTS_IN_ALL
         # Also before they stop: it may be the target that takes longer.
         if now - self._checked >= (_FIRST_CHECK if doubtful else self._check_every):
@@ -242,7 +243,9 @@ class Concert:
     @property
     def _check_every(self) -> int:
         every = _CHECK_EVERY if self._promise < _CLEAR else _CLEAR_CHECK_EVERY
-        return every if self.costs.everybody == 1 else min(every, _FIRST_CHECK << min(self._num_checks, 4))
+        if self.costs.everybody == 1:
+            return every
+        return min(every, _FIRST_CHECK << min(self._num_checks.get(self._size, 0), 4))
 
     @property
     def _begins(self) -> bool:

@@ -15,21 +15,13 @@ from orchestrator.control.curve import Curve
 from orchestrator.control.foresight import Foresight
 from orchestrator.control.growths import Growths
 from orchestrator.control.load import load_size
+from orchestrator.control.patience import patience_s
 from orchestrator.control.prompt_lookup import MOST_GUESSED, HitRates
 from orchestrator.control.savings import PROBING, Savings
 from orchestrator.control.way import Way
+from orchestrator.control.worked_out import WorkedOut
 from specdec.chances import Chances
 from specdec.rounds import Timings
-
-_PATIENCE = 4.0
-"""A draft is late when it takes so many times what it takes as a rule."""
-
-_UNKNOWN_PATIENCE_S = 1.0
-_UNKNOWN_ROUNDS = 2.0
-"""While that is not known; and so many rounds of the target alone, once these are. It takes two growths to know."""
-
-_LEAST_PATIENCE_S = 0.05
-"""However quick it is as a rule: an event loop may be busy."""
 
 _LATE = 1.25
 """A growth that nobody waited for any longer would have taken at least so many times what was waited."""
@@ -84,11 +76,7 @@ class Costs:
         self._apart = 0.0  # with speculation. 0: all are in the same pass; 1: some are while others are not
         self._missed = 1.0  # passes of the others that a round without draft tokens misses until it is at the target
         self._last_pass = (0, 0, 0, 0)
-        self._alone_s = 0.0
-        self._rounds: list[float] = []
-        self._waited: list[float] = []
-        self._unwaited: list[float] = []
-        self._guessed: dict[int, list[float]] = {}  # by the draft tokens that others wait for
+        self._worked_out = WorkedOut()
         self._num_passes = self._num_wide = 0
         self._foresight = Foresight()
         self.chances = Chances()
@@ -119,27 +107,30 @@ class Costs:
     def alone_s(self) -> float:
         """A round of the target alone, without drafts that slow it down. Unasked, all are in every pass; an older
         target, which is asked for each token, is a little slower. Needs ``alone_known``."""
-        if not self._alone_s:
-            self._alone_s = self.contention.share(self.everybody) * self._passes.seconds(self.everybody)
-        return self._alone_s
+        if not self._worked_out.alone_s:
+            self._worked_out.alone_s = self.contention.share(self.everybody) * self._passes.seconds(self.everybody)
+        return self._worked_out.alone_s
 
     def alone_beside(self, drafting: bool) -> float:
         """What ``unwaited`` is to be compared with: not ``drafting``, what drafts would cost both."""
-        return self.alone_s if drafting else self._seconds(self.everybody)
+        if drafting:
+            return self.alone_s
+        self._worked_out.beside_s = self._worked_out.beside_s or self._seconds(self.everybody)
+        return self._worked_out.beside_s
 
     @property
     def rounds(self) -> list[float]:
         """Seconds of a round with 0, 1, ... ``most`` draft tokens, as the load is now. Needs ``known``."""
-        if not self._rounds:
-            self._rounds = self._with_draft(self.waits)
-        return self._rounds
+        if not self._worked_out.rounds:
+            self._worked_out.rounds = self._with_draft(self.waits)
+        return self._worked_out.rounds
 
     @property
     def unwaited(self) -> list[float]:
         """The same, up to MOST_GUESSED, for a tree that is there already. Needs ``alone_known``."""
-        if not self._unwaited:
-            self._unwaited = [self._round_s(k, self._beyond.seconds) for k in range(MOST_GUESSED + 1)]
-        return self._unwaited
+        if not self._worked_out.unwaited:
+            self._worked_out.unwaited = [self._round_s(k, self._beyond.seconds) for k in range(MOST_GUESSED + 1)]
+        return self._worked_out.unwaited
 
     def guessed(self, drafting: bool, awaited: int = 0) -> list[float]:
         """The same for a guess of the text's. Not ``drafting`` most others verify nothing: if that costs more than what
@@ -147,25 +138,25 @@ class Costs:
         pass it is in begins when the others are back, who wait for ``awaited`` draft tokens."""
         if self.everybody == 1 or (drafting and not awaited):
             return self.unwaited
-        if awaited not in self._guessed:
+        if awaited not in self._worked_out.guessed:
             all_s, pass_s = self.unwaited, self._seconds(self.everybody)
             if awaited:
                 found = [self._round_s(k, self._away_s(awaited, waits=1.0)) for k in range(len(all_s))]
             else:
-                longer_s = [self._seconds(self.everybody + num_nodes) - pass_s for num_nodes in range(len(all_s))]
-                one_s = max(all_s[0], (1 + self._missed) * pass_s)
-                found = [max(all_s[k], one_s + self.everybody * more_s) for k, more_s in enumerate(longer_s)]
-            self._guessed[awaited] = found
-        return self._guessed[awaited]
+                num, missed_s = self.everybody, max(all_s[0], (1 + self._missed) * pass_s)
+                longer_s = [missed_s + num * (self._seconds(num + k) - pass_s) for k in range(len(all_s))]
+                found = list(map(max, all_s, longer_s))
+            self._worked_out.guessed[awaited] = found
+        return self._worked_out.guessed[awaited]
 
     @property
     def waited(self) -> list[float]:
         """The same with draft tokens that are waited for, whatever is foreseen as a rule. Needs ``known``."""
         if not self.ahead:
             return self.rounds
-        if not self._waited:
-            self._waited = self._with_draft(waits=1.0)
-        return self._waited
+        if not self._worked_out.waited:
+            self._worked_out.waited = self._with_draft(waits=1.0)
+        return self._worked_out.waited
 
     def _with_draft(self, waits: float) -> list[float]:
         """If such a share of the rounds waits."""
@@ -195,10 +186,9 @@ class Costs:
 
     def _pass_s(self, num_nodes: float, away_s: float) -> float:
         """The same of a pass, in which not all of them are."""
-        rows = num_nodes + 1
         together: float = self.everybody
         for _ in range(3):
-            pass_s = self._seconds(together * rows, self._apart)
+            pass_s = self._seconds(together * (num_nodes + 1), self._apart)
             together = max(1.0, self.everybody / (1 + self._apart * max(1.0, away_s / pass_s)))
         return pass_s
 
@@ -216,9 +206,11 @@ class Costs:
     def among_s(self, num_nodes: int, waits: bool) -> float:
         """What a token takes a sequence that goes on unasked, and so is in every pass, where the others wait for so
         many draft tokens; or do not, and verify as many where they are there. Needs ``known``."""
-        if waits:
-            return self._pass_s(num_nodes * self._rows_per_token, self._away_s(num_nodes, self.waits))
-        return self._pass_s((1 - self.misses) * num_nodes, self._beyond.seconds)
+        among = self._worked_out.among
+        if (num_nodes, waits) not in among:
+            rows = num_nodes * (self._rows_per_token if waits else 1 - self.misses)
+            among[num_nodes, waits] = self._pass_s(rows, self._away_s(num_nodes if waits else 0, self.waits))
+        return among[num_nodes, waits]
 
     def grown(self, num_nodes: int, depth: int) -> None:
         """A draft's tree of ``num_nodes`` was verified, which was so deep."""
@@ -270,14 +262,9 @@ class Costs:
             self._forget_rounds()  # a round that is booked now is not to be booked by what was thought before
 
     def patience_s(self, num_nodes: int) -> float:
-        """How long a growth of ``num_nodes`` is worth waiting for: what it usually takes several times, and never
-        longer than the target alone takes for as many tokens as could come of it."""
-        if not self.alone_known:
-            return _UNKNOWN_PATIENCE_S
-        if not self.known:
-            return max(_LEAST_PATIENCE_S, min(_UNKNOWN_PATIENCE_S, _UNKNOWN_ROUNDS * self.alone_s))
-        usual_s = _PATIENCE * self._drafts.seconds(num_nodes)
-        return max(_LEAST_PATIENCE_S, min(usual_s, self.most * self.alone_s))
+        """How long a growth of ``num_nodes`` is worth waiting for."""
+        draft_s = self._drafts.seconds(num_nodes) if self.known else None
+        return patience_s(draft_s, self.alone_s if self.alone_known else None, self.most)
 
     def verified(
         self,
@@ -339,7 +326,7 @@ class Costs:
 
     def _forget_rounds(self) -> None:
         """They are worked out anew when they are asked for."""
-        self._alone_s, self._rounds, self._waited, self._unwaited, self._guessed = 0.0, [], [], [], {}
+        self._worked_out = WorkedOut()
 
     def _away_s(self, num_nodes: float, waits: float) -> float:
         """From a verdict to the next time that the rows are at the target, if nobody else is there, and such a share of

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 
+@functools.cache
 def load_size(everybody: int) -> int:
     """The same within a factor of two or so of sequences that share a target."""
     return round(math.log2(everybody))
