@@ -238,6 +238,35 @@ def test_under_each_load_they_rest_for_what_was_lost_there():
     assert turns(concert, 0.5) == [Turn.REST] * 16
 
 
+def test_under_another_load_drafts_begin_with_few_tokens_again():
+    """What one request was drafting with is too much for four."""
+    concert = concert_of(sequences=1)
+    promised = [1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4, 2.6]
+    for now in range(12):
+        concert.turn(2.6, promised, depth=4, num_rounds=99)
+        concert.passed(now)
+    assert concert.num_draft_tokens == 8
+    concert.costs.went_on(Timings(0, 20_000, 0, 4, 4), 4)
+    concert.turn(2.6, promised, depth=4, num_rounds=99)
+    assert concert.num_draft_tokens == 2
+
+
+def test_what_the_target_takes_alone_is_not_looked_at_anew_after_every_pause():
+    concert = concert_of()
+    num_looks, looked = [], False
+    for number in range(300):
+        # A load under which they do not draft comes between.
+        drafts = number % 30 < 28
+        found = turns(concert, 1.3 if drafts else 0.5)[0]
+        looked = looked or (drafts and found is Turn.CHECK)
+        concert.costs.went_on(Timings(0, 20_000 + number, 0, *[4 if drafts else 40] * 2), 4 if drafts else 40)
+        if number % 30 == 29:
+            num_looks.append(looked)
+            looked = False
+    assert num_looks[0], "nothing was seen yet"
+    assert not any(num_looks[3:]), "28 passes are few by now"
+
+
 def test_drafts_that_would_not_begin_under_another_load_end_at_once():
     """Under the same load they go on for a while, as a promise may be wrong."""
     for jumps in (False, True):
