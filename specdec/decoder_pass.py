@@ -38,12 +38,17 @@ class DecoderPass:
     """See specdec.model_call.ModelCall. One pass at a time."""
 
     def __init__(
-        self, embedding: torch.nn.Embedding, rotary: torch.nn.Module, layers: DecoderLayer, norm: torch.nn.Module,
-        head: TiledLinear, context_length: int,
-    ) -> None:  # fmt: skip
+        self,
+        embedding: torch.nn.Embedding,
+        rotary: torch.nn.Module,
+        layers: DecoderLayer,
+        norm: torch.nn.Module,
+        head: TiledLinear,
+        context_length: int,
+    ) -> None:
         self.layers, self.head = layers, head
         self._embedding = embedding.weight
-        self._rotary, self._norm = rotary, norm
+        self._rotary, self._norm = rotary, norm  # what C points to is held here
         self._context_length = context_length
         self._ends = _Ends(embedding=self._embedding.data_ptr(), norm=Norm.of(norm), head=head.described)
         self._num_positions = self._num_rows = 0
@@ -72,11 +77,11 @@ class DecoderPass:
         if num_rows <= self._num_rows:
             return
         self._num_rows = rounded(num_rows, _FEWEST_ROWS)
-        self._work = Work(self._num_rows, self.layers.sizes, self._embedding.dtype)
-        self._rows = self._embedding.new_empty(self._num_rows, self.head.in_features)
-        angles = self._embedding.new_empty(2, self._num_rows, self.layers.attention.head_dim)
-        self._row_angles = angles
-        self._buffers = self._work.buffers(self._rows, angles[0], angles[1])
+        work = Work(self._num_rows, self.layers.sizes, self._embedding.dtype)
+        rows = self._embedding.new_empty(self._num_rows, self.head.in_features)
+        cos, sin = self._embedding.new_empty(2, self._num_rows, self.layers.attention.head_dim)
+        self._buffers = work.buffers(rows, cos, sin)
+        self._held = work, rows, cos, sin
 
     def _have_positions(self, num_positions: int) -> None:
         if num_positions <= self._num_positions:

@@ -150,17 +150,18 @@ class Concert:
         if num_rounds == 1 and self.costs.everybody == 1:
             self._until, self._pause = 0, FIRST_PAUSE
         weight = 1 / self.costs.everybody
-        if self._load != self.costs.num_loads:
+        another_load = self._load != self.costs.num_loads
+        if another_load:
             self._load, self._reviewed, weight = self.costs.num_loads, -1, 1.0
             self._pauses[self._size] = self._until, self._pause
             self._size = load_size(self.costs.everybody)
             self._until, self._pause = self._pauses.get(self._size, (0, FIRST_PAUSE))
             if self._drafting and promise < self._on:
                 self._stop()  # what has begun goes on only where it began
-            elif self._drafting:
-                self._begin()
         self._promise += weight * (promise - self._promise)
         self._promised = [mean + weight * (one - mean) for mean, one in zip(self._promised, promised, strict=True)]
+        if another_load and self._drafting:
+            self._draft_few()
         if self.now < self._trial.until:
             return Turn.TRY if not young and self._trial.join(tries) else Turn.REST
         if self._drafting:
@@ -171,7 +172,7 @@ class Concert:
             return Turn.REST
         if self._begins:
             self._drafting, self._since, self._doubts, self._reviewed = True, self.now, 0.0, self.now
-            self._begin()
+            self._draft_few()
             self._checked, self._check = self.now, None
             self.costs.few_draft = False
             return Turn.DRAFT
@@ -230,8 +231,8 @@ class Concert:
             return Turn.CHECK
         return self._stop() if doubtful else Turn.DRAFT
 
-    def _begin(self) -> None:
-        """With few draft tokens, under another load as well."""
+    def _draft_few(self) -> None:
+        """At first, also under another load."""
         self.num_draft_tokens = min(self._best, _FIRST_TOKENS if self.costs.everybody == 1 else _FIRST_TOKENS_AMONG)
         self._raised = self.now
 

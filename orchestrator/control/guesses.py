@@ -43,8 +43,6 @@ class Guesses:
         self._cut = False  # for the lookup's sake nothing more may come unasked
         self._held = False  # and so this round had to be asked for
         self._drafting, self._awaited = False, 0
-        self._judged: list[float] | None = None  # rounds
-        self._pays = False
 
     def grant(
         self, sequence: Sequence, drafting: bool, awaited: int, unasked: int, beaten: Callable[[float], Rival]
@@ -84,8 +82,8 @@ class Guesses:
             # What rows cost is to be known, where no draft shows it.
             chances = self._lookup.look(sequence.ids)
             num_guessed, promise = min(_FIRST, most, len(chances)), 1.0
-        elif not self._may_pay:
-            return NO_GUESS, most
+        elif max(self._promised([1.0] * MOST_GUESSED)) < ON:
+            return NO_GUESS, most  # rows cost so much that nothing would be gained if all were right
         else:
             chances = self._lookup.look(sequence.ids)[:most]
             num_guessed, promise = self._best(chances, min(unasked, OVERRUN))
@@ -107,15 +105,6 @@ class Guesses:
         alive = [1.0, *chances][unasked] if unasked <= len(chances) else 0.0
         hope = alive * promise + (1 - alive) * without
         return promised.index(promise) if hope >= (OFF if self._num_worthwhile else ON) else 0, promise
-
-    @property
-    def _may_pay(self) -> bool:
-        """Rows do not cost so much that nothing would be gained if all of a guess were right. Asked again when rounds
-        have been worked out anew: it takes longer than all else here."""
-        if self._judged is not self._rounds:
-            self._judged = self._rounds
-            self._pays = max(self._promised([1.0] * MOST_GUESSED)) >= ON
-        return self._pays
 
     def _promised(self, chances: list[float]) -> list[float]:
         return promises(chances, self._rounds, self._alone_s)

@@ -4,36 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.control.concert import FIRST_PAUSE, Concert, Turn
+from orchestrator.control.concert import FIRST_PAUSE, Turn
 from orchestrator.control.controller import Adaptive
-from orchestrator.control.costs import Costs
 from orchestrator.round_plan import Proposal, RoundPlan
 from specdec.rounds import OVERRUN, Budget, Timings, Verdict
+from tests.orchestrator.concerts import concert_of, turns
 from tests.orchestrator.fakes import new_sequence, still_to_come
-
-
-def concert_of(sequences: int = 4, ahead: bool = False) -> Concert:
-    """Where rounds are known: a pass of 20 ms, 2 ms for a draft token."""
-    costs = Costs(8, ahead)
-    for number in range(40):
-        depth = number % 3
-        if depth:
-            costs.drafted(depth, 0.002 * depth)
-        rows = sequences * (depth + 1)
-        costs.verified(depth, 0.0205, Timings(0, 20_000 + number, 0, rows, sequences), 1, sequences)
-    assert costs.known
-    return Concert(costs)
-
-
-def turns(concert: Concert, promise: float, young: bool = False, last: list[Turn] | None = None) -> list[Turn]:
-    """Of all requests for one pass, which is then over; ``last`` are those of the pass before."""
-    promised = [1.0, *[promise] * 8]
-    last = last or [Turn.REST] * concert.costs.everybody
-    rounds = 2 if young else 99
-    found = [concert.turn(promise, promised, 4, rounds, before is Turn.TRY) for before in last]
-    before = concert.now
-    assert [concert.passed(before) for _ in found] == [before + 1] * len(found)
-    return found
 
 
 def test_all_begin_together_once_the_mean_of_their_promises_is_worth_it():
@@ -193,18 +169,6 @@ def test_the_more_is_lost_the_sooner_all_stop():
     assert 1 < passes_until_it_stops(0.99) <= 3 < passes_until_it_stops(1.04) < 20
 
 
-def test_under_another_load_what_was_promised_before_is_forgotten():
-    concert = concert_of()
-    rising = [1.0 + 0.1 * depth for depth in range(9)]
-    for now in range(16):
-        concert.turn(1.8, rising, depth=4, num_rounds=99)
-        concert.passed(now)
-    assert concert.num_draft_tokens > 4
-    concert.costs.went_on(Timings(0, 40_000, 0, 32, 32), 32)
-    assert concert.turn(1.1, [1.0, 1.1, *[0.5] * 7], depth=4, num_rounds=99) is Turn.DRAFT
-    assert concert.num_draft_tokens == 1
-
-
 @pytest.mark.parametrize("everybody", [1, 4])
 def test_several_requests_draft_few_tokens_first_and_more_once_they_have_settled(everybody):
     concert = concert_of()
@@ -224,57 +188,6 @@ def test_all_of_a_pass_do_the_same_also_where_the_doubts_of_one_of_them_are_the_
     turns(concert, 1.8)
     for _ in range(40):
         assert len(set(turns(concert, 1.02))) == 1
-
-
-def test_under_each_load_they_rest_for_what_was_lost_there():
-    concert = concert_of(sequences=16)
-    last = turns(concert, 0.5)
-    while Turn.TRY in last:
-        last = turns(concert, 0.5, last=last)
-    assert last == [Turn.REST] * 16
-    concert.costs.went_on(Timings(0, 20_000, 0, 4, 4), 4)
-    assert Turn.TRY in turns(concert, 0.5), "nothing is known of four"
-    concert.costs.went_on(Timings(0, 20_001, 0, 16, 16), 16)
-    assert turns(concert, 0.5) == [Turn.REST] * 16
-
-
-def test_under_another_load_drafts_begin_with_few_tokens_again():
-    """What one request was drafting with is too much for four."""
-    concert = concert_of(sequences=1)
-    promised = [1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4, 2.6]
-    for now in range(12):
-        concert.turn(2.6, promised, depth=4, num_rounds=99)
-        concert.passed(now)
-    assert concert.num_draft_tokens == 8
-    concert.costs.went_on(Timings(0, 20_000, 0, 4, 4), 4)
-    concert.turn(2.6, promised, depth=4, num_rounds=99)
-    assert concert.num_draft_tokens == 2
-
-
-def test_what_the_target_takes_alone_is_not_looked_at_anew_after_every_pause():
-    concert = concert_of()
-    num_looks, looked = [], False
-    for number in range(300):
-        # A load under which they do not draft comes between.
-        drafts = number % 30 < 28
-        found = turns(concert, 1.3 if drafts else 0.5)[0]
-        looked = looked or (drafts and found is Turn.CHECK)
-        concert.costs.went_on(Timings(0, 20_000 + number, 0, *[4 if drafts else 40] * 2), 4 if drafts else 40)
-        if number % 30 == 29:
-            num_looks.append(looked)
-            looked = False
-    assert num_looks[0], "nothing was seen yet"
-    assert not any(num_looks[3:]), "28 passes are few by now"
-
-
-def test_drafts_that_would_not_begin_under_another_load_end_at_once():
-    """Under the same load they go on for a while, as a promise may be wrong."""
-    for jumps in (False, True):
-        concert = concert_of()
-        turns(concert, 1.8)
-        if jumps:
-            concert.costs.went_on(Timings(0, 40_000, 0, 32, 32), 32)
-        assert turns(concert, 1.04) == [Turn.REST if jumps else Turn.DRAFT] * concert.costs.everybody
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
 from torch import Tensor
 
-from specdec.decoder_layer import DecoderLayer
+from specdec.decoder_layer import DecoderLayer, compute_decoder_layers
 from specdec.kv_cache import SequenceCache
 from specdec.model_runner import ModelRunner
 from specdec.packed_rows import Segment
@@ -45,6 +46,13 @@ TAKEN: dict[str, Callable[[], hf.PreTrainedConfig]] = {
         **SHAPE | dict(hidden_size=80, intermediate_size=112), attention_bias=True, mlp_bias=True
     ),
 }
+
+
+IN_C = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(compute_decoder_layers() is None, reason="not on this CPU, or not built"),
+]
+"""For tests of what C computes."""
 
 
 @contextmanager

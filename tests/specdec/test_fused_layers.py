@@ -16,12 +16,13 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from specdec import fused_layers, model_runner, probe
-from specdec.decoder_layer import DecoderLayer, compute_decoder_layers
+from specdec.decoder_layer import DecoderLayer
 from specdec.fused_layers import fuse_layers
 from specdec.model_runner import ModelRunner, RowOutputs
 from specdec.rounds import ModelInfo
 from tests.specdec.common_layers import (
     CONTEXT,
+    IN_C,
     NUM_LAYERS,
     POISON,
     SHAPE,
@@ -51,10 +52,7 @@ ALIKE: dict[str, Callable[[], hf.PreTrainedConfig]] = {
 }
 
 each_number_of_threads = pytest.mark.parametrize("threads", [1, 2])
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(compute_decoder_layers() is None, reason="not on this CPU, or not built"),
-]
+pytestmark = IN_C
 
 
 @torch.inference_mode()

@@ -13,12 +13,12 @@ import transformers as hf
 from torch import Tensor
 
 from specdec import model_runner
-from specdec.decoder_layer import compute_decoder_layers
 from specdec.decoder_pass import DecoderPass
 from specdec.model_call import OwnCode
 from specdec.model_runner import ModelRunner, RowOutputs
 from tests.specdec.common_layers import (
     CONTEXT,
+    IN_C,
     SHAPE,
     TAKEN,
     VOCAB,
@@ -29,10 +29,7 @@ from tests.specdec.common_layers import (
     segment_of,
 )
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(compute_decoder_layers() is None, reason="not on this CPU, or not built"),
-]
+pytestmark = IN_C
 
 
 def call_of(runner: ModelRunner) -> Any:
