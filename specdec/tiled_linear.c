@@ -15,31 +15,31 @@ typedef struct {
     const bf16 *weight; /* [depth / 2][COLUMNS][2] */
     const bf16 *rows;   /* [num_rows][in_features] */
     float *sums;        /* [num_rows][COLUMNS] */
+    const char *next;   /* lines of the next part, of which a group of rows asks for so many */
+    int num_next;
     int depth, in_features, first;
 } Part;
 
-/* What is fetched while a part is computed: nothing beyond what the processor foresees by itself; the part itself, and
- * past it, to be read once; the next one, as this one is in the second-level cache. */
-typedef enum { NOTHING, THIS, NEXT } Fetch;
-
-INLINE void fetch_ahead(const Fetch fetch, const bf16 *weight, int depth) {
-    for (int i = 0; i < COLUMNS * 4 / LINE; i++) {
-        if (fetch == THIS)
+/* What two inputs more are computed with comes from memory meanwhile. A weight that is read once is asked for past the
+ * caches. Else the first group of rows reads a part from the second-level cache, too: each has asked for its share of it
+ * during the last part, so that memory is never idle. */
+INLINE void fetch_ahead(const int read_once, const bf16 *weight, int pair, const Part *part) {
+    if (read_once)
+        for (int i = 0; i < COLUMNS * 4 / LINE; i++)
             _mm_prefetch((const char *)weight + (DISTANCE + i) * LINE, _MM_HINT_NTA);
-        if (fetch == NEXT)
-            _mm_prefetch((const char *)(weight + (size_t)depth * COLUMNS) + i * LINE, _MM_HINT_T1);
-    }
+    else if (pair < part->num_next)
+        _mm_prefetch(part->next + (size_t)pair * LINE, _MM_HINT_T1);
 }
 
 /* Adds to the sums of num_rows rows, a number that the compiler knows, what depth inputs give. */
-INLINE void add_rows(const int num_rows, const Fetch fetch, Part part) {
+INLINE void add_rows(const int num_rows, const int read_once, Part part) {
     __m512 sums[ROWS][2];
     for (int row = 0; row < num_rows; row++)
         for (int i = 0; i < 2; i++)
             sums[row][i] = part.first ? _mm512_setzero_ps() : _mm512_loadu_ps(part.sums + row * COLUMNS + i * 16);
     for (int pair = 0; pair < part.depth / 2; pair++) {
         const bf16 *weight = part.weight + (size_t)pair * 2 * COLUMNS;
-        fetch_ahead(fetch, weight, part.depth);
+        fetch_ahead(read_once, weight, pair, &part);
         const __m512i left = _mm512_loadu_si512(weight), right = _mm512_loadu_si512(weight + COLUMNS);
         for (int row = 0; row < num_rows; row++) {
             int32_t both;
@@ -54,27 +54,31 @@ INLINE void add_rows(const int num_rows, const Fetch fetch, Part part) {
             _mm512_storeu_ps(part.sums + row * COLUMNS + i * 16, sums[row][i]);
 }
 
-INLINE void add_some(int num_rows, const Fetch fetch, Part part) {
+INLINE void add_some(int num_rows, const int read_once, Part part) {
     switch (num_rows) {
-#define CASE(number) case number: add_rows(number, fetch, part); break;
+#define CASE(number) case number: add_rows(number, read_once, part); break;
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7)
         CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14)
 #undef CASE
     }
 }
 
-/* In groups of similar numbers of rows. The first reads the part from memory, and the last has time to fetch the next. */
+/* In groups of similar numbers of rows. */
 CPU static void add(int num_rows, Part part) {
-    const int more_than_one = num_rows > ROWS;
-    for (int left = (num_rows + ROWS - 1) / ROWS; left > 0; left--) {
+    const int num_groups = (num_rows + ROWS - 1) / ROWS;
+    if (num_groups == 1) {
+        add_some(num_rows, 1, part);
+        return;
+    }
+    part.next = (const char *)(part.weight + (size_t)part.depth * COLUMNS);
+    part.num_next = (part.depth * COLUMNS * (int)sizeof(bf16) / LINE + num_groups - 1) / num_groups;
+    for (int left = num_groups; left > 0; left--) {
         const int num = (num_rows + left - 1) / left;
-        if (more_than_one && left == 1)
-            add_some(num, NEXT, part);
-        else
-            add_some(num, more_than_one ? NOTHING : THIS, part);
+        add_some(num, 0, part);
         num_rows -= num;
         part.rows += (size_t)num * part.in_features;
         part.sums += num * COLUMNS;
+        part.next += (size_t)part.num_next * LINE;
     }
 }
 
@@ -105,7 +109,8 @@ void tile_sums(const Linear *linear, int tile, const bf16 *rows, int num_rows, f
     const bf16 *of_tile = linear->weight + (size_t)column * in_features;
     for (int input = 0; input < in_features; input += DEPTH) {
         const int depth = in_features - input < DEPTH ? in_features - input : DEPTH;
-        add(num_rows, (Part){of_tile + (size_t)input * COLUMNS, rows + input, sums, depth, in_features, !input});
+        const bf16 *weight = of_tile + (size_t)input * COLUMNS;
+        add(num_rows, (Part){weight, rows + input, sums, .depth = depth, .in_features = in_features, .first = !input});
     }
     if (!linear->bias)
         return;
