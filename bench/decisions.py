@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from bench.command import run_benchmark
+from specdec.pass_outputs import PassOutputs
 from specdec.sampling_state import SamplingState
 from specdec.sequence import SamplingParams, SequenceSpec
 from specdec.tree import TokenTree
@@ -40,13 +41,15 @@ class _Memory:
 def _best_us(params: SamplingParams, num_sequences: int, num_rows: int, vocab_size: int) -> float:
     generator = torch.Generator().manual_seed(1)
     logits = [(3 * torch.randn(num_rows, vocab_size, generator=generator)).bfloat16() for _ in range(num_sequences)]
+    sound = torch.ones(num_rows, dtype=torch.bool)
+    outputs = [PassOutputs(each, each, sound).as_one() for each in logits]
     tree = TokenTree.chain(range(num_rows - 1))
     times = []
     for _ in range(_REPETITIONS):
         specs = [SequenceSpec(_PROMPT, len(_PROMPT), params, seed) for seed in range(num_sequences)]
         jobs = [Job(_Memory(SamplingState(spec)), spec.token_ids, tree) for spec in specs]
         started = time.process_time()
-        decide(jobs, logits)
+        decide(jobs, outputs)
         times.append(time.process_time() - started)
     return min(times) * 1e6
 

@@ -36,7 +36,7 @@ class DraftSequence:
 
     ``spots`` is where a drafter with the capability "ahead" grows it in this pass, if not just at its last node: then
     the tree may branch. ``num_siblings`` runners-up are wanted beside the node below the last one, and no spot will
-    have more than ``num_guesses`` children.
+    have more than ``num_guesses`` children. ``num_wanted`` nodes are wanted below the last one, each below the other.
     """
 
     spec: SequenceSpec
@@ -46,6 +46,7 @@ class DraftSequence:
     spots: tuple[Spot, ...] = ()
     num_siblings: int = 0
     num_guesses: int = 1
+    num_wanted: int = 1
 
     @property
     def base(self) -> int:
@@ -72,7 +73,8 @@ class Drafter(Protocol):
         """The next nodes of each tree, in one pass; none: there is nothing likely to propose.
 
         Takes in what was committed first where that was not done. None: that takes another pass. Without spots, one
-        node below the last, and after it its siblings if they are wanted; with spots (all of them have some, or none
+        node below the last, and after it its siblings if they are wanted, then perhaps one below that, and so on;
+        with spots (all of them have some, or none
         has), the children that they lack.
         """
 

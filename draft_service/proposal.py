@@ -15,6 +15,7 @@ from torch import Tensor
 from draft_service.drafter import DraftSequence, Node
 from draft_service.drafters.tree_cache import Guesses
 from specdec.noise import Domain, Key, exponentials_at
+from specdec.pass_outputs import RowOutputs
 from specdec.portions import NUMBERS_AT_ONCE, portions
 from specdec.sampling import probabilities, race, sparse_support
 from specdec.sampling_state import SamplingState, choose, rank, rows_of
@@ -24,12 +25,28 @@ _LEAST_MARGIN = 2.0**-8
 """A model that is less sure than that of its best guess, in nats, is as little sure."""
 
 
-def guess(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]]) -> list[list[Guesses]]:
+def guess(places: Sequence[tuple[DraftSequence, TokenTree, RowOutputs]]) -> list[list[Guesses]]:
     """Greedy and coupled: for each of a sequence's rows the children that it may get, likeliest first: what the target
     would draw there if it were this model, and what it would draw next.
 
-    A sequence comes with a tree below its ids and the logits [n, vocab] of the last n of the root and the tree's nodes.
+    A sequence comes with a tree below its ids and the outputs of the last rows of the root and the tree's nodes.
     """
+    found: dict[int, list[Guesses]] = {}
+    for index, (sequence, _, outputs) in enumerate(places):
+        if (
+            sequence.num_guesses == 1
+            and _state(sequence).takes_likeliest
+            and (likeliest := outputs.likeliest) is not None
+        ):
+            found[index] = [Guesses((token,)) for token in likeliest]
+    others = [index for index in range(len(places)) if index not in found]
+    ranked = _ranked([(*places[index][:2], places[index][2].logits) for index in others])
+    found.update(zip(others, ranked, strict=True))
+    return [found[index] for index in range(len(places))]
+
+
+def _ranked(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]]) -> list[list[Guesses]]:
+    """By the logits [n, vocab] of the last n of the root and the tree's nodes."""
     if not places:
         return []
     rows = rows_of([logits for *_, logits in places], [(_state(sequence), tree) for sequence, tree, _ in places])

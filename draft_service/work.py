@@ -52,16 +52,27 @@ class Work:
 
     def _end(self) -> GrowthEnd | None:
         """Why nothing more may be drafted, if so."""
-        tree = self.sequence.tree
-        deepest = max(tree.depths, default=-1)
-        if self._num_grown >= self.budget.max_nodes or deepest + 1 >= self.budget.max_depth:
+        if self._num_within_budget() <= 0:
             return GrowthEnd.BUDGET
-        if self.budget.max_ahead and len(tree) >= self.budget.max_nodes:
-            return GrowthEnd.BUDGET  # some of it was grown ahead, and what is still to come need not be waited for
-        # The next node is predicted by feeding the position before it.
-        if self.sequence.base + deepest + 1 > self.context_length:
+        if self._num_within_context() <= 0:
             return GrowthEnd.CONTEXT
         return None
+
+    def _num_within_budget(self) -> int:
+        """Nodes that are still to be grown, one below the other."""
+        tree = self.sequence.tree
+        num = min(self.budget.max_nodes - self._num_grown, self.budget.max_depth - 1 - max(tree.depths, default=-1))
+        # Some may have been grown ahead, and what is still to come need not be waited for.
+        return min(num, self.budget.max_nodes - len(tree)) if self.budget.max_ahead else num
+
+    def _num_within_context(self) -> int:
+        # A node is predicted by feeding the position before it.
+        return self.context_length - self.sequence.base - max(self.sequence.tree.depths, default=-1)
+
+    @property
+    def num_wanted(self) -> int:
+        """Nodes below the last one."""
+        return min(self._num_within_budget(), self._num_within_context())
 
     def grow(self, nodes: Sequence[Node]) -> list[Growth]:
         """A pass proposed these for what was asked for. Returns what is said of it."""
@@ -69,8 +80,9 @@ class Work:
         if not nodes:
             return [self.answer(GrowthEnd.UNLIKELY)]
         if self.budget.max_siblings:
-            nodes, siblings = nodes[:1], nodes[1:]
-            self._siblings.extend(siblings)
+            firsts = {node.parent: node for node in reversed(nodes)}
+            self._siblings.extend(node for node in nodes if node is not firsts[node.parent])
+            nodes = [node for node in nodes if node is firsts[node.parent]]
         nodes = nodes[: self.budget.max_nodes - self._num_grown]
         self.sequence.tree = _extended(self.sequence.tree, nodes)
         self._num_grown += len(nodes)

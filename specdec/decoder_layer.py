@@ -128,8 +128,14 @@ class DecoderLayer(torch.nn.Module):
         self.compute(packed_pass, work.buffers(rows[0], *position_embeddings))
         return rows
 
-    def compute(self, packed_pass: PackedPass, buffers: Buffers, ends: ctypes.Structure | None = None) -> None:
-        """All that it leads. ``ends``: see specdec.decoder_pass.
+    def compute(
+        self,
+        packed_pass: PackedPass,
+        buffers: Buffers,
+        ends: ctypes.Structure | None = None,
+        further: ctypes.Structure | None = None,
+    ) -> None:
+        """All that it leads. ``ends`` and ``further``: see specdec.decoder_pass.
 
         Raises MemoryError.
         """
@@ -142,6 +148,7 @@ class DecoderLayer(torch.nn.Module):
             self._all_weights,
             len(self._run),
             None if ends is None else ctypes.byref(ends),
+            None if further is None else ctypes.byref(further),
             ctypes.byref(buffers),
             torch.get_num_threads(),
         )
@@ -178,4 +185,4 @@ class Work:
 @functools.cache
 def compute_decoder_layers() -> Callable[..., int] | None:
     """None where this machine cannot."""
-    return kernel("decoder_pass", *[_POINTER] * 3, _INT, *[_POINTER] * 2, _INT)
+    return kernel("decoder_pass", *[_POINTER] * 3, _INT, *[_POINTER] * 3, _INT)

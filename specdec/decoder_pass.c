@@ -13,9 +13,19 @@ typedef struct {
     const int32_t *logit_rows;            /* [num_logit_rows] */
     bf16 *features;                       /* [num_logit_rows][hidden_size]: what the head reads */
     bf16 *logits;                         /* [num_logit_rows][out_features of head] */
+    int32_t *likeliest;                   /* [num_logit_rows]: of num_tokens, the first of equals */
     uint8_t *sound;                       /* [num_rows]: whether there is nothing but numbers in a row */
-    int32_t num_logit_rows;
+    int32_t num_logit_rows, num_tokens;
 } Ends;
+
+/* Passes after a pass, each of the likeliest token after the last row of each chain. All that they give comes after what
+ * the pass gives: [num_passes][num_chains] rows. */
+typedef struct {
+    const int32_t *last;      /* [num_chains]: of the logit rows that of the chain's last row */
+    const int32_t *keys;      /* [num_chains]: where the chain's keys begin in the pass's list of them */
+    const int32_t *positions; /* [num_chains], of the first row after the pass's */
+    int32_t num_passes, num_chains;
+} Further;
 
 enum { EMBEDDING, LAST_NORM, HEAD, LOGITS, NUM_ENDS };
 
@@ -66,15 +76,31 @@ CPU static void finish_rows(Turn turn, const Ends *ends, const Buffers *b, int h
     }
 }
 
-static void look_at_logits(Turn turn, const Ends *ends) {
-    for (; next_item(&turn); item_is_done(&turn))
-        if (!logits_are_sound(ends->logits + (size_t)turn.item * ends->head.out_features, ends->head.out_features))
-            __atomic_store_n(ends->sound + ends->logit_rows[turn.item], 0, __ATOMIC_RELAXED);
+CPU static int32_t first_of_largest(const bf16 *logits, int num_tokens) {
+    __m512 largest = _mm512_set1_ps(-INFINITY);
+    __m512i at = _mm512_set1_epi32(0), here = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (int token = 0; token < num_tokens; token += 16, here = _mm512_add_epi32(here, _mm512_set1_epi32(16))) {
+        const __mmask16 some = (__mmask16)lanes(num_tokens - token);
+        const __m512i raw = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, logits + token));
+        const __m512 numbers = (__m512)_mm512_slli_epi32(raw, 16);
+        const __mmask16 larger = _mm512_mask_cmp_ps_mask(some, numbers, largest, _CMP_GT_OQ);
+        largest = _mm512_mask_mov_ps(largest, larger, numbers);
+        at = _mm512_mask_mov_epi32(at, larger, here);
+    }
+    const __mmask16 best = _mm512_cmpeq_ps_mask(largest, _mm512_set1_ps(_mm512_reduce_max_ps(largest)));
+    return _mm512_mask_reduce_min_epi32(best, at);
 }
 
-/* num_layers of the same sizes. hidden_size and the gate's features are multiples of 16, head_dim of 32. Without `ends`
- * the rows and their angles are there, and what the last layer gives is left in the rows. Whether there was memory. */
-int specdec_decoder_pass(const Pass *pass, const Attention *attention, const Weights *weights, int num_layers,
+static void look_at_logits(Turn turn, const Ends *ends) {
+    for (; next_item(&turn); item_is_done(&turn)) {
+        const bf16 *logits = ends->logits + (size_t)turn.item * ends->head.out_features;
+        ends->likeliest[turn.item] = first_of_largest(logits, ends->num_tokens);
+        if (!logits_are_sound(logits, ends->num_tokens))
+            __atomic_store_n(ends->sound + ends->logit_rows[turn.item], 0, __ATOMIC_RELAXED);
+    }
+}
+
+static int compute_pass(const Pass *pass, const Attention *attention, const Weights *weights, int num_layers,
                          const Ends *ends, const Buffers *b, int num_threads) {
     const int size = weights->hidden_size, head_dim = attention->head_dim, rows = b->num_rows;
     const Phases phases = phases_of_layer(pass, attention, weights, rows, num_threads);
@@ -111,4 +137,51 @@ int specdec_decoder_pass(const Pass *pass, const Attention *attention, const Wei
     }
     free(of_ends);
     return 1;
+}
+
+static int go_on(const Pass *pass, const Attention *attention, const Weights *weights, int num_layers, const Ends *ends,
+                 const Further *further, const Buffers *b, int num_threads) {
+    const int num = further->num_chains, groups = attention->heads / attention->kv_heads;
+    int32_t *const rows = malloc(num * (5 * sizeof(int32_t) + sizeof(Tile)));
+    if (!rows)
+        return 0;
+    int32_t *const seen = rows + num, *const slots = seen + num, *const positions = slots + num;
+    int32_t *const token_ids = positions + num;
+    Tile *const tiles = (Tile *)(token_ids + num);
+    const Pass next_pass = {slots, pass->keys, rows, seen, tiles, num, num};
+    Ends next = *ends;
+    Buffers buffers = *b;
+    buffers.num_rows = next.num_logit_rows = num;
+    next.token_ids = token_ids;
+    next.positions = positions;
+    next.logit_rows = rows;
+    for (int chain = 0; chain < num; chain++) {
+        rows[chain] = chain;
+        tiles[chain] = (Tile){further->keys[chain], chain, 0, groups};
+    }
+    int there_was_memory = 1, num_logits = ends->num_logit_rows, num_rows = b->num_rows;
+    for (int number = 0; number < further->num_passes && there_was_memory; number++) {
+        for (int chain = 0; chain < num; chain++) {
+            token_ids[chain] = next.likeliest[number ? chain : further->last[chain]];
+            positions[chain] = further->positions[chain] + number;
+            seen[chain] = positions[chain] + 1;
+            slots[chain] = pass->keys[further->keys[chain] + positions[chain]];
+        }
+        next.logits += (size_t)num_logits * ends->head.out_features;
+        next.features += (size_t)num_logits * weights->hidden_size;
+        next.likeliest += num_logits;
+        next.sound += num_rows;
+        there_was_memory = compute_pass(&next_pass, attention, weights, num_layers, &next, &buffers, num_threads);
+        num_logits = num_rows = num;
+    }
+    free(rows);
+    return there_was_memory;
+}
+
+/* num_layers of the same sizes. hidden_size and the gate's features are multiples of 16, head_dim of 32. Without `ends`
+ * the rows and their angles are there, and what the last layer gives is left in the rows. Whether there was memory. */
+int specdec_decoder_pass(const Pass *pass, const Attention *attention, const Weights *weights, int num_layers,
+                         const Ends *ends, const Further *further, const Buffers *b, int num_threads) {
+    return compute_pass(pass, attention, weights, num_layers, ends, b, num_threads) &&
+           (!further || go_on(pass, attention, weights, num_layers, ends, further, b, num_threads));
 }

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from specdec.decoder_layer import DecoderLayer, Norm, Work
 from specdec.packed_attention import PackedPass
 from specdec.packed_rows import rounded
+from specdec.paged_attention import LANES
+from specdec.pass_outputs import PassOutputs
 from specdec.tiled_linear import Linear, TiledLinear
 
 _POINTER = ctypes.c_void_p
@@ -29,8 +30,16 @@ class _Ends(ctypes.Structure):
         *((name, _POINTER) for name in ("embedding", "cos", "sin")),
         ("norm", Norm),
         ("head", Linear),
-        *((name, _POINTER) for name in ("token_ids", "positions", "logit_rows", "features", "logits", "sound")),
-        ("num_logit_rows", ctypes.c_int32),
+        *((name, _POINTER) for name in ("token_ids", "positions", "logit_rows")),
+        *((name, _POINTER) for name in ("features", "logits", "likeliest", "sound")),
+        *((name, ctypes.c_int32) for name in ("num_logit_rows", "num_tokens")),
+    )
+
+
+class _Further(ctypes.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("last", "keys", "positions")),
+        *((name, ctypes.c_int32) for name in ("num_passes", "num_chains")),
     )
 
 
@@ -44,34 +53,60 @@ class DecoderPass:
         layers: DecoderLayer,
         norm: torch.nn.Module,
         head: TiledLinear,
+        vocab_size: int,
         context_length: int,
     ) -> None:
         self.layers, self.head = layers, head
         self._embedding = embedding.weight
         self._rotary, self._norm = rotary, norm  # what C points to is held here
-        self._context_length = context_length
-        self._ends = _Ends(embedding=self._embedding.data_ptr(), norm=Norm.of(norm), head=head.described)
+        self._vocab_size, self._context_length = vocab_size, context_length
+        self._groups = layers.attention.heads // layers.attention.kv_heads
+        self._goes_on = self._groups <= LANES
+        self._ends = _Ends(
+            embedding=self._embedding.data_ptr(), norm=Norm.of(norm), head=head.described, num_tokens=vocab_size
+        )
         self._num_positions = self._num_rows = 0
 
     def __call__(
         self, token_ids: Sequence[int], positions: Sequence[int], logit_rows: Sequence[int], packed_pass: PackedPass
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> PassOutputs:
         if not 0 <= min(token_ids, default=0) <= max(token_ids, default=0) < len(self._embedding):
             raise IndexError(f"a token id is not below {len(self._embedding)}")
-        num_rows, num_wanted = len(token_ids), len(logit_rows)
+        num_passes = packed_pass.rows.num_further if self._goes_on else 0
+        last_rows = packed_pass.rows.last_rows if num_passes else []
+        num_rows, num_wanted, num_further = len(token_ids), len(logit_rows), num_passes * len(last_rows)
         self._have_rows(num_rows)
-        self._have_positions(max(positions, default=0) + 1)
+        self._have_positions(max(positions, default=0) + 1 + num_passes)
         numbers = np.array([*token_ids, *positions, *logit_rows], np.int32)
-        features = self._embedding.new_empty(num_wanted, self.head.in_features)
-        logits = self._embedding.new_empty(num_wanted, self.head.out_features)
-        sound = torch.empty(num_rows, dtype=torch.bool)
+        features = self._embedding.new_empty(num_wanted + num_further, self.head.in_features)
+        logits = self._embedding.new_empty(num_wanted + num_further, self.head.out_features)
+        likeliest = np.empty(num_wanted + num_further, np.int32)
+        sound = torch.empty(num_rows + num_further, dtype=torch.bool)
         ends, buffers = self._ends, self._buffers
         ends.token_ids = at = numbers.ctypes.data
         ends.positions, ends.logit_rows = at + 4 * num_rows, at + 8 * num_rows
         ends.features, ends.logits, ends.sound = features.data_ptr(), logits.data_ptr(), sound.data_ptr()
+        ends.likeliest = likeliest.ctypes.data
         ends.num_logit_rows, buffers.num_rows = num_wanted, num_rows
-        self.layers.compute(packed_pass, buffers, ends)
-        return logits, features, sound
+        last = [logit_rows.index(row) for row in last_rows]
+        further, _held = self._further(packed_pass, last, [positions[row] + 1 for row in last_rows], num_passes)
+        self.layers.compute(packed_pass, buffers, ends, further)
+        tokens: list[int] = likeliest.tolist()
+        of_segments = [
+            [tokens[row], *tokens[num_wanted + place :: len(last)][: num_passes - 1]] for place, row in enumerate(last)
+        ]
+        return PassOutputs(logits[:, : self._vocab_size], features, sound, tokens, of_segments)
+
+    def _further(
+        self, packed_pass: PackedPass, last: Sequence[int], positions: Sequence[int], num_passes: int
+    ) -> tuple[_Further | None, np.ndarray | None]:
+        """So many passes, and what this points to."""
+        if not num_passes:
+            return None, None
+        starts = packed_pass.paged.for_groups(self._groups).starts
+        numbers = np.array([last, starts, positions], np.int32)
+        at, size = numbers.ctypes.data, numbers.strides[0]
+        return _Further(at, at + size, at + 2 * size, num_passes, len(last)), numbers
 
     def _have_rows(self, num_rows: int) -> None:
         if num_rows <= self._num_rows:

@@ -20,6 +20,7 @@ from specdec.observed_pass import ObservedPass, agree
 from specdec.packed_attention import PackedPass
 from specdec.packed_linear import least_rows, row_multiple
 from specdec.packed_rows import rounded
+from specdec.pass_outputs import PassOutputs
 from specdec.tiled_linear import TiledLinear
 
 
@@ -30,15 +31,15 @@ class ModelCall(Protocol):
         positions: Sequence[int],
         logit_rows: Sequence[int],
         packed_pass: PackedPass,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The logits of ``logit_rows`` [any, vocab_size], what the output embedding read there [any, hidden_size], and
-        of all rows whether they are sound [rows] bool."""
+    ) -> PassOutputs:
+        """After the rows of the pass there may be further ones: see specdec.packed_rows.Segment."""
 
 
-def call_of(model: PreTrainedModel, context_length: int) -> ModelCall:
-    """The quickest that is right, for positions below ``context_length``."""
-    own = OwnCode(model)
-    found = _in_one_call(model, own, context_length)
+def call_of(model: PreTrainedModel, vocab_size: int, context_length: int) -> ModelCall:
+    """The quickest that is right, for positions below ``context_length``. A head may have more than ``vocab_size``
+    columns: what is in those after them is nobody's token."""
+    own = OwnCode(model, vocab_size)
+    found = _in_one_call(model, own, vocab_size, context_length)
     if found is None:
         return own
     own.close()
@@ -48,8 +49,9 @@ def call_of(model: PreTrainedModel, context_length: int) -> ModelCall:
 class OwnCode:
     """See ModelCall."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
         self._model, self._device = model, model.device
+        self._vocab_size = vocab_size
         self._row_multiple, self._least_rows = row_multiple(model), least_rows(model)
         self._features: Tensor | None = None
         head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -61,7 +63,7 @@ class OwnCode:
 
     def __call__(
         self, token_ids: Sequence[int], positions: Sequence[int], logit_rows: Sequence[int], packed_pass: PackedPass
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> PassOutputs:
         padding = [0] * self._padding(len(token_ids))
         # Also a pass that wants no logits (taking in a prompt) reads some.
         logits_to_keep = [*logit_rows, *[logit_rows[-1] if logit_rows else 0] * self._padding(len(logit_rows))]
@@ -74,11 +76,11 @@ class OwnCode:
         )
         features, self._features = self._features, None
         assert features is not None, "the output embedding is part of the pass"
-        logits, sound = output.logits[0, : len(logit_rows)], packed_pass.sound()
+        logits, sound = output.logits[0, : len(logit_rows), : self._vocab_size], packed_pass.sound()
         if logit_rows:
             # Some models rule a token out by -inf; it is never all of them, and anything else shows in the largest.
             sound[self._tensor(logit_rows)] &= logits.amax(-1).isfinite()
-        return logits, features[0, : len(logit_rows)], sound
+        return PassOutputs(logits, features[0, : len(logit_rows)], sound)
 
     def _remember_features(self, _: Any, inputs: tuple[Tensor]) -> None:
         self._features = inputs[0]
@@ -101,7 +103,7 @@ class _Seen(NamedTuple):
 
 
 @torch.inference_mode()
-def _in_one_call(model: PreTrainedModel, own: OwnCode, context_length: int) -> DecoderPass | None:
+def _in_one_call(model: PreTrainedModel, own: OwnCode, vocab_size: int, context_length: int) -> DecoderPass | None:
     if not any(isinstance(module, DecoderLayer) and module.num_led > 0 for module in model.modules()):
         return None
     calls: list[_Seen] = []
@@ -111,20 +113,19 @@ def _in_one_call(model: PreTrainedModel, own: OwnCode, context_length: int) -> D
     ]
     observed = ObservedPass.near(model)
     try:
-        logits, features, _ = own(*observed.inputs, observed)
+        expected = own(*observed.inputs, observed)
     finally:
         for hook in hooks:
             hook.remove()
-    found = _parts(model, calls, context_length)
+    found = _parts(model, calls, vocab_size, context_length)
     # What the head reads is rounded alike and summed differently; what it makes of that has the same bits.
-    if found is None or not torch.equal(found.head(features), logits):
+    if found is None or not torch.equal(found.head(expected.features)[:, :vocab_size], expected.logits):
         return None
     again = ObservedPass.near(model)
-    _, computed, _ = found(*again.inputs, again)
-    return found if agree(features, computed) else None
+    return found if agree(expected.features, found(*again.inputs, again).features) else None
 
 
-def _parts(model: PreTrainedModel, calls: list[_Seen], context_length: int) -> DecoderPass | None:
+def _parts(model: PreTrainedModel, calls: list[_Seen], vocab_size: int, context_length: int) -> DecoderPass | None:
     """Found by what each was fed with."""
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -141,7 +142,9 @@ def _parts(model: PreTrainedModel, calls: list[_Seen], context_length: int) -> D
         return None
     if not Norm.takes(norm[0].module) or not _fit(embedding.weight, first.inputs[0]):
         return None
-    return DecoderPass(embedding, rotary[0].module, first.module, norm[0].module, head, context_length)
+    if vocab_size > min(len(embedding.weight), head.out_features):
+        return None
+    return DecoderPass(embedding, rotary[0].module, first.module, norm[0].module, head, vocab_size, context_length)
 
 
 def _fit(embeddings: Tensor, rows: Tensor) -> bool:

@@ -7,12 +7,9 @@ classes stay as they are.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.fused_layers import fuse_layers
@@ -22,25 +19,8 @@ from specdec.model_call import call_of
 from specdec.packed_attention import ATTENTION, PackedPass
 from specdec.packed_linear import pack_linears
 from specdec.packed_rows import Segment
+from specdec.pass_outputs import RowOutputs, of_segments
 from specdec.rounds import ModelInfo
-
-
-class RowOutputs(NamedTuple):
-    """Of one segment's ``logit_rows``, but for ``sound``, which is of all its rows.
-
-    A row that is not sound has NaN or infinity in it, or in its logits. Nothing of it reaches another sequence, but
-    what is computed after it in its own text means nothing.
-    """
-
-    logits: Tensor  # [logit rows, vocab_size], in the model's dtype
-    features: Tensor  # [logit rows, hidden_size]: what the output embedding read
-    sound: Tensor  # [rows] bool
-
-
-def sound_rows(outputs: Sequence[RowOutputs]) -> list[list[bool]]:
-    """``sound`` of each segment, brought from the device in one piece."""
-    flags: Iterator[bool] = iter(torch.cat([output.sound for output in outputs]).tolist() if outputs else ())
-    return [list(itertools.islice(flags, len(output.sound))) for output in outputs]
 
 
 class ModelRunner:
@@ -58,7 +38,7 @@ class ModelRunner:
         fuse_layers(self.model)
         self.pool = BlockPool(-(-num_slots // block_size), block_size)
         self._store = KvStore(self.pool, self.device)
-        self._call = call_of(self.model, info.context_length)
+        self._call = call_of(self.model, info.vocab_size, info.context_length)
 
     @property
     def bytes_per_slot(self) -> int:
@@ -87,11 +67,6 @@ class ModelRunner:
         for segment in segments:
             wanted.extend(len(token_ids) + row - segment.num_kept for row in segment.logit_rows)
             token_ids.extend(segment.token_ids)
-        logits, features, sound = self._call(token_ids, packed_pass.rows.positions, wanted, packed_pass)
-        counts = [len(segment.logit_rows) for segment in segments]
-        of_segments = (
-            torch.split(logits[:, : self.info.vocab_size], counts),
-            torch.split(features, counts),
-            torch.split(sound, [len(segment.token_ids) for segment in segments]),
-        )
-        return [RowOutputs(*rows) for rows in zip(*of_segments, strict=True)]
+        outputs = self._call(token_ids, packed_pass.rows.positions, wanted, packed_pass)
+        num_rows = [len(segment.token_ids) for segment in segments]
+        return of_segments(outputs, num_rows, [len(segment.logit_rows) for segment in segments])

@@ -5,6 +5,8 @@ Knows texts, positions and trees; refuses to know how attention is computed.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,9 @@ class Segment:
     block ``block_table[p // block_size]``. ``token_ids`` are of the last rows: those before them are in their slots
     from earlier passes, and are seen, but not fed again. ``logit_rows`` are the fed rows whose logits are wanted.
 
+    ``num_further``: so many rows more are welcome after the last one, each of the likeliest token after the row before
+    it; the block table has room for them.
+
     ``exact``: the rows of a branch get the bits of the same text without branches, for which each branch reads the
     context for itself. A draft does without: what it proposes decides nothing.
     """
@@ -31,6 +36,7 @@ class Segment:
     block_table: Sequence[int]
     logit_rows: Sequence[int]
     exact: bool = True
+    num_further: int = 0
 
     @property
     def num_kept(self) -> int:
@@ -113,6 +119,17 @@ class PassRows:
     def __len__(self) -> int:
         return len(self.slots)
 
+    @functools.cached_property
+    def num_further(self) -> int:
+        """Rows that may follow, of each segment: as many as all of them want, if all are chains whose ends are read."""
+        most = min((segment.num_further for segment in self._segments), default=0)
+        return most if most and all(map(_is_read_to_its_end, self._segments)) else 0
+
+    @property
+    def last_rows(self) -> list[int]:
+        """Of each segment."""
+        return [end - 1 for end in itertools.accumulate(len(segment.token_ids) for segment in self._segments)]
+
     def members(self, counts: KeyCounts, only_chains: bool = False) -> Iterator[Member]:
         start = 0
         for segment, positions in zip(self._segments, self._positions, strict=True):
@@ -121,13 +138,13 @@ class PassRows:
 
     def key_slots(self, members: Sequence[Member]) -> tuple[np.ndarray, list[int]]:
         """Where the keys of each member are, from its text's first token on, in one array, int32; and where in it
-        those of each begin. After them there may be other slots of its last block."""
+        those of each begin. After them come those of rows that may follow, and other slots of its last block."""
         size = self._block_size
         blocks: list[int] = []
         starts: list[int] = []
         for member in members:
             starts.append(len(blocks) * size)
-            blocks += member.segment.block_table[: -(-member.num_keys // size)]
+            blocks += member.segment.block_table[: -(-(member.num_keys + self.num_further) // size)]
         slots: np.ndarray = (np.array(blocks, np.int32)[:, None] * size + np.arange(size, dtype=np.int32)).reshape(-1)
         for member, start in zip(members, starts, strict=True):
             if not member.is_stored_so:
@@ -139,6 +156,11 @@ class PassRows:
         size = self._block_size
         positions = [segment.num_context + row for row in rows]
         return [segment.block_table[position // size] * size + position % size for position in positions]
+
+
+def _is_read_to_its_end(segment: Segment) -> bool:
+    last = len(segment.parents) - 1
+    return list(segment.parents) == list(range(-1, last)) and last in segment.logit_rows
 
 
 def members_of(

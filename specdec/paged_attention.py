@@ -19,7 +19,7 @@ from torch import Tensor
 from specdec.kernels import kernel
 from specdec.packed_rows import KeyCounts, PassRows
 
-_LANES, _LINE, _MAX_HEAD_DIM = 32, 32, 256  # as in paged_attention.c
+LANES, _LINE, _MAX_HEAD_DIM = 32, 32, 256  # as in paged_attention.c
 _ANY_COUNT = KeyCounts((), 1)
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
@@ -33,13 +33,15 @@ class _Rows(ctypes.Structure):
 
 
 class Pass(ctypes.Structure):
-    """A pass as the C files see it. ``arrays``, int32, are what it points to."""
+    """A pass as the C files see it. ``arrays``, int32, are what it points to; ``starts``: where in ``keys`` those of
+    each chain begin."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("slots", "keys", "rows", "num_seen", "tiles")),
         *((name, _INT) for name in ("num_rows", "num_tiles")),
     )
     arrays: list[np.ndarray]
+    starts: list[int]
 
 
 class Attention(ctypes.Structure):
@@ -116,7 +118,7 @@ class PagedAttention:
         for member, start in zip(members, starts, strict=True):
             seen = [member.row_positions[row] + 1 for row in member.rows]
             num = len(seen) * groups
-            num_tiles = -(-num // _LANES)
+            num_tiles = -(-num // LANES)
             bounds = [num * tile // num_tiles for tile in range(num_tiles + 1)]
             # The longest first, so that no thread is left with one at the end.
             tiles += [
@@ -131,7 +133,7 @@ class PagedAttention:
         places = itertools.accumulate((len(slots), len(rows), len(num_seen)), initial=0)
         of_slots, of_rows, of_seen, of_tiles = (numbers.ctypes.data + numbers.itemsize * place for place in places)
         made = Pass(of_slots, keys.ctypes.data, of_rows, of_seen, of_tiles, len(slots), len(tiles))
-        made.arrays = [numbers, keys]
+        made.arrays, made.starts = [numbers, keys], starts
         return made
 
 

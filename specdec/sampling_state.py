@@ -30,6 +30,11 @@ class SamplingState:
         self.kept = KeptRows() if kept is None else kept
         self.transforms = Transforms(spec, mask)
 
+    @property
+    def takes_likeliest(self) -> bool:
+        """What is drawn is the likeliest token, by the model's logits as they are."""
+        return self.spec.keyed_by_token and self.spec.sampling.greedy and not self.transforms.active
+
     def take_in(self, ids: Sequence[int]) -> SpecdecError | None:
         """What is committed, before anything is drawn after it. What is wrong with it, if so: that ends this sequence,
         and none of its neighbours."""

@@ -8,7 +8,7 @@
 
 #define LINE 64    /* bytes of a register, and of what memory gives at a time */
 #define ROWS 14    /* that share one reading of a tile: with two accumulators each they leave room for its row and theirs */
-#define DEPTH 2048 /* inputs of such a part: 128 KiB of the second-level cache */
+#define DEPTH 2048 /* inputs of a part at most: 128 KiB of the second-level cache. All have as many */
 #define DISTANCE 256 /* lines that a weight which is read once is asked for in advance */
 
 typedef struct {
@@ -107,10 +107,12 @@ CPU static void store(const Linear *linear, int tile, const float *sums, int num
 void tile_sums(const Linear *linear, int tile, const bf16 *rows, int num_rows, float *sums) {
     const int in_features = linear->in_features, column = tile * COLUMNS;
     const bf16 *of_tile = linear->weight + (size_t)column * in_features;
-    for (int input = 0; input < in_features; input += DEPTH) {
-        const int depth = in_features - input < DEPTH ? in_features - input : DEPTH;
+    const int num_parts = 1 + (in_features - 1) / DEPTH, depth = (in_features / num_parts + 1) / 2 * 2;
+    for (int input = 0; input < in_features; input += depth) {
         const bf16 *weight = of_tile + (size_t)input * COLUMNS;
-        add(num_rows, (Part){weight, rows + input, sums, .depth = depth, .in_features = in_features, .first = !input});
+        const int left = in_features - input;
+        add(num_rows, (Part){weight, rows + input, sums, .depth = left < depth ? left : depth,
+                             .in_features = in_features, .first = !input});
     }
     if (!linear->bias)
         return;

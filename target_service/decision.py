@@ -1,17 +1,19 @@
-"""What a pass's logits mean for its jobs: which nodes are accepted, and the token after them. All jobs at once.
+"""What a pass gives means for its jobs: which nodes are accepted, and the token after them. All jobs at once.
 
 Knows sampling and verification; refuses to know the model and its cache. Jobs are sorted by kind, the rows of a kind
-are one batch, and what was drawn for a pass leaves the device as one array.
+are one batch, and what was drawn for a pass leaves the device as one array. Nothing is drawn where the likeliest
+tokens are wanted and came along with the pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from specdec.noise import Domain, Key, exponentials, uniforms
+from specdec.pass_outputs import RowOutputs
 from specdec.portions import NUMBERS_AT_ONCE, portions
 from specdec.sampling import dense_from_sparse, probabilities, race
 from specdec.sampling_state import SamplingState, choose, rows_of
@@ -21,14 +23,20 @@ from specdec.verification import descend, verify_block, verify_token
 from target_service.verifier import Decision, Job
 
 
-def decide(jobs: Sequence[Job], logits: Sequence[Tensor]) -> list[Decision]:
-    """Verify each job's tree by its logits [1 + nodes, vocab]: the root's row, then each node's.
+def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs]) -> list[Decision]:
+    """Verify each job's tree by what the pass gives for its root and each of its nodes.
 
     ``job.memory.sampling`` is the sequence's SamplingState, which has taken in the job's ids. A decision does not
     depend on the other jobs.
     """
-    keyed = [index for index, job in enumerate(jobs) if _state(job).spec.keyed_by_token]
-    chained = [index for index, job in enumerate(jobs) if not _state(job).spec.keyed_by_token]
+    target_tokens: dict[int, Sequence[int]] = {}  # by keyed job
+    for index, job in enumerate(jobs):
+        if _state(job).takes_likeliest and (likeliest := outputs[index].likeliest) is not None:
+            target_tokens[index] = likeliest
+    others = [index for index in range(len(jobs)) if index not in target_tokens]
+    keyed = [index for index in others if _state(jobs[index]).spec.keyed_by_token]
+    chained = [index for index in others if not _state(jobs[index]).spec.keyed_by_token]
+    logits = {index: outputs[index].logits for index in others}
     drawn: list[Tensor] = []
     for part in _portions(keyed, logits):
         drawn.append(_target_tokens([jobs[i] for i in part], [logits[i] for i in part]))
@@ -39,20 +47,20 @@ def decide(jobs: Sequence[Job], logits: Sequence[Tensor]) -> list[Decision]:
         drawn.append(after)
     tokens: list[int] = torch.cat(drawn).tolist() if drawn else []
 
-    decisions: dict[int, Decision] = {}
     start = 0
     for index in keyed:
-        tree = jobs[index].tree
-        target_tokens = tokens[start : start + 1 + len(tree)]
-        start += 1 + len(tree)
-        nodes, next_token = descend(tree.token_ids, tree.parents, target_tokens)
-        decisions[index] = Decision(tuple(nodes), next_token, tuple(target_tokens))
+        end = start + 1 + len(jobs[index].tree)
+        target_tokens[index], start = tokens[start:end], end
+    decisions: dict[int, Decision] = {}
+    for index, of_job in target_tokens.items():
+        nodes, next_token = descend(jobs[index].tree.token_ids, jobs[index].tree.parents, of_job)
+        decisions[index] = Decision(tuple(nodes), next_token, tuple(of_job))
     for index, number, next_token in zip(chained, accepted, tokens[start:], strict=True):
         decisions[index] = Decision(tuple(range(number)), next_token)
     return [decisions[index] for index in range(len(jobs))]
 
 
-def _portions(indices: Sequence[int], logits: Sequence[Tensor]) -> Iterator[list[int]]:
+def _portions(indices: Sequence[int], logits: Mapping[int, Tensor]) -> Iterator[list[int]]:
     """Whole jobs, a few at a time: float64 takes several times the memory of what the model gives."""
     for part in portions([logits[index].numel() for index in indices], NUMBERS_AT_ONCE):
         yield [indices[place] for place in part]

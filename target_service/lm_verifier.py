@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec.errors import PassFailed, Preempted, SpecdecError
 from specdec.kv_cache import Move, PoolFullError, SequenceCache
-from specdec.model_runner import ModelRunner, sound_rows
+from specdec.model_runner import ModelRunner
 from specdec.noise_cache import KeptRows
 from specdec.packed_rows import Segment
 from specdec.prefill import rows_to_feed
@@ -65,15 +65,14 @@ class LmVerifier:
         outputs = dict(zip(fed, self._runner.forward(list(fed.values())), strict=True)) if fed else {}
         passed = time.perf_counter()
         deciding = [index for index, segment in fed.items() if segment.logit_rows]
-        decided = decide([jobs[index] for index in deciding], [outputs[index].logits for index in deciding])
+        decided = decide([jobs[index] for index in deciding], [outputs[index] for index in deciding])
         decisions = dict(zip(deciding, decided, strict=True))
-        # Read after what was decided, so that a device has no pause between the two.
-        sound = dict(zip(fed, sound_rows(list(outputs.values())), strict=True))
         moves: list[Move] = []
         for index, segment in fed.items():
             job, decision = jobs[index], decisions.get(index)  # none: a prefill that goes on in the next pass
             kept = _kept(segment, job, decision)
-            if not all(sound[index][row] for row in kept):
+            sound = outputs[index].sound  # read after what was decided, so that a device has no pause between the two
+            if not all(sound[row] for row in kept):
                 outcome[index] = PassFailed("the model computes NaN or infinity for the text of this sequence")
                 continue
             moves += job.memory.cache.keep(kept)

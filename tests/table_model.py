@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specdec.kv_cache import BlockPool, Move, SequenceCache
-from specdec.model_runner import RowOutputs
-from specdec.packed_rows import Segment
+from specdec.packed_rows import PassRows, Segment
+from specdec.pass_outputs import PassOutputs, RowOutputs
 from specdec.rounds import ModelInfo
 
 
@@ -65,6 +65,7 @@ class TableRunner:
 
     def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
         self.num_passes += 1
+        num_further = PassRows(segments, self.pool.block_size).num_further
         outputs = []
         for segment in segments:
             context = [self._token_of_slot[self._slot(segment, p)] for p in range(segment.num_context)]
@@ -75,8 +76,15 @@ class TableRunner:
                     self._token_of_slot[slot] = segment.token_ids[row - segment.num_kept]
                 texts.append([*(context if parent < 0 else texts[parent]), self._token_of_slot[slot]])
             rows = [self.logits_after(texts[row]) for row in segment.logit_rows]
+            further: list[int] = []
+            while len(further) < num_further:
+                further.append(int(rows[-1].argmax()))
+                texts.append([*texts[-1], further[-1]])
+                self._token_of_slot[self._slot(segment, len(texts[-1]) - 1)] = further[-1]
+                rows.append(self.logits_after(texts[-1]))
             logits = torch.stack(rows) if rows else torch.empty(0, self.info.vocab_size)
-            outputs.append(RowOutputs(logits, logits, torch.ones(len(segment.token_ids), dtype=torch.bool)))
+            sound = torch.ones(len(segment.token_ids) + num_further, dtype=torch.bool)
+            outputs.append(PassOutputs(logits, logits, sound, logits.argmax(-1).tolist(), [further]).as_one())
         return outputs
 
     def _slot(self, segment: Segment, position: int) -> int:

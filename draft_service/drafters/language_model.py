@@ -6,10 +6,9 @@ Ahead of the verdict it proposes a tree, whose nodes are fed once each.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from draft_service.drafter import DraftSequence, Node, Spot
 from draft_service.drafters.tree_cache import TreeCache
@@ -19,6 +18,7 @@ from specdec.kv_cache import Move, PoolFullError, SequenceCache
 from specdec.model_runner import ModelRunner
 from specdec.noise_cache import KeptRows
 from specdec.packed_rows import Segment
+from specdec.pass_outputs import RowOutputs
 from specdec.portions import MAX_TREE_ROWS
 from specdec.prefill import fair_share, rows_to_feed
 from specdec.rounds import AHEAD, CACHE_SALT, SIBLINGS
@@ -68,34 +68,37 @@ class LanguageModelDrafter:
 
     def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
         spots = [each.spots or (Spot(len(each.tree) - 1, 1 + each.num_siblings),) for each in sequences]
-        done, logits = self._feed(sequences, [sequence.base for sequence in sequences], spots)
-        for index in sorted(logits):
+        done, read = self._feed(sequences, [sequence.base for sequence in sequences], spots)
+        for index in sorted(read):
             if error := sequences[index].memory.sampling.take_in(sequences[index].ids):
                 done[index] = error
-                del logits[index]
-        self._guess([(sequences[index], rows) for index, rows in logits.items()])
+                del read[index]
+        self._guess([(sequences[index], outputs) for index, outputs in read.items()])
         ready = {index: sequences[index] for index, outcome in enumerate(done) if outcome is True}
         keyed = {index: sequence for index, sequence in ready.items() if sequence.spec.keyed_by_token}
-        nodes = {index: _children(sequence, spots[index]) for index, sequence in keyed.items()}
+        nodes = {
+            index: _children(sequence, spots[index]) if sequence.spots else _chain(sequence)
+            for index, sequence in keyed.items()
+        }
         drawn = [index for index in ready if index not in keyed]
-        drawings = draw([ready[index] for index in drawn], [logits[index][-1:] for index in drawn])
+        drawings = draw([ready[index] for index in drawn], [read[index].logits[-1:] for index in drawn])
         nodes.update(zip(drawn, drawings, strict=True))
         return [nodes[index] if outcome is True else outcome or None for index, outcome in enumerate(done)]
 
-    def _guess(self, read: Sequence[tuple[DraftSequence, Tensor]]) -> None:
+    def _guess(self, read: Sequence[tuple[DraftSequence, RowOutputs]]) -> None:
         """What comes after rows that were fed, also where others are still to be."""
-        places = [(each, each.memory.cache.tree, logits) for each, logits in read if each.spec.keyed_by_token]
+        places = [(each, each.memory.cache.tree, outputs) for each, outputs in read if each.spec.keyed_by_token]
         for (sequence, *_), guesses in zip(places, guess(places), strict=True):
             sequence.memory.cache.learn(guesses)
             sequence.memory.num_guesses = min(sequence.memory.num_guesses, sequence.num_guesses)
 
     def _feed(
         self, sequences: Sequence[DraftSequence], ends: Sequence[int], spots: Sequence[Sequence[Spot]]
-    ) -> tuple[list[SpecdecError | bool], dict[int, Tensor]]:
+    ) -> tuple[list[SpecdecError | bool], dict[int, RowOutputs]]:
         """Bring each text towards its end, and there the tree to its spots.
 
-        Whether all of that is there (False: it takes another pass), or why it was impossible; and the logits
-        [rows, vocab] of the last rows of root and nodes, where some were fed.
+        Whether all of that is there (False: it takes another pass), or why it was impossible; and the outputs of the
+        last rows of root and nodes, where some were fed.
         """
         caches: list[TreeCache] = [sequence.memory.cache for sequence in sequences]
         self._follow(sequences, spots)
@@ -120,17 +123,18 @@ class LanguageModelDrafter:
             try:
                 if not sequence.spots:
                     self._make_room(caches, len(ids) + len(nodes))
-                segments[index] = cache.segment(ids, reads_end, nodes, sequence.tree)
+                num_further = _num_further(sequence) if spots[index] and done[index] is True else 0
+                segments[index] = cache.segment(ids, reads_end, nodes, sequence.tree, num_further)
             except PoolFullError as error:
                 done[index] = Overloaded(str(error))
         outputs = self._runner.forward(list(segments.values())) if segments else []
-        logits = {}
+        read = {}
         for (index, segment), output in zip(segments.items(), outputs, strict=True):
-            caches[index].fed(counts.get(index, 0))
+            caches[index].fed(counts.get(index, 0), output.further)
             caches[index].text.remember(sequences[index].ids)  # what is committed, not what is drafted
             if segment.logit_rows:
-                logits[index] = output.logits
-        return done, logits
+                read[index] = output
+        return done, read
 
     def _follow(self, sequences: Sequence[DraftSequence], spots: Sequence[Sequence[Spot]]) -> None:
         moves: list[Move] = []
@@ -176,4 +180,22 @@ def _children(sequence: DraftSequence, spots: Sequence[Spot]) -> list[Node]:
             for token in guesses.token_ids[: spot.num_children]
             if (spot.parent, token) not in there
         ]
+    return nodes
+
+
+def _num_further(sequence: DraftSequence) -> int:
+    """Rows below the last node that may be fed before it is known what is proposed there: the likeliest token is, where
+    nothing is drawn."""
+    greedy = sequence.spec.sampling.greedy and sequence.spec.keyed_by_token
+    return sequence.num_wanted - 1 if greedy and not sequence.spots else 0
+
+
+def _chain(sequence: DraftSequence) -> list[Node]:
+    """A node below the last one, with its siblings, and those below it as far as they are known."""
+    cache: TreeCache = sequence.memory.cache
+    nodes: list[Node] = []
+    known = cache.guesses_down(len(sequence.tree) - 1)
+    for parent, guesses in enumerate(itertools.islice(known, sequence.num_wanted), len(sequence.tree) - 1):
+        children = guesses.token_ids[: 1 + sequence.num_siblings]
+        nodes += [Node(parent, token, sure=guesses.sure) for token in children]
     return nodes

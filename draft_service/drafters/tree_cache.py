@@ -7,7 +7,7 @@ is kept as long as the row, so that no row is fed twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from specdec.kv_cache import Move, SequenceCache
@@ -65,11 +65,13 @@ class TreeCache:
                 node = tree.parents[node]
         return sorted(lacking)
 
-    def segment(self, ids: Sequence[int], reads_end: bool, nodes: Sequence[int], tree: TokenTree) -> Segment:
+    def segment(
+        self, ids: Sequence[int], reads_end: bool, nodes: Sequence[int], tree: TokenTree, num_further: int = 0
+    ) -> Segment:
         """A pass over these ids, which continue the text, and these nodes; ``reads_end``: for what comes after the ids,
-        too. Raises PoolFullError."""
+        too. So many further rows are welcome. Raises PoolFullError."""
         num_context, num_ids, num_kept = len(self.text), len(ids), len(self.tree)
-        self.text.take(num_ids + len(nodes))
+        self.text.take(num_ids + len(nodes) + num_further)
         rows, new = list(self._rows), []
         for row, node in enumerate(nodes, num_kept):
             parent = tree.parents[node]
@@ -86,12 +88,15 @@ class TreeCache:
             self.text.block_table,
             [*range(num_ids - reads_end, num_ids), *range(num_ids + num_kept, num_ids + len(grown))],
             exact=False,
+            num_further=num_further,
         )
 
-    def fed(self, num_ids: int) -> None:
-        """The last segment was, which began with so many ids."""
+    def fed(self, num_ids: int, further: Sequence[int] = ()) -> None:
+        """The last segment was, which began with so many ids, and ``further`` tokens, one below the other."""
         num_kept = len(self.tree)
-        self.tree, self._rows = self._grown
+        tree, self._rows = self._grown
+        last = len(tree) - 1
+        self.tree = tree.extended([(token, last + place, None, 0) for place, token in enumerate(further)])
         self.text.keep(range(num_ids), range(num_ids, num_ids + len(self.tree)))
         self._guesses += [NOT_KNOWN] * (len(self.tree) - num_kept)
 
@@ -101,8 +106,18 @@ class TreeCache:
 
     def guesses(self, node: int) -> Guesses:
         """What comes after a node, or ROOT."""
+        return next(self.guesses_down(node))
+
+    def guesses_down(self, node: int) -> Iterator[Guesses]:
+        """What comes after a node, or ROOT, then after the likeliest child of that, and so on, as far as it is here."""
         row = ROOT if node == ROOT else self._rows[node]
-        return NOT_KNOWN if row is None else self._guesses[row + 1]
+        if row is None:
+            yield NOT_KNOWN
+            return
+        while row is not None:
+            guesses = self._guesses[row + 1]
+            yield guesses
+            row = self.tree.child(row, guesses.token_ids[0]) if guesses.token_ids else None
 
     def drop_tree(self) -> None:
         """Its rows go back."""

@@ -37,7 +37,8 @@ async def test_a_newer_advance_supersedes_an_older_one_and_their_news_is_merged(
     text = greedy_text(runner, [1, 2, 3], 20)
     async with draft(drafter) as service:
         stream = service.stream()
-        await stream.send(opens=[draft_open(1, max_nodes=8, **GREEDY)])
+        # With another one that may come at any time, a pass grows one level.
+        await stream.send(opens=[draft_open(1, max_nodes=8, **GREEDY), draft_open(2, **GREEDY)])
         assert await asyncio.to_thread(drafter.entered.wait, PATIENCE_S)
         await stream.send(advances=[advance(1, 1, 5, text[:2], max_nodes=8)])
         await stream.send(advances=[advance(1, 2, 6, text[2:3], max_nodes=4)])

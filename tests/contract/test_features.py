@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bench.table_model import Table, TableVerifier
-from specdec.model_runner import RowOutputs
 from specdec.packed_rows import Segment
+from specdec.pass_outputs import PassOutputs, RowOutputs
 from specdec.v1 import target_pb2
 from specdec.wire import FEATURE_BYTES
 from target_service.lm_verifier import LmVerifier
@@ -37,7 +37,10 @@ class WideRunner(TableRunner):
         return repeated[:, : self.hidden_size].to(self.dtype)
 
     def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
-        return [output._replace(features=self.widened(output.logits)) for output in super().forward(segments)]
+        return [
+            PassOutputs(output.logits, self.widened(output.logits), torch.tensor(output.sound)).as_one()
+            for output in super().forward(segments)
+        ]
 
 
 def received(frames: Sequence[target_pb2.VerifyResponse], sequence: int) -> tuple[list[int], np.ndarray]:

@@ -17,6 +17,7 @@ from draft_service.engine import DraftEngine, DraftOpen
 from draft_service.proposal import draw, guess
 from specdec.batching import Key
 from specdec.errors import SpecdecError
+from specdec.pass_outputs import PassOutputs
 from specdec.rounds import Advance, Budget, Growth
 from specdec.sampling_state import SamplingState
 from specdec.sequence import Method, SamplingParams, SequenceSpec
@@ -66,7 +67,9 @@ class Client:
         for node in range(known, len(self.tree)):
             *above, token = (self.tree.token_ids[each] for each in self.tree.path(node))
             text = [*self.ids, *above]
-            [[said]] = guess([(self._at(text, EMPTY_TREE), EMPTY_TREE, runner.logits_after(text)[None])])
+            logits = runner.logits_after(text)[None]
+            outputs = PassOutputs(logits, logits, torch.ones(1, dtype=torch.bool)).as_one()
+            [[said]] = guess([(self._at(text, EMPTY_TREE), EMPTY_TREE, outputs)])
             assert token in said.token_ids[: max(1, self.tree.parents.count(self.tree.parents[node]))]
             assert not self.tree.sure or self.tree.sure[node] in (0, said.sure), "0: it was asked for alone"
         return len(self.tree) - known

@@ -10,8 +10,8 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
 from specdec.batching import Key
 from specdec.errors import Draining, InvalidArgument
-from specdec.model_runner import RowOutputs
 from specdec.packed_rows import Segment
+from specdec.pass_outputs import RowOutputs
 from specdec.portions import MAX_TREE_ROWS
 from specdec.rounds import Advance, Budget, Growth, GrowthEnd
 from specdec.sequence import Method, SamplingParams, SequenceSpec

@@ -11,8 +11,8 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
 from specdec.batching import Key
 from specdec.kv_cache import BlockPool
-from specdec.model_runner import RowOutputs
 from specdec.packed_rows import Segment
+from specdec.pass_outputs import RowOutputs
 from specdec.prefix_index import TextBlock
 from specdec.rounds import Advance, Budget
 from specdec.sequence import SamplingParams, SequenceSpec
@@ -57,7 +57,11 @@ class CountingRunner(TableRunner):
             self.num_rows += len(segment.token_ids)
             end = segment.num_context + len(segment.parents)
             self.num_node_rows += max(0, end - max(self.base, segment.num_context + segment.num_kept))
-        return super().forward(segments)
+        outputs = super().forward(segments)
+        num_further = sum(len(output.further) for output in outputs)
+        self.num_rows += num_further
+        self.num_node_rows += num_further
+        return outputs
 
 
 def verdict(tree: TokenTree, flying: TokenTree, chance: random.Random) -> list[int]:

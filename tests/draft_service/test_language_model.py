@@ -9,8 +9,11 @@ import pytest
 
 from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec.model_runner import RowOutputs
+from draft_service.engine import DraftEngine, DraftOpen
+from specdec.batching import Key
 from specdec.packed_rows import Segment
+from specdec.pass_outputs import RowOutputs
+from specdec.rounds import Budget
 from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import TokenTree
 from tests.table_model import TableRunner
@@ -25,13 +28,17 @@ def test_whatever_was_rolled_back_the_next_token_is_that_of_the_text():
     sequence = DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec))
     for _ in range(60):
         for _ in range(random_.randrange(5)):
-            [[node]] = drafter.grow([sequence])
-            whole = SequenceSpec((*sequence.ids, *sequence.tree.token_ids), 39, spec.sampling, 0, spec.method)
-            alone = DraftSequence(whole, list(whole.token_ids), memory=fresh.open(whole))
-            [[expected]] = fresh.grow([alone])
-            fresh.close(alone.memory)
-            assert node.token_id == expected.token_id
-            sequence.tree = TokenTree.chain([*sequence.tree.token_ids, node.token_id])
+            sequence.num_wanted = random_.choice([1, 1, 2, 5])
+            [nodes] = drafter.grow([sequence])
+            assert isinstance(nodes, list)
+            assert len(nodes) == sequence.num_wanted
+            for node in nodes:
+                whole = SequenceSpec((*sequence.ids, *sequence.tree.token_ids), 39, spec.sampling, 0, spec.method)
+                alone = DraftSequence(whole, list(whole.token_ids), memory=fresh.open(whole))
+                [[expected]] = fresh.grow([alone])
+                fresh.close(alone.memory)
+                assert (node.parent, node.token_id) == (len(sequence.tree) - 1, expected.token_id)
+                sequence.tree = TokenTree.chain([*sequence.tree.token_ids, node.token_id])
         accepted = sequence.tree.token_ids[: random_.randrange(len(sequence.tree) + 1)]
         sequence.ids += [*accepted, *(random_.randrange(8) for _ in range(random_.choice([1, 1, 1, 20])))]
         sequence.tree = TokenTree()
@@ -64,3 +71,54 @@ def test_equal_prompts_are_computed_once(asked: bool) -> None:
     assert [len(sequence.memory.cache.text) for sequence in all_] == [num_ids] * 4
     assert runner.num_rows == num_ids + 3, "all but one take it over, and feed the last id"
     assert runner.num_passes == 5
+
+
+def grown(budgets: Sequence[int], others: int = 0) -> tuple[list[TokenTree], int]:
+    """What sequences get that ask for so many nodes at once, while others are open; and passes for it."""
+    runner = TableRunner(seed=3)
+    engine = DraftEngine(LanguageModelDrafter(runner))
+    for number, nodes in enumerate([*budgets, *[0] * others]):
+        spec = SequenceSpec((1, number % 8, 2), 3, SamplingParams(0.0), 0, cache_salt=bytes([number]))
+        engine.open(Key(1, number), DraftOpen(spec, Budget(nodes, nodes)))
+    trees: dict[Key, TokenTree] = {}
+    wanted = [Key(1, number) for number in range(len(budgets))]
+    while not trees.keys() >= set(wanted):
+        trees |= {key: growth.tree for key, growth in engine.step()}
+    return [trees[key] for key in wanted], runner.num_passes
+
+
+def test_a_chain_is_grown_in_one_pass_where_nobody_else_may_come() -> None:
+    trees, num_passes = grown([5, 5, 5])
+    assert num_passes == 1
+    slowly, num_slow = grown([5, 5, 5], others=1)
+    assert num_slow == 5
+    assert trees == slowly
+    assert [len(tree) for tree in trees] == [5, 5, 5]
+
+
+def test_chains_of_different_lengths_are_as_long_as_they_are_wanted() -> None:
+    trees, num_passes = grown([2, 7, 4])
+    assert [len(tree) for tree in trees] == [2, 7, 4]
+    assert num_passes == 6, "together as far as the shortest, then apart"
+
+
+def test_what_follows_in_a_pass_is_thrown_away_where_another_token_is_drawn() -> None:
+    """A penalty moves what is proposed away from the likeliest token, which was fed."""
+    runner = TableRunner(seed=3)
+    drafter = LanguageModelDrafter(runner)
+    sampling = SamplingParams(0.0, presence_penalty=2.0)
+    spec = SequenceSpec((1, 2), 2, sampling, 0)
+    at_once, one_by_one = (DraftSequence(spec, [1, 2], memory=drafter.open(spec)) for _ in range(2))
+    at_once.num_wanted = 6
+    num_rounds = 0
+    while len(at_once.tree) < 6:
+        [nodes] = drafter.grow([at_once])
+        assert isinstance(nodes, list)
+        at_once.tree = at_once.tree.extended([(node.token_id, node.parent, None, node.sure) for node in nodes])
+        at_once.num_wanted = 6 - len(at_once.tree)
+        num_rounds += 1
+    for _ in range(6):
+        [[node]] = drafter.grow([one_by_one])
+        one_by_one.tree = one_by_one.tree.extended([(node.token_id, node.parent, None, node.sure)])
+    assert at_once.tree == one_by_one.tree
+    assert 1 < num_rounds < 6

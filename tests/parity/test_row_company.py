@@ -124,7 +124,7 @@ def check(
         own, *others = rng.sample(pool, len(pool))
         kind, num_rows = rng.choice(["chain", "tree", "chunk"]), rng.choice([1, 1, 2, 3, 4, 5, 6, 9, 16, 40])
         segment = own.segment(rng, num_rows, kind)
-        [(alone, _, _)] = runner.forward([segment])
+        alone = runner.forward([segment])[0].logits
         total = rng.choice([num_rows + 1, MOST_ROWS, rng.randint(num_rows + 1, MOST_ROWS)])
         sizes = random_parts(rng, total - num_rows)[: len(others)]
         company = [

@@ -18,7 +18,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from specdec import fused_layers, model_runner, probe
 from specdec.decoder_layer import DecoderLayer
 from specdec.fused_layers import fuse_layers
-from specdec.model_runner import ModelRunner, RowOutputs
+from specdec.model_runner import ModelRunner
+from specdec.pass_outputs import RowOutputs
 from specdec.rounds import ModelInfo
 from tests.specdec.common_layers import (
     CONTEXT,
@@ -223,15 +224,15 @@ def test_nothing_of_a_row_that_is_not_sound_reaches_another_text(name: str, thre
         return outputs
 
     expected = fed(texts)
-    assert all(outputs.sound.all() for outputs in expected)
+    assert all(all(outputs.sound) for outputs in expected)
     spoilt = [texts[0], [*texts[1][:4], POISON, *texts[1][5:]], texts[2]]
     outputs = fed(spoilt)
     assert torch.equal(outputs[1].logits[:4], expected[1].logits[:4])
     # Also where no logits are looked at.
     for each in (outputs, fed(spoilt, logit_rows=[])):
-        assert each[1].sound[:5].tolist() == [True] * 4 + [False]
-        assert each[0].sound.all()
-        assert each[2].sound.all()
+        assert each[1].sound[:5] == [True] * 4 + [False]
+        assert all(each[0].sound)
+        assert all(each[2].sound)
     again = fed(texts)  # in the slots that it had
     for number in (0, 2):
         assert torch.equal(outputs[number].logits, expected[number].logits)

@@ -15,7 +15,8 @@ from torch import Tensor
 from specdec import model_runner
 from specdec.decoder_pass import DecoderPass
 from specdec.model_call import OwnCode
-from specdec.model_runner import ModelRunner, RowOutputs
+from specdec.model_runner import ModelRunner
+from specdec.pass_outputs import RowOutputs
 from tests.specdec.common_layers import (
     CONTEXT,
     IN_C,
@@ -55,7 +56,7 @@ def fed(runner: ModelRunner) -> list[RowOutputs]:
 
 def by_its_own_code(model: Any, monkeypatch: Any) -> ModelRunner:
     with monkeypatch.context() as patch:
-        patch.setattr(model_runner, "call_of", lambda model, _: OwnCode(model))
+        patch.setattr(model_runner, "call_of", lambda model, vocab_size, _: OwnCode(model, vocab_size))
         return runner_of(model)
 
 
@@ -71,7 +72,7 @@ def test_a_model_in_one_call_gives_what_its_own_code_gives(name: str, monkeypatc
     assert isinstance(call_of(own), OwnCode)
     num_equal = num = 0
     for found, expected in zip(fed(at_once), fed(own), strict=True):
-        assert torch.equal(found.sound, expected.sound)
+        assert found.sound == expected.sound
         assert torch.equal(found.logits, call.head(found.features))
         num_equal += int((found.features == expected.features).sum())
         num += found.features.numel()
@@ -107,7 +108,7 @@ def test_logits_that_are_no_numbers_are_seen_in_their_rows_alone(wrong: float) -
 
     def sound() -> list[bool]:
         outputs = runner.forward([segment_of(runner.new_cache(), ids)])[0].sound
-        return outputs.tolist()
+        return outputs
 
     assert sound() == [True] * 4
     bias = torch.zeros(VOCAB)

@@ -119,7 +119,8 @@ def test_packed_passes_agree_with_the_plain_model(name):
         if not segments:
             continue
         results = runner.forward(segments)
-        for index, segment, (logits, _, _) in zip(chosen, segments, results, strict=True):
+        for index, segment, result in zip(chosen, segments, results, strict=True):
+            logits = result.logits
             paths = row_texts(texts[index], segment)
             # Longest first: one plain pass gives every row on its path.
             for row in sorted(range(len(paths)), key=lambda row: -len(paths[row])):
@@ -218,7 +219,7 @@ def test_a_pass_that_wants_no_logits_at_all_still_fills_the_cache(llama):
     [nothing] = runner.forward([segment_of(cache, [1, 2, 3], [], wanted=[])])
     assert len(nothing.logits) == 0
     cache.keep(range(3))
-    [(logits, _, _)] = runner.forward([segment_of(cache, [4], [])])
+    logits = runner.forward([segment_of(cache, [4], [])])[0].logits
     torch.testing.assert_close(logits[0], plain.logits((1, 2, 3, 4)), atol=3e-5, rtol=1e-5)
 
 
@@ -251,7 +252,7 @@ def test_twins_in_different_branches_see_their_own_ancestors_only(llama):
     runner, plain = runner_of(llama), Plain(llama)
     # The same token below two different nodes, and once at the root.
     segment = segment_of(runner.new_cache(), [1, 2], [(-1, 5), (-1, 6), (0, 9), (1, 9), (-1, 9)])
-    [(logits, _, _)] = runner.forward([segment])
+    logits = runner.forward([segment])[0].logits
     for row, text in enumerate([(1,), (1, 2), (1, 2, 5), (1, 2, 6), (1, 2, 5, 9), (1, 2, 6, 9), (1, 2, 9)]):
         torch.testing.assert_close(logits[row], plain.logits(text), atol=3e-5, rtol=1e-5)
     assert not torch.allclose(logits[4], logits[5], atol=1e-2)

@@ -15,6 +15,7 @@ from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.proposal import draw, guess
 from specdec.errors import InvalidArgument
+from specdec.pass_outputs import PassOutputs, RowOutputs
 from specdec.portions import MAX_CHAIN_NODES, NUMBERS_AT_ONCE
 from specdec.sampling_state import SamplingState
 from specdec.sequence import Method, SamplingParams, SequenceSpec
@@ -58,14 +59,19 @@ class Case:
         return DraftSequence(self.spec, self.ids, self.tree, Memory(SamplingState(self.spec)))
 
 
-def propose(sequences: list[DraftSequence], logits: list[torch.Tensor]) -> list[Any]:
+def given(logits: torch.Tensor, with_likeliest: bool = False) -> RowOutputs:
+    likeliest = logits.float().argmax(-1).tolist() if with_likeliest else None
+    return PassOutputs(logits, logits, torch.ones(len(logits), dtype=torch.bool), likeliest).as_one()
+
+
+def propose(sequences: list[DraftSequence], outputs: list[RowOutputs]) -> list[Any]:
     """What a draft proposes after the last row of each."""
     keyed = [i for i, each in enumerate(sequences) if each.spec.keyed_by_token]
     drawn = [i for i in range(len(sequences)) if i not in keyed]
     found: dict[int, Any] = dict(
-        zip(keyed, guess([(sequences[i], sequences[i].tree, logits[i]) for i in keyed]), strict=True)
+        zip(keyed, guess([(sequences[i], sequences[i].tree, outputs[i]) for i in keyed]), strict=True)
     )
-    found |= zip(drawn, draw([sequences[i] for i in drawn], [logits[i] for i in drawn]), strict=True)
+    found |= zip(drawn, draw([sequences[i] for i in drawn], [outputs[i].logits for i in drawn]), strict=True)
     return [found[i] for i in range(len(sequences))]
 
 
@@ -99,12 +105,14 @@ def case(rng: random.Random, dtype: torch.dtype) -> Case:
 def test_decisions_and_proposals_do_not_depend_on_the_company(dtype: torch.dtype) -> None:
     rng = random.Random(1)
     cases = [case(rng, dtype) for _ in range(64)]
-    alone = [decide([c.job()], [c.logits])[0] for c in cases]
-    proposed = [propose([c.drafting()], [c.logits[-1:]])[0] for c in cases]
+    alone = [decide([c.job()], [given(c.logits)])[0] for c in cases]
+    proposed = [propose([c.drafting()], [given(c.logits[-1:])])[0] for c in cases]
     for num_jobs in (1, 2, 3, 7, 16, 64):
         order = rng.sample(range(64), num_jobs)
-        assert decide([cases[i].job() for i in order], [cases[i].logits for i in order]) == [alone[i] for i in order]
-        nodes = propose([cases[i].drafting() for i in order], [cases[i].logits[-1:] for i in order])
+        outputs = [given(cases[i].logits, rng.random() < 0.5) for i in order]
+        assert decide([cases[i].job() for i in order], outputs) == [alone[i] for i in order]
+        outputs = [given(cases[i].logits[-1:], rng.random() < 0.5) for i in order]
+        nodes = propose([cases[i].drafting() for i in order], outputs)
         assert nodes == [proposed[i] for i in order]
     kinds = {(c.spec.method, c.spec.sampling.greedy) for c in cases}
     assert len(kinds) == 6
@@ -129,8 +137,8 @@ def test_however_many_rows_a_pass_has_few_of_them_are_in_float64_at_once(
     sizes: list[int] = []
     for name in ("target_service.decision.probabilities", "target_service.decision.race", "specdec.sampling.race"):
         _record(monkeypatch, name, sizes)
-    [alone] = decide(jobs[:1], [logits])
-    assert decide(jobs, [logits] * 64) == [alone] * 64
+    [alone] = decide(jobs[:1], [given(logits)])
+    assert decide(jobs, [given(logits)] * 64) == [alone] * 64
     assert max(sizes) <= NUMBERS_AT_ONCE < 64 * logits.numel()
 
 
@@ -151,13 +159,13 @@ def test_a_draft_proposes_for_a_few_sequences_at_once(monkeypatch: pytest.Monkey
     drafting = [c.drafting() for c in cases]
     for sequence in drafting:
         sequence.num_guesses = 3
-    proposed = propose(drafting, [c.logits[-1:] for c in cases])
+    proposed = propose(drafting, [given(c.logits[-1:]) for c in cases])
     sizes: list[int] = []
     for name in ("draft_service.proposal.probabilities", "specdec.sampling_state.runners_up"):
         _record(monkeypatch, name, sizes)
     for module in ("draft_service.proposal", "specdec.sampling_state"):
         monkeypatch.setattr(f"{module}.NUMBERS_AT_ONCE", 2 * VOCAB)
-    assert propose(drafting, [c.logits[-1:] for c in cases]) == proposed
+    assert propose(drafting, [given(c.logits[-1:]) for c in cases]) == proposed
     assert max(sizes) <= 2 * VOCAB
 
 
@@ -174,11 +182,11 @@ def test_siblings_and_later_rounds_share_the_noise_of_a_position(params: Samplin
     logits = 3.0 * torch.randn(5, VOCAB, generator=generator)
     spec = SequenceSpec((1, 2), 1, params, 77)
     state: Any = Memory(SamplingState(spec))
-    [decision] = decide([Job(state, [1, 2], tree)], [logits])
+    [decision] = decide([Job(state, [1, 2], tree)], [given(logits)])
     for node, path in enumerate([[], [3], [4], [3, 5], [4, 6]]):
         for memory in (Memory(SamplingState(spec)), state if node == 4 else Memory(SamplingState(spec))):
             memory.sampling.take_in([1, 2, *path])
-            [alone] = decide([Job(memory, [1, 2, *path], EMPTY_TREE)], [logits[node : node + 1]])
+            [alone] = decide([Job(memory, [1, 2, *path], EMPTY_TREE)], [given(logits[node : node + 1])])
             assert alone.next_token == decision.predictions[node]
 
 
@@ -204,7 +212,7 @@ def written(spec: SequenceSpec, num_tokens: int, num_draft_tokens: int, rng: ran
             texts.append([*texts[parent + 1], token])
         logits = torch.stack([logits_after(text) for text in texts])
         assert memory.sampling.take_in(ids) is None
-        [decision] = decide([Job(memory, ids, tree)], [logits])
+        [decision] = decide([Job(memory, ids, tree)], [given(logits)])
         num_accepted += len(decision.accepted)
         ids += [*(tokens[node] for node in decision.accepted), decision.next_token]
     assert num_accepted > 0 or not num_draft_tokens
@@ -236,7 +244,8 @@ def test_a_draft_follows_the_grammar_too() -> None:
     spec = SequenceSpec((5, 6), 2, SamplingParams(), 11)
     drafting = DraftSequence(spec, [5, 6], EMPTY_TREE, Memory(SamplingState(spec, Automaton(GRAMMAR))))
     for _ in range(12):
-        [[guesses]] = propose([drafting], [logits_after([*drafting.ids, *drafting.tree.token_ids])[None]])
+        logits = logits_after([*drafting.ids, *drafting.tree.token_ids])[None]
+        [[guesses]] = propose([drafting], [given(logits)])
         [token] = guesses.token_ids
         drafting.tree = TokenTree.chain([*drafting.tree.token_ids, token])
     assert Automaton(GRAMMAR).accepts(drafting.tree.token_ids)

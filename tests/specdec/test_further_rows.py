@@ -1,0 +1,128 @@
+"""Passes that follow a pass in the same call give what passes give that are asked for one by one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from specdec.kv_cache import SequenceCache
+from specdec.model_runner import ModelRunner
+from specdec.packed_rows import PassRows, Segment
+from specdec.pass_outputs import PassOutputs, of_segments
+from tests.specdec.common_layers import (
+    IN_C,
+    TAKEN,
+    VOCAB,
+    model_of,
+    random_ids,
+    runner_of,
+    segment_of,
+    threads_for_passes,
+)
+
+
+def asked(cache: SequenceCache, ids: list[int], num_further: int, only_last: bool = False) -> Segment:
+    """With room for the further rows."""
+    num_context = len(cache)
+    cache.take(len(ids) + num_further)
+    rows = range(len(ids) - 1, len(ids)) if only_last else range(len(ids))
+    return Segment(ids, range(-1, len(ids) - 1), num_context, list(cache.block_table), rows, num_further=num_further)
+
+
+def one_by_one(runner: ModelRunner, caches: list[SequenceCache], num: int, tokens: list[int]) -> list[list[Any]]:
+    """Of each text ``num`` rows more, each of the likeliest token after the last: token and logits."""
+    found: list[list[Any]] = [[] for _ in caches]
+    for _ in range(num):
+        outputs = runner.forward([segment_of(cache, [token]) for cache, token in zip(caches, tokens, strict=True)])
+        for each, token, output, cache in zip(found, tokens, outputs, caches, strict=True):
+            each.append((token, output.logits[0]))
+            cache.keep([0])
+        tokens = [int(output.logits[0].float().argmax()) for output in outputs]
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.usefixtures("one_thread")
+def test_further_rows_have_the_bits_of_rows_that_are_fed_one_by_one(name: str, threads: int) -> None:
+    runner = runner_of(model_of(TAKEN[name]))
+    rng = random.Random(2)
+    texts = [random_ids(rng, length) for length in (45, 3, 17)]  # blocks have 16 slots
+    at_once, stepwise = ([runner.new_cache(salt) for _ in texts] for salt in (b"a", b"b"))
+    with threads_for_passes(threads):
+        outputs = runner.forward(
+            [asked(c, ids, 6, only_last=i == 0) for i, (c, ids) in enumerate(zip(at_once, texts, strict=True))]
+        )
+        if not outputs[0].further:
+            pytest.skip("not on this CPU, or not built")
+        first = runner.forward([segment_of(c, ids) for c, ids in zip(stepwise, texts, strict=True)])
+        for cache, ids in zip(stepwise, texts, strict=True):
+            cache.keep(range(len(ids)))
+        expected = one_by_one(runner, stepwise, 6, [int(output.logits[-1].float().argmax()) for output in first])
+        for output, ids, cache, rows in zip(outputs, texts, at_once, expected, strict=True):
+            assert list(output.further) == [token for token, _ in rows]
+            assert torch.equal(output.logits[-6:], torch.stack([logits for _, logits in rows]))
+            assert output.likeliest == output.logits.float().argmax(-1).tolist()
+            assert output.sound == [True] * (len(ids) + 6)
+            assert output.features.shape[0] == len(output.logits)
+            cache.keep(range(len(ids) + 6))
+        # And their keys and values are in the pool.
+        after, before = (
+            runner.forward([segment_of(cache, [1, 2]) for cache in caches]) for caches in (at_once, stepwise)
+        )
+        for one, other in zip(after, before, strict=True):
+            assert torch.equal(one.logits, other.logits)
+
+
+class TestInC:
+    pytestmark = IN_C
+
+    def test_a_token_beyond_the_vocabulary_is_never_the_likeliest(self) -> None:
+        model = model_of(TAKEN["llama"])
+        model.get_output_embeddings().weight.data[VOCAB - 40 :] *= 50
+        runner = runner_of(model)
+        less = replace(runner.info, vocab_size=VOCAB - 40)
+        small = ModelRunner(model, less, 4096)
+        [output] = small.forward([asked(small.new_cache(), random_ids(random.Random(1), 9), 5)])
+        assert output.logits.shape == (14, VOCAB - 40)
+        assert output.likeliest == output.logits.float().argmax(-1).tolist()
+        assert list(output.further) == output.likeliest[8:13]
+
+    def test_nothing_follows_a_tree_or_an_end_that_is_not_read(self) -> None:
+        runner = runner_of(model_of(TAKEN["llama"]))
+        chain = asked(runner.new_cache(), [1, 2, 3], 4)
+        tree = replace(asked(runner.new_cache(), [1, 2, 3], 4), parents=[-1, 0, 0])
+        unread = replace(asked(runner.new_cache(), [1, 2, 3], 4), logit_rows=range(1))
+        for other in (tree, unread):
+            assert [output.further for output in runner.forward([chain, other])] == [(), ()]
+
+    def test_all_go_on_as_long_as_all_want_to(self) -> None:
+        runner = runner_of(model_of(TAKEN["llama"]))
+        segments = [asked(runner.new_cache(), [1, 2, 3], num) for num in (4, 2, 9)]
+        assert PassRows(segments, 16).num_further == 2
+        assert [len(output.further) for output in runner.forward(segments)] == [2, 2, 2]
+
+    def test_a_row_that_is_not_sound_is_told_from_those_that_follow(self) -> None:
+        model = model_of(TAKEN["llama"])
+        model.get_input_embeddings().weight.data[50] = float("nan")
+        runner = runner_of(model)
+        [wrong, right] = runner.forward([asked(runner.new_cache(), ids, 2) for ids in ([1, 50], [1, 2])])
+        assert wrong.sound[:2] == [True, False]
+        assert right.sound == [True] * 4
+
+
+def test_rows_that_followed_are_those_of_their_segments() -> None:
+    """Two segments of two and one row, and two passes of one row each after them."""
+    rows = torch.arange(7.0)[:, None]
+    sound = torch.tensor([True, True, False, True, False, True, True])
+    outputs = PassOutputs(rows, -rows, sound, list(range(10, 17)), [[1, 2], [3, 4]])
+    one, two = of_segments(outputs, [2, 1], [2, 1])
+    assert one.logits.flatten().tolist() == [0, 1, 3, 5]
+    assert two.features.flatten().tolist() == [-2, -4, -6]
+    assert (one.likeliest, two.likeliest) == ([10, 11, 13, 15], [12, 14, 16])
+    assert (one.sound, two.sound) == ([True, True, True, True], [False, False, True])
+    assert (one.further, two.further) == ([1, 2], [3, 4])
