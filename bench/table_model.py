@@ -181,6 +181,8 @@ class TableDrafter:
 
     def close(self, memory: None) -> None: ...
 
+    def hurry(self, hurried: bool) -> None: ...
+
     def cache_use(self) -> tuple[int, int]:
         return 0, 0
 

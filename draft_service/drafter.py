@@ -78,5 +78,8 @@ class Drafter(Protocol):
         has), the children that they lack.
         """
 
+    def hurry(self, hurried: bool) -> None:
+        """Whether of several nodes at once one will do. From any thread, also during ``grow``."""
+
     def cache_use(self) -> tuple[int, int]:
         """KV slots taken and in total."""

@@ -123,6 +123,9 @@ class DraftEngine:
             return False
         return not any(self._grows(key, work) or not work.learnt for key, work in self._works.items())
 
+    def hurry(self, hurried: bool) -> None:
+        self._drafter.hurry(hurried)
+
     def working_on(self) -> Sequence[Key]:
         return self._batch
 
@@ -177,10 +180,8 @@ class DraftEngine:
         return self._in_turn({key: max(1, len(work.choose_spots(pass_rows))) for key, work in unanswered.items()})
 
     def _grow(self, growing: dict[Key, Work]) -> list[tuple[Key, Growth | SpecdecError]]:
-        # Where somebody else may come meanwhile, another pass had better begin soon.
-        all_are_here = len(growing) == len(self._works)
         for work in growing.values():
-            work.sequence.num_wanted = work.num_wanted if all_are_here else 1
+            work.sequence.num_wanted = work.num_wanted
         grown = self._drafter.grow([work.sequence for work in growing.values()])
         self._passes += 1
         results: list[tuple[Key, Growth | SpecdecError]] = []

@@ -69,6 +69,9 @@ class Engine(Protocol):
         """One pass for everything that waits. Before it says what came of it an engine may ``look`` what was ordered
         meanwhile, which is then carried out."""
 
+    def hurry(self, hurried: bool) -> None:
+        """Whether orders have come that had better be carried out soon. From any thread, also during ``step``."""
+
     def working_on(self) -> Sequence[Key]:
         """The sequences of the pass at hand: they are lost if it raises."""
 
@@ -121,6 +124,7 @@ class StepLoop:
         orders, self._orders = self._orders, []
         if orders:
             self._inbox.put(orders)
+            self.engine.hurry(True)
 
     @property
     def died(self) -> bool:
@@ -163,6 +167,7 @@ class StepLoop:
                 orders = self._inbox.get()
             self.busy_since = time.monotonic()
             self._carry_out(orders)
+            self.engine.hurry(False)  # before it is looked what has come: what comes after that is in a hurry again
             self._carry_out_posted()
             rest_s = self._rest_s()
             if rest_s and not self.engine.idle:

@@ -24,7 +24,9 @@ typedef struct {
     const int32_t *last;      /* [num_chains]: of the logit rows that of the chain's last row */
     const int32_t *keys;      /* [num_chains]: where the chain's keys begin in the pass's list of them */
     const int32_t *positions; /* [num_chains], of the first row after the pass's */
+    const int32_t *hurried;   /* not 0: no pass begins any more */
     int32_t num_passes, num_chains;
+    int32_t num_done; /* passes that were made */
 } Further;
 
 enum { EMBEDDING, LAST_NORM, HEAD, LOGITS, NUM_ENDS };
@@ -140,7 +142,7 @@ static int compute_pass(const Pass *pass, const Attention *attention, const Weig
 }
 
 static int go_on(const Pass *pass, const Attention *attention, const Weights *weights, int num_layers, const Ends *ends,
-                 const Further *further, const Buffers *b, int num_threads) {
+                 Further *further, const Buffers *b, int num_threads) {
     const int num = further->num_chains, groups = attention->heads / attention->kv_heads;
     int32_t *const rows = malloc(num * (5 * sizeof(int32_t) + sizeof(Tile)));
     if (!rows)
@@ -161,6 +163,8 @@ static int go_on(const Pass *pass, const Attention *attention, const Weights *we
     }
     int there_was_memory = 1, num_logits = ends->num_logit_rows, num_rows = b->num_rows;
     for (int number = 0; number < further->num_passes && there_was_memory; number++) {
+        if (__atomic_load_n(further->hurried, __ATOMIC_RELAXED))
+            break;
         for (int chain = 0; chain < num; chain++) {
             token_ids[chain] = next.likeliest[number ? chain : further->last[chain]];
             positions[chain] = further->positions[chain] + number;
@@ -173,6 +177,7 @@ static int go_on(const Pass *pass, const Attention *attention, const Weights *we
         next.sound += num_rows;
         there_was_memory = compute_pass(&next_pass, attention, weights, num_layers, &next, &buffers, num_threads);
         num_logits = num_rows = num;
+        further->num_done = number + 1;
     }
     free(rows);
     return there_was_memory;
@@ -181,7 +186,7 @@ static int go_on(const Pass *pass, const Attention *attention, const Weights *we
 /* num_layers of the same sizes. hidden_size and the gate's features are multiples of 16, head_dim of 32. Without `ends`
  * the rows and their angles are there, and what the last layer gives is left in the rows. Whether there was memory. */
 int specdec_decoder_pass(const Pass *pass, const Attention *attention, const Weights *weights, int num_layers,
-                         const Ends *ends, const Further *further, const Buffers *b, int num_threads) {
+                         const Ends *ends, Further *further, const Buffers *b, int num_threads) {
     return compute_pass(pass, attention, weights, num_layers, ends, b, num_threads) &&
            (!further || go_on(pass, attention, weights, num_layers, ends, further, b, num_threads));
 }

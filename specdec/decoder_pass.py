@@ -38,8 +38,8 @@ class _Ends(ctypes.Structure):
 
 class _Further(ctypes.Structure):
     _fields_ = (
-        *((name, _POINTER) for name in ("last", "keys", "positions")),
-        *((name, ctypes.c_int32) for name in ("num_passes", "num_chains")),
+        *((name, _POINTER) for name in ("last", "keys", "positions", "hurried")),
+        *((name, ctypes.c_int32) for name in ("num_passes", "num_chains", "num_done")),
     )
 
 
@@ -66,6 +66,7 @@ class DecoderPass:
             embedding=self._embedding.data_ptr(), norm=Norm.of(norm), head=head.described, num_tokens=vocab_size
         )
         self._num_positions = self._num_rows = 0
+        self._hurried = ctypes.c_int32()
 
     def __call__(
         self, token_ids: Sequence[int], positions: Sequence[int], logit_rows: Sequence[int], packed_pass: PackedPass
@@ -89,24 +90,25 @@ class DecoderPass:
         ends.likeliest = likeliest.ctypes.data
         ends.num_logit_rows, buffers.num_rows = num_wanted, num_rows
         last = [logit_rows.index(row) for row in last_rows]
-        further, _held = self._further(packed_pass, last, [positions[row] + 1 for row in last_rows], num_passes)
-        self.layers.compute(packed_pass, buffers, ends, further)
-        tokens: list[int] = likeliest.tolist()
-        of_segments = [
-            [tokens[row], *tokens[num_wanted + place :: len(last)][: num_passes - 1]] for place, row in enumerate(last)
-        ]
-        return PassOutputs(logits[:, : self._vocab_size], features, sound, tokens, of_segments)
-
-    def _further(
-        self, packed_pass: PackedPass, last: Sequence[int], positions: Sequence[int], num_passes: int
-    ) -> tuple[_Further | None, np.ndarray | None]:
-        """So many passes, and what this points to."""
         if not num_passes:
-            return None, None
+            self.layers.compute(packed_pass, buffers, ends)
+            return PassOutputs(logits[:, : self._vocab_size], features, sound, likeliest.tolist())
+        last = [logit_rows.index(row) for row in last_rows]
         starts = packed_pass.paged.for_groups(self._groups).starts
-        numbers = np.array([last, starts, positions], np.int32)
-        at, size = numbers.ctypes.data, numbers.strides[0]
-        return _Further(at, at + size, at + 2 * size, num_passes, len(last)), numbers
+        chains = np.array([last, starts, [positions[row] + 1 for row in last_rows]], np.int32)
+        at, size = chains.ctypes.data, chains.strides[0]
+        hurried = ctypes.addressof(self._hurried)
+        further = _Further(at, at + size, at + 2 * size, hurried, num_passes, len(last))
+        self.layers.compute(packed_pass, buffers, ends, further)
+        num_done = further.num_done
+        end = num_wanted + num_done * len(last)
+        tokens: list[int] = likeliest[:end].tolist()
+        fed = [[tokens[row], *tokens[num_wanted + place :: len(last)]][:num_done] for place, row in enumerate(last)]
+        sound = sound[: num_rows + num_done * len(last)]
+        return PassOutputs(logits[:end, : self._vocab_size], features[:end], sound, tokens, fed)
+
+    def hurry(self, hurried: bool) -> None:
+        self._hurried.value = hurried
 
     def _have_rows(self, num_rows: int) -> None:
         if num_rows <= self._num_rows:

@@ -34,6 +34,9 @@ class ModelCall(Protocol):
     ) -> PassOutputs:
         """After the rows of the pass there may be further ones: see specdec.packed_rows.Segment."""
 
+    def hurry(self, hurried: bool) -> None:
+        """Until it is told otherwise no further row is welcome any more, also in the pass at hand. From any thread."""
+
 
 def call_of(model: PreTrainedModel, vocab_size: int, context_length: int) -> ModelCall:
     """The quickest that is right, for positions below ``context_length``. A head may have more than ``vocab_size``
@@ -60,6 +63,9 @@ class OwnCode:
     def close(self) -> None:
         """It is not called any more."""
         self._hook.remove()
+
+    def hurry(self, hurried: bool) -> None:
+        pass  # there are no such rows
 
     def __call__(
         self, token_ids: Sequence[int], positions: Sequence[int], logit_rows: Sequence[int], packed_pass: PackedPass

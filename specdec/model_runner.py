@@ -58,6 +58,10 @@ class ModelRunner:
         """What ``SequenceCache.keep`` and ``attach`` ask for. Due before the next pass."""
         self._store.move(moves)
 
+    def hurry(self, hurried: bool) -> None:
+        """See specdec.model_call.ModelCall."""
+        self._call.hurry(hurried)
+
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
         """One pass over the rows of all ``segments``. Their blocks hold the rows' keys and values afterwards."""

@@ -179,6 +179,9 @@ class TargetEngine:
         num_leaving = sum(sequence.leaves for sequence in here)
         return self._gathering.rest_s(len(here), num_leaving, sum(each.num_rows for each in here), self._clock())
 
+    def hurry(self, hurried: bool) -> None:
+        pass  # there is nothing in a pass that could wait
+
     def working_on(self) -> Sequence[Key]:
         return self._batch
 

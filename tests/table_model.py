@@ -49,7 +49,8 @@ class TableRunner:
         self.device = torch.device("cpu")
         self.pool = BlockPool(num_slots // block_size, block_size)
         self.info = ModelInfo(name, f"{name}-{seed}-{blend}", vocab_size, "", context_length)
-        self.num_passes = 0
+        self.num_passes = self.num_further_passes = 0
+        self.hurried = False
         self._token_of_slot: dict[int, int] = {}
 
     def new_cache(self, salt: bytes = b"") -> SequenceCache:
@@ -65,27 +66,40 @@ class TableRunner:
 
     def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
         self.num_passes += 1
-        num_further = PassRows(segments, self.pool.block_size).num_further
+        texts = [self._fed(segment) for segment in segments]
+        rows = [
+            [self.logits_after(of[row]) for row in each.logit_rows] for of, each in zip(texts, segments, strict=True)
+        ]
+        further: list[list[int]] = [[] for _ in segments]
+        for _ in range(PassRows(segments, self.pool.block_size).num_further):
+            if self.hurried:
+                break
+            self.num_further_passes += 1
+            for segment, of, logits, tokens in zip(segments, texts, rows, further, strict=True):
+                tokens.append(int(logits[-1].argmax()))
+                of.append([*of[-1], tokens[-1]])
+                self._token_of_slot[self._slot(segment, len(of[-1]) - 1)] = tokens[-1]
+                logits.append(self.logits_after(of[-1]))
         outputs = []
-        for segment in segments:
-            context = [self._token_of_slot[self._slot(segment, p)] for p in range(segment.num_context)]
-            texts: list[list[int]] = []
-            for row, parent in enumerate(segment.parents):
-                slot = self._slot(segment, segment.num_context + row)
-                if row >= segment.num_kept:
-                    self._token_of_slot[slot] = segment.token_ids[row - segment.num_kept]
-                texts.append([*(context if parent < 0 else texts[parent]), self._token_of_slot[slot]])
-            rows = [self.logits_after(texts[row]) for row in segment.logit_rows]
-            further: list[int] = []
-            while len(further) < num_further:
-                further.append(int(rows[-1].argmax()))
-                texts.append([*texts[-1], further[-1]])
-                self._token_of_slot[self._slot(segment, len(texts[-1]) - 1)] = further[-1]
-                rows.append(self.logits_after(texts[-1]))
-            logits = torch.stack(rows) if rows else torch.empty(0, self.info.vocab_size)
-            sound = torch.ones(len(segment.token_ids) + num_further, dtype=torch.bool)
-            outputs.append(PassOutputs(logits, logits, sound, logits.argmax(-1).tolist(), [further]).as_one())
+        for segment, some, tokens in zip(segments, rows, further, strict=True):
+            logits = torch.stack(some) if some else torch.empty(0, self.info.vocab_size)
+            sound = torch.ones(len(segment.token_ids) + len(tokens), dtype=torch.bool)
+            outputs.append(PassOutputs(logits, logits, sound, logits.argmax(-1).tolist(), [tokens]).as_one())
         return outputs
+
+    def _fed(self, segment: Segment) -> list[list[int]]:
+        """The texts of the segment's rows."""
+        context = [self._token_of_slot[self._slot(segment, p)] for p in range(segment.num_context)]
+        texts: list[list[int]] = []
+        for row, parent in enumerate(segment.parents):
+            slot = self._slot(segment, segment.num_context + row)
+            if row >= segment.num_kept:
+                self._token_of_slot[slot] = segment.token_ids[row - segment.num_kept]
+            texts.append([*(context if parent < 0 else texts[parent]), self._token_of_slot[slot]])
+        return texts
+
+    def hurry(self, hurried: bool) -> None:
+        self.hurried = hurried
 
     def _slot(self, segment: Segment, position: int) -> int:
         block, offset = divmod(position, self.pool.block_size)

@@ -58,6 +58,9 @@ class LanguageModelDrafter:
         memory.cache.text.release()
         self._caches.discard(memory.cache)
 
+    def hurry(self, hurried: bool) -> None:
+        self._runner.hurry(hurried)
+
     def cache_use(self) -> tuple[int, int]:
         return self._runner.pool.num_used, self._runner.pool.num_slots
 

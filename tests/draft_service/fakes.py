@@ -47,6 +47,8 @@ class FakeDrafter:
     def close(self, memory: dict) -> None:
         self.live = [each for each in self.live if each is not memory]
 
+    def hurry(self, hurried: bool) -> None: ...
+
     def cache_use(self) -> tuple[int, int]:
         return 3, 5
 

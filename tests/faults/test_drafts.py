@@ -143,6 +143,8 @@ class HostileDrafter:
     def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node]]:
         return [self._nodes(sequence) for sequence in sequences]
 
+    def hurry(self, hurried: bool) -> None: ...
+
     def cache_use(self) -> tuple[int, int]:
         return 0, 0
 

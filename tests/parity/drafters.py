@@ -30,6 +30,8 @@ class _Scripted:
 
     def close(self, memory: Any) -> None: ...
 
+    def hurry(self, hurried: bool) -> None: ...
+
     def cache_use(self) -> tuple[int, int]:
         return 0, 0
 

@@ -106,6 +106,16 @@ class TestInC:
         assert PassRows(segments, 16).num_further == 2
         assert [len(output.further) for output in runner.forward(segments)] == [2, 2, 2]
 
+    def test_in_a_hurry_no_row_follows(self) -> None:
+        runner = runner_of(model_of(TAKEN["llama"]))
+        chain = asked(runner.new_cache(), [1, 2, 3], 4)
+        runner.hurry(True)
+        [output] = runner.forward([chain])
+        assert (list(output.further), len(output.logits), output.sound) == ([], 3, [True] * 3)
+        runner.hurry(False)
+        [output] = runner.forward([chain])
+        assert len(output.further) == 4
+
     def test_a_row_that_is_not_sound_is_told_from_those_that_follow(self) -> None:
         model = model_of(TAKEN["llama"])
         model.get_input_embeddings().weight.data[50] = float("nan")
