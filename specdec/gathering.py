@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 _LATE, _SOON = 1.5, 0.25
@@ -33,8 +33,9 @@ _LEAST_S = 1e-3
 _NUM_RECENT, _NOISE = 5, 0.05
 """One pass that is slow is an accident, of so many the middle one is not. A smaller logarithm of a ratio is no news."""
 
-_FADE = 1 / 256
-"""What those who are away cost is not measured while they are waited for, and may change: a pass forgets so much."""
+_FADE = 1 / 2048
+"""What those who are away cost is not measured while they are waited for, and may change: a pass forgets so much. They
+share a device as a rule, or do not; to wait for them in vain costs little, and to learn it once more much."""
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class _Known:
 
     told: float | None = None
     away_s: float | None = None  # as a rule, from a verdict to the next round
+    num_rows: int = 1  # of its last round
 
 
 class Gathering:
@@ -54,12 +56,13 @@ class Gathering:
         self._weight = 0.0
         # Moving averages over passes: rows, seconds, and the moments that give the line through them.
         self._rows = self._pass_s = self._rows_squared = self._product = 0.0
-        self._log_slower = 0.0  # how many times longer passes are while some are away
+        self._log_slower = 0.0  # how many times longer passes are while some are away for their drafts
         self._recent: deque[float] = deque(maxlen=_NUM_RECENT)  # measurements of that
 
-    def told(self, key: Hashable, now: float) -> None:
-        """The verdict of ``key`` is out; nothing is to be done for it until it is back."""
-        self._sequences.setdefault(key, _Known()).told = now
+    def told(self, key: Hashable, num_rows: int, now: float) -> None:
+        """The verdict of ``key`` on so many rows is out; nothing is to be done for it until it is back."""
+        known = self._sequences.setdefault(key, _Known())
+        known.told, known.num_rows = now, num_rows
 
     def back(self, key: Hashable, now: float) -> None:
         known = self._sequences.setdefault(key, _Known())
@@ -74,11 +77,11 @@ class Gathering:
 
     def passed(self, rows: int, seconds: float, began: float) -> None:
         """A pass of so many rows took so long. Who was away when it ``began`` is not back yet."""
-        if self._away(began):
+        if _drafts(self._away(began)):
             if seconds > 0 and self._weight:
                 self._recent.append(math.log(seconds / self._expected_s(rows)))
                 if len(self._recent) == _NUM_RECENT:
-                    self._log_slower = _moved(self._log_slower, max(0.0, statistics.median(self._recent) - _NOISE))
+                    self._log_slower = max(0.0, statistics.median(self._recent) - _NOISE)
             seconds /= self._slower
         else:
             self._log_slower *= 1 - _FADE
@@ -115,42 +118,52 @@ class Gathering:
         if fixed_s < _LEAST_S:
             return 0.0
         away = self._away(now)
-        slower_s = (self._slower - 1) * self._expected_s(num_rows)  # if it begins now
+        slower = self._slower if _drafts(away) else 1.0
+        slower_s = (slower - 1) * self._expected_s(num_rows)  # if it begins now
         spared_s = slower_s / max(1, len(away))  # by each who is awaited
         waits = sorted(
-            (max(usual - by_now, _SOON * usual), usual) for usual, by_now in away if usual <= fixed_s + slower_s
+            (max(usual - by_now, _SOON * usual), usual, rows)
+            for usual, by_now, rows in away
+            if usual <= fixed_s + slower_s
         )
         best_s = most_saved = 0.0
-        for count, (wait_s, usual_s) in enumerate(waits, 1):
+        rows_awaited = 0
+        for count, (wait_s, usual_s, rows) in enumerate(waits, 1):
+            rows_awaited += rows
             # Each of those who come is spared what is left of the pass by then, but for its rows; each who is here
             # waits. Both are spared what it takes longer while they are away.
             saved = count * (fixed_s + count * spared_s - wait_s) + num_here * (count * spared_s - wait_s)
             if num_leaving:
-                each_s = self._spared_later_s(num_here, num_rows, count, usual_s)
+                each_s = self._spared_later_s(num_rows, rows_awaited, usual_s, slower)
                 saved += _TOGETHER * (num_leaving + count) * each_s
             if saved > most_saved:
                 best_s, most_saved = wait_s, saved
         return best_s
 
-    def _spared_later_s(self, num_here: int, num_rows: int, num_awaited: int, usual_s: float) -> float:
+    def _spared_later_s(self, num_rows: int, rows_awaited: int, usual_s: float, slower: float) -> float:
         """By each of them in every later round, if those who are here and those who are awaited, who are away for
-        ``usual_s`` as a rule, are in one pass from now on; else they take turns."""
-        rows_awaited = num_awaited * num_rows / num_here
-        here_s, awaited_s = (self._slower * self._expected_s(rows) for rows in (num_rows, rows_awaited))
+        ``usual_s`` as a rule, are in one pass from now on; else they take turns, each in passes that are so many times
+        ``slower``."""
+        here_s, awaited_s = (slower * self._expected_s(rows) for rows in (num_rows, rows_awaited))
         apart_s = max(here_s + awaited_s, here_s + usual_s)
         together_s = self._expected_s(num_rows + rows_awaited) + usual_s
         return apart_s - together_s if together_s < _BETTER * apart_s else 0.0
 
-    def _away(self, now: float) -> list[tuple[float, float]]:
-        """Of who is away as usual, how long that is as a rule and how long it is by now: neither a client that does not
-        read nor one that is gone."""
+    def _away(self, now: float) -> list[tuple[float, float, int]]:
+        """Of who is away as usual, how long that is as a rule, how long it is by now, and the rows it had last: neither
+        a client that does not read nor one that is gone."""
         found = []
         for known in self._sequences.values():
             # Who was never away yet is taken to be like the others: many begin at the same time.
             usual_s = self._away_s if known.away_s is None else known.away_s
             if known.told is not None and usual_s is not None and now - known.told < _LATE * usual_s:
-                found.append((usual_s, now - known.told))
+                found.append((usual_s, now - known.told, known.num_rows))
         return found
+
+
+def _drafts(away: Sequence[tuple[float, float, int]]) -> bool:
+    """Whether some of these had more rows than one: somebody computes their drafts meanwhile."""
+    return any(num_rows > 1 for _, _, num_rows in away)
 
 
 def _moved(usual_s: float | None, now_s: float) -> float:

@@ -235,7 +235,7 @@ class TargetEngine:
                 sequence = self._sequences[key]
                 results.append((key, self._commit(sequence, decision, started, timings)))
                 if sequence.pending is None and not sequence.run_on:
-                    self._gathering.told(key, sequence.since)
+                    self._gathering.told(key, num_rows[key], sequence.since)
         if starved:
             results.append(self._preempt())
         put_off, self._put_off = self._put_off, []

@@ -82,8 +82,11 @@ class Curve:
         else:
             surprise = math.log(seconds / (self._level_s * cell.shape))
             self._recent.append(surprise)
-            if surprise < -_LARGEST_STEP:
-                self._level_s *= math.exp(surprise)  # nothing is that fast by accident
+            if surprise < -_LARGEST_STEP and cell.weight < _TRUST:
+                cell.shape *= math.exp(surprise)  # nothing is that fast by accident, but it was slow by one
+                surprise = 0.0
+            elif surprise < -_LARGEST_STEP:
+                self._level_s *= math.exp(surprise)
                 surprise = 0.0
             else:
                 # A slow one that stands alone is an accident, two of three are not.
@@ -93,20 +96,23 @@ class Curve:
             cell.shape *= math.exp(gain * max(-_LARGEST_STEP, min(_LARGEST_STEP, surprise)))
             cell.count += gain * (count - cell.count)
         cell.weight += 1
+        for other in self._cells.values():
+            # Fewer never take longer. Where they did, but once, that was an accident.
+            if other.count < cell.count and other.weight == 1:
+                other.shape = min(other.shape, cell.shape)
         self._num_observed += 1
         if cell.weight <= _FIT_EVERY or self._num_observed % _FIT_EVERY == 0:
             self._points = None
 
     def _first(self, count: int, seconds: float) -> float:
-        """A count's first measurement. It may be an accident, after which nobody would measure there again, but also
-        what has grown with the count since the nearest that was measured."""
+        """A count's first measurement. If it is slow that may be an accident, after which nobody would measure there
+        again, but also what has grown with the count since the nearest that was measured."""
         if len(self._cells) < 2:
             return seconds
         expected_s = self.seconds(count)
         nearest = min((cell.count for cell in self._cells.values()), key=lambda known: abs(math.log(count / known)))
         in_proportion_s = self.seconds(nearest) * count / nearest
-        least_s, most_s = sorted((expected_s, in_proportion_s))
-        return min(max(seconds, least_s / _LARGEST_NEWS), most_s * _LARGEST_NEWS)
+        return min(seconds, _LARGEST_NEWS * max(expected_s, in_proportion_s))
 
     def seconds(self, count: float) -> float:
         """What ``count`` > 0 takes now; never nothing. Needs a measurement.

@@ -230,7 +230,7 @@ class Run:
                 stream.queued = self.now
                 self._verifying.append(stream)
             else:
-                self._gathering.told(stream, self.now)
+                self._gathering.told(stream, stream.depth + 1, self.now)
             self._at(
                 self.place.overhead_ms / 2e3,
                 lambda stream=stream, timings=timings, asked=asked, to_come=to_come: self._commit(

@@ -92,3 +92,23 @@ def test_a_time_is_never_nothing():
     """Where a line through what was measured reaches zero: nothing may be divided by it."""
     curve = measured({10: 0.001, 20: 0.01, 40: 0.03}, times=20)
     assert curve.seconds(1) > 0
+
+
+def test_a_first_measurement_that_is_an_accident_is_none_once_more_takes_less():
+    """As in a process that has just begun: its first pass takes twice as long as it will ever again."""
+    curve = Curve()
+    for count, seconds in ((8, 0.035), (4, 0.014), (20, 0.020)):
+        curve.observe(count, seconds)
+    assert curve.seconds(8) < 0.020
+    assert curve.seconds(12) < 0.022
+    assert curve.seconds(4) == pytest.approx(0.014, rel=0.2)
+
+
+def test_a_fast_one_at_a_count_that_is_hardly_known_tells_nothing_of_the_others():
+    curve = Curve()
+    for _ in range(50):
+        curve.observe(4, 0.014)
+    curve.observe(16, 0.040)
+    curve.observe(16, 0.015)
+    assert curve.seconds(4) == pytest.approx(0.014, rel=0.05)
+    assert curve.seconds(16) < 0.020

@@ -19,14 +19,14 @@ def known(pass_s: float = 0.020, per_row_s: float = 0.0, away_s: float = 0.004, 
         gathering.passed(rows, pass_s + per_row_s * rows, 0.0)
     for key in range(sequences):
         for number in range(4):
-            gathering.told(key, number)
+            gathering.told(key, 1, number)
             gathering.back(key, number + away_s)
     return gathering
 
 
-def told(gathering: Gathering, keys: range, now: float = 10.0) -> None:
+def told(gathering: Gathering, keys: range, now: float = 10.0, rows: int = 1) -> None:
     for key in keys:
-        gathering.told(key, now)
+        gathering.told(key, rows, now)
 
 
 def test_a_half_that_is_soon_back_is_waited_for():
@@ -67,11 +67,11 @@ def test_nobody_waits_for_those_who_are_away_for_longer_than_a_pass():
 
 def test_a_stranger_is_taken_to_be_like_the_others_where_there_were_some():
     gathering = known()
-    gathering.told("new", 10.0)
+    gathering.told("new", 1, 10.0)
     assert gathering.rest_s(1, 1, 1, 10.0) == pytest.approx(0.004)
     assert gathering.rest_s(1, 1, 1, 10.007) == 0, "it is late, as they would be"
     fresh = known(sequences=0)
-    fresh.told("new", 10.0)
+    fresh.told("new", 1, 10.0)
     assert fresh.rest_s(1, 1, 1, 10.0) == 0
 
 
@@ -108,11 +108,11 @@ def test_the_cost_of_a_pass_without_rows_is_found_among_prompts_and_trees():
 
 
 def slowed(times: float, passes: int = 20, rows: int = 6) -> Gathering:
-    """Passes of 20 ms and, while one of eight is away, of so many times that. All are here at 10 s; they are 19 ms away
-    as a rule."""
+    """Passes of 20 ms and, while one of eight is away for its draft, of so many times that. All are here at 10 s; they
+    are 19 ms away as a rule."""
     gathering = known(away_s=0.019)
     for number in range(passes):
-        gathering.told(0, 5.0 + number)
+        gathering.told(0, 2, 5.0 + number)
         gathering.passed(rows, 0.020 * times, 5.0 + number)
         gathering.back(0, 5.019 + number)
     return gathering
@@ -120,7 +120,7 @@ def slowed(times: float, passes: int = 20, rows: int = 6) -> Gathering:
 
 def test_where_drafts_slow_a_pass_down_it_is_worth_waiting_for_more_of_them():
     for gathering, waits in ((slowed(1.0), False), (slowed(1.6), True)):
-        told(gathering, range(4))
+        told(gathering, range(4), rows=2)
         assert (gathering.rest_s(4, 4, 4, 10.0) > 0) is waits
         assert gathering.fixed_s == pytest.approx(0.020, rel=0.15), "passes that were slowed down tell no more of it"
 
@@ -128,41 +128,60 @@ def test_where_drafts_slow_a_pass_down_it_is_worth_waiting_for_more_of_them():
 def test_clients_that_do_not_read_are_no_drafts():
     gathering = slowed(1.0)
     for number in range(20):
-        gathering.told(0, 50.0 + number)
+        gathering.told(0, 2, 50.0 + number)
         gathering.passed(6, 0.032, 50.9 + number)
         gathering.back(0, 50.019 + number)
-    told(gathering, range(4), 100.0)
+    told(gathering, range(4), 100.0, rows=2)
     assert gathering.rest_s(4, 4, 4, 100.0) == 0
 
 
 def test_who_is_awaited_spares_a_pass_no_more_than_its_share():
     gathering = slowed(1.6)
-    told(gathering, range(1), 10.0)
-    told(gathering, range(1, 4), 10.010)
+    told(gathering, range(1), 10.0, rows=2)
+    told(gathering, range(1, 4), 10.010, rows=2)
     assert gathering.rest_s(12, 0, 12, 10.010) == 0, "one comes soon, and then three drafts are still being made"
 
 
 def test_one_slow_pass_is_an_accident():
     gathering = slowed(1.0)
-    gathering.told(0, 9.0)
+    gathering.told(0, 2, 9.0)
     gathering.passed(6, 0.2, 9.0)
     gathering.back(0, 9.019)
-    told(gathering, range(4))
+    told(gathering, range(4), rows=2)
     assert gathering.rest_s(4, 4, 4, 10.0) == 0
 
 
 def test_how_slow_they_are_is_forgotten_while_nobody_is_away():
     gathering = slowed(1.6)
-    for _ in range(2000):
+    for _ in range(20_000):
         gathering.passed(6, 0.020, 0.0)
-    told(gathering, range(4))
+    told(gathering, range(4), rows=2)
     assert gathering.rest_s(4, 4, 4, 10.0) == 0
 
 
 def test_what_more_rows_take_is_not_laid_to_those_who_are_away():
     gathering = slowed(3.0, passes=5, rows=50)
+    told(gathering, range(4), rows=2)
+    assert gathering.rest_s(4, 4, 4, 10.0) == 0
+
+
+def test_who_is_away_without_a_draft_slows_nobody_down():
+    gathering = slowed(1.6)
     told(gathering, range(4))
     assert gathering.rest_s(4, 4, 4, 10.0) == 0
+    assert slowed(1.0).rest_s(4, 4, 4, 10.0) == 0
+
+
+def test_who_is_here_with_many_rows_does_not_take_the_others_for_as_dear():
+    """They were ten times as long away for their drafts as a row takes: a guess of one of them changes nothing."""
+    gathering = known(pass_s=0.013, per_row_s=0.0002, away_s=0.010, sequences=4)
+    for number in range(20):
+        gathering.told(0, 4, 5.0 + number)
+        gathering.passed(8, 1.3 * (0.013 + 8 * 0.0002), 5.0 + number)
+        gathering.back(0, 5.010 + number)
+    told(gathering, range(1, 4), rows=4)
+    for num_rows in (4, 12, 16):
+        assert gathering.rest_s(1, 1, num_rows, 10.0) > 0
 
 
 @given(
@@ -176,7 +195,10 @@ def test_the_rest_is_never_negative_nor_longer_than_a_pass(passes, events, num_h
         gathering.passed(rows, seconds, 0.0)
     for key, seconds, out in events:
         now += seconds
-        (gathering.told if out else gathering.back)(key, now)
+        if out:
+            gathering.told(key, num_here, now)
+        else:
+            gathering.back(key, now)
         assert (
             0
             <= gathering.rest_s(num_here, num_here, num_here, now)
