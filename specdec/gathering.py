@@ -121,11 +121,9 @@ class Gathering:
         slower = self._slower if _drafts(away) else 1.0
         slower_s = (slower - 1) * self._expected_s(num_rows)  # if it begins now
         spared_s = slower_s / max(1, len(away))  # by each who is awaited
-        waits = sorted(
-            (max(usual - by_now, _SOON * usual), usual, rows)
-            for usual, by_now, rows in away
-            if usual <= fixed_s + slower_s
-        )
+        # Where their drafts slow a pass down, it has slowed them down as much: they are sooner back if none begins.
+        soon = [(usual / slower, by_now, rows) for usual, by_now, rows in away if usual / slower <= fixed_s + slower_s]
+        waits = sorted((max(usual - by_now, _SOON * usual), usual, rows) for usual, by_now, rows in soon)
         best_s = most_saved = 0.0
         rows_awaited = 0
         for count, (wait_s, usual_s, rows) in enumerate(waits, 1):

@@ -91,7 +91,7 @@ class Target:
                     request.unasked -= 1
                     self._waiting.append(request)
                 else:
-                    self._gathering.told(request, self._events.now)
+                    self._gathering.told(request, 1 + request.flying, self._events.now)
         for frame in frames.values():
             orchestrator = frame[0].orchestrator
             assert orchestrator is not None, "who asks has a name"

@@ -139,7 +139,7 @@ def test_who_is_awaited_spares_a_pass_no_more_than_its_share():
     gathering = slowed(1.6)
     told(gathering, range(1), 10.0, rows=2)
     told(gathering, range(1, 4), 10.010, rows=2)
-    assert gathering.rest_s(12, 0, 12, 10.010) == 0, "one comes soon, and then three drafts are still being made"
+    assert gathering.rest_s(40, 0, 40, 10.010) == 0, "one comes soon, and then three drafts are still being made"
 
 
 def test_one_slow_pass_is_an_accident():
