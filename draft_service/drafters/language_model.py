@@ -123,10 +123,11 @@ class LanguageModelDrafter:
             if not (ids or nodes):
                 continue
             reads_end = bool(ids) and index in lacking
+            num_rows = len(ids) + len(nodes)
+            num_further = _num_further(sequence) if spots[index] and done[index] is True else 0
+            if not sequence.spots:
+                num_further = min(num_further, max(0, self._room(caches, num_rows + num_further) - num_rows))
             try:
-                if not sequence.spots:
-                    self._make_room(caches, len(ids) + len(nodes))
-                num_further = _num_further(sequence) if spots[index] and done[index] is True else 0
                 segments[index] = cache.segment(ids, reads_end, nodes, sequence.tree, num_further)
             except PoolFullError as error:
                 done[index] = Overloaded(str(error))
@@ -151,12 +152,14 @@ class LanguageModelDrafter:
             moves += memory.cache.follow(sequence.ids, tree, any(spot.parent == ROOT for spot in wanted))
         self._runner.move(moves)
 
-    def _make_room(self, needed: Sequence[TreeCache], num_rows: int) -> None:
-        """For those who are waited for, or have a text to be taken in: trees of all others give way."""
+    def _room(self, needed: Sequence[TreeCache], num_rows: int) -> int:
+        """In the pool, for those who are waited for or have a text to be taken in: if it is not enough for so many rows,
+        trees of all others give way."""
         pool = self._runner.pool
         if pool.num_free_blocks * pool.block_size < num_rows:
             for other in self._caches.difference(needed):
                 other.drop_tree()
+        return pool.num_free_blocks * pool.block_size
 
     def _num_to_feed(self, sequences: Sequence[DraftSequence], ends: Sequence[int]) -> dict[int, int]:
         """Ids of those whose text does not reach its end."""
