@@ -137,8 +137,8 @@ class DraftEngine:
         return Load(len(works), num_waiting, used, total, self._passes)
 
     def step(self, look: Callable[[], None] = nothing) -> Results:
-        """One more level of every tree that somebody waits for. Else a pass for prompts that wait for none; and only
-        when there are none of those, below what is in flight."""
+        """One more level of every tree that somebody waits for, or several where the drafter has them. Else a pass for
+        prompts that wait for none; and only when there are none of those, below what is in flight."""
         self._batch = []
         results: list[tuple[Key, Growth | SpecdecError]] = []
         for key, work in self._fresh.items():

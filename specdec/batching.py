@@ -135,6 +135,7 @@ class StepLoop:
         """Finish the pass at hand, carry out what was posted, and end the thread."""
         self._stopping = True
         self._inbox.put([])
+        self.engine.hurry(True)
         await asyncio.to_thread(self._thread.join)
 
     def _guarded(self, verb: Callable[[Key, Any], None], key: Key, entry: object) -> None:
@@ -167,7 +168,8 @@ class StepLoop:
                 orders = self._inbox.get()
             self.busy_since = time.monotonic()
             self._carry_out(orders)
-            self.engine.hurry(False)  # before it is looked what has come: what comes after that is in a hurry again
+            # Before it is looked what has come: whatever comes after that is in a hurry again.
+            self.engine.hurry(self._stopping)
             self._carry_out_posted()
             rest_s = self._rest_s()
             if rest_s and not self.engine.idle:

@@ -61,7 +61,7 @@ class DecoderPass:
         self._rotary, self._norm = rotary, norm  # what C points to is held here
         self._vocab_size, self._context_length = vocab_size, context_length
         self._groups = layers.attention.heads // layers.attention.kv_heads
-        self._goes_on = self._groups <= LANES
+        self.goes_on = self._groups <= LANES
         self._ends = _Ends(
             embedding=self._embedding.data_ptr(), norm=Norm.of(norm), head=head.described, num_tokens=vocab_size
         )
@@ -73,7 +73,7 @@ class DecoderPass:
     ) -> PassOutputs:
         if not 0 <= min(token_ids, default=0) <= max(token_ids, default=0) < len(self._embedding):
             raise IndexError(f"a token id is not below {len(self._embedding)}")
-        num_passes = packed_pass.rows.num_further if self._goes_on else 0
+        num_passes = packed_pass.rows.num_further if self.goes_on else 0
         last_rows = packed_pass.rows.last_rows if num_passes else []
         num_rows, num_wanted, num_further = len(token_ids), len(logit_rows), num_passes * len(last_rows)
         self._have_rows(num_rows)
@@ -89,7 +89,6 @@ class DecoderPass:
         ends.features, ends.logits, ends.sound = features.data_ptr(), logits.data_ptr(), sound.data_ptr()
         ends.likeliest = likeliest.ctypes.data
         ends.num_logit_rows, buffers.num_rows = num_wanted, num_rows
-        last = [logit_rows.index(row) for row in last_rows]
         if not num_passes:
             self.layers.compute(packed_pass, buffers, ends)
             return PassOutputs(logits[:, : self._vocab_size], features, sound, likeliest.tolist())

@@ -43,7 +43,7 @@ class _Known:
     """Of one sequence. ``told`` is when its last verdict went out, None while it is here."""
 
     told: float | None = None
-    away_s: float | None = None  # as a rule, from a verdict to the next round
+    away_s: float | None = None  # as a rule, from a verdict to the next round, where no pass is made meanwhile
     num_rows: int = 1  # of its last round
 
 
@@ -58,6 +58,7 @@ class Gathering:
         self._rows = self._pass_s = self._rows_squared = self._product = 0.0
         self._log_slower = 0.0  # how many times longer passes are while some are away for their drafts
         self._recent: deque[float] = deque(maxlen=_NUM_RECENT)  # measurements of that
+        self._began = -math.inf  # the last pass
 
     def told(self, key: Hashable, num_rows: int, now: float) -> None:
         """The verdict of ``key`` on so many rows is out; nothing is to be done for it until it is back."""
@@ -67,7 +68,9 @@ class Gathering:
     def back(self, key: Hashable, now: float) -> None:
         known = self._sequences.setdefault(key, _Known())
         if known.told is not None:
-            away_s = now - known.told
+            # Where a draft slows a pass down, it is slowed down as much.
+            beside = known.num_rows > 1 and known.told <= self._began < now
+            away_s = (now - known.told) / (self._slower if beside else 1.0)
             known.away_s = _moved(known.away_s, away_s)
             self._away_s = _moved(self._away_s, away_s)
             known.told = None
@@ -77,6 +80,7 @@ class Gathering:
 
     def passed(self, rows: int, seconds: float, began: float) -> None:
         """A pass of so many rows took so long. Who was away when it ``began`` is not back yet."""
+        self._began = began
         if _drafts(self._away(began)):
             if seconds > 0 and self._weight:
                 self._recent.append(math.log(seconds / self._expected_s(rows)))
@@ -121,9 +125,11 @@ class Gathering:
         slower = self._slower if _drafts(away) else 1.0
         slower_s = (slower - 1) * self._expected_s(num_rows)  # if it begins now
         spared_s = slower_s / max(1, len(away))  # by each who is awaited
-        # Where their drafts slow a pass down, it has slowed them down as much: they are sooner back if none begins.
-        soon = [(usual / slower, by_now, rows) for usual, by_now, rows in away if usual / slower <= fixed_s + slower_s]
-        waits = sorted((max(usual - by_now, _SOON * usual), usual, rows) for usual, by_now, rows in soon)
+        waits = sorted(
+            (max(usual - by_now, _SOON * usual), usual, rows)
+            for usual, by_now, rows in away
+            if usual <= fixed_s + slower_s
+        )
         best_s = most_saved = 0.0
         rows_awaited = 0
         for count, (wait_s, usual_s, rows) in enumerate(waits, 1):
@@ -140,10 +146,10 @@ class Gathering:
 
     def _spared_later_s(self, num_rows: int, rows_awaited: int, usual_s: float, slower: float) -> float:
         """By each of them in every later round, if those who are here and those who are awaited, who are away for
-        ``usual_s`` as a rule, are in one pass from now on; else they take turns, each in passes that are so many times
-        ``slower``."""
+        ``usual_s`` as a rule, are in one pass from now on; else they take turns, and passes and drafts are so many
+        times ``slower``."""
         here_s, awaited_s = (slower * self._expected_s(rows) for rows in (num_rows, rows_awaited))
-        apart_s = max(here_s + awaited_s, here_s + usual_s)
+        apart_s = max(here_s + awaited_s, here_s + slower * usual_s)
         together_s = self._expected_s(num_rows + rows_awaited) + usual_s
         return apart_s - together_s if together_s < _BETTER * apart_s else 0.0
 
@@ -154,7 +160,8 @@ class Gathering:
         for known in self._sequences.values():
             # Who was never away yet is taken to be like the others: many begin at the same time.
             usual_s = self._away_s if known.away_s is None else known.away_s
-            if known.told is not None and usual_s is not None and now - known.told < _LATE * usual_s:
+            late_s = math.inf if usual_s is None else _LATE * usual_s * (self._slower if known.num_rows > 1 else 1.0)
+            if known.told is not None and usual_s is not None and now - known.told < late_s:
                 found.append((usual_s, now - known.told, known.num_rows))
         return found
 

@@ -25,14 +25,16 @@ from specdec.tiled_linear import TiledLinear
 
 
 class ModelCall(Protocol):
+    goes_on: bool
+    """After the rows of a pass there may be further ones: see specdec.packed_rows.Segment."""
+
     def __call__(
         self,
         token_ids: Sequence[int],  # of each row
         positions: Sequence[int],
         logit_rows: Sequence[int],
         packed_pass: PackedPass,
-    ) -> PassOutputs:
-        """After the rows of the pass there may be further ones: see specdec.packed_rows.Segment."""
+    ) -> PassOutputs: ...
 
     def hurry(self, hurried: bool) -> None:
         """Until it is told otherwise no further row is welcome any more, also in the pass at hand. From any thread."""
@@ -51,6 +53,8 @@ def call_of(model: PreTrainedModel, vocab_size: int, context_length: int) -> Mod
 
 class OwnCode:
     """See ModelCall."""
+
+    goes_on = False
 
     def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
         self._model, self._device = model, model.device

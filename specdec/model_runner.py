@@ -58,6 +58,11 @@ class ModelRunner:
         """What ``SequenceCache.keep`` and ``attach`` ask for. Due before the next pass."""
         self._store.move(moves)
 
+    @property
+    def goes_on(self) -> bool:
+        """Further rows may follow those of a pass."""
+        return self._call.goes_on
+
     def hurry(self, hurried: bool) -> None:
         """See specdec.model_call.ModelCall."""
         self._call.hurry(hurried)

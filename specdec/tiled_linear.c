@@ -107,7 +107,8 @@ CPU static void store(const Linear *linear, int tile, const float *sums, int num
 void tile_sums(const Linear *linear, int tile, const bf16 *rows, int num_rows, float *sums) {
     const int in_features = linear->in_features, column = tile * COLUMNS;
     const bf16 *of_tile = linear->weight + (size_t)column * in_features;
-    const int num_parts = 1 + (in_features - 1) / DEPTH, depth = (in_features / num_parts + 1) / 2 * 2;
+    const int num_parts = 1 + (in_features - 1) / DEPTH, pairs = in_features / 2;
+    const int depth = (pairs + num_parts - 1) / num_parts * 2;
     for (int input = 0; input < in_features; input += depth) {
         const bf16 *weight = of_tile + (size_t)input * COLUMNS;
         const int left = in_features - input;

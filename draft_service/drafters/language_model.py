@@ -1,4 +1,4 @@
-"""Draft-Target-Model: a small language model proposes a chain, one token per sequence and pass.
+"""Draft-Target-Model: a small language model proposes a chain, token by token, several in one call where it can.
 
 Ahead of the verdict it proposes a tree, whose nodes are fed once each.
 """
@@ -25,6 +25,9 @@ from specdec.rounds import AHEAD, CACHE_SALT, SIBLINGS
 from specdec.sampling_state import SamplingState
 from specdec.sequence import SequenceSpec
 from specdec.tree import EMPTY_TREE, ROOT
+
+_MOST_FURTHER = 64
+"""Rows after those of a pass, of all sequences together: who asks for much decides neither about memory nor time."""
 
 
 @dataclass(slots=True)
@@ -114,21 +117,23 @@ class LanguageModelDrafter:
             if stops[index] == sequence.base
         }
         most = fair_share([len(nodes) for nodes in lacking.values()], MAX_TREE_ROWS)
-        segments: dict[int, Segment] = {}
+        rows: dict[int, tuple[list[int], list[int]]] = {}  # ids and nodes
         for index, (cache, sequence) in enumerate(zip(caches, sequences, strict=True)):
             ids = sequence.ids[len(cache.text) : stops[index]]
             nodes = lacking.get(index, [])
             if len(nodes) > most:
                 nodes, done[index] = nodes[:most], False
-            if not (ids or nodes):
-                continue
-            reads_end = bool(ids) and index in lacking
-            num_rows = len(ids) + len(nodes)
-            num_further = _num_further(sequence) if spots[index] and done[index] is True else 0
-            if not sequence.spots:
-                num_further = min(num_further, max(0, self._room(caches, num_rows + num_further) - num_rows))
+            if ids or nodes:
+                rows[index] = ids, nodes
+        goes_on = len(rows) == len(sequences) and all(spots) and all(outcome is True for outcome in done)
+        num_further = self._num_further(sequences, sum(map(len, itertools.chain(*rows.values())))) if goes_on else 0
+        segments: dict[int, Segment] = {}
+        for index, (ids, nodes) in rows.items():
+            sequence, reads_end = sequences[index], bool(ids) and index in lacking
             try:
-                segments[index] = cache.segment(ids, reads_end, nodes, sequence.tree, num_further)
+                if not sequence.spots:
+                    self._make_room(caches, len(ids) + len(nodes))
+                segments[index] = caches[index].segment(ids, reads_end, nodes, sequence.tree, num_further)
             except PoolFullError as error:
                 done[index] = Overloaded(str(error))
         outputs = self._runner.forward(list(segments.values())) if segments else []
@@ -152,14 +157,22 @@ class LanguageModelDrafter:
             moves += memory.cache.follow(sequence.ids, tree, any(spot.parent == ROOT for spot in wanted))
         self._runner.move(moves)
 
-    def _room(self, needed: Sequence[TreeCache], num_rows: int) -> int:
-        """In the pool, for those who are waited for or have a text to be taken in: if it is not enough for so many rows,
-        trees of all others give way."""
+    def _num_further(self, sequences: Sequence[DraftSequence], num_rows: int) -> int:
+        """Rows that each of these may have after the pass, below its last node, before it is known what is proposed
+        there: the likeliest token is, where nothing is drawn. Beside ``num_rows`` that the pass needs."""
+        if not self._runner.goes_on or not all(map(_takes_likeliest, sequences)):
+            return 0
+        pool, num = self._runner.pool, len(sequences)
+        room = (pool.num_free_blocks - num) * pool.block_size - num_rows  # each may begin a block
+        most = min(sequence.num_wanted for sequence in sequences) - 1
+        return max(0, min(most, _MOST_FURTHER // num, room // num))
+
+    def _make_room(self, needed: Sequence[TreeCache], num_rows: int) -> None:
+        """For those who are waited for, or have a text to be taken in: trees of all others give way."""
         pool = self._runner.pool
         if pool.num_free_blocks * pool.block_size < num_rows:
             for other in self._caches.difference(needed):
                 other.drop_tree()
-        return pool.num_free_blocks * pool.block_size
 
     def _num_to_feed(self, sequences: Sequence[DraftSequence], ends: Sequence[int]) -> dict[int, int]:
         """Ids of those whose text does not reach its end."""
@@ -189,11 +202,8 @@ def _children(sequence: DraftSequence, spots: Sequence[Spot]) -> list[Node]:
     return nodes
 
 
-def _num_further(sequence: DraftSequence) -> int:
-    """Rows below the last node that may be fed before it is known what is proposed there: the likeliest token is, where
-    nothing is drawn."""
-    greedy = sequence.spec.sampling.greedy and sequence.spec.keyed_by_token
-    return sequence.num_wanted - 1 if greedy and not sequence.spots else 0
+def _takes_likeliest(sequence: DraftSequence) -> bool:
+    return sequence.spec.sampling.greedy and sequence.spec.keyed_by_token and not sequence.spots
 
 
 def _chain(sequence: DraftSequence) -> list[Node]:

@@ -43,6 +43,11 @@ class _Cell:
     count: float
     shape: float  # time there, as a share of the level
     weight: int = 0
+    corrected: float = 0.0  # by so much, a logarithm, the shape fell as what was measured first was an accident
+
+    def correct(self, by: float) -> None:
+        self.shape *= math.exp(-by)
+        self.corrected += by
 
 
 class Curve:
@@ -82,11 +87,12 @@ class Curve:
         else:
             surprise = math.log(seconds / (self._level_s * cell.shape))
             self._recent.append(surprise)
-            if surprise < -_LARGEST_STEP and cell.weight < _TRUST:
-                cell.shape *= math.exp(surprise)  # nothing is that fast by accident, but it was slow by one
-                surprise = 0.0
-            elif surprise < -_LARGEST_STEP:
-                self._level_s *= math.exp(surprise)
+            if surprise < -_LARGEST_STEP:
+                # Nothing is that fast by accident, but what is hardly known may have been slow by one.
+                if cell.weight < _TRUST:
+                    cell.correct(-surprise)
+                else:
+                    self._fall(-surprise)
                 surprise = 0.0
             else:
                 # A slow one that stands alone is an accident, two of three are not.
@@ -98,11 +104,19 @@ class Curve:
         cell.weight += 1
         for other in self._cells.values():
             # Fewer never take longer. Where they did, but once, that was an accident.
-            if other.count < cell.count and other.weight == 1:
-                other.shape = min(other.shape, cell.shape)
+            if other.count < cell.count and other.weight == 1 and other.shape > cell.shape:
+                other.correct(math.log(other.shape / cell.shape))
+                self._points = None
         self._num_observed += 1
         if cell.weight <= _FIT_EVERY or self._num_observed % _FIT_EVERY == 0:
             self._points = None
+
+    def _fall(self, by: float) -> None:
+        """All takes less, by this logarithm. What was taken for an accident before may have been that."""
+        self._level_s *= math.exp(-by)
+        for cell in self._cells.values():
+            cell.correct(-min(by, cell.corrected))
+        self._points = None
 
     def _first(self, count: int, seconds: float) -> float:
         """A count's first measurement. If it is slow that may be an accident, after which nobody would measure there

@@ -120,3 +120,53 @@ def test_what_follows_in_a_pass_is_thrown_away_where_another_token_is_drawn() ->
         one_by_one.tree = one_by_one.tree.extended([(node.token_id, node.parent, None, node.sure)])
     assert at_once.tree == one_by_one.tree
     assert 1 < num_rounds < 6
+
+
+def test_what_is_needed_comes_before_what_may_follow() -> None:
+    """One wants eight nodes and the other one, in a pool in which the eight have no room beside the one."""
+    runner = TableRunner(seed=3, num_slots=12, block_size=4)
+    drafter = LanguageModelDrafter(runner)
+    sequences = []
+    for number, wanted in enumerate((8, 1)):
+        spec = SequenceSpec((1, 2, 3), 3, SamplingParams(0.0), 0, cache_salt=bytes([number]))
+        sequences.append(DraftSequence(spec, [1, 2, 3], memory=drafter.open(spec), num_wanted=wanted))
+    assert [len(nodes) for nodes in drafter.grow(sequences) if isinstance(nodes, list)] == [1, 1]
+    [nodes] = drafter.grow(sequences[1:])
+    assert isinstance(nodes, list)
+
+
+def test_nothing_that_is_remembered_goes_for_rows_that_cannot_follow() -> None:
+    runner = TableRunner(seed=3, num_slots=48, block_size=4)
+    runner.goes_on = False
+    drafter = LanguageModelDrafter(runner)
+    for number in range(4):
+        spec = SequenceSpec((1, 2, 3, 4, 5, 6, 7, number), 8, SamplingParams(0.0), 0, cache_salt=bytes([number]))
+        sequence = DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec), num_wanted=32)
+        drafter.grow([sequence])
+        drafter.close(sequence.memory)
+    assert runner.pool.num_free_blocks == 12
+    assert len(runner.pool._idle) == 8, "two blocks of each text"
+
+
+def test_who_waits_for_a_twins_prompt_is_not_kept_waiting_for_its_draft() -> None:
+    """Samples of one prompt: the first computes it, the others take it over in the next pass, and draft together."""
+    runner = TableRunner(seed=3, block_size=4)
+    drafter = LanguageModelDrafter(runner)
+    spec = SequenceSpec(tuple(number % 8 for number in range(40)), 40, SamplingParams(0.0), 0)
+    sequences = [DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec), num_wanted=8) for _ in range(4)]
+    first, *others = drafter.grow(sequences)
+    assert isinstance(first, list)
+    assert len(first) == 1
+    assert others == [None] * 3
+    assert runner.num_passes + runner.num_further_passes == 1
+
+
+def test_many_who_ask_for_much_make_a_pass_of_no_more_rows_than_others() -> None:
+    runner = TableRunner(seed=3)
+    drafter = LanguageModelDrafter(runner)
+    sequences = []
+    for number in range(16):
+        spec = SequenceSpec((1, number % 8, 2), 3, SamplingParams(0.0), 0, cache_salt=bytes([number]))
+        sequences.append(DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec), num_wanted=400))
+    drafter.grow(sequences)
+    assert runner.num_further_passes == 4

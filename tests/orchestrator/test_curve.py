@@ -112,3 +112,20 @@ def test_a_fast_one_at_a_count_that_is_hardly_known_tells_nothing_of_the_others(
     curve.observe(16, 0.015)
     assert curve.seconds(4) == pytest.approx(0.014, rel=0.05)
     assert curve.seconds(16) < 0.020
+
+
+@pytest.mark.parametrize("times", [2.2, 3.0, 4.0])
+def test_a_machine_that_gets_much_faster_is_known_soon_also_where_little_was_measured(times: float) -> None:
+    """Whichever count shows it first: it is not taken twice, once for an accident and once for the machine."""
+    usual = {4: 0.036, 8: 0.040, 12: 0.045, 16: 0.050}
+    for order in ([4, 8, 12, 16], [16, 12, 8, 4], [8, 4, 16, 12]):
+        curve = Curve()
+        for _ in range(10):
+            curve.observe(4, usual[4])
+        for count in (8, 12, 16):
+            curve.observe(count, usual[count])
+            curve.observe(count, usual[count])
+        for count in [*order, *order]:
+            curve.observe(count, usual[count] / times)
+        for count, seconds in usual.items():
+            assert curve.seconds(count) == pytest.approx(seconds / times, rel=0.35)

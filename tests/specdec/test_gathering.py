@@ -107,14 +107,14 @@ def test_the_cost_of_a_pass_without_rows_is_found_among_prompts_and_trees():
     assert gathering.fixed_s == pytest.approx(0.020, rel=0.02)
 
 
-def slowed(times: float, passes: int = 20, rows: int = 6) -> Gathering:
+def slowed(times: float, passes: int = 20, rows: int = 6, away_s: float = 0.019) -> Gathering:
     """Passes of 20 ms and, while one of eight is away for its draft, of so many times that. All are here at 10 s; they
-    are 19 ms away as a rule."""
-    gathering = known(away_s=0.019)
+    are so long away as a rule, and beside a pass, too."""
+    gathering = known(away_s=away_s)
     for number in range(passes):
         gathering.told(0, 2, 5.0 + number)
         gathering.passed(rows, 0.020 * times, 5.0 + number)
-        gathering.back(0, 5.019 + number)
+        gathering.back(0, 5.0 + away_s + number)
     return gathering
 
 
@@ -155,6 +155,9 @@ def test_how_slow_they_are_is_forgotten_while_nobody_is_away():
     gathering = slowed(1.6)
     for _ in range(20_000):
         gathering.passed(6, 0.020, 0.0)
+    for _ in range(20):
+        gathering.told(0, 2, 9.0)
+        gathering.back(0, 9.019)
     told(gathering, range(4), rows=2)
     assert gathering.rest_s(4, 4, 4, 10.0) == 0
 
@@ -166,10 +169,24 @@ def test_what_more_rows_take_is_not_laid_to_those_who_are_away():
 
 
 def test_who_is_away_without_a_draft_slows_nobody_down():
-    gathering = slowed(1.6)
-    told(gathering, range(4))
-    assert gathering.rest_s(4, 4, 4, 10.0) == 0
-    assert slowed(1.0).rest_s(4, 4, 4, 10.0) == 0
+    for rows, waits in ((1, False), (2, True)):
+        gathering = slowed(1.6, away_s=0.030)
+        told(gathering, range(4), rows=rows)
+        assert (gathering.rest_s(4, 4, 4, 10.0) > 0) is waits
+
+
+def test_a_draft_that_a_pass_slows_down_is_back_sooner_where_none_begins():
+    """Two halves that take turns: each is away for longer than a pass, as the other's is made meanwhile."""
+    gathering = known(pass_s=0.012, away_s=0.008, sequences=4)
+    for number in range(40):
+        half = range(2 * (number % 2), 2 * (number % 2) + 2)
+        for key in half:
+            gathering.told(key, 3, 5.0 + 0.017 * number)
+        gathering.passed(6, 0.017, 5.0 + 0.017 * number)
+        for key in half:
+            gathering.back(key, 5.0 + 0.017 * number + 0.016)
+    told(gathering, range(2), rows=3)
+    assert 0 < gathering.rest_s(2, 2, 6, 10.0) < 0.014
 
 
 def test_who_is_here_with_many_rows_does_not_take_the_others_for_as_dear():
