@@ -43,7 +43,8 @@ class _Known:
     """Of one sequence. ``told`` is when its last verdict went out, None while it is here."""
 
     told: float | None = None
-    away_s: float | None = None  # as a rule, from a verdict to the next round, where no pass is made meanwhile
+    away_s: float | None = None  # as a rule, from a verdict to the next round
+    beside: bool = False  # a pass, which its draft slows down, and which slows down its draft as much
     num_rows: int = 1  # of its last round
 
 
@@ -68,12 +69,11 @@ class Gathering:
     def back(self, key: Hashable, now: float) -> None:
         known = self._sequences.setdefault(key, _Known())
         if known.told is not None:
-            # Where a draft slows a pass down, it is slowed down as much.
+            away_s = now - known.told
             beside = known.num_rows > 1 and known.told <= self._began < now
-            away_s = (now - known.told) / (self._slower if beside else 1.0)
-            known.away_s = _moved(known.away_s, away_s)
-            self._away_s = _moved(self._away_s, away_s)
-            known.told = None
+            known.away_s = _moved(known.away_s if known.beside is beside else None, away_s)
+            known.beside, known.told = beside, None
+            self._away_s = _moved(self._away_s, self._usual_s(known) or away_s)
 
     def gone(self, key: Hashable) -> None:
         self._sequences.pop(key, None)
@@ -158,12 +158,18 @@ class Gathering:
         a client that does not read nor one that is gone."""
         found = []
         for known in self._sequences.values():
-            # Who was never away yet is taken to be like the others: many begin at the same time.
-            usual_s = self._away_s if known.away_s is None else known.away_s
-            late_s = math.inf if usual_s is None else _LATE * usual_s * (self._slower if known.num_rows > 1 else 1.0)
-            if known.told is not None and usual_s is not None and now - known.told < late_s:
+            usual_s = self._usual_s(known)
+            if known.told is None or usual_s is None:
+                continue
+            if now - known.told < _LATE * usual_s * (self._slower if known.num_rows > 1 else 1.0):
                 found.append((usual_s, now - known.told, known.num_rows))
         return found
+
+    def _usual_s(self, known: _Known) -> float | None:
+        """How long it is away as a rule where no pass is made meanwhile. None: nobody was ever away."""
+        if known.away_s is None:
+            return self._away_s  # many begin at the same time, and are alike
+        return known.away_s / self._slower if known.beside else known.away_s
 
 
 def _drafts(away: Sequence[tuple[float, float, int]]) -> bool:
