@@ -1,4 +1,4 @@
-"""What a pass gives means for its jobs: which nodes are accepted, and the token after them. All jobs at once.
+"""What a pass means for its jobs: which nodes are accepted, and the token after them. All jobs at once.
 
 Knows sampling and verification; refuses to know the model and its cache. Jobs are sorted by kind, the rows of a kind
 are one batch, and what was drawn for a pass leaves the device as one array. Nothing is drawn where the likeliest

@@ -160,7 +160,7 @@ class LanguageModelDrafter:
     def _num_further(self, sequences: Sequence[DraftSequence], num_rows: int) -> int:
         """Rows that each of these may have after the pass, below its last node, before it is known what is proposed
         there: the likeliest token is, where nothing is drawn. Beside ``num_rows`` that the pass needs."""
-        if not self._runner.goes_on or not all(map(_takes_likeliest, sequences)):
+        if not self._runner.goes_on or not all(map(_is_greedy_chain, sequences)):
             return 0
         pool, num = self._runner.pool, len(sequences)
         room = (pool.num_free_blocks - num) * pool.block_size - num_rows  # each may begin a block
@@ -202,7 +202,7 @@ def _children(sequence: DraftSequence, spots: Sequence[Spot]) -> list[Node]:
     return nodes
 
 
-def _takes_likeliest(sequence: DraftSequence) -> bool:
+def _is_greedy_chain(sequence: DraftSequence) -> bool:
     return sequence.spec.sampling.greedy and sequence.spec.keyed_by_token and not sequence.spots
 
 

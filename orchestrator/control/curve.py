@@ -112,10 +112,11 @@ class Curve:
             self._points = None
 
     def _fall(self, by: float) -> None:
-        """All takes less, by this logarithm. What was taken for an accident before may have been that."""
+        """All takes less, by this logarithm. What was taken for an accident a moment ago may have been that."""
         self._level_s *= math.exp(-by)
         for cell in self._cells.values():
-            cell.correct(-min(by, cell.corrected))
+            if cell.weight < _TRUST:
+                cell.correct(-min(by, cell.corrected))
         self._points = None
 
     def _first(self, count: int, seconds: float) -> float:

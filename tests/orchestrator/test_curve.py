@@ -129,3 +129,18 @@ def test_a_machine_that_gets_much_faster_is_known_soon_also_where_little_was_mea
             curve.observe(count, usual[count] / times)
         for count, seconds in usual.items():
             assert curve.seconds(count) == pytest.approx(seconds / times, rel=0.35)
+
+
+def test_an_accident_of_long_ago_is_not_put_back_when_the_machine_gets_faster():
+    curve = Curve()
+    for _ in range(50):
+        curve.observe(4, 0.014)
+    curve.observe(16, 0.040)
+    for _ in range(50):
+        curve.observe(16, 0.015)
+        curve.observe(4, 0.014)
+    for _ in range(2):
+        curve.observe(4, 0.014 / 3)
+        curve.observe(16, 0.015 / 3)
+    assert curve.seconds(4) == pytest.approx(0.014 / 3, rel=0.1)
+    assert curve.seconds(16) == pytest.approx(0.015 / 3, rel=0.1)
