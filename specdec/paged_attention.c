@@ -197,9 +197,9 @@ CPU static void attend_tile(const Pass *pass, const Attention *attention, const 
             const int64_t at = (slot * attention->kv_heads + kv_head) * head_dim;
             s.keys[key] = attention->keys + at;
             s.values[key] = attention->values + at;
-            for (int line = 0; line < head_dim; line += LINE) { /* memory gives what it is asked for in time */
-                _mm_prefetch((const char *)(s.keys[key] + line), _MM_HINT_T0);
-                _mm_prefetch((const char *)(s.values[key] + line), _MM_HINT_T1);
+            for (int line = 0; line < head_dim; line += LINE) { /* asked for in time, and past the larger caches */
+                _mm_prefetch((const char *)(s.keys[key] + line), _MM_HINT_NTA);
+                _mm_prefetch((const char *)(s.values[key] + line), _MM_HINT_NTA);
             }
         }
         run(tile, start, num, attention, &s);

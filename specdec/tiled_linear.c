@@ -8,7 +8,7 @@
 
 #define LINE 64    /* bytes of a register, and of what memory gives at a time */
 #define ROWS 14    /* that share one reading of a tile: with two accumulators each they leave room for its row and theirs */
-#define DEPTH 2048 /* inputs of a part at most: 128 KiB of the second-level cache. All have as many */
+#define DEPTH 512  /* inputs of a part at most: 32 KiB of the first-level cache. All have as many */
 #define DISTANCE 256 /* lines that a weight which is read once is asked for in advance */
 
 typedef struct {
@@ -20,15 +20,15 @@ typedef struct {
     int depth, in_features, first;
 } Part;
 
-/* What two inputs more are computed with comes from memory meanwhile. A weight that is read once is asked for past the
- * caches. Else the first group of rows reads a part from the second-level cache, too: each has asked for its share of it
- * during the last part, so that memory is never idle. */
+/* What two inputs more are computed with comes from memory meanwhile, past the larger caches: what else is in them is
+ * still there after the pass, and whoever carries its tokens runs twice as fast. Where more than one group of rows reads
+ * a part, each has asked for its share of it during the last part, so that memory is never idle. */
 INLINE void fetch_ahead(const int read_once, const bf16 *weight, int pair, const Part *part) {
     if (read_once)
         for (int i = 0; i < COLUMNS * 4 / LINE; i++)
             _mm_prefetch((const char *)weight + (DISTANCE + i) * LINE, _MM_HINT_NTA);
     else if (pair < part->num_next)
-        _mm_prefetch(part->next + (size_t)pair * LINE, _MM_HINT_T1);
+        _mm_prefetch(part->next + (size_t)pair * LINE, _MM_HINT_NTA);
 }
 
 /* Adds to the sums of num_rows rows, a number that the compiler knows, what depth inputs give. */
