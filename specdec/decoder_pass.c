@@ -18,13 +18,15 @@ typedef struct {
     int32_t num_logit_rows, num_tokens;
 } Ends;
 
-/* Passes after a pass, each of the likeliest token after the last row of each chain. All that they give comes after what
- * the pass gives: [num_passes][num_chains] rows. */
+/* Passes after a pass, each of the token that is drawn after the last row of each chain. All that they give comes after
+ * what the pass gives: [num_passes][num_chains] rows. */
 typedef struct {
     const int32_t *last;      /* [num_chains]: of the logit rows that of the chain's last row */
     const int32_t *keys;      /* [num_chains]: where the chain's keys begin in the pass's list of them */
     const int32_t *positions; /* [num_chains], of the first row after the pass's */
+    const Draw *draws;        /* [num_chains]: of these rows' tokens */
     const int32_t *hurried;   /* not 0: no pass begins any more */
+    int32_t *tokens;          /* [num_passes][num_chains]: the rows' */
     int32_t num_passes, num_chains;
     int32_t num_done; /* passes that were made */
 } Further;
@@ -141,20 +143,28 @@ static int compute_pass(const Pass *pass, const Attention *attention, const Weig
     return 1;
 }
 
+/* A chain's next token, by the logits of the pass before. Whether there was memory. */
+static int draw(const Further *further, int chain, int number, const Ends *ends, int32_t *token) {
+    const int row = number ? chain : further->last[chain];
+    Draw draw = further->draws[chain];
+    draw.position += number;
+    *token = ends->likeliest[row];
+    const bf16 *logits = ends->logits + (size_t)row * ends->head.out_features;
+    return !draw.temperature || draw_row(&draw, logits, 1, ends->num_tokens, token);
+}
+
 static int go_on(const Pass *pass, const Attention *attention, const Weights *weights, int num_layers, const Ends *ends,
                  Further *further, const Buffers *b, int num_threads) {
     const int num = further->num_chains, groups = attention->heads / attention->kv_heads;
-    int32_t *const rows = malloc(num * (5 * sizeof(int32_t) + sizeof(Tile)));
+    int32_t *const rows = malloc(num * (4 * sizeof(int32_t) + sizeof(Tile)));
     if (!rows)
         return 0;
     int32_t *const seen = rows + num, *const slots = seen + num, *const positions = slots + num;
-    int32_t *const token_ids = positions + num;
-    Tile *const tiles = (Tile *)(token_ids + num);
+    Tile *const tiles = (Tile *)(positions + num);
     const Pass next_pass = {slots, pass->keys, rows, seen, tiles, num, num};
     Ends next = *ends;
     Buffers buffers = *b;
     buffers.num_rows = next.num_logit_rows = num;
-    next.token_ids = token_ids;
     next.positions = positions;
     next.logit_rows = rows;
     for (int chain = 0; chain < num; chain++) {
@@ -165,8 +175,10 @@ static int go_on(const Pass *pass, const Attention *attention, const Weights *we
     for (int number = 0; number < further->num_passes && there_was_memory; number++) {
         if (__atomic_load_n(further->hurried, __ATOMIC_RELAXED))
             break;
+        int32_t *const tokens = further->tokens + (size_t)number * num;
+        next.token_ids = tokens;
         for (int chain = 0; chain < num; chain++) {
-            token_ids[chain] = next.likeliest[number ? chain : further->last[chain]];
+            there_was_memory &= draw(further, chain, number, &next, tokens + chain);
             positions[chain] = further->positions[chain] + number;
             seen[chain] = positions[chain] + 1;
             slots[chain] = pass->keys[further->keys[chain] + positions[chain]];
@@ -175,7 +187,7 @@ static int go_on(const Pass *pass, const Attention *attention, const Weights *we
         next.features += (size_t)num_logits * weights->hidden_size;
         next.likeliest += num_logits;
         next.sound += num_rows;
-        there_was_memory = compute_pass(&next_pass, attention, weights, num_layers, &next, &buffers, num_threads);
+        there_was_memory = there_was_memory && compute_pass(&next_pass, attention, weights, num_layers, &next, &buffers, num_threads);
         num_logits = num_rows = num;
         further->num_done = number + 1;
     }

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from specdec.coupled_draw import described
 from specdec.decoder_layer import DecoderLayer, Norm, Work
 from specdec.packed_attention import PackedPass
 from specdec.packed_rows import rounded
@@ -38,7 +39,7 @@ class _Ends(ctypes.Structure):
 
 class _Further(ctypes.Structure):
     _fields_ = (
-        *((name, _POINTER) for name in ("last", "keys", "positions", "hurried")),
+        *((name, _POINTER) for name in ("last", "keys", "positions", "draws", "hurried", "tokens")),
         *((name, ctypes.c_int32) for name in ("num_passes", "num_chains", "num_done")),
     )
 
@@ -96,15 +97,16 @@ class DecoderPass:
         starts = packed_pass.paged.for_groups(self._groups).starts
         chains = np.array([last, starts, [positions[row] + 1 for row in last_rows]], np.int32)
         at, size = chains.ctypes.data, chains.strides[0]
-        hurried = ctypes.addressof(self._hurried)
-        further = _Further(at, at + size, at + 2 * size, hurried, num_passes, len(last))
+        draws, hurried = described(packed_pass.rows.draws), ctypes.addressof(self._hurried)
+        tokens = np.empty((num_passes, len(last)), np.int32)
+        pointers = at, at + size, at + 2 * size, ctypes.addressof(draws), hurried, tokens.ctypes.data
+        further = _Further(*pointers, num_passes, len(last))
         self.layers.compute(packed_pass, buffers, ends, further)
         num_done = further.num_done
         end = num_wanted + num_done * len(last)
-        tokens: list[int] = likeliest[:end].tolist()
-        fed = [[tokens[row], *tokens[num_wanted + place :: len(last)]][:num_done] for place, row in enumerate(last)]
         sound = sound[: num_rows + num_done * len(last)]
-        return PassOutputs(logits[:end, : self._vocab_size], features[:end], sound, tokens, fed)
+        logits, features = logits[:end, : self._vocab_size], features[:end]
+        return PassOutputs(logits, features, sound, likeliest[:end].tolist(), tokens[:num_done].T.tolist())
 
     def hurry(self, hurried: bool) -> None:
         self._hurried.value = hurried

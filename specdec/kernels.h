@@ -74,6 +74,18 @@ static inline int num_chunks(int num_rows) { return (num_rows + CHUNK - 1) / CHU
 /* Products of the same rows, an item for each tile of them and each chunk of rows. They are there when a thread returns. */
 HIDDEN void multiply(Turn turn, const Product *products, const bf16 *rows, int num_rows);
 
+/* coupled_draw.c ---------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint64_t seed;
+    uint32_t position, domain;
+    double temperature, top_p, min_p; /* temperature 0: the likeliest token, of equals the first */
+    int32_t top_k;                    /* 0: all */
+} Draw;
+
+/* The token that is drawn by logits [vocab_size], bf16 or float32. Whether there was memory. */
+HIDDEN int draw_row(const Draw *draw, const void *logits, int is_bf16, int vocab_size, int32_t *token);
+
 /* paged_attention.c ------------------------------------------------------------------------------------------------- */
 
 /* [rows][heads][head_dim], apart by so many elements. */

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specdec.sequence import Draw, SamplingParams
+
+_LIKELIEST = Draw(SamplingParams(temperature=0.0), 0, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -23,8 +27,8 @@ class Segment:
     block ``block_table[p // block_size]``. ``token_ids`` are of the last rows: those before them are in their slots
     from earlier passes, and are seen, but not fed again. ``logit_rows`` are the fed rows whose logits are wanted.
 
-    ``num_further``: so many rows more are welcome after the last one, each of the likeliest token after the row before
-    it; the block table has room for them.
+    ``num_further``: so many rows more are welcome after the last one, each of the token that is drawn after the row
+    before it; the block table has room for them. ``draw`` is the first of these draws; None: the likeliest token.
 
     ``exact``: the rows of a branch get the bits of the same text without branches, for which each branch reads the
     context for itself. A draft does without: what it proposes decides nothing.
@@ -37,6 +41,7 @@ class Segment:
     logit_rows: Sequence[int]
     exact: bool = True
     num_further: int = 0
+    draw: Draw | None = None
 
     @property
     def num_kept(self) -> int:
@@ -124,6 +129,11 @@ class PassRows:
         """Rows that may follow, of each segment: as many as all of them want, if all are chains whose ends are read."""
         most = min((segment.num_further for segment in self._segments), default=0)
         return most if most and all(map(_is_read_to_its_end, self._segments)) else 0
+
+    @property
+    def draws(self) -> list[Draw]:
+        """Of each segment the one after its last row."""
+        return [segment.draw or _LIKELIEST for segment in self._segments]
 
     @property
     def last_rows(self) -> list[int]:

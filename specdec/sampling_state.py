@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from specdec import coupled_draw
 from specdec.errors import SpecdecError
 from specdec.noise import Key
 from specdec.noise_cache import KeptRows, PassNoise
 from specdec.portions import NUMBERS_AT_ONCE, portions
 from specdec.sampling import Noise, runners_up, sample_coupled
-from specdec.sequence import SamplingParams, SequenceSpec
+from specdec.sequence import Draw, SamplingParams, SequenceSpec
 from specdec.transforms import Mask, Transforms, transformed
 from specdec.tree import TokenTree
 
@@ -34,6 +35,10 @@ class SamplingState:
     def takes_likeliest(self) -> bool:
         """What is drawn is the likeliest token, by the model's logits as they are."""
         return self.spec.keyed_by_token and self.spec.sampling.greedy and not self.transforms.active
+
+    def draw(self, position: int) -> Draw:
+        """At a position of its text."""
+        return Draw(self.spec.sampling, self.spec.seed, position)
 
     def take_in(self, ids: Sequence[int]) -> SpecdecError | None:
         """What is committed, before anything is drawn after it. What is wrong with it, if so: that ends this sequence,
@@ -56,6 +61,8 @@ def rows_of(logits: Sequence[Tensor], places: Sequence[tuple[SamplingState, Toke
 
 def choose(rows: Tensor, places: Sequence[tuple[SamplingState, int]]) -> Tensor:  # [rows] int64
     """Greedy and coupled: the token that is drawn at each place, by rows [rows, vocab] of logits."""
+    if coupled_draw.takes(rows):
+        return coupled_draw.coupled_draw(rows, [state.draw(position) for state, position in places])
     [tokens] = _by_portions(lambda some, params, noise: (sample_coupled(some, params, noise),), rows, places)
     return tokens
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 
 class Method(Enum):
@@ -50,6 +51,14 @@ class SamplingParams:
     def changes_logits(self) -> bool:
         """Something is done to the logits before temperature and filters (specdec.transforms)."""
         return self.penalizes or bool(self.logit_bias) or self.min_tokens > 0
+
+
+class Draw(NamedTuple):
+    """What a coupled draw depends on beside the logits."""
+
+    sampling: SamplingParams
+    seed: int
+    position: int
 
 
 @dataclass(frozen=True, slots=True)

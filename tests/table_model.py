@@ -12,9 +12,13 @@ import torch
 from torch import Tensor
 
 from specdec.kv_cache import BlockPool, Move, SequenceCache
+from specdec.noise import Key
+from specdec.noise_cache import KeptRows, PassNoise
 from specdec.packed_rows import PassRows, Segment
 from specdec.pass_outputs import PassOutputs, RowOutputs
 from specdec.rounds import ModelInfo
+from specdec.sampling import sample_coupled
+from specdec.sequence import Draw
 
 
 class TableRunner:
@@ -76,7 +80,7 @@ class TableRunner:
                 break
             self.num_further_passes += 1
             for segment, of, logits, tokens in zip(segments, texts, rows, further, strict=True):
-                tokens.append(int(logits[-1].argmax()))
+                tokens.append(self._drawn(logits[-1], segment.draw, len(tokens)))
                 of.append([*of[-1], tokens[-1]])
                 self._token_of_slot[self._slot(segment, len(of[-1]) - 1)] = tokens[-1]
                 logits.append(self.logits_after(of[-1]))
@@ -97,6 +101,12 @@ class TableRunner:
                 self._token_of_slot[slot] = segment.token_ids[row - segment.num_kept]
             texts.append([*(context if parent < 0 else texts[parent]), self._token_of_slot[slot]])
         return texts
+
+    def _drawn(self, logits: Tensor, draw: Draw | None, number: int) -> int:
+        if draw is None:
+            return int(logits.argmax())
+        noise = PassNoise([Key(draw.seed, draw.position + number)], len(logits), self.device, KeptRows())
+        return int(sample_coupled(logits[None], [draw.sampling], noise))
 
     def hurry(self, hurried: bool) -> None:
         self.hurried = hurried

@@ -133,7 +133,8 @@ class LanguageModelDrafter:
             try:
                 if not sequence.spots:
                     self._make_room(caches, len(ids) + len(nodes))
-                segments[index] = caches[index].segment(ids, reads_end, nodes, sequence.tree, num_further)
+                draw = sequence.memory.sampling.draw(sequence.base + len(sequence.tree)) if num_further else None
+                segments[index] = caches[index].segment(ids, reads_end, nodes, sequence.tree, num_further, draw)
             except PoolFullError as error:
                 done[index] = Overloaded(str(error))
         outputs = self._runner.forward(list(segments.values())) if segments else []
@@ -159,8 +160,8 @@ class LanguageModelDrafter:
 
     def _num_further(self, sequences: Sequence[DraftSequence], num_rows: int) -> int:
         """Rows that each of these may have after the pass, below its last node, before it is known what is proposed
-        there: the likeliest token is, where nothing is drawn. Beside ``num_rows`` that the pass needs."""
-        if not self._runner.goes_on or not all(map(_is_greedy_chain, sequences)):
+        there: what is drawn is. Beside ``num_rows`` that the pass needs."""
+        if not self._runner.goes_on or not all(map(_is_keyed_chain, sequences)):
             return 0
         pool, num = self._runner.pool, len(sequences)
         room = (pool.num_free_blocks - num) * pool.block_size - num_rows  # each may begin a block
@@ -202,8 +203,8 @@ def _children(sequence: DraftSequence, spots: Sequence[Spot]) -> list[Node]:
     return nodes
 
 
-def _is_greedy_chain(sequence: DraftSequence) -> bool:
-    return sequence.spec.sampling.greedy and sequence.spec.keyed_by_token and not sequence.spots
+def _is_keyed_chain(sequence: DraftSequence) -> bool:
+    return sequence.spec.keyed_by_token and not sequence.spots
 
 
 def _chain(sequence: DraftSequence) -> list[Node]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from specdec.kv_cache import Move, SequenceCache
 from specdec.packed_rows import Segment
+from specdec.sequence import Draw
 from specdec.tree import EMPTY_TREE, ROOT, TokenTree
 
 
@@ -66,10 +67,16 @@ class TreeCache:
         return sorted(lacking)
 
     def segment(
-        self, ids: Sequence[int], reads_end: bool, nodes: Sequence[int], tree: TokenTree, num_further: int = 0
+        self,
+        ids: Sequence[int],
+        reads_end: bool,
+        nodes: Sequence[int],
+        tree: TokenTree,
+        num_further: int = 0,
+        draw: Draw | None = None,
     ) -> Segment:
         """A pass over these ids, which continue the text, and these nodes; ``reads_end``: for what comes after the ids,
-        too. So many further rows are welcome. Raises PoolFullError."""
+        too. So many further rows are welcome, of tokens that are drawn from ``draw`` on. Raises PoolFullError."""
         num_context, num_ids, num_kept = len(self.text), len(ids), len(self.tree)
         self.text.take(num_ids + len(nodes) + num_further)
         rows, new = list(self._rows), []
@@ -89,6 +96,7 @@ class TreeCache:
             [*range(num_ids - reads_end, num_ids), *range(num_ids + num_kept, num_ids + len(grown))],
             exact=False,
             num_further=num_further,
+            draw=draw,
         )
 
     def fed(self, num_ids: int, further: Sequence[int] = ()) -> None:

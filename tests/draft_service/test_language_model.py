@@ -18,6 +18,8 @@ from specdec.sequence import Method, SamplingParams, SequenceSpec
 from specdec.tree import TokenTree
 from tests.table_model import TableRunner
 
+LIKELIEST = SamplingParams(0.0)
+
 
 def test_whatever_was_rolled_back_the_next_token_is_that_of_the_text():
     """Random verdicts: chains kept in part, corrected, and texts that go on without having been fed."""
@@ -73,13 +75,15 @@ def test_equal_prompts_are_computed_once(asked: bool) -> None:
     assert runner.num_passes == 5
 
 
-def grown(budgets: Sequence[int], hurried: bool = False) -> tuple[list[TokenTree], int]:
+def grown(
+    budgets: Sequence[int], hurried: bool = False, sampling: SamplingParams = LIKELIEST
+) -> tuple[list[TokenTree], int]:
     """What sequences get that ask for so many nodes at once; and passes for it."""
     runner = TableRunner(seed=3)
     engine = DraftEngine(LanguageModelDrafter(runner))
     engine.hurry(hurried)
     for number, nodes in enumerate(budgets):
-        spec = SequenceSpec((1, number % 8, 2), 3, SamplingParams(0.0), 0, cache_salt=bytes([number]))
+        spec = SequenceSpec((1, number % 8, 2), 3, sampling, 0, cache_salt=bytes([number]))
         engine.open(Key(1, number), DraftOpen(spec, Budget(nodes, nodes)))
     trees: dict[Key, TokenTree] = {}
     while not engine.idle:
@@ -87,11 +91,12 @@ def grown(budgets: Sequence[int], hurried: bool = False) -> tuple[list[TokenTree
     return [trees[Key(1, number)] for number in range(len(budgets))], runner.num_passes
 
 
-def test_a_chain_is_grown_in_one_pass_where_nobody_else_comes() -> None:
-    trees, num_passes = grown([5, 5, 5])
+@pytest.mark.parametrize("sampling", [LIKELIEST, SamplingParams(1.0), SamplingParams(0.7, top_p=0.9)], ids=str)
+def test_a_chain_is_grown_in_one_pass_where_nobody_else_comes(sampling: SamplingParams) -> None:
+    trees, num_passes = grown([5, 5, 5], sampling=sampling)
     assert num_passes == 1
     assert [len(tree) for tree in trees] == [5, 5, 5]
-    assert grown([5, 5, 5], hurried=True) == (trees, 5), "who comes is in the next pass"
+    assert grown([5, 5, 5], hurried=True, sampling=sampling) == (trees, 5), "who comes is in the next pass"
 
 
 def test_chains_of_different_lengths_are_as_long_as_they_are_wanted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,12 @@ import torch
 
 from specdec.kv_cache import SequenceCache
 from specdec.model_runner import ModelRunner
+from specdec.noise import Key
+from specdec.noise_cache import KeptRows, PassNoise
 from specdec.packed_rows import PassRows, Segment
-from specdec.pass_outputs import PassOutputs, of_segments
+from specdec.pass_outputs import PassOutputs, RowOutputs, of_segments
+from specdec.sampling import sample_coupled
+from specdec.sequence import Draw, SamplingParams
 from tests.specdec.common_layers import (
     IN_C,
     TAKEN,
@@ -33,36 +38,59 @@ def asked(cache: SequenceCache, ids: list[int], num_further: int, only_last: boo
     return Segment(ids, range(-1, len(ids) - 1), num_context, list(cache.block_table), rows, num_further=num_further)
 
 
-def one_by_one(runner: ModelRunner, caches: list[SequenceCache], num: int, tokens: list[int]) -> list[list[Any]]:
-    """Of each text ``num`` rows more, each of the likeliest token after the last: token and logits."""
+def drawn(outputs: Sequence[RowOutputs], draws: Sequence[Draw], number: int) -> list[int]:
+    """After the last row of each, so many after the first of its draws."""
+    tokens = []
+    for output, draw in zip(outputs, draws, strict=True):
+        logits = output.logits[-1:].float()
+        noise = PassNoise([Key(draw.seed, draw.position + number)], VOCAB, logits.device, KeptRows())
+        tokens.append(int(sample_coupled(logits, [draw.sampling], noise)))
+    return tokens
+
+
+def one_by_one(
+    runner: ModelRunner, caches: list[SequenceCache], num: int, tokens: list[int], draws: Sequence[Draw]
+) -> list[list[Any]]:
+    """Of each text ``num`` rows more, each of the token that is drawn after the last: token and logits."""
     found: list[list[Any]] = [[] for _ in caches]
-    for _ in range(num):
+    for number in range(1, num + 1):
         outputs = runner.forward([segment_of(cache, [token]) for cache, token in zip(caches, tokens, strict=True)])
         for each, token, output, cache in zip(found, tokens, outputs, caches, strict=True):
             each.append((token, output.logits[0]))
             cache.keep([0])
-        tokens = [int(output.logits[0].float().argmax()) for output in outputs]
+        tokens = drawn(outputs, draws, number)
     return found
 
 
+LIKELIEST = Draw(SamplingParams(0.0), 0, 0)
+DRAWS = {
+    "likeliest": [LIKELIEST] * 3,
+    "drawn": [
+        Draw(SamplingParams(1.0), 2**63 + 5, 45),
+        LIKELIEST,
+        Draw(SamplingParams(0.8, top_k=20, top_p=0.9, min_p=0.01), 7, 17),
+    ],
+}
+
+
+@pytest.mark.parametrize("draws", DRAWS.values(), ids=DRAWS)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", TAKEN)
 @pytest.mark.usefixtures("one_thread")
-def test_further_rows_have_the_bits_of_rows_that_are_fed_one_by_one(name: str, threads: int) -> None:
+def test_further_rows_have_the_bits_of_rows_that_are_fed_one_by_one(name: str, threads: int, draws: list[Draw]) -> None:
     runner = runner_of(model_of(TAKEN[name]))
     rng = random.Random(2)
     texts = [random_ids(rng, length) for length in (45, 3, 17)]  # blocks have 16 slots
     at_once, stepwise = ([runner.new_cache(salt) for _ in texts] for salt in (b"a", b"b"))
     with threads_for_passes(threads):
-        outputs = runner.forward(
-            [asked(c, ids, 6, only_last=i == 0) for i, (c, ids) in enumerate(zip(at_once, texts, strict=True))]
-        )
+        segments = [asked(c, ids, 6, only_last=i == 0) for i, (c, ids) in enumerate(zip(at_once, texts, strict=True))]
+        outputs = runner.forward([replace(each, draw=draw) for each, draw in zip(segments, draws, strict=True)])
         if not outputs[0].further:
             pytest.skip("not on this CPU, or not built")
         first = runner.forward([segment_of(c, ids) for c, ids in zip(stepwise, texts, strict=True)])
         for cache, ids in zip(stepwise, texts, strict=True):
             cache.keep(range(len(ids)))
-        expected = one_by_one(runner, stepwise, 6, [int(output.logits[-1].float().argmax()) for output in first])
+        expected = one_by_one(runner, stepwise, 6, drawn(first, draws, 0), draws)
         for output, ids, cache, rows in zip(outputs, texts, at_once, expected, strict=True):
             assert list(output.further) == [token for token, _ in rows]
             assert torch.equal(output.logits[-6:], torch.stack([logits for _, logits in rows]))

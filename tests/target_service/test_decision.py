@@ -137,6 +137,7 @@ def test_however_many_rows_a_pass_has_few_of_them_are_in_float64_at_once(
     sizes: list[int] = []
     for name in ("target_service.decision.probabilities", "target_service.decision.race", "specdec.sampling.race"):
         _record(monkeypatch, name, sizes)
+    monkeypatch.setattr("specdec.coupled_draw.takes", lambda _: False)  # that takes one row at a time
     [alone] = decide(jobs[:1], [given(logits)])
     assert decide(jobs, [given(logits)] * 64) == [alone] * 64
     assert max(sizes) <= NUMBERS_AT_ONCE < 64 * logits.numel()
