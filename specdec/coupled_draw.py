@@ -65,4 +65,5 @@ def coupled_draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:  # [rows, voc
 @functools.cache
 def _compute() -> Callable[..., int] | None:
     pointer, integer = ctypes.c_void_p, ctypes.c_int
-    return kernel("coupled_draw", pointer, pointer, ctypes.c_int64, *[integer] * 3, pointer, integer)
+    types = pointer, pointer, ctypes.c_int64, *[integer] * 3, pointer, integer
+    return kernel("coupled_draw", *types, amx_is_faster=False)

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 
-def kernel(name: str, *argument_types: Any) -> Callable[..., int] | None:
-    """The function ``specdec_<name>``, which says whether there was memory; None where this machine cannot run it."""
-    library = _library() if has_avx512_bf16() else None
+def kernel(name: str, *argument_types: Any, amx_is_faster: bool = True) -> Callable[..., int] | None:
+    """The function ``specdec_<name>``, which says whether there was memory; None where this machine cannot run it, or
+    has AMX and that ``amx_is_faster``."""
+    library = _library() if has_avx512_bf16(and_no_amx=amx_is_faster) else None
     function = getattr(library, f"specdec_{name}", None)
     if function is not None:
         function.argtypes, function.restype = argument_types, ctypes.c_int
@@ -25,10 +26,10 @@ def kernel(name: str, *argument_types: Any) -> Callable[..., int] | None:
 
 
 @functools.cache
-def has_avx512_bf16() -> bool:
-    """And no AMX: that computes a prompt's many rows several times as fast, by way of oneDNN."""
+def has_avx512_bf16(and_no_amx: bool = True) -> bool:
+    """AMX computes a prompt's many rows several times as fast, by way of oneDNN."""
     capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16")) and not capabilities.get("amx_bf16")
+    return bool(capabilities.get("avx512_bf16")) and not (and_no_amx and capabilities.get("amx_bf16"))
 
 
 @functools.cache
