@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from enum import StrEnum
 
 import typer
+
+
+class Dtype(StrEnum):
+    """Of weights."""
+
+    bfloat16 = "bfloat16"
+    float32 = "float32"
 
 
 def run_benchmark(main: Callable[..., None]) -> None:

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.command import run_benchmark
+from bench.command import Dtype, run_benchmark
 from bench.distance import table
 from bench.distance.formula import Prediction, predictions
 from bench.distance.lab import lab
@@ -50,8 +50,9 @@ def main(
     ] = _COSTS.runner_up,
     row_us: Annotated[float, typer.Option(help="of the table target, for each row of a pass")] = _COSTS.row_us,
     dtype: Annotated[
-        str, typer.Option(help="of the other pairs' weights: auto, bfloat16 or float32, in which passes are longer")
-    ] = "auto",
+        Dtype | None,
+        typer.Option(help="of the other pairs' weights; float32 takes longer [default: the CPU's]"),
+    ] = None,
     temperature: Annotated[
         list[float] | None, typer.Option(min=0, help="of sampling; may be repeated; 0 and 1 if none is named")
     ] = None,
@@ -74,7 +75,7 @@ def main(
     labels: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="specdec-distance-") as directory:
         for name in names:
-            made = make(name, Path(directory), costs, dtype)
+            made = make(name, Path(directory), costs, dtype or "auto")
             labels[name.value] = made.label
             console.print(f"{made.label}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", highlight=False)
             plan = situations(made, quick, temperature or TEMPERATURES)

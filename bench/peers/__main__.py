@@ -16,7 +16,7 @@ import transformers
 import typer
 from rich.console import Console
 
-from bench.command import run_benchmark
+from bench.command import Dtype, run_benchmark
 from bench.damped_pair import Pair, damped_pair
 from bench.peers import table
 from bench.peers.comparison import Comparison, Plan, Section, compare
@@ -43,13 +43,13 @@ _LONGEST = {PairName.damped: 4000, PairName.bundled: 1500}
 
 def main(
     pair: Annotated[PairName, typer.Option(help="whose checkpoints")] = PairName.damped,
-    dtype: Annotated[str, typer.Option(help="of every contender's weights")] = "bfloat16",
+    dtype: Annotated[Dtype, typer.Option(help="of every contender's weights")] = Dtype.bfloat16,
     quick: Annotated[bool, typer.Option("--quick", help="one repetition of few tokens: about 3 minutes")] = False,
     only: Annotated[list[Section] | None, typer.Option(help="measure this part; may be repeated")] = None,
     streams: Annotated[list[int] | None, typer.Option(help="requests at a time; may be repeated")] = None,
     threads: Annotated[
         list[int] | None,
-        typer.Option(help="to choose from; a draft has half of its target's [default: 1, 2; --quick: 2]"),
+        typer.Option(help="of a model, to choose from [default: 1, 2; --quick: 2]"),
     ] = None,
     repeats: Annotated[
         int, typer.Option(help="runs of each; with one request of three texts each; medians are shown")
