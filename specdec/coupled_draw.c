@@ -244,11 +244,27 @@ INLINE void words_of(const Draw *draw, int id, __m512i words[4]) {
     }
 }
 
-CPU static int32_t race(const Draw *draw, const Row *row, Edge edge) {
+/* The first ones so far, the best of them first, of equals the lowest ids. */
+typedef struct {
+    int32_t *ids;  /* [most] */
+    double *leads; /* [most]; -infinity: there is none yet */
+    int most;
+} Ranking;
+
+static void enter(Ranking ranking, int32_t id, double lead) {
+    int place = ranking.most - 1;
+    for (; place > 0 && lead > ranking.leads[place - 1]; place--) {
+        ranking.leads[place] = ranking.leads[place - 1];
+        ranking.ids[place] = ranking.ids[place - 1];
+    }
+    ranking.leads[place] = lead;
+    ranking.ids[place] = id;
+}
+
+CPU static void race(const Draw *draw, const Row *row, Edge edge, Ranking ranking) {
     const float per_logit = (float)(LOG2_E / draw->temperature);
-    const float least = (float)(row->top - 1.0001 * LOG_RANGE * draw->temperature);
-    int32_t winner = 0;
-    double best = -INFINITY;
+    const float least = ranking.most > 1 ? -INFINITY : (float)(row->top - 1.0001 * LOG_RANGE * draw->temperature);
+    const double *const last = ranking.leads + ranking.most - 1;
     float limit = INFINITY; /* of u / weight */
     for (int block = 0; block < row->num_blocks; block++) {
         if (is_out(row, block, edge, least))
@@ -271,15 +287,13 @@ CPU static int32_t race(const Draw *draw, const Row *row, Edge edge) {
                 const int lane = __builtin_ctz(some);
                 const double score = row->logits[id + lane] / draw->temperature;
                 const double lead = score - log(-log1p(-(word[lane] + 0.5) * 0x1p-32));
-                if (lead > best) {
-                    best = lead;
-                    winner = id + lane;
-                    limit = MARGIN * (float)exp(row->top / draw->temperature - lead);
+                if (lead > *last) {
+                    enter(ranking, id + lane, lead);
+                    limit = MARGIN * (float)exp(row->top / draw->temperature - *last);
                 }
             }
         }
     }
-    return winner;
 }
 
 /* Into a row's place, and the largest of its blocks. */
@@ -302,21 +316,30 @@ CPU static float fill(const void *from, int is_bf16, int num, float *logits, flo
     return top;
 }
 
-/* Of numbers that are none the first. */
-CPU static int32_t first_of_largest(const Row *row, int vocab_size) {
-    for (int id = 0; id < vocab_size; id += 16) {
-        const __m512 logits = _mm512_loadu_ps(row->logits + id);
-        const __mmask16 here = first_of(vocab_size - id);
-        const __mmask16 largest = _mm512_mask_cmp_ps_mask(here, logits, _mm512_set1_ps(row->top), _CMP_EQ_OQ);
-        if (largest)
-            return id + __builtin_ctz(largest);
-    }
-    return 0;
+CPU static void rank_logits(const Row *row, Ranking ranking) {
+    const double *const last = ranking.leads + ranking.most - 1;
+    for (int block = 0; block < row->num_blocks; block++)
+        for (int id = block * BLOCK; id < (block + 1) * BLOCK && row->largest[block] > *last; id += 16) {
+            const __m512 logits = _mm512_loadu_ps(row->logits + id);
+            __mmask16 some = _mm512_cmp_ps_mask(logits, _mm512_set1_ps((float)*last), _CMP_GT_OQ);
+            for (; some; some &= (__mmask16)(some - 1)) {
+                const int lane = __builtin_ctz(some);
+                if (row->logits[id + lane] > *last)
+                    enter(ranking, id + lane, row->logits[id + lane]);
+            }
+        }
 }
 
-CPU static int32_t winner_of(const Draw *draw, const Row *row, int vocab_size, Tokens tokens) {
-    if (!draw->temperature)
-        return first_of_largest(row, vocab_size);
+/* Where there are too few, token 0 is the others. */
+CPU static void rank(const Draw *draw, const Row *row, int vocab_size, Tokens tokens, Ranking ranking) {
+    for (int place = 0; place < ranking.most; place++) {
+        ranking.ids[place] = 0;
+        ranking.leads[place] = -INFINITY;
+    }
+    if (!draw->temperature) {
+        rank_logits(row, ranking);
+        return;
+    }
     Edge edge = {-INFINITY, INT32_MAX};
     if (draw->top_k > 0 && draw->top_k < vocab_size)
         edge = top_k(row, draw->top_k, tokens);
@@ -326,10 +349,11 @@ CPU static int32_t winner_of(const Draw *draw, const Row *row, int vocab_size, T
         const float lowest = lowest_of_min_p(draw, row->top);
         edge = edge.logit < lowest ? (Edge){lowest, INT32_MAX} : edge;
     }
-    return race(draw, row, edge);
+    race(draw, row, edge, ranking);
 }
 
-int draw_row(const Draw *draw, const void *from, int is_bf16, int vocab_size, int32_t *token) {
+/* Whether there was memory. */
+static int rank_row(const Draw *draw, const void *from, int is_bf16, int vocab_size, Ranking ranking) {
     const int num_blocks = (vocab_size + BLOCK - 1) / BLOCK, num = num_blocks * BLOCK;
     const int num_sorted = draw->top_k > 0 || draw->top_p < 1 ? num : 0;
     double *const weights = malloc(num_sorted * (sizeof(double) + sizeof(float) + sizeof(int32_t)) +
@@ -340,20 +364,28 @@ int draw_row(const Draw *draw, const void *from, int is_bf16, int vocab_size, in
     float *const largest = logits + num;
     const Tokens tokens = {to_sort, (int32_t *)(largest + num_blocks), weights, 0};
     const Row row = {logits, largest, fill(from, is_bf16, vocab_size, logits, largest), num_blocks};
-    *token = winner_of(draw, &row, vocab_size, tokens);
+    rank(draw, &row, vocab_size, tokens, ranking);
     free(weights);
     return 1;
 }
 
-/* tokens [num_rows]: what is drawn in each of them, by logits of vocab_size tokens each, bf16 or float32, that begin
- * so many bytes apart. Whether there was memory. */
+int draw_row(const Draw *draw, const void *logits, int is_bf16, int vocab_size, int32_t *token) {
+    double lead;
+    return rank_row(draw, logits, is_bf16, vocab_size, (Ranking){token, &lead, 1});
+}
+
+/* tokens and leads [num_rows][most]: of each row the tokens that lead the race, the one that is drawn first, and their
+ * scores with the noise; by logits of vocab_size tokens each, bf16 or float32, that begin so many bytes apart. Whether
+ * there was memory. */
 int specdec_coupled_draw(const Draw *draws, const char *logits, int64_t row_bytes, int is_bf16, int vocab_size,
-                         int num_rows, int32_t *tokens, int num_threads) {
+                         int num_rows, int most, int32_t *tokens, double *leads, int num_threads) {
     Work work = {0};
     int there_was_memory = 1;
 #pragma omp parallel num_threads(num_threads < num_rows ? num_threads : num_rows)
-    for (Turn turn = join(&work, num_rows, num_rows); next_item(&turn); item_is_done(&turn))
-        if (!draw_row(draws + turn.item, logits + turn.item * row_bytes, is_bf16, vocab_size, tokens + turn.item))
+    for (Turn turn = join(&work, num_rows, num_rows); next_item(&turn); item_is_done(&turn)) {
+        const Ranking ranking = {tokens + (size_t)turn.item * most, leads + (size_t)turn.item * most, most};
+        if (!rank_row(draws + turn.item, logits + turn.item * row_bytes, is_bf16, vocab_size, ranking))
             __atomic_store_n(&there_was_memory, 0, __ATOMIC_RELAXED);
+    }
     return there_was_memory;
 }

@@ -50,20 +50,29 @@ def coupled_draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:  # [rows, voc
 
     Raises MemoryError.
     """
+    return leaders(logits, draws, 1)[0][:, 0]
+
+
+def leaders(logits: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:  # [rows, count] each
+    """The tokens that lead in the race of each row [rows, vocab], the one that is drawn first, and their scores with
+    the noise, int64 and float64. Where fewer have a chance the others are token 0, at -inf.
+
+    Raises MemoryError.
+    """
     compute = _compute()
-    num_rows, vocab_size = logits.shape
     assert compute is not None
+    num_rows, vocab_size = logits.shape
     assert len(draws) == num_rows, "a draw for each row"
-    tokens = torch.empty(num_rows, dtype=torch.int32)
+    tokens, scores = torch.empty(num_rows, count, dtype=torch.int32), torch.empty(num_rows, count, dtype=torch.float64)
     rows = logits.data_ptr(), logits.stride(0) * logits.element_size(), logits.dtype is torch.bfloat16
-    sizes = vocab_size, num_rows
-    if num_rows and not compute(described(draws), *rows, *sizes, tokens.data_ptr(), torch.get_num_threads()):
+    sizes, results = (vocab_size, num_rows, count), (tokens.data_ptr(), scores.data_ptr())
+    if num_rows and not compute(described(draws), *rows, *sizes, *results, torch.get_num_threads()):
         raise MemoryError("there is no memory for the logits of a row")
-    return tokens.long()
+    return tokens.long(), scores
 
 
 @functools.cache
 def _compute() -> Callable[..., int] | None:
     pointer, integer = ctypes.c_void_p, ctypes.c_int
-    types = pointer, pointer, ctypes.c_int64, *[integer] * 3, pointer, integer
+    types = pointer, pointer, ctypes.c_int64, *[integer] * 4, pointer, pointer, integer
     return kernel("coupled_draw", *types, amx_is_faster=False)

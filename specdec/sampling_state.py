@@ -69,9 +69,16 @@ def choose(rows: Tensor, places: Sequence[tuple[SamplingState, int]]) -> Tensor:
 
 def rank(rows: Tensor, places: Sequence[tuple[SamplingState, int]], count: int) -> tuple[Tensor, Tensor]:
     """Greedy and coupled: the tokens likeliest to be drawn at each place by a model near this one, likeliest first, and
-    their scores: [rows, count] int64 and float64."""
+    their scores: [rows, count] int64 and float64. No filters: see specdec.sampling.runners_up."""
+    if coupled_draw.takes(rows):
+        draws = [Draw(_unfiltered(state.spec.sampling), state.spec.seed, position) for state, position in places]
+        return coupled_draw.leaders(rows, draws, min(count, rows.shape[-1]))
     tokens, scores = _by_portions(lambda some, params, noise: runners_up(some, params, noise, count), rows, places)
     return tokens, scores
+
+
+def _unfiltered(sampling: SamplingParams) -> SamplingParams:
+    return SamplingParams(sampling.temperature)
 
 
 def _by_portions(

@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec import coupled_draw
 from specdec.noise import Key
 from specdec.noise_cache import KeptRows, PassNoise
-from specdec.sampling import sample_coupled
+from specdec.sampling import runners_up, sample_coupled
 from specdec.sequence import Draw, SamplingParams, SequenceSpec
 from tests.specdec.common_layers import threads_for_passes
 
@@ -69,6 +69,25 @@ def test_the_same_tokens_are_drawn_from_a_large_vocabulary() -> None:
     for temperature, top_p in ((1.0, 1.0), (0.8, 0.95), (3.0, 0.5)):
         draws = [Draw(SamplingParams(temperature, top_p=top_p), seed, seed) for seed in range(6)]
         assert by_c(logits, draws) == by_torch(logits, draws)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 5, 64, 1000])
+def test_runners_up_are_those_of_torch(vocab_size: int) -> None:
+    rng = random.Random(vocab_size)
+    for _ in range(60):
+        logits = some_logits(rng, rng.randint(1, 4), vocab_size, torch.float32)
+        draws = [Draw(SamplingParams(each.sampling.temperature), *each[1:]) for each in some_draws(rng, len(logits))]
+        count = min(vocab_size, rng.choice([1, 2, 8]))
+        keys = [Key(draw.seed, draw.position) for draw in draws]
+        noise = PassNoise(keys, vocab_size, logits.device, KeptRows())
+        every, of_every = runners_up(logits, [draw.sampling for draw in draws], noise, vocab_size)
+        by_token = torch.empty_like(of_every).scatter_(-1, every, of_every)
+        expected_scores, expected = (each[:, :count] for each in by_token.sort(dim=-1, descending=True, stable=True))
+        tokens, scores = coupled_draw.leaders(logits, draws, count)
+        likely = expected_scores > expected_scores[:, :1] - 80  # others are as good as not there
+        assert bool(likely[:, 0].all())
+        assert torch.allclose(scores[likely], expected_scores[likely], rtol=1e-12)
+        assert torch.equal(tokens[likely], expected[likely])
 
 
 def test_what_is_drawn_depends_on_the_row_alone_and_not_on_its_company_or_on_threads() -> None:

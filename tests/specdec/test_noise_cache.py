@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from specdec.noise import Domain, Key, exponentials
@@ -45,8 +46,11 @@ def test_those_used_last_are_kept_and_the_others_are_drawn_again_with_the_same_b
     assert kept.get(keys[0]) is None
 
 
-def test_however_many_sequences_and_positions_there_are_a_model_keeps_no_more_than_is_reckoned_with() -> None:
+def test_however_many_sequences_and_positions_there_are_a_model_keeps_no_more_than_is_reckoned_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A long text that is only ranked, and never drafted from again, once kept a row for each of its positions."""
+    monkeypatch.setattr("specdec.coupled_draw.takes", lambda _: False)  # that keeps none
     kept = KeptRows()
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
     alone, beside = [], []
