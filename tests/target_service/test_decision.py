@@ -166,6 +166,7 @@ def test_a_draft_proposes_for_a_few_sequences_at_once(monkeypatch: pytest.Monkey
         _record(monkeypatch, name, sizes)
     for module in ("draft_service.proposal", "specdec.sampling_state"):
         monkeypatch.setattr(f"{module}.NUMBERS_AT_ONCE", 2 * VOCAB)
+    monkeypatch.setattr("specdec.coupled_draw.takes", lambda _: False)
     assert propose(drafting, [given(c.logits[-1:]) for c in cases]) == proposed
     assert max(sizes) <= 2 * VOCAB
 
