@@ -1,14 +1,14 @@
-/* The winner of the coupled exponential race over a vocabulary, for CPUs with AVX512. See specdec/coupled_draw.py.
+/* The winner of the coupled exponential race over a vocabulary, for CPUs with AVX512-BF16. See specdec/coupled_draw.py.
  *
  * Few tokens of a row can win: E, the token's exponential, is never below the uniform number u that it is made of, so
  * that a token whose u is above its weight times the best E / weight so far is out before any logarithm is taken. What is
- * left is decided in double precision, as specdec/sampling.py does.
+ * left is decided in double precision, as specdec/sampling.py does it. Of rows that are not sound some token comes.
  */
 #include "kernels.h"
 
 #define BLOCK 64           /* tokens whose random numbers are made at once, and whose largest logit is remembered */
 #define LOG_RANGE 26.01    /* more than the logarithms of two exponentials can lie apart */
-#define NOTHING 46         /* so far below the likeliest token whole vocabularies weigh nothing in double precision */
+#define NOTHING 50         /* so far below the likeliest token whole vocabularies weigh nothing in double precision */
 #define LOG2_E 1.4426950408889634
 #define MARGIN 1.001f      /* of what is compared in single precision */
 
@@ -56,7 +56,12 @@ CPU static void keep(Tokens *tokens, float pivot, int above) {
     tokens->num = num;
 }
 
-static float middle(float a, float b, float c) {
+/* The middle one of three, from places that no order of the logits can foresee. */
+static float pivot_of(const Tokens *tokens) {
+    const uint64_t num = (uint64_t)tokens->num;
+    const float a = tokens->logits[(uint32_t)(num * 0x9E3779B97F4A7C15u >> 32) % num];
+    const float b = tokens->logits[(uint32_t)(num * 0xD1B54A32D192ED03u >> 32) % num];
+    const float c = tokens->logits[(uint32_t)(num * 0x8CB92BA72F3D8DD7u >> 32) % num];
     const float low = a < b ? a : b, high = a < b ? b : a;
     return c < low ? low : c > high ? high : c;
 }
@@ -65,13 +70,12 @@ static float middle(float a, float b, float c) {
 CPU static Edge edge_at(Tokens tokens, double goal) {
     Edge last = {-INFINITY, INT32_MAX};
     while (tokens.num) {
-        const float pivot = middle(tokens.logits[0], tokens.logits[tokens.num / 2], tokens.logits[tokens.num - 1]);
-        double above = 0, equal = 0;
+        const float pivot = pivot_of(&tokens);
+        double above = 0;
         for (int at = 0; at < tokens.num; at += 16) {
             const __mmask16 here = first_of(tokens.num - at);
             const __m512 logits = _mm512_maskz_loadu_ps(here, tokens.logits + at);
             above += sum_of(tokens.weights, at, _mm512_mask_cmp_ps_mask(here, logits, _mm512_set1_ps(pivot), _CMP_GT_OQ));
-            equal += sum_of(tokens.weights, at, _mm512_mask_cmp_ps_mask(here, logits, _mm512_set1_ps(pivot), _CMP_EQ_OQ));
         }
         if (above >= goal) {
             keep(&tokens, pivot, 1);
@@ -330,7 +334,7 @@ CPU static void rank_logits(const Row *row, Ranking ranking) {
         }
 }
 
-/* Where there are too few, token 0 is the others. */
+/* Where too few have a chance the first one is the others, too. */
 CPU static void rank(const Draw *draw, const Row *row, int vocab_size, Tokens tokens, Ranking ranking) {
     for (int place = 0; place < ranking.most; place++) {
         ranking.ids[place] = 0;
@@ -350,6 +354,9 @@ CPU static void rank(const Draw *draw, const Row *row, int vocab_size, Tokens to
         edge = edge.logit < lowest ? (Edge){lowest, INT32_MAX} : edge;
     }
     race(draw, row, edge, ranking);
+    for (int place = 1; place < ranking.most; place++)
+        if (ranking.leads[place] == -INFINITY)
+            ranking.ids[place] = ranking.ids[0];
 }
 
 /* Whether there was memory. */

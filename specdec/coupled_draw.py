@@ -1,8 +1,8 @@
 """The coupled draw (``specdec.sampling.sample_coupled``) of all rows in one call of coupled_draw.c, on CPUs with
-AVX512.
+AVX512-BF16.
 
 What the other way takes for a row of a large vocabulary, several milliseconds, is more than a draft step. It draws the
-same tokens: of the two only the last bits of a logarithm may differ.
+same tokens, but for the last bits of a logarithm, and of a sum where equal tokens meet top_p exactly.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def coupled_draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:  # [rows, voc
 
 def leaders(logits: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:  # [rows, count] each
     """The tokens that lead in the race of each row [rows, vocab], the one that is drawn first, and their scores with
-    the noise, int64 and float64. Where fewer have a chance the others are token 0, at -inf.
+    the noise, int64 and float64. Where fewer have a chance the others are the first one, at -inf.
 
     Raises MemoryError.
     """

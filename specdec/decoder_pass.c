@@ -153,6 +153,19 @@ static int draw(const Further *further, int chain, int number, const Ends *ends,
     return !draw.temperature || draw_row(&draw, logits, 1, ends->num_tokens, token);
 }
 
+static int draw_all(const Further *further, int number, const Ends *ends, int32_t *tokens, int num_threads) {
+    const int num = further->num_chains;
+    int there_was_memory = 1, num_drawn = 0;
+    for (int chain = 0; chain < num; chain++)
+        num_drawn += further->draws[chain].temperature != 0;
+    Work work = {0};
+#pragma omp parallel num_threads(num_threads) if (num_drawn > 1)
+    for (Turn turn = join(&work, num, num); next_item(&turn); item_is_done(&turn))
+        if (!draw(further, turn.item, number, ends, tokens + turn.item))
+            __atomic_store_n(&there_was_memory, 0, __ATOMIC_RELAXED);
+    return there_was_memory;
+}
+
 static int go_on(const Pass *pass, const Attention *attention, const Weights *weights, int num_layers, const Ends *ends,
                  Further *further, const Buffers *b, int num_threads) {
     const int num = further->num_chains, groups = attention->heads / attention->kv_heads;
@@ -177,8 +190,8 @@ static int go_on(const Pass *pass, const Attention *attention, const Weights *we
             break;
         int32_t *const tokens = further->tokens + (size_t)number * num;
         next.token_ids = tokens;
+        there_was_memory = draw_all(further, number, &next, tokens, num_threads);
         for (int chain = 0; chain < num; chain++) {
-            there_was_memory &= draw(further, chain, number, &next, tokens + chain);
             positions[chain] = further->positions[chain] + number;
             seen[chain] = positions[chain] + 1;
             slots[chain] = pass->keys[further->keys[chain] + positions[chain]];

@@ -79,7 +79,7 @@ HIDDEN void multiply(Turn turn, const Product *products, const bf16 *rows, int n
 typedef struct {
     uint64_t seed;
     uint32_t position, domain;
-    double temperature, top_p, min_p; /* temperature 0: the likeliest token, of equals the first */
+    double temperature, top_p, min_p; /* top_p: above 0; temperature 0: the likeliest token, of equals the first */
     int32_t top_k;                    /* 0: all */
 } Draw;
 

@@ -32,9 +32,14 @@ class SamplingState:
         self.transforms = Transforms(spec, mask)
 
     @property
+    def draws_by_logits(self) -> bool:
+        """What is drawn is what ``draw`` tells, by the model's logits as they are."""
+        return self.spec.keyed_by_token and not self.transforms.active
+
+    @property
     def takes_likeliest(self) -> bool:
         """What is drawn is the likeliest token, by the model's logits as they are."""
-        return self.spec.keyed_by_token and self.spec.sampling.greedy and not self.transforms.active
+        return self.spec.sampling.greedy and self.draws_by_logits
 
     def draw(self, position: int) -> Draw:
         """At a position of its text."""

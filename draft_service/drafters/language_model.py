@@ -23,7 +23,7 @@ from specdec.portions import MAX_TREE_ROWS
 from specdec.prefill import fair_share, rows_to_feed
 from specdec.rounds import AHEAD, CACHE_SALT, SIBLINGS
 from specdec.sampling_state import SamplingState
-from specdec.sequence import SequenceSpec
+from specdec.sequence import Draw, SequenceSpec
 from specdec.tree import EMPTY_TREE, ROOT
 
 _MOST_FURTHER = 64
@@ -133,7 +133,7 @@ class LanguageModelDrafter:
             try:
                 if not sequence.spots:
                     self._make_room(caches, len(ids) + len(nodes))
-                draw = sequence.memory.sampling.draw(sequence.base + len(sequence.tree)) if num_further else None
+                draw = _next_draw(sequence) if num_further else None
                 segments[index] = caches[index].segment(ids, reads_end, nodes, sequence.tree, num_further, draw)
             except PoolFullError as error:
                 done[index] = Overloaded(str(error))
@@ -161,7 +161,7 @@ class LanguageModelDrafter:
     def _num_further(self, sequences: Sequence[DraftSequence], num_rows: int) -> int:
         """Rows that each of these may have after the pass, below its last node, before it is known what is proposed
         there: what is drawn is. Beside ``num_rows`` that the pass needs."""
-        if not self._runner.goes_on or not all(map(_is_keyed_chain, sequences)):
+        if not self._runner.goes_on or not all(map(_is_drawn_chain, sequences)):
             return 0
         pool, num = self._runner.pool, len(sequences)
         room = (pool.num_free_blocks - num) * pool.block_size - num_rows  # each may begin a block
@@ -203,8 +203,15 @@ def _children(sequence: DraftSequence, spots: Sequence[Spot]) -> list[Node]:
     return nodes
 
 
-def _is_keyed_chain(sequence: DraftSequence) -> bool:
-    return sequence.spec.keyed_by_token and not sequence.spots
+def _is_drawn_chain(sequence: DraftSequence) -> bool:
+    state: SamplingState = sequence.memory.sampling
+    return state.draws_by_logits and not sequence.spots
+
+
+def _next_draw(sequence: DraftSequence) -> Draw:
+    """Below its last node."""
+    state: SamplingState = sequence.memory.sampling
+    return state.draw(sequence.base + (1 + sequence.tree.depths[-1] if sequence.tree else 0))
 
 
 def _chain(sequence: DraftSequence) -> list[Node]:

@@ -31,7 +31,7 @@ def by_c(logits: Tensor, draws: list[Draw]) -> list[int]:
 
 def some_sampling(rng: random.Random) -> SamplingParams:
     return SamplingParams(
-        rng.choice([0.0, 0.1, 0.5, 1.0, 2.0, 7.3]),
+        rng.choice([0.0, 0.001, 0.1, 0.5, 1.0, 2.0, 100.0]),
         top_k=rng.choice([0, 0, 1, 2, 5, 50, 1000]),
         top_p=rng.choice([1.0, 1.0, 0.01, 0.3, 0.9, 0.95, 0.999999]),
         min_p=rng.choice([0.0, 0.0, 0.05, 0.5, 1.0]),
@@ -69,6 +69,15 @@ def test_the_same_tokens_are_drawn_from_a_large_vocabulary() -> None:
     for temperature, top_p in ((1.0, 1.0), (0.8, 0.95), (3.0, 0.5)):
         draws = [Draw(SamplingParams(temperature, top_p=top_p), seed, seed) for seed in range(6)]
         assert by_c(logits, draws) == by_torch(logits, draws)
+
+
+def test_no_order_of_the_logits_takes_long() -> None:
+    """Ten minutes, if the pivot is one of the ends or in the middle."""
+    num = 2_000_000
+    valley = (torch.arange(num, dtype=torch.float32) - num / 2).abs() / num
+    rows = torch.stack([valley, -valley])
+    draws = [Draw(SamplingParams(t, top_p=0.9), 3, row) for row, t in enumerate((1.0, 0.5))]
+    assert by_c(rows, draws) == by_torch(rows, draws)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 5, 64, 1000])
