@@ -113,9 +113,9 @@ class Chances:
 
     def _share_where(self, rank: int, sure: int) -> float:
         own, of_all = self._share(rank), self._of_all or self
-        general = of_all._share(rank)
         if not sure:
             return own
+        general = of_all._share(rank)
         share = of_all._of_sure(sure)[rank].share(general, _SURE_TRIALS)
         # What this text is, compared with all, is a factor of the odds.
         right, wrong = share * own * (1.0 - general), (1.0 - share) * (1.0 - own) * general

@@ -186,10 +186,12 @@ class Costs:
 
     def _pass_s(self, num_nodes: float, away_s: float) -> float:
         """The same of a pass, in which not all of them are."""
-        together: float = self.everybody
+        together = float(self.everybody)
         for _ in range(3):
             pass_s = self._seconds(together * (num_nodes + 1), self._apart)
-            together = max(1.0, self.everybody / (1 + self._apart * max(1.0, away_s / pass_s)))
+            before, together = together, max(1.0, self.everybody / (1 + self._apart * max(1.0, away_s / pass_s)))
+            if together == before:
+                break
         return pass_s
 
     def _seconds(self, rows: float, apart: float = 0.0) -> float:

@@ -43,6 +43,8 @@ class Guesses:
         self._cut = False  # for the lookup's sake nothing more may come unasked
         self._held = False  # and so this round had to be asked for
         self._drafting, self._awaited = False, 0
+        self._judged: list[float] = []  # rounds
+        self._pays = False
 
     def grant(
         self, sequence: Sequence, drafting: bool, awaited: int, unasked: int, beaten: Callable[[float], Rival]
@@ -82,8 +84,8 @@ class Guesses:
             # What rows cost is to be known, where no draft shows it.
             chances = self._lookup.look(sequence.ids)
             num_guessed, promise = min(_FIRST, most, len(chances)), 1.0
-        elif max(self._promised([1.0] * MOST_GUESSED)) < ON:
-            return NO_GUESS, most  # rows cost so much that nothing would be gained if all were right
+        elif not self._can_pay():
+            return NO_GUESS, most
         else:
             chances = self._lookup.look(sequence.ids)[:most]
             num_guessed, promise = self._best(chances, min(unasked, OVERRUN))
@@ -96,6 +98,14 @@ class Guesses:
         self._granted_at = self._num_rounds
         in_doubt = chances[num_guessed - 1] < _DOUBT
         return Guess(self._lookup.guess(num_guessed), beaten(promise), in_doubt), 0
+
+    def _can_pay(self) -> bool:
+        """Else rows cost so much that nothing would be gained if all were right. Costs work their rounds out anew where
+        there is news, and give the same list until then."""
+        rounds = self._rounds
+        if rounds is not self._judged:
+            self._judged, self._pays = rounds, max(self._promised([1.0] * MOST_GUESSED)) >= ON
+        return self._pays
 
     def _best(self, chances: list[float], unasked: int) -> tuple[int, float]:
         """How many tokens of the guess promise the most, and what; 0: the target alone promises as much."""
