@@ -58,7 +58,7 @@ class DecoderPass:
         context_length: int,
     ) -> None:
         self.layers, self.head = layers, head
-        self._embedding = embedding.weight
+        self._embedding, self._num_embeddings = embedding.weight, len(embedding.weight)
         self._rotary, self._norm = rotary, norm  # what C points to is held here
         self._vocab_size, self._context_length = vocab_size, context_length
         self._groups = layers.attention.heads // layers.attention.kv_heads
@@ -72,23 +72,23 @@ class DecoderPass:
     def __call__(
         self, token_ids: Sequence[int], positions: Sequence[int], logit_rows: Sequence[int], packed_pass: PackedPass
     ) -> PassOutputs:
-        if not 0 <= min(token_ids, default=0) <= max(token_ids, default=0) < len(self._embedding):
-            raise IndexError(f"a token id is not below {len(self._embedding)}")
+        if not 0 <= min(token_ids, default=0) <= max(token_ids, default=0) < self._num_embeddings:
+            raise IndexError(f"a token id is not below {self._num_embeddings}")
         num_passes = packed_pass.rows.num_further if self.goes_on else 0
         last_rows = packed_pass.rows.last_rows if num_passes else []
         num_rows, num_wanted, num_further = len(token_ids), len(logit_rows), num_passes * len(last_rows)
         self._have_rows(num_rows)
         self._have_positions(max(positions, default=0) + 1 + num_passes)
         numbers = np.array([*token_ids, *positions, *logit_rows], np.int32)
-        features = self._embedding.new_empty(num_wanted + num_further, self.head.in_features)
-        logits = self._embedding.new_empty(num_wanted + num_further, self.head.out_features)
+        features = np.empty((num_wanted + num_further, self.head.in_features), np.int16)  # bfloat16
+        logits = np.empty((num_wanted + num_further, self.head.out_features), np.int16)
         likeliest = np.empty(num_wanted + num_further, np.int32)
-        sound = torch.empty(num_rows + num_further, dtype=torch.bool)
+        sound = np.empty(num_rows + num_further, np.bool_)
         ends, buffers = self._ends, self._buffers
         ends.token_ids = at = numbers.ctypes.data
         ends.positions, ends.logit_rows = at + 4 * num_rows, at + 8 * num_rows
-        ends.features, ends.logits, ends.sound = features.data_ptr(), logits.data_ptr(), sound.data_ptr()
-        ends.likeliest = likeliest.ctypes.data
+        ends.features, ends.logits = features.ctypes.data, logits.ctypes.data
+        ends.likeliest, ends.sound = likeliest.ctypes.data, sound.ctypes.data
         ends.num_logit_rows, buffers.num_rows = num_wanted, num_rows
         if not num_passes:
             self.layers.compute(packed_pass, buffers, ends)

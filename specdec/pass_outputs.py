@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
 class PassOutputs:
     """Of the segments of a pass, one after the other. Then come the rows that followed, in each of their passes one of
     every segment.
@@ -18,23 +18,39 @@ class PassOutputs:
     what is computed after it in its own text means nothing.
     """
 
-    logits: Tensor  # [logit rows, vocab_size], in the model's dtype
-    features: Tensor  # [logit rows, hidden_size]: what the output embedding read
-    sound: Tensor  # [rows] bool
-    likeliest: Sequence[int] | None = None
-    """The token of each logit row, of equals the first. None: it did not come along."""
-    further: Sequence[Sequence[int]] = ()
-    """Token ids of the rows that followed, of each segment; none: there are no such rows."""
+    def __init__(
+        self,
+        logits: Tensor | np.ndarray,  # [logit rows, vocab_size], in the model's dtype
+        features: Tensor | np.ndarray,  # [logit rows, hidden_size]: what the output embedding read
+        sound: Tensor | np.ndarray,  # [rows] bool
+        likeliest: Sequence[int] | None = None,
+        further: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Arrays have bfloat16 as int16, and become tensors when somebody asks for them. Whatever is called of torch
+        lets go of the interpreter for a moment, and a thread that carries the last pass's tokens may keep it."""
+        self._logits, self._features, self._sound = logits, features, sound
+        self.likeliest = likeliest
+        """The token of each logit row, of equals the first. None: it did not come along."""
+        self.further = further
+        """Token ids of the rows that followed, of each segment; none: there are no such rows."""
+
+    @functools.cached_property
+    def logits(self) -> Tensor:  # [logit rows, vocab_size], in the model's dtype
+        return _tensor(self._logits)
+
+    @functools.cached_property
+    def features(self) -> Tensor:  # [logit rows, hidden_size]
+        return _tensor(self._features)
 
     @functools.cached_property
     def sound_rows(self) -> list[bool]:
-        """``sound``, brought from the device in one piece."""
-        rows: list[bool] = self.sound.tolist()
+        """Brought from the device in one piece."""
+        rows: list[bool] = self._sound.tolist()
         return rows
 
     def as_one(self) -> RowOutputs:
         """Of a pass with one segment."""
-        return RowOutputs(self, range(len(self.sound)), range(len(self.logits)))
+        return RowOutputs(self, range(len(self._sound)), range(len(self._logits)))
 
 
 class RowOutputs:
@@ -83,6 +99,10 @@ def _places(counts: Sequence[int], num_further: int) -> list[Sequence[int]]:
         start += count
         places.append([*own, *range(total + place, total + num_further * num, num)] if num_further else own)
     return places
+
+
+def _tensor(numbers: Tensor | np.ndarray) -> Tensor:
+    return numbers if isinstance(numbers, Tensor) else torch.from_numpy(numbers).view(torch.bfloat16)
 
 
 def _taken(rows: Tensor, places: Sequence[int]) -> Tensor:
