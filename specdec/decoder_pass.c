@@ -200,7 +200,8 @@ static int go_on(const Pass *pass, const Attention *attention, const Weights *we
         next.features += (size_t)num_logits * weights->hidden_size;
         next.likeliest += num_logits;
         next.sound += num_rows;
-        there_was_memory = there_was_memory && compute_pass(&next_pass, attention, weights, num_layers, &next, &buffers, num_threads);
+        there_was_memory = there_was_memory && compute_pass(&next_pass, attention, weights, num_layers, &next, &buffers,
+                                                            num_threads);
         num_logits = num_rows = num;
         further->num_done = number + 1;
     }

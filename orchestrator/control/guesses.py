@@ -43,7 +43,7 @@ class Guesses:
         self._cut = False  # for the lookup's sake nothing more may come unasked
         self._held = False  # and so this round had to be asked for
         self._drafting, self._awaited = False, 0
-        self._judged: list[float] = []  # rounds
+        self._judged: tuple[list[float], float] = [], 0.0  # rounds, and what they are compared with
         self._pays = False
 
     def grant(
@@ -102,9 +102,10 @@ class Guesses:
     def _can_pay(self) -> bool:
         """Else rows cost so much that nothing would be gained if all were right. Costs work their rounds out anew where
         there is news, and give the same list until then."""
-        rounds = self._rounds
-        if rounds is not self._judged:
-            self._judged, self._pays = rounds, max(self._promised([1.0] * MOST_GUESSED)) >= ON
+        rounds, alone_s = self._rounds, self._alone_s
+        if rounds is not self._judged[0] or alone_s != self._judged[1]:
+            self._judged = rounds, alone_s
+            self._pays = max(self._promised([1.0] * MOST_GUESSED)) >= ON
         return self._pays
 
     def _best(self, chances: list[float], unasked: int) -> tuple[int, float]:
