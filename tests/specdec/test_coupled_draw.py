@@ -13,6 +13,7 @@ from specdec import coupled_draw
 from specdec.noise import Key
 from specdec.noise_cache import KeptRows, PassNoise
 from specdec.sampling import runners_up, sample_coupled
+from specdec.sampling_state import SamplingState, choose
 from specdec.sequence import Draw, SamplingParams, SequenceSpec
 from tests.specdec.common_layers import threads_for_passes
 
@@ -30,10 +31,11 @@ def by_c(logits: Tensor, draws: list[Draw]) -> list[int]:
 
 
 def some_sampling(rng: random.Random) -> SamplingParams:
+    """No number of equal tokens has just the mass top_p, where torch rounds in one way and C in another."""
     return SamplingParams(
         rng.choice([0.0, 0.001, 0.1, 0.5, 1.0, 2.0, 100.0]),
         top_k=rng.choice([0, 0, 1, 2, 5, 50, 1000]),
-        top_p=rng.choice([1.0, 1.0, 0.01, 0.3, 0.9, 0.95, 0.999999]),
+        top_p=rng.choice([1.0, 1.0, 0.010007, 0.30371, 0.90137, 0.95173, 0.999999]),
         min_p=rng.choice([0.0, 0.0, 0.05, 0.5, 1.0]),
     )
 
@@ -134,8 +136,6 @@ def test_rows_of_another_kind_are_left_to_torch(logits: Tensor, taken: bool) -> 
 
 
 def test_a_sequence_draws_with_its_own_seed_and_sampling() -> None:
-    from specdec.sampling_state import SamplingState, choose
-
     logits = some_logits(random.Random(6), 4, 500, torch.float32)
     states: list[Any] = [SamplingState(SequenceSpec((1,), 1, SamplingParams(0.9), seed)) for seed in (3, 4)]
     places = [(states[0], 1), (states[0], 2), (states[1], 1), (states[1], 2)]
