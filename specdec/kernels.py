@@ -9,10 +9,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+
+log = logging.getLogger(__name__)
 
 
 def kernel(name: str, *argument_types: Any, amx_is_faster: bool = True) -> Callable[..., int] | None:
@@ -37,7 +41,20 @@ def _library() -> ctypes.CDLL | None:
     found = importlib.util.find_spec("specdec._kernels")
     if found is None or found.origin is None:
         return None
+    if is_out_of_date(Path(found.origin)):
+        log.warning("the C files are newer than what was compiled of them, so that is not used; run `make setup`")
+        return None
     try:
         return ctypes.CDLL(found.origin)
     except OSError:  # compiled for another machine; a torch with another OpenMP
         return None
+
+
+def is_out_of_date(library: Path) -> bool:
+    """In a checkout, which may have been updated without compiling: other structures than Python's would be memory that
+    is overwritten. What is installed otherwise is of one piece."""
+    package = library.parent
+    if not (package.parent / "pyproject.toml").exists():
+        return False
+    sources = [*package.glob("*.c"), *package.glob("*.h")]
+    return any(source.stat().st_mtime > library.stat().st_mtime for source in sources)
