@@ -18,6 +18,10 @@ _PRIMING_TOKENS = 16
 _MOST_TOKENS_OF_A_CHARACTER = 4
 """The bytes of one in UTF-8, where each is a token."""
 
+_MOST_PENDING = 64
+"""Tokens in a row that end in no whole character: bytes that are none, or special tokens. The decoder looks at all of
+them again with every token."""
+
 
 class Origin(Enum):
     """Where a committed token came from."""
@@ -62,6 +66,7 @@ class Output:
         self._stop = tuple(stop)
         self._text = ""
         self._num_sent = 0  # characters
+        self._num_pending = 0  # tokens since the last that ended in a whole character
         self._held: list[_Held] = []
 
     def push(self, token_id: int, origin: Origin) -> str | None:
@@ -71,7 +76,12 @@ class Output:
         self._ids.append(token_id)
         self._text += text
         self._held.append(_Held(token_id, origin, None))
-        if text or self._decoder is None:
+        self._num_pending = 0 if text else self._num_pending + 1
+        if self._tokenizer is not None and self._num_pending == _MOST_PENDING:
+            # They have no text; it goes on as if they were not there.
+            self._decoder = _primed(self._tokenizer, self._ids[:-_MOST_PENDING])
+            self._num_pending = 0
+        if not self._num_pending or self._decoder is None:
             for held in self._held:
                 held.end = held.end if held.end is not None else len(self._text)
         if self._num_exempt_tokens:
@@ -144,13 +154,15 @@ class Output:
 
     def _num_suspicious(self) -> int:
         """Length of the longest tail that may be the beginning of a stop string."""
-        longest = 0
+        longest, last = 0, self._text[-1:]
         num_searched = len(self._text) - self._num_exempt
         for stop in self._stop:
-            for length in range(min(len(stop) - 1, num_searched), longest, -1):
+            length = min(len(stop) - 1, num_searched)
+            # Of its beginnings those that end as the text does, the longest first.
+            while length > longest and (length := stop.rfind(last, longest, length) + 1) > longest:
                 if self._text.endswith(stop[:length]):
                     longest = length
-                    break
+                length -= 1
         return longest
 
 

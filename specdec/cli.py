@@ -92,9 +92,9 @@ def up(
     target: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "target"),
     draft: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "draft"),
     port: Annotated[int, typer.Option(help="port of the orchestrator")] = 50050,
-    threads: Annotated[int, typer.Option(help="CPU threads of each model; 0: as torch sees fit")] = max(
-        1, (os.cpu_count() or 2) // 2
-    ),
+    threads: Annotated[
+        int, typer.Option(help="CPU threads of each model: by default half of the cores; 0: one for each it may use")
+    ] = max(1, (os.cpu_count() or 2) // 2),
     certificates_dir: Annotated[
         Path | None, typer.Option("--certificates", help="directory of `specdec certificates`: speak TLS")
     ] = None,

@@ -37,15 +37,15 @@ async def watch(loop: StepLoop, server: Server, hung_pass_s: float) -> str:
         if hung != (age_s >= hung_pass_s):
             hung = not hung
             log.warning("a pass hangs" if hung else "the pass that hung has ended", extra={"pass_age_s": age_s})
-            await server.set_serving(not hung)
+            server.set_serving(not hung)
         await asyncio.sleep(every_s)
         # Not by the clock alone: a process that was stopped for a while comes back late, and has not hung.
         now = time.monotonic()
         same = began is not None and began == loop.busy_since
         age_s = age_s + min(now - looked, 2 * every_s) if same else 0.0
         began, looked = loop.busy_since, now
-    await server.set_serving(False)
-    await server.set_alive(False)
+    server.set_serving(False)
+    server.set_alive(False)
     return reason
 
 

@@ -94,7 +94,7 @@ class ModelServer:
     async def start(self) -> None:
         await self._server.start()
         self._process_metrics.start()
-        await self._server.set_serving()
+        self._server.set_serving()
         step_loop = self.servicer.streams.step_loop
         self._watch = asyncio.create_task(liveness.watch(step_loop, self._server, self._settings.hung_pass_s))
 
@@ -107,7 +107,7 @@ class ModelServer:
         """Drain within the grace (live sequences are sent elsewhere at their round's end), then close."""
         if self._watch is not None:
             self._watch.cancel()
-        await self._server.set_serving(False)
+        self._server.set_serving(False)
         if grace_s:
             await self.servicer.streams.drain(grace_s)
         # The orchestrators' streams never end by themselves; but whoever watches its health is to hear of the end.

@@ -17,10 +17,11 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
+from specdec import health
 from specdec.errors import InvalidArgument, PermissionDenied, SpecdecError, from_status, to_status
 from specdec.settings import ServiceSettings
 from specdec.tls import Tls
@@ -260,10 +261,10 @@ class Server:
         interceptor = _Interceptor(callers or {} if tls else {})
         own = _patient(SERVER_OPTIONS) if public else SERVER_OPTIONS
         self.grpc = grpc.aio.server(interceptors=[interceptor], options=[*own, *options])
-        self._health = health.aio.HealthServicer()
+        self._health = health.Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         if settings.reflection:
-            names = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
+            names = [*services, health.SERVICE, reflection.SERVICE_NAME]
             reflection.enable_server_reflection(names, self.grpc)
         self.port = 0
         self.health_port = 0
@@ -277,8 +278,8 @@ class Server:
             self._health_alone = grpc.aio.server(options=SERVER_OPTIONS)
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._health_alone)
             self.health_port = self._listen(self._health_alone, self._settings.health_port)
-        await self._set(health_pb2.HealthCheckResponse.NOT_SERVING)
-        await self.set_alive(True)
+        self.set_serving(False)
+        self.set_alive(True)
         await self.grpc.start()
         if self._health_alone is not None:
             await self._health_alone.start()
@@ -292,20 +293,15 @@ class Server:
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from error
 
-    async def set_serving(self, serving: bool = True) -> None:
-        status = health_pb2.HealthCheckResponse
-        await self._set(status.SERVING if serving else status.NOT_SERVING)
-
-    async def set_alive(self, alive: bool) -> None:
-        status = health_pb2.HealthCheckResponse
-        await self._health.set(LIVENESS, status.SERVING if alive else status.NOT_SERVING)
-
-    async def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+    def set_serving(self, serving: bool = True) -> None:
         for service in self._services:
-            await self._health.set(service, status)
+            self._health.tell(service, serving)
+
+    def set_alive(self, alive: bool) -> None:
+        self._health.tell(LIVENESS, alive)
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        await self.set_serving(False)
+        self.set_serving(False)
         try:
             await self.grpc.stop(grace_s)
         finally:

@@ -131,7 +131,7 @@ async def test_who_does_not_answer_is_a_finding() -> None:
 
 async def test_a_draining_service_is_a_finding() -> None:
     async with cluster([TableVerifier(TABLE)], [TableDrafter(TABLE)]) as running:
-        await running.targets[0]._server.set_serving(False)
+        running.targets[0]._server.set_serving(False)
         _, found = await examine(f"127.0.0.1:{running.orchestrator.port}")
     assert any("not serving" in what and "target" in what for what in wrong(found))
 

@@ -51,7 +51,7 @@ def main(
     row_us: Annotated[float, typer.Option(help="of the table target, for each row of a pass")] = _COSTS.row_us,
     dtype: Annotated[
         Dtype | None,
-        typer.Option(help="of the other pairs' weights; float32 takes longer [default: the CPU's]"),
+        typer.Option(help="of the other pairs' weights; float32 takes longer (default: the CPU's)"),
     ] = None,
     temperature: Annotated[
         list[float] | None, typer.Option(min=0, help="of sampling; may be repeated; 0 and 1 if none is named")

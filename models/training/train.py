@@ -1,7 +1,7 @@
 """Train one model of the pair on the processor, within a budget of wall-clock time.
 
-    python -m models.training.train target --minutes 65
-    python -m models.training.train draft --minutes 20
+    python -m models.training.train target --minutes 56
+    python -m models.training.train draft --minutes 19
 
 The target learns from the text. The draft learns from the target: it minimises the divergence of
 the target's next-token distribution from its own, which is what acceptance depends on. The rate

@@ -101,7 +101,7 @@ class OrchestratorServer:
         self._process_metrics.start()
         await self._stack.enter_async_context(self.targets)
         await self._stack.enter_async_context(self.drafts)
-        await self._server.set_serving()
+        self._server.set_serving()
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Take no new connections and requests, let the running ones end within the grace, then close."""

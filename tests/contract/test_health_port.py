@@ -36,7 +36,7 @@ async def test_the_health_port_tells_health_in_the_clear_and_nothing_else(ours: 
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await target_pb2_grpc.TargetServiceStub(channel).GetModelInfo(common_pb2.GetModelInfoRequest())
             assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        await server._server.set_serving(False)
+        server._server.set_serving(False)
         assert await health(address) == status.NOT_SERVING
     with pytest.raises(grpc.aio.AioRpcError):
         await health(address)

@@ -44,7 +44,7 @@ async def test_a_service_with_tls_is_asked_in_the_clear_or_by_its_certificates_n
         environment = {name.upper(): file for name, file in own.items()}
         said = await health(HOST="0.0.0.0", PORT=str(server.port), **environment, **port)
         assert said == (0, "SERVING\n")
-        await server._server.set_serving(False)
+        server._server.set_serving(False)
         assert await health(HOST="0.0.0.0", PORT=str(server.port), **environment, **port) == (1, "NOT_SERVING\n")
 
 

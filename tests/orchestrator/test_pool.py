@@ -78,14 +78,14 @@ async def test_a_replica_that_serves_again_wakes_who_waits_and_meanwhile_says_wh
     async with cluster([TableVerifier(Table())]) as running:
         pool, [server] = running.orchestrator.targets, running.targets
         [replica] = pool.replicas
-        await server._server.set_serving(False)
+        server._server.set_serving(False)
         while replica.ready:
             await asyncio.sleep(0.01)
         with pytest.raises(ReplicaLost, match="it says that it is not serving"):
             await pool.wait_for_one(0.05)
         waiting = asyncio.create_task(pool.wait_for_one(20.0))
         await asyncio.sleep(0.05)
-        await server._server.set_serving()
+        server._server.set_serving()
         assert await asyncio.wait_for(waiting, 10.0) is replica
 
 

@@ -300,3 +300,16 @@ def test_without_a_tokenizer_ids_come_at_once_and_without_text():
     assert output.take() == Piece("", (7,), (Origin.BONUS,), (0,))
     output.push(8, Origin.DRAFT)
     assert output.take(finished=True).token_ids == (8,)
+
+
+@pytest.mark.parametrize(("name", "token"), [("demo", END), ("sentencepiece", FIRST_BYTE + 0x80), ("mixed", 3)])
+def test_what_never_becomes_a_character_is_handed_out_without_text(name: str, token: int):
+    """1,024 tokens: a number of times what is waited for; of fewer than that, bytes are shown as what they are not."""
+    tokenizer = TOKENIZERS[name]
+    before = tokenizer.encode("return").ids if name == "demo" else [tokenizer.token_to_id("a")] * 3
+    after = tokenizer.encode(" x").ids if name == "demo" else [tokenizer.token_to_id("b")]
+    text, ids, ends, _, pieces = stream(tokenizer, [*before, *[token] * 1024, *after])
+    assert text == tokenizer.decode([*before, *after])
+    assert ids == [*before, *[token] * 1024, *after]
+    assert max(len(piece.token_ids) for piece in pieces) <= 65
+    assert ends == sorted(ends)

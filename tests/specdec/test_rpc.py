@@ -302,7 +302,7 @@ async def test_health_can_be_watched_and_stopping_ends_the_watch_soon(service: s
     async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service))
         assert (await watch.read()).status == NOT_SERVING
-        await server.set_serving()
+        server.set_serving()
         assert (await watch.read()).status == SERVING
         # As model services do it: without a moment of grace the end may overtake the news.
         stopping = asyncio.create_task(server.stop(0.25))

@@ -1,0 +1,50 @@
+"""The standard health service (grpc.health.v1), in which nobody waits for a watcher that does not read.
+
+grpcio's own writes to its watchers while it holds what one needs to change a status, so that a single one of them could
+keep a service from stopping. Knows names and statuses; refuses to know why they change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+_Status = health_pb2.HealthCheckResponse
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """Until ``tell`` a service is unknown."""
+
+    def __init__(self) -> None:
+        self._serving: dict[str, bool] = {}
+        self._changed = asyncio.Event()
+
+    def tell(self, service: str, serving: bool) -> None:
+        self._serving[service] = serving
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
+        if request.service not in self._serving:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service!r}")
+        return _Status(status=self._status(request.service))
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
+        """What comes in between while it is written may go untold."""
+        told = None
+        while True:
+            changed = self._changed
+            if (status := self._status(request.service)) != told:
+                await context.write(_Status(status=status))
+                told = status
+            else:
+                await changed.wait()
+
+    def _status(self, service: str) -> health_pb2.HealthCheckResponse.ServingStatus:
+        serving = self._serving.get(service)
+        return _Status.SERVICE_UNKNOWN if serving is None else _Status.SERVING if serving else _Status.NOT_SERVING
