@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from opentelemetry import trace
@@ -23,6 +23,9 @@ from specdec.telemetry import context_of
 
 HEARTBEAT_S = 0.25
 """A stream with something unanswered is written to at least this often."""
+
+_AT_ONCE = 256
+"""Messages of a frame, after which others have their turn: a frame may hold a million."""
 
 _UNTAKEN = 16
 """Results per live sequence. A stream with more of them that its peer has not taken is held."""
@@ -113,7 +116,9 @@ class StreamServer:
     async def _read(self, frames: AsyncIterator[Any], stream: _Stream) -> None:
         try:
             async for frame in frames:
-                stream.take(frame)
+                for _ in stream.take(frame):
+                    await asyncio.sleep(0)
+                    await stream.not_held.wait()
                 await stream.not_held.wait()
         except SpecdecError as error:
             stream.failure = error
@@ -149,15 +154,25 @@ class _Stream:
 
     # --- from the peer ---
 
-    def take(self, frame: Any) -> None:
+    def take(self, frame: Any) -> Iterator[None]:
+        """With pauses where there is much of it, or where it is held."""
+        for number, _ in enumerate(self._take_in(frame), 1):
+            if number % _AT_ONCE == 0 or not self.not_held.is_set():
+                self._loop.post()
+                yield
+        self._loop.post()
+
+    def _take_in(self, frame: Any) -> Iterator[None]:
         opens, entries, closes = self._codec.split(frame)
         for message in opens:
             self._guard(self._take_open, message)
+            yield
         for message in entries:
             self._guard(self._take_entry, message)
+            yield
         for sequence in closes:
             self._end(sequence)
-        self._loop.post()
+            yield
 
     def half_close(self) -> None:
         self._half_closed = True
@@ -206,7 +221,7 @@ class _Stream:
             self._loop.close(Key(self.number, sequence))
 
     def end_all(self) -> None:
-        for sequence in list(self._live):
+        for sequence in [*self._live, *self._partial]:
             self._end(sequence)
         self._hold(False)
         self._loop.post()

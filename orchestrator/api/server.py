@@ -71,7 +71,7 @@ class OrchestratorServer:
         certificates = tls.of(settings, "orchestrator")
         target = Role("target", target_link, target_info, self._admit_target, certificates)
         draft = Role("draft", draft_link, draft_info, self._admit_draft, certificates)
-        self.targets = Pool(target, settings.target, settings.resolve_every_s)
+        self.targets = Pool(target, settings.target, settings.resolve_every_s, self._compare_drafts)
         self.drafts = Pool(draft, settings.draft, settings.resolve_every_s)
         self._servicer = GenerationServicer(self.targets, self.drafts, tokenizer, settings, Metrics())
         pool_metrics.observe(
@@ -134,6 +134,11 @@ class OrchestratorServer:
             raise ModelMismatch(
                 f"target {address} serves the model {info.model_digest[:12]}, the others {in_use.model_digest[:12]}"
             )
+
+    def _compare_drafts(self) -> None:
+        """Another target may have come, with another vocabulary than that which drafts were compared with."""
+        for draft in self.drafts.replicas:
+            draft.compare()
 
     def _admit_draft(self, address: str, info: ModelInfo) -> None:
         """A draft must share the target's vocabulary."""

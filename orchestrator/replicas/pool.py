@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.replicas.replay_gate import ReplayGate
 from orchestrator.replicas.replica import Replica, Role
@@ -27,9 +27,16 @@ _AS_BUSY = 2
 
 
 class Pool:
-    """``async with`` finds all endpoints of ``addresses`` (host:port) and keeps them connected."""
+    """``async with`` finds all endpoints of ``addresses`` (host:port) and keeps them connected. ``changed`` is called
+    whenever one of them became usable or ceased to be."""
 
-    def __init__(self, role: Role, addresses: Sequence[str], resolve_every_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        role: Role,
+        addresses: Sequence[str],
+        resolve_every_s: float = 5.0,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
         self.replicas: list[Replica] = []
         self.unresolved: dict[str, str] = {}  # address -> why
         self.waiting_for_room: set[object] = set()
@@ -40,6 +47,7 @@ class Pool:
         self._resolve_every_s = resolve_every_s
         self._endpoints: dict[str, set[str]] = {}  # of each address, as last resolved
         self._changed = asyncio.Event()
+        self._tell = changed
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
         self._upkeep: list[asyncio.Task[None]] = []
         self._random = random.Random()
@@ -70,11 +78,13 @@ class Pool:
     ) -> Replica | None:
         """Of two that can be used, drawn at random, the better one: all of them, yet none is overrun.
 
-        ``avoid``, and whose KV cache is too small for ``num_tokens``, only if there is no other; who lacks one of the
-        capabilities ``needs`` never.
+        ``avoid`` only if there is no other; who lacks one of the capabilities ``needs`` never; whose KV cache is too
+        small for ``num_tokens`` only if nobody is known with a larger one, who may come back.
         """
-        ready = [replica for replica in self.replicas if replica.ready and replica.can(needs)]
-        ready = [replica for replica in ready if replica.fits(num_tokens)] or ready
+        able = [replica for replica in self.replicas if replica.can(needs)]
+        ready = [replica for replica in able if replica.ready and replica.fits(num_tokens)]
+        if not ready and not any(replica.num_kv_slots > num_tokens for replica in able):
+            ready = [replica for replica in able if replica.ready]
         ready = [replica for replica in ready if replica.trusted] or ready
         ready = [replica for replica in ready if replica is not avoid] or ready
         if len(ready) > 2:
@@ -93,10 +103,8 @@ class Pool:
                     await self._changed.wait()
                 return replica
         except TimeoutError:
-            problems = [
-                f"{replica.address}: {replica.why_not or 'knows less than this request needs'}"
-                for replica in self.replicas
-            ]
+            lacks = "knows less than this request needs, or has no KV cache for it"
+            problems = [f"{replica.address}: {replica.why_not or lacks}" for replica in self.replicas]
             problems += [f"{address}: {why}" for address, why in self.unresolved.items()]
             raise ReplicaLost(
                 f"no {self._role.name} could be reached in {timeout_s:g} s ({'; '.join(problems) or 'none is named'})"
@@ -141,6 +149,7 @@ class Pool:
     def _wake(self) -> None:
         self._changed.set()
         self.replays.changed()
+        self._tell()
 
     async def _keep_comparing(self) -> None:
         """Set aside whoever is much slower than the fastest twice in a row, as long as somebody is left."""

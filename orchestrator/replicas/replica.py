@@ -22,7 +22,7 @@ from orchestrator.replicas.link import HostileReplica, Lane, Link, WatchdogFired
 from orchestrator.replicas.tally import Tally
 from specdec import rpc, wire
 from specdec.errors import ModelMismatch, ReplicaLost, SpecdecError
-from specdec.rounds import ModelInfo
+from specdec.rounds import Load, ModelInfo
 from specdec.tls import Tls
 from specdec.tls_trouble import tls_trouble
 from specdec.v1 import common_pb2
@@ -72,6 +72,7 @@ class Replica:
         self.num_observed = 0  # answers that tell of it
         self.usual_sequences = 0.0  # that were there meanwhile; smoothed alike
         self.losses = Counter(dict.fromkeys(_LOSSES, 0))  # by reason; zeros, so that a first one is seen
+        self.num_kv_slots = 0  # of the model that is, or was last, at this address; 0: nobody said
         self.num_refused = 0  # opens, for want of room; counted again whenever one comes back
         self.tally = Tally()  # if it is a draft
         self._serving = True
@@ -91,7 +92,7 @@ class Replica:
     @property
     def ready(self) -> bool:
         """For new sequences."""
-        return self.in_use and self._serving
+        return self.in_use and self._serving and not self._aside.is_set()
 
     @property
     def why_not(self) -> str:
@@ -109,9 +110,8 @@ class Replica:
         return not needs or (self.info is not None and needs.issubset(self.info.capabilities))
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether its KV cache can hold so many; not, whether there is room now."""
-        num_slots = self.link.load.kv_slots_total if self.link is not None else 0
-        return not num_slots or num_tokens < num_slots
+        """Whether its KV cache can hold so many, as far as is known; not, whether there is room now."""
+        return not self.num_kv_slots or num_tokens < self.num_kv_slots
 
     @property
     def trusted(self) -> bool:
@@ -173,6 +173,16 @@ class Replica:
             self.problem = f"set aside: {reason}"
             self._aside.set()
 
+    def compare(self) -> None:
+        """Once more with those whom it serves with, who may be others by now."""
+        if self.link is not None and self.info is not None:
+            try:
+                self.role.admit(self.address, self.info)
+            except ModelMismatch as error:
+                self.set_aside(str(error))
+            except ReplicaLost:  # nobody is there to be compared with
+                pass
+
     async def is_dead(self, instance: str, timeout_s: float) -> bool:
         """Whether this process has ended, known once the next attempt to connect succeeded or was refused."""
         if self.link is not None and not self.link.lost:
@@ -188,11 +198,12 @@ class Replica:
             tls_version = tls.version if (tls := self.role.tls) else 0
             async with rpc.channel(self.address, tls, self.role.name) as channel:
                 try:
-                    info = await self._reach(channel, tls_version)
+                    info, load = await self._reach(channel, tls_version)
                 except SpecdecError:
                     continue  # there are new certificates, and a channel keeps those that it was made with
                 link = self.role.connect(channel, info)
                 self.info, self.link, self.problem, self._serving = info, link, "", True
+                self.num_kv_slots = load.kv_slots_total
                 self._log(logging.INFO, "replica connected", instance=info.instance)
                 changed()
                 try:
@@ -208,7 +219,7 @@ class Replica:
                 self._aside_s = min(2 * self._aside_s, _LONGEST_ASIDE_S)
                 self._aside.clear()
 
-    async def _reach(self, channel: grpc.aio.Channel, tls_version: int) -> ModelInfo:
+    async def _reach(self, channel: grpc.aio.Channel, tls_version: int) -> tuple[ModelInfo, Load]:
         """Tries until it succeeds. Raises SpecdecError only if the certificates are no longer those of the channel."""
         tls = self.role.tls
         retrying = AsyncRetrying(
@@ -221,7 +232,7 @@ class Replica:
         async for attempt in retrying:
             with attempt:
                 try:
-                    info = await _model_info(self.role.get_info(channel))
+                    info, load = await _model_info(self.role.get_info(channel))
                 except ReplicaLost as error:
                     # A connection that breaks says nothing of the process behind it; nobody listening does.
                     if await _nobody_listens(self.address):
@@ -231,7 +242,7 @@ class Replica:
                     raise
                 self._tell_fate(alive=info.instance)
                 self.role.admit(self.address, info)
-        return info
+        return info, load
 
     async def _carry(self, channel: grpc.aio.Channel, link: Link, changed: Callable[[], None]) -> None:
         self._fate_known.clear()
@@ -311,11 +322,11 @@ async def _nobody_listens(address: str) -> bool:
     return False
 
 
-async def _model_info(get_info: grpc.aio.UnaryUnaryMultiCallable[Any, Any]) -> ModelInfo:
+async def _model_info(get_info: grpc.aio.UnaryUnaryMultiCallable[Any, Any]) -> tuple[ModelInfo, Load]:
     try:
         response: common_pb2.GetModelInfoResponse = await get_info(
             common_pb2.GetModelInfoRequest(), timeout=_INFO_TIMEOUT_S
         )
     except grpc.aio.AioRpcError as error:
         raise rpc.error_of(error) from error
-    return wire.read_info(response.model)
+    return wire.read_info(response.model), wire.read_load(response.load)

@@ -11,6 +11,8 @@ from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica, Role
 from specdec.errors import ModelMismatch, ReplicaLost
 from specdec.rounds import TRANSFORMS, Load, ModelInfo
+from specdec.settings import EngineSettings
+from target_service.server import create_server
 from tests.cluster import cluster
 
 
@@ -212,11 +214,48 @@ def test_what_was_compared_before_is_not_compared_again():
 
 def test_a_text_goes_where_it_fits():
     small, large = _replica("small"), _replica("large", lanes=50)
-    small.link.load, large.link.load = Load(kv_slots_total=100), Load(kv_slots_total=1000)
+    small.num_kv_slots, large.num_kv_slots = 100, 1000
     assert _pool(small, large).pick(num_tokens=99) is small
     assert _pool(small, large).pick(num_tokens=100) is large
     assert _pool(small, large).pick(avoid=large, num_tokens=100) is large
     assert _pool(small).pick(num_tokens=100) is small, "which says what is wrong"
+
+
+def test_a_text_waits_for_the_larger_replica_while_that_is_away():
+    small, large = _replica("small"), _replica("large")
+    small.num_kv_slots, large.num_kv_slots, large.link = 100, 1000, None
+    assert _pool(small, large).pick(num_tokens=99) is small
+    assert _pool(small, large).pick(num_tokens=100) is None
+    assert _pool(small, large).pick(num_tokens=1000) is small, "which says what is wrong"
+
+
+async def test_how_much_fits_is_known_before_anything_is_sent():
+    async with cluster([TableVerifier(Table(), num_slots=5000), TableVerifier(Table(), num_slots=200)]) as running:
+        assert [replica.num_kv_slots for replica in running.orchestrator.targets.replicas] == [5000, 200]
+        for seed in range(8):
+            await running.client.generate(token_ids={"token_ids": list(range(300))}, max_tokens=5, seed=seed)
+
+
+async def test_a_draft_is_compared_again_when_another_target_comes():
+    request = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 60, "seed": 7}
+    async with cluster([TableVerifier(Table(1000))], [TableDrafter(Table(1000))]) as running:
+        await running.client.generate(**request)
+        [target], [draft] = running.orchestrator.targets.replicas, running.orchestrator.drafts.replicas
+        await running.targets[0].stop()
+        while target.ready:
+            await asyncio.sleep(0.01)
+        assert draft.ready, "there is nobody to compare it with"
+        other = create_server(TableVerifier(Table(500)), EngineSettings(port=running.targets[0].port))
+        await other.start()
+        try:
+            while not target.ready:
+                await asyncio.sleep(0.01)
+            assert not draft.ready
+            assert "the vocabulary table of 1000 tokens, the target table of 500" in draft.why_not
+            await running.client.generate(**request)
+        finally:
+            await running.orchestrator.stop()
+            await other.stop()
 
 
 async def test_a_replica_whose_stream_has_ended_is_not_picked():
