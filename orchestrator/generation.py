@@ -86,7 +86,17 @@ class Generator:
             await asyncio.gather(*samples, return_exceptions=True)
 
     async def _sample(self, request: Request, index: int, model_digest: str, arrived: float, outbox: Outbox) -> None:
-        """Decode one sample into the outbox; an exception goes there too."""
+        """Decode one sample into the outbox; whatever goes wrong goes there too."""
+        try:
+            await self._decode(request, index, model_digest, arrived, outbox)
+        except Exception as error:
+            await outbox.fail(error)
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in Rust is no Exception, and nobody would be told
+            await outbox.fail(RuntimeError(f"a sample broke off: {error!r}"))
+
+    async def _decode(self, request: Request, index: int, model_digest: str, arrived: float, outbox: Outbox) -> None:
         received = request.resume.get(index, ())
         make = partial(
             Sequence,
@@ -153,8 +163,6 @@ class Generator:
                     if self._costs.alone_known and self._metrics.look_due():
                         self._metrics.target_alone_s = self._costs.alone_s
                     clock.goes_on(handed_over)
-        except Exception as error:
-            await outbox.fail(error)
         finally:
             self._metrics.sample_ended(sequence.statistics)
 

@@ -47,9 +47,14 @@ class Role(StrEnum):
 
 
 @app.command(context_settings=PASS_ON)
-def serve(context: typer.Context, role: Role) -> None:
+def serve(context: typer.Context, role: Annotated[str, typer.Argument(metavar="|".join(Role))]) -> None:
     """Run one service in the foreground; its own flags follow (serve target --help lists them)."""
-    module = "orchestrator" if role is Role.orchestrator else f"{role.value}_service"
+    if role in ("--help", "-h"):  # where no role is named yet; what follows one is the service's own
+        typer.echo(context.get_help())
+        raise typer.Exit
+    if role not in list(Role):
+        raise typer.BadParameter(f"{role!r} is none of {', '.join(Role)}.", context, param_hint="role")
+    module = role if role == Role.orchestrator else f"{role}_service"
     os.execve(sys.executable, python_command(module, *context.args), environment())
 
 

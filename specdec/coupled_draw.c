@@ -334,16 +334,7 @@ CPU static void rank_logits(const Row *row, Ranking ranking) {
         }
 }
 
-/* Where too few have a chance the first one is the others, too. */
-CPU static void rank(const Draw *draw, const Row *row, int vocab_size, Tokens tokens, Ranking ranking) {
-    for (int place = 0; place < ranking.most; place++) {
-        ranking.ids[place] = 0;
-        ranking.leads[place] = -INFINITY;
-    }
-    if (!draw->temperature) {
-        rank_logits(row, ranking);
-        return;
-    }
+CPU static Edge edge_of(const Draw *draw, const Row *row, int vocab_size, Tokens tokens) {
     Edge edge = {-INFINITY, INT32_MAX};
     if (draw->top_k > 0 && draw->top_k < vocab_size)
         edge = top_k(row, draw->top_k, tokens);
@@ -353,7 +344,19 @@ CPU static void rank(const Draw *draw, const Row *row, int vocab_size, Tokens to
         const float lowest = lowest_of_min_p(draw, row->top);
         edge = edge.logit < lowest ? (Edge){lowest, INT32_MAX} : edge;
     }
-    race(draw, row, edge, ranking);
+    return edge;
+}
+
+/* Where too few have a chance the first one is the others, too. */
+CPU static void rank(const Draw *draw, const Row *row, int vocab_size, Tokens tokens, Ranking ranking) {
+    for (int place = 0; place < ranking.most; place++) {
+        ranking.ids[place] = 0;
+        ranking.leads[place] = -INFINITY;
+    }
+    if (draw->temperature)
+        race(draw, row, edge_of(draw, row, vocab_size, tokens), ranking);
+    else
+        rank_logits(row, ranking);
     for (int place = 1; place < ranking.most; place++)
         if (ranking.leads[place] == -INFINITY)
             ranking.ids[place] = ranking.ids[0];

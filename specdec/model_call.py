@@ -152,6 +152,9 @@ def _parts(model: PreTrainedModel, calls: list[_Seen], vocab_size: int, context_
         return None
     if not Norm.takes(norm[0].module) or not _fit(embedding.weight, first.inputs[0]):
         return None
+    of_norm: Any = norm[0].module.weight
+    if not embedding.weight.shape[1] == len(of_norm) == head.in_features:
+        return None
     if vocab_size > min(len(embedding.weight), head.out_features):
         return None
     return DecoderPass(embedding, rotary[0].module, first.module, norm[0].module, head, vocab_size, context_length)

@@ -79,6 +79,15 @@ def test_help_says_what_there_is():
     assert bare.exit_code != 1, "asking for nothing is no failure of the deployment"
 
 
+async def test_serve_by_itself_says_which_roles_there_are():
+    status, out, err = await run("serve", "--help")
+    assert (status, err) == (0, "")
+    assert "target|draft|orchestrator" in out
+    status, out, err = await run("serve", "nonsense")
+    assert (status, out) == (2, "")
+    assert "'nonsense' is none of target, draft, orchestrator" in err
+
+
 async def test_a_services_own_help_is_reached_through_serve():
     status, out, _ = await run("serve", "orchestrator", "--help")
     assert status == 0

@@ -174,6 +174,7 @@ class Link:
     def leave(self, lane: Lane) -> None:
         if self._lanes.pop(lane.sequence, None) is not None:
             self._opens = deque(message for message in self._opens if message.sequence != lane.sequence)
+            self._entries = [message for message in self._entries if message.sequence != lane.sequence]
             self._closes.append(lane.sequence)
             self._wake.set()
 

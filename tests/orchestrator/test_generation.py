@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from bench.table_model import Table, TableDrafter, TableVerifier
+from orchestrator.sequence import Sequence
+from specdec.errors import SpecdecError
 from tests.cluster import cluster
 
 TABLE = Table(vocab_size=64)
@@ -22,3 +26,21 @@ async def test_who_names_no_number_drafts_as_many_as_pay_by_what_all_requests_me
         assert adaptive.token_ids == alone.token_ids != other.token_ids
         assert costs.known
         assert adaptive.finish.speculation.num_drafts > 0
+
+
+class Panic(BaseException):
+    """As what is written in Rust raises it: no Exception."""
+
+
+async def test_what_goes_wrong_in_a_sample_ends_its_request_whatever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(*_: object) -> None:
+        raise Panic("in Rust")
+
+    fields = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 20, "seed": 5, "num_draft_tokens": 0}
+    async with cluster([TableVerifier(TABLE)]) as running:
+        with monkeypatch.context() as patch:
+            patch.setattr(Sequence, "extend", panic)
+            with pytest.raises(SpecdecError):
+                await asyncio.wait_for(running.client.generate(**fields), 20)
+        assert running.orchestrator.live_sequences == 0
+        await running.client.generate(**fields)

@@ -101,6 +101,14 @@ def test_runners_up_are_those_of_torch(vocab_size: int) -> None:
         assert torch.equal(tokens[likely], expected[likely])
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_too_few_tokens_have_a_chance_the_first_is_the_others_too(temperature: float) -> None:
+    logits = torch.full((1, 40), -torch.inf)
+    logits[0, [7, 30]] = torch.tensor([1.0, 30.0])
+    tokens, _ = coupled_draw.leaders(logits, [Draw(SamplingParams(temperature), 1, 1)], 4)
+    assert tokens.tolist() == [[30, 7, 30, 30]]
+
+
 def test_what_is_drawn_depends_on_the_row_alone_and_not_on_its_company_or_on_threads() -> None:
     rng = random.Random(5)
     logits = some_logits(rng, 12, 1000, torch.bfloat16)

@@ -139,6 +139,22 @@ class NormedTwice(hf.LlamaModel):
         return output
 
 
+class Narrowed(hf.LlamaModel):
+    def forward(self, **others: Any) -> Any:
+        output = super().forward(**others)
+        output.last_hidden_state = self.narrow(output.last_hidden_state)
+        return output
+
+
+def test_a_head_that_reads_fewer_features_than_layers_give_is_called_by_the_models_own_code() -> None:
+    model = model_of(TAKEN["llama"])
+    size, vocab_size = model.config.hidden_size, model.config.vocab_size
+    model.model.__class__ = Narrowed
+    model.model.narrow = torch.nn.Linear(size, size // 2, bias=False, dtype=torch.bfloat16)
+    model.lm_head = torch.nn.Linear(size // 2, vocab_size, bias=False, dtype=torch.bfloat16)
+    assert isinstance(call_of(runner_of(model)), OwnCode)
+
+
 def test_a_model_that_does_more_around_its_layers_is_called_by_its_own_code() -> None:
     for change in ("logits", "embeddings", "norms"):
         model = model_of(TAKEN["llama"])
