@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import json
 import math
+import shutil
 import signal
 import sys
 import tempfile
@@ -106,6 +107,7 @@ async def watch(seconds: float, picture: str | None) -> int:
     """How much was not as it should be. The dashboard is drawn into the file ``picture``."""
     names = await Names.create({})
     assert names is not None, "this needs root and mount namespaces"
+    assert shutil.which("prometheus"), "this needs prometheus"
     async with names, AsyncExitStack() as stack:
         make = await stack.enter_async_context(Lab(1).processes())
         numbers = itertools.count(1)
