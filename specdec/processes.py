@@ -29,7 +29,7 @@ _STOP_TIMEOUT_S = 15.0
 
 _GRPC_EXPERIMENTS = {"1.85": "-event_engine_client,-event_engine_listener"}
 """By the release of gRPC, whose names of experiments are no promises. Its event engine has threads of its own, which
-wait for sockets and hand on what comes; without it, as before 1.81, whoever waits for a message waits for the socket.
+wait for sockets and hand on what comes; without it, as until 2026, whoever waits for a message waits for the socket.
 On two cores that also compute, a round takes 0.3 to 0.6 ms less (bench/LOG.md)."""
 
 
