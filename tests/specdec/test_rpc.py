@@ -88,7 +88,7 @@ async def test_clients_and_orchestrators_give_each_other_longer_than_services_do
 
     monkeypatch.setattr(grpc.aio, "server", server)
     monkeypatch.setattr(grpc.aio, "insecure_channel", channel)
-    OrchestratorServer(OrchestratorSettings(target=["127.0.0.1:1"]))
+    public = OrchestratorServer(OrchestratorSettings(target=["127.0.0.1:1"]))
     async with Client("127.0.0.1:1"), rpc.channel("127.0.0.1:2"):
         for end in ("server", "127.0.0.1:1"):
             assert made[end]["grpc.keepalive_time_ms"] == 5_000, end
@@ -97,8 +97,11 @@ async def test_clients_and_orchestrators_give_each_other_longer_than_services_do
         assert made["127.0.0.1:2"].keys() == made["127.0.0.1:1"].keys()
     # Clients of before ping every 2 s, and are to live.
     assert made["server"]["grpc.http2.min_ping_interval_without_data_ms"] < 2_000
-    rpc.Server(ServiceSettings(), [SERVICE])
+    inner = rpc.Server(ServiceSettings(), [SERVICE])
     assert made["server"]["grpc.keepalive_timeout_ms"] == 1_000
+    for each in (public._server, inner):  # gRPC complains at exit of servers that were never stopped
+        await each.start()
+        await each.stop()
 
 
 @pytest.mark.parametrize("agree", [True, False])
