@@ -14,7 +14,7 @@ setup: $(READY) ## Make .venv with everything in it
 
 # torch first, so that it may come from an index of its own: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # spares a machine without a GPU the gigabytes of CUDA packages that the default build wants on Linux.
-$(READY): pyproject.toml constraints.txt $(wildcard specdec/*.[ch])
+$(READY): pyproject.toml constraints.txt $(wildcard specdec/backends/avx512/*.[ch])
 	@echo "Setting up $(VENV) (once; some minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
@@ -40,7 +40,7 @@ format: setup ## Format the code
 	$(BIN)/ruff format .
 
 protos: setup ## Generate specdec/v1 from protos/
-	$(BIN)/python -m specdec.protos
+	$(BIN)/python -m protos.generate
 
 clean: ## Remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

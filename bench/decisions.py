@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from bench.command import run_benchmark
-from specdec.pass_outputs import PassOutputs
-from specdec.sampling_state import SamplingState
-from specdec.sequence import SamplingParams, SequenceSpec
-from specdec.tree import TokenTree
+from specdec.core.sequence import SamplingParams, SequenceSpec
+from specdec.core.tree import TokenTree
+from specdec.passes.outputs import PassOutputs
+from specdec.sampling.state import SamplingState
 from target_service.decision import decide
 from target_service.verifier import Job
 

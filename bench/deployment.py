@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
+from specdec.cli.processes import Service, free_ports, healthy, paired, service
 from specdec.client import Client
-from specdec.processes import Service, free_ports, healthy, paired, service
 
 _MOST = 32
 

@@ -26,11 +26,11 @@ from bench.command import run_benchmark
 from bench.deployment import Processes
 from bench.fault_proxy import FaultProxy
 from bench.pass_cost import draft_step_time, target_pass_time
-from specdec.chances import PRIOR
+from specdec.cli.processes import StartError
 from specdec.client import Client
-from specdec.plan.scenario import Deployment, Drafting, Pair, Paths, Scenario, Workload
-from specdec.plan.simulation import simulate
-from specdec.processes import StartError
+from specdec.planner.scenario import Deployment, Drafting, Pair, Paths, Scenario, Workload
+from specdec.planner.simulation import simulate
+from specdec.speculation.acceptance import PRIOR
 
 _NUM_AHEAD = 60
 _SEEDS = 8

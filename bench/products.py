@@ -1,5 +1,5 @@
 """``specdec bench products``: how fast a weight is read by a product with few rows: by torch's plain layer, by oneDNN
-with packed weights, and in tiles (``specdec/tiled_linear.c``).
+with packed weights, and in tiles (``specdec/backends/avx512/tiled_linear.c``).
 
 The shapes are those of a Llama with 1024 hidden features, in bfloat16; each has so many weights that none is in a cache
 when its turn comes. Who computes takes turns; medians.
@@ -17,8 +17,8 @@ import typer
 from torch import Tensor
 
 from bench.command import run_benchmark
-from specdec.packed_linear import PackedLinear, can_pack
-from specdec.tiled_linear import TiledLinear
+from specdec.backends.avx512.tiled_linear import TiledLinear
+from specdec.backends.torch.onednn_linear import PackedLinear, can_pack
 
 _SHAPES = {"q, o": (1024, 1024), "k, v": (256, 1024), "gate, up": (2816, 1024), "down": (1024, 2816)}
 _SHAPES |= {"logits": (8192, 1024)}  # outputs, inputs

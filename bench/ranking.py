@@ -30,10 +30,10 @@ from transformers import AutoModelForCausalLM
 
 from bench.command import run_benchmark
 from draft_service.proposal import sureness
-from specdec.chances import PRIOR, Chances
-from specdec.demo import MODELS
-from specdec.noise import Domain, Key, exponentials
-from specdec.tree import ROOT, TokenTree
+from specdec.cli.demo import MODELS
+from specdec.core.noise import Domain, Key, exponentials
+from specdec.core.tree import ROOT, TokenTree
+from specdec.speculation.acceptance import PRIOR, Chances
 
 FIRST = (1, 2, 4)
 NODES = (1, 2, 4, 8, 16, 32)

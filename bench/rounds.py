@@ -23,8 +23,8 @@ from rich.table import Table
 from bench.bare_rounds import bare_round_ms
 from bench.command import run_benchmark
 from bench.deployment import Processes
+from specdec.cli.processes import Service, free_ports
 from specdec.client import Client
-from specdec.processes import Service, free_ports
 
 _PROMPT = {"token_ids": [1, 2, 3, 4]}
 

@@ -23,9 +23,9 @@ from rich.table import Table
 
 from bench.command import run_benchmark
 from bench.deployment import Processes
-from specdec import rpc
+from specdec.cli.processes import Service, free_ports
 from specdec.client import Client
-from specdec.processes import Service, free_ports
+from specdec.transport import rpc
 from specdec.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
 
 _PARTS = 10

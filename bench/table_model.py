@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from draft_service.drafter import DraftSequence, Node, Spot
-from specdec.chances import PRIOR
-from specdec.errors import InvalidArgument, Preempted, SpecdecError
-from specdec.rounds import AHEAD, SIBLINGS, ModelInfo, Timings
-from specdec.sequence import SequenceSpec
-from specdec.tree import EMPTY_TREE, ROOT
+from specdec.core.errors import InvalidArgument, Preempted, SpecdecError
+from specdec.core.rounds import AHEAD, SIBLINGS, ModelInfo, Timings
+from specdec.core.sequence import SequenceSpec
+from specdec.core.tree import EMPTY_TREE, ROOT
+from specdec.speculation.acceptance import PRIOR
 from target_service.verifier import Decision, Job
 
 _ORDER = 3

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from bench.table_model import Table, TableDrafter, TableVerifier
 from draft_service.server import create_server as create_draft_server
-from specdec.chances import PRIOR
-from specdec.model_service import run
-from specdec.settings import EngineSettings, parse
+from specdec.core.settings import EngineSettings, parse
+from specdec.server.model_server import run
+from specdec.speculation.acceptance import PRIOR
 from target_service.server import create_server as create_target_server
 
 

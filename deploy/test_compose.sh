@@ -228,7 +228,7 @@ step "up"
 compose up --detach --no-build --wait --wait-timeout 300
 step "generating from outside"
 address=$(docker compose port orchestrator 50050)
-"$PYTHON" -m specdec.cli generate "def main(" --max-tokens 64 --seed 7 --json --address "$address" |
+"$PYTHON" -m specdec.cli.main generate "def main(" --max-tokens 64 --seed 7 --json --address "$address" |
     "$PYTHON" -c 'import json, sys; answer = json.load(sys.stdin); print("        ", repr(answer["text"][:60]), "...")'
 step "non-root, read-only root, no capabilities; sizes"
 for service in "${SERVICES[@]}"; do locked_down "$service"; done

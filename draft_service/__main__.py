@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from specdec.model_service import ModelServer, run
-from specdec.settings import ModelServiceSettings, parse
+from specdec.core.settings import ModelServiceSettings, parse
+from specdec.server.model_server import ModelServer, run
 
 
 class DraftSettings(ModelServiceSettings):
@@ -20,7 +20,7 @@ def main() -> None:
         # Imported here so that bad settings are reported at once, not after seconds of importing torch.
         from draft_service.drafters.language_model import LanguageModelDrafter
         from draft_service.server import create_server
-        from specdec.loading import load_runner
+        from specdec.runner.loading import load_runner
 
         drafter = LanguageModelDrafter(load_runner(settings))
         return lambda: create_server(drafter, settings)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from specdec.errors import InvalidArgument
-from specdec.portions import MAX_CHAIN_NODES
-from specdec.rounds import AHEAD, SIBLINGS, Budget, ModelInfo
-from specdec.sequence import SequenceSpec
-from specdec.tree import MAX_TREE_NODES, TokenTree
+from specdec.core.errors import InvalidArgument
+from specdec.core.limits import MAX_CHAIN_NODES
+from specdec.core.rounds import AHEAD, SIBLINGS, Budget, ModelInfo
+from specdec.core.sequence import SequenceSpec
+from specdec.core.tree import MAX_TREE_NODES, TokenTree
 
 MOST_NODES = 256
 """In flight, and ahead of it."""

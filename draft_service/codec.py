@@ -1,4 +1,4 @@
-"""The frames of DraftService.Draft. See specdec.streams.Codec."""
+"""The frames of DraftService.Draft. See specdec.server.streams.Codec."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from draft_service.engine import DraftOpen
-from specdec import wire
-from specdec.errors import InvalidArgument, ModelMismatch, SpecdecError, to_status
-from specdec.framing import framed
-from specdec.rounds import CACHE_SALT, Advance, Growth, Load, ModelInfo
+from specdec.core.errors import InvalidArgument, ModelMismatch, SpecdecError, to_status
+from specdec.core.rounds import CACHE_SALT, Advance, Growth, Load, ModelInfo
+from specdec.transport import wire
+from specdec.transport.framing import framed
 from specdec.v1 import common_pb2, draft_pb2
 
 

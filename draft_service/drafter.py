@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from specdec.errors import SpecdecError
-from specdec.rounds import ModelInfo
-from specdec.sequence import SequenceSpec
-from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
+from specdec.core.errors import SpecdecError
+from specdec.core.rounds import ModelInfo
+from specdec.core.sequence import SequenceSpec
+from specdec.core.tree import EMPTY_TREE, SparseDistribution, TokenTree
 
 
 class Spot(NamedTuple):
@@ -22,7 +22,7 @@ class Spot(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Node:
     """A proposal: the child ``token_id`` of node ``parent`` (-1: the root) of the sequence's tree. ``sure``: see
-    specdec.tree.TokenTree."""
+    specdec.core.tree.TokenTree."""
 
     parent: int
     token_id: int

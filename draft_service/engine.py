@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from draft_service.budgets import MOST_NODES, check_in_flight, granted
 from draft_service.drafter import Drafter, DraftSequence
 from draft_service.work import Work
-from specdec.batching import Key, Results, nothing
-from specdec.chances import PRIOR, Chances
-from specdec.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
-from specdec.frontier import PASS_ROWS
-from specdec.portions import MAX_TREE_ROWS, take_turns
-from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load
-from specdec.sequence import SequenceSpec
-from specdec.tree import EMPTY_TREE
+from specdec.core.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
+from specdec.core.limits import MAX_TREE_ROWS, take_turns
+from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load
+from specdec.core.sequence import SequenceSpec
+from specdec.core.tree import EMPTY_TREE
+from specdec.server.step_loop import Key, Results, nothing
+from specdec.speculation.acceptance import PRIOR, Chances
+from specdec.speculation.tree_growth import PASS_ROWS
 
 _TOLD_AT_ONCE = 8
 """Of twice as many sequences each is told after every second pass what has grown ahead, and so on: with 32 the messages
@@ -35,7 +35,7 @@ class DraftOpen:
 
 
 class DraftEngine:
-    """See specdec.batching.Engine."""
+    """See specdec.server.step_loop.Engine."""
 
     def __init__(self, drafter: Drafter, max_sequences: int = 1024) -> None:
         self._drafter = drafter

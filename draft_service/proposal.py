@@ -14,12 +14,12 @@ from torch import Tensor
 
 from draft_service.drafter import DraftSequence, Node
 from draft_service.drafters.tree_cache import Guesses
-from specdec.noise import Domain, Key, exponentials_at
-from specdec.pass_outputs import RowOutputs
-from specdec.portions import NUMBERS_AT_ONCE, portions
-from specdec.sampling import probabilities, race, sparse_support
-from specdec.sampling_state import SamplingState, choose, rank, rows_of
-from specdec.tree import MOST_SURE, SparseDistribution, TokenTree
+from specdec.core.limits import NUMBERS_AT_ONCE, portions
+from specdec.core.noise import Domain, Key, exponentials_at
+from specdec.core.tree import MOST_SURE, SparseDistribution, TokenTree
+from specdec.passes.outputs import RowOutputs
+from specdec.sampling.distributions import probabilities, race, sparse_support
+from specdec.sampling.state import SamplingState, choose, rank, rows_of
 
 _LEAST_MARGIN = 2.0**-8
 """A model that is less sure than that of its best guess, in nats, is as little sure."""

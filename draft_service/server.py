@@ -8,8 +8,8 @@ from typing import Any
 from draft_service.codec import DraftCodec
 from draft_service.drafter import Drafter
 from draft_service.engine import DraftEngine
-from specdec.model_service import ModelServer, ModelServicer
-from specdec.settings import EngineSettings
+from specdec.core.settings import EngineSettings
+from specdec.server.model_server import ModelServer, ModelServicer
 from specdec.v1 import draft_pb2, draft_pb2_grpc
 
 SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draft_service.drafter import DraftSequence, Node, Spot
-from specdec.chances import Chances
-from specdec.frontier import Frontier
-from specdec.rounds import Budget, Growth, GrowthEnd
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.rounds import Budget, Growth, GrowthEnd
+from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.speculation.acceptance import Chances
+from specdec.speculation.tree_growth import Frontier
 
 
 @dataclass(slots=True)

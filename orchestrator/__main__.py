@@ -9,8 +9,10 @@ import uvloop
 
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
-from specdec import garbage, rpc, telemetry
-from specdec.settings import parse
+from specdec.core.settings import parse
+from specdec.server import garbage
+from specdec.telemetry import setup as telemetry
+from specdec.transport import rpc
 
 log = logging.getLogger(__name__)
 

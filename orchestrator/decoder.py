@@ -18,8 +18,8 @@ from orchestrator.round_plan import Early, Proposal
 from orchestrator.sequence import Sequence
 from orchestrator.speculation import Speculation
 from orchestrator.text import Piece
-from specdec.rounds import Verdict
-from specdec.tree import TokenTree
+from specdec.core.rounds import Verdict
+from specdec.core.tree import TokenTree
 
 
 class Target(Protocol):

@@ -19,11 +19,11 @@ from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
 from orchestrator.replicas.tally import Tally
 from orchestrator.sequence import Sequence
-from specdec.errors import Draining, Overloaded, ReplicaLost, SpecdecError
-from specdec.rounds import AHEAD, SIBLINGS, Advance, Budget, Growth, GrowthEnd
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.errors import Draining, Overloaded, ReplicaLost, SpecdecError
+from specdec.core.rounds import AHEAD, SIBLINGS, Advance, Budget, Growth, GrowthEnd
+from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.transport.wire import write_advance, write_budget
 from specdec.v1 import draft_pb2
-from specdec.wire import write_advance, write_budget
 
 _PATIENCE_S = 1.0
 _FIRST_PAUSE_S = 5.0

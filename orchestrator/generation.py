@@ -31,9 +31,9 @@ from orchestrator.settings import OrchestratorSettings
 from orchestrator.speculation import Speculation
 from orchestrator.target_client import TargetClient
 from orchestrator.text import Piece
-from specdec import telemetry
-from specdec.chances import Chances
-from specdec.noise import derive_seed
+from specdec.core.noise import derive_seed
+from specdec.speculation.acceptance import Chances
+from specdec.telemetry import setup as telemetry
 from specdec.v1 import generation_pb2
 
 _MANY_RECEIVED = 256

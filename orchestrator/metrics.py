@@ -14,7 +14,7 @@ from orchestrator.decoder import Step
 from orchestrator.replicas.tally import Tally
 from orchestrator.round_clock import PARTS, Split
 from orchestrator.statistics import Statistics
-from specdec.instruments import Instruments, Points
+from specdec.telemetry.instruments import Instruments, Points
 
 _LOOK_EVERY_S = 1.0
 _REQUEST_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)

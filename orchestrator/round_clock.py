@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from orchestrator.decoder import Target
 from orchestrator.round_plan import Early
 from orchestrator.sequence import Sequence
-from specdec.rounds import Timings, Verdict
-from specdec.tree import TokenTree
+from specdec.core.rounds import Timings, Verdict
+from specdec.core.tree import TokenTree
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from specdec.rounds import Budget
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.rounds import Budget
+from specdec.core.tree import EMPTY_TREE, TokenTree
 
 
 class Rival(IntEnum):

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 
 from orchestrator.statistics import Statistics
 from orchestrator.text import Origin, Output, Piece
-from specdec.rounds import CACHE_SALT, TRANSFORMS, Verdict
-from specdec.sequence import Method, SamplingParams, SequenceSpec
-from specdec.tree import TokenTree
+from specdec.core.rounds import CACHE_SALT, TRANSFORMS, Verdict
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.tree import TokenTree
 
 
 class FinishReason(Enum):

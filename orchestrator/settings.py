@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
-from specdec.settings import ServiceSettings
+from specdec.core.settings import ServiceSettings
 
 
 class OrchestratorSettings(ServiceSettings):

@@ -14,9 +14,9 @@ from functools import partial
 from orchestrator.draft_client import DraftClient
 from orchestrator.round_plan import NO_GUESS, Proposal, Rival, RoundPlan
 from orchestrator.sequence import Sequence
-from specdec.chances import Chances
-from specdec.rounds import Budget, Growth
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.rounds import Budget, Growth
+from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.speculation.acceptance import Chances
 
 _MOST_EARLY = 256
 """Nodes of a round that is sent early, which the target has to look at between two passes."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.round_plan import Proposal
-from specdec.rounds import Verdict
+from specdec.core.rounds import Verdict
 
 
 @dataclass(slots=True)

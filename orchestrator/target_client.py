@@ -22,11 +22,20 @@ from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
 from orchestrator.round_plan import Early
 from orchestrator.sequence import Sequence
-from specdec.errors import Draining, NoReplica, OutOfStep, Overloaded, PassFailed, Preempted, ReplicaLost, SpecdecError
-from specdec.rounds import EARLY, OVERRUN, RUN_ON, Round, Verdict
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.errors import (
+    Draining,
+    NoReplica,
+    OutOfStep,
+    Overloaded,
+    PassFailed,
+    Preempted,
+    ReplicaLost,
+    SpecdecError,
+)
+from specdec.core.rounds import EARLY, OVERRUN, RUN_ON, Round, Verdict
+from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.transport.wire import write_round
 from specdec.v1 import target_pb2
-from specdec.wire import write_round
 
 MAX_HARM, MAX_HARM_IN_ALL = 4, 8
 _HARM_OF_CRASH, _HARM_OF_FAILED_PASS = 2, 1

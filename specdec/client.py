@@ -1,4 +1,4 @@
-"""A small asynchronous client of GenerationService. Errors are those of specdec.errors.
+"""A small asynchronous client of GenerationService. Errors are those of specdec.core.errors.
 
 It survives the loss of an orchestrator: a request goes on at the next address with the ids received so far, and no
 token is lost or repeated. It survives new certificates, too: its files are read again when they changed.
@@ -16,9 +16,9 @@ from typing import Any
 
 import grpc
 
-from specdec import rpc
-from specdec.errors import DeadlineExceeded, ModelMismatch, ReplicaLost
-from specdec.tls import Tls
+from specdec.core.errors import DeadlineExceeded, ModelMismatch, ReplicaLost
+from specdec.security.tls import Tls
+from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
 _ROUNDS = 3

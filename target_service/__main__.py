@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from specdec.model_service import ModelServer, run
-from specdec.settings import ModelServiceSettings, parse
+from specdec.core.settings import ModelServiceSettings, parse
+from specdec.server.model_server import ModelServer, run
 
 
 class TargetSettings(ModelServiceSettings):
@@ -18,7 +18,7 @@ def main() -> None:
 
     def build() -> Callable[[], ModelServer]:
         # Imported here so that bad settings are reported at once, not after seconds of importing torch.
-        from specdec.loading import load_runner
+        from specdec.runner.loading import load_runner
         from target_service.lm_verifier import LmVerifier
         from target_service.server import create_server
 

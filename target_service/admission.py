@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.batching import Key
-from specdec.errors import ContextExceeded, Overloaded
-from specdec.prefix_index import TextBlock
-from specdec.sequence import SequenceSpec
+from specdec.core.errors import ContextExceeded, Overloaded
+from specdec.core.sequence import SequenceSpec
+from specdec.kvcache.prefix_index import TextBlock
+from specdec.server.step_loop import Key
 from target_service.shared_texts import SharedTexts
 
 HEADROOM = 32

@@ -1,4 +1,4 @@
-"""The frames of TargetService.Verify. See specdec.streams.Codec."""
+"""The frames of TargetService.Verify. See specdec.server.streams.Codec."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from specdec import wire
-from specdec.errors import InvalidArgument, ModelMismatch, SpecdecError, to_status
-from specdec.framing import framed
-from specdec.rounds import CACHE_SALT, FEATURES, TRANSFORMS, Load, ModelInfo, Round, Verdict
-from specdec.sampling_wire import MAX_END_TOKENS
+from specdec.core.errors import InvalidArgument, ModelMismatch, SpecdecError, to_status
+from specdec.core.rounds import CACHE_SALT, FEATURES, TRANSFORMS, Load, ModelInfo, Round, Verdict
+from specdec.transport import wire
+from specdec.transport.framing import framed
+from specdec.transport.sampling_wire import MAX_END_TOKENS
 from specdec.v1 import common_pb2, target_pb2
 from target_service.verifier import TargetOpen
 

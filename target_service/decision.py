@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from specdec.noise import Domain, Key, exponentials, uniforms
-from specdec.pass_outputs import RowOutputs
-from specdec.portions import NUMBERS_AT_ONCE, portions
-from specdec.sampling import dense_from_sparse, probabilities, race
-from specdec.sampling_state import SamplingState, choose, rows_of
-from specdec.sequence import Method
-from specdec.tree import TokenTree
-from specdec.verification import descend, verify_block, verify_token
+from specdec.core.limits import NUMBERS_AT_ONCE, portions
+from specdec.core.noise import Domain, Key, exponentials, uniforms
+from specdec.core.sequence import Method
+from specdec.core.tree import TokenTree
+from specdec.passes.outputs import RowOutputs
+from specdec.sampling.distributions import dense_from_sparse, probabilities, race
+from specdec.sampling.state import SamplingState, choose, rows_of
+from specdec.speculation.verification import descend, verify_block, verify_token
 from target_service.verifier import Decision, Job
 
 

@@ -11,20 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdec.batching import Key, Results, nothing
-from specdec.errors import (
-    ContextExceeded,
-    Draining,
-    InvalidArgument,
-    OutOfStep,
-    Preempted,
-    SpecdecError,
-)
-from specdec.gathering import Gathering
-from specdec.portions import MAX_CHAIN_NODES, MAX_TREE_ROWS, take_turns
-from specdec.rounds import Load, Round, Timings, Verdict
-from specdec.sequence import Method
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Preempted, SpecdecError
+from specdec.core.limits import MAX_CHAIN_NODES, MAX_TREE_ROWS, take_turns
+from specdec.core.rounds import Load, Round, Timings, Verdict
+from specdec.core.sequence import Method
+from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.server.batch_delay import Gathering
+from specdec.server.step_loop import Key, Results, nothing
 from target_service.admission import Admission
 from target_service.verifier import Decision, Job, TargetOpen, Verifier
 
@@ -80,7 +73,7 @@ class _Sequence:
 
 
 class TargetEngine:
-    """See specdec.batching.Engine. ``clock`` is that of ``submit``'s ``arrived``."""
+    """See specdec.server.step_loop.Engine. ``clock`` is that of ``submit``'s ``arrived``."""
 
     def __init__(
         self, verifier: Verifier, max_sequences: int = 1024, clock: Callable[[], float] = time.perf_counter

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.errors import PassFailed, Preempted, SpecdecError
-from specdec.kv_cache import Move, PoolFullError, SequenceCache
-from specdec.model_runner import ModelRunner
-from specdec.noise_cache import KeptRows
-from specdec.packed_rows import Segment
-from specdec.prefill import rows_to_feed
-from specdec.rounds import CACHE_SALT, FEATURES, TRANSFORMS, Features, Timings
-from specdec.sampling_state import SamplingState
-from specdec.sequence import SequenceSpec
-from specdec.tree import EMPTY_TREE
+from specdec.core.errors import PassFailed, Preempted, SpecdecError
+from specdec.core.rounds import CACHE_SALT, FEATURES, TRANSFORMS, Features, Timings
+from specdec.core.sequence import SequenceSpec
+from specdec.core.tree import EMPTY_TREE
+from specdec.kvcache.block_pool import Move, PoolFullError, SequenceCache
+from specdec.passes.prefill import rows_to_feed
+from specdec.passes.rows import Segment
+from specdec.runner.model_runner import ModelRunner
+from specdec.sampling.noise_cache import KeptRows
+from specdec.sampling.state import SamplingState
 from target_service.decision import decide
 from target_service.verifier import Decision, Job
 

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
-from specdec.model_service import ModelServer, ModelServicer
-from specdec.rounds import EARLY, RUN_ON
-from specdec.settings import EngineSettings
+from specdec.core.rounds import EARLY, RUN_ON
+from specdec.core.settings import EngineSettings
+from specdec.server.model_server import ModelServer, ModelServicer
 from specdec.v1 import target_pb2, target_pb2_grpc
 from target_service.codec import TargetCodec
 from target_service.engine import TargetEngine

@@ -3,15 +3,16 @@
 Knows the texts of the open sequences as they were opened, fed or not; refuses to know the cache. What it says comes
 true because the cache shares in the same way: full blocks with equal ids after equal text, under one salt, are held
 once. That goes for sequences that are opened at the same moment, too, of which one feeds a block while the others wait
-for it (specdec.prefill). So the cache itself would be the wrong one to ask: it knows of a block only when it is full.
+for it (specdec.passes.prefill). So the cache itself would be the wrong one to ask: it knows of a block only when it is
+full.
 """
 
 from __future__ import annotations
 
 from weakref import WeakValueDictionary
 
-from specdec.prefix_index import TextBlock
-from specdec.sequence import SequenceSpec
+from specdec.core.sequence import SequenceSpec
+from specdec.kvcache.prefix_index import TextBlock
 
 
 class SharedTexts:

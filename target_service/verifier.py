@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from specdec.errors import SpecdecError
-from specdec.rounds import Features, ModelInfo, Timings
-from specdec.sequence import SequenceSpec
-from specdec.tree import TokenTree
+from specdec.core.errors import SpecdecError
+from specdec.core.rounds import Features, ModelInfo, Timings
+from specdec.core.sequence import SequenceSpec
+from specdec.core.tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)

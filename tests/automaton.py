@@ -9,7 +9,8 @@ from torch import Tensor
 
 
 class Automaton:
-    """See specdec.transforms.Mask. ``edges[state][token]`` is the next state; what has no edge is forbidden."""
+    """See specdec.sampling.logits_processors.Mask. ``edges[state][token]`` is the next state; what has no edge is
+    forbidden."""
 
     def __init__(self, edges: Sequence[Mapping[int, int]]) -> None:
         self._edges = edges

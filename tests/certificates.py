@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specdec import certificates
-from specdec.tls import Tls
+from specdec.security import dev_ca as certificates
+from specdec.security.tls import Tls
 
 
 def files(directory: Path, owner: str) -> dict[str, str]:

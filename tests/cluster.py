@@ -16,8 +16,8 @@ from orchestrator.api.server import OrchestratorServer
 from orchestrator.control.costs import Costs
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
-from specdec.model_service import ModelServer
-from specdec.settings import EngineSettings
+from specdec.core.settings import EngineSettings
+from specdec.server.model_server import ModelServer
 from target_service.server import create_server as create_target_server
 from target_service.verifier import Verifier
 from tests.certificates import files, stranger
@@ -52,7 +52,7 @@ async def cluster(
 ) -> AsyncIterator[Cluster]:
     """``settings`` are the orchestrator's, ``client`` the client's. Returns when every replica is connected.
 
-    With the directory of ``certificates`` (specdec.certificates) everybody speaks TLS.
+    With the directory of ``certificates`` (specdec.security.dev_ca) everybody speaks TLS.
     Requests that name no number draft 5 tokens a round: where passes take no time, drafting would never pay.
     ``patient``: a busy machine is no lost replica and no late draft; what a test counts does not depend on time.
     """

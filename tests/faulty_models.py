@@ -6,8 +6,8 @@ from typing import Any
 
 from bench.table_model import TableDrafter, TableVerifier
 from draft_service.drafter import DraftSequence, Node
-from specdec.errors import Preempted
-from specdec.tree import ROOT
+from specdec.core.errors import Preempted
+from specdec.core.tree import ROOT
 from tests.gated import Gated
 
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from specdec.cli.processes import Service, free_ports, healthy, paired, service
 from specdec.client import Client, Sample
-from specdec.processes import Service, free_ports, healthy, paired, service
 
 PROMPT = [1, 2, 3]
 

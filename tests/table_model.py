@@ -11,18 +11,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec.kv_cache import BlockPool, Move, SequenceCache
-from specdec.noise import Key
-from specdec.noise_cache import KeptRows, PassNoise
-from specdec.packed_rows import PassRows, Segment
-from specdec.pass_outputs import PassOutputs, RowOutputs
-from specdec.rounds import ModelInfo
-from specdec.sampling import sample_coupled
-from specdec.sequence import Draw
+from specdec.core.noise import Key
+from specdec.core.rounds import ModelInfo
+from specdec.core.sequence import Draw
+from specdec.kvcache.block_pool import BlockPool, Move, SequenceCache
+from specdec.passes.outputs import PassOutputs, RowOutputs
+from specdec.passes.rows import PassRows, Segment
+from specdec.sampling.distributions import sample_coupled
+from specdec.sampling.noise_cache import KeptRows, PassNoise
 
 
 class TableRunner:
-    """Stands in for specdec.model_runner.ModelRunner.
+    """Stands in for specdec.runner.model_runner.ModelRunner.
 
     ``sharpness`` scales random logits; ``blend`` mixes in another table of the same shape, which makes pairs of
     tunable agreement.

@@ -9,9 +9,9 @@ from typing import Any
 
 from bench.table_model import Table
 from specdec.client import Sample
-from specdec.errors import NoReplica, ReplicaLost, SpecdecError
-from specdec.noise import derive_seed
-from specdec.sequence import SamplingParams, SequenceSpec
+from specdec.core.errors import NoReplica, ReplicaLost, SpecdecError
+from specdec.core.noise import derive_seed
+from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.v1 import generation_pb2
 
 TABLE = Table(vocab_size=40, acceptance=0.7, context_length=4096)

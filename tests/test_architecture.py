@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.protos import generate
+from protos.generate import generate
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = ("draft_service", "target_service", "orchestrator")
@@ -73,7 +73,7 @@ def test_the_rooms_of_the_orchestrator_know_nothing_of_each_others_business(room
         assert not names & unknown, file
 
 
-@pytest.mark.parametrize("file", ["orchestrator/decoder.py", "specdec/verification.py"])
+@pytest.mark.parametrize("file", ["orchestrator/decoder.py", "specdec/speculation/verification.py"])
 def test_the_pages_read_first_know_nothing_of_the_network(file):
     assert not tops(ROOT / file) & {"grpc", "tenacity", "opentelemetry", "google", "asyncio"}
 
@@ -88,9 +88,12 @@ def test_the_orchestrator_and_the_command_line_run_without_torch():
         *(".".join(file.relative_to(ROOT).with_suffix("").parts) for file in sources("orchestrator")),
         *(
             f"specdec.{name}"
-            for name in ("cli", "tree", "wire", "errors", "client", "noise", "settings", "telemetry", "doctor")
+            for name in (
+                *("client", "cli.main", "cli.doctor", "core.tree", "core.errors", "core.noise", "core.settings"),
+                *("transport.wire", "telemetry.setup"),
+            )
         ),
-        "specdec.streams",
+        "specdec.server.streams",
         "target_service.engine",
         "draft_service.engine",
     ]

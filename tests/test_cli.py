@@ -13,10 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec import model_service, telemetry
-from specdec.cli import BENCHES, app
-from specdec.processes import free_ports
-from specdec.settings import EngineSettings
+from specdec.cli.main import BENCHES, app
+from specdec.cli.processes import free_ports
+from specdec.core.settings import EngineSettings
+from specdec.server import model_server as model_service
+from specdec.telemetry import setup as telemetry
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster
 from tests.table_model import TableRunner
@@ -27,7 +28,7 @@ TOKENIZER = str(ROOT / "models" / "demo" / "target")
 
 async def run(
     *arguments: str,
-    module: str = "specdec.cli",
+    module: str = "specdec.cli.main",
     environment: dict[str, str] | None = None,
     directory: Path = ROOT,
 ) -> tuple[int, str, str]:

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from bench.table_model import Table, TableVerifier
 from orchestrator.api.api_keys import ApiKeys, read_keys
-from specdec import certificates
-from specdec.cli import app
-from specdec.doctor import examine
-from specdec.processes import deployment, free_ports
+from specdec.cli.doctor import examine
+from specdec.cli.main import app
+from specdec.cli.processes import deployment, free_ports
+from specdec.security import dev_ca as certificates
 from target_service.lm_verifier import LmVerifier
 from tests.certificates import caller, files
 from tests.cluster import cluster

@@ -15,12 +15,13 @@ from bench.table_model import Table, TableDrafter, TableVerifier
 from draft_service.server import create_server as create_draft_server
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
-from specdec import doctor, rpc
-from specdec.cli import app
-from specdec.doctor import Finding, Visit, examine, findings
-from specdec.processes import free_ports
-from specdec.rounds import ModelInfo
-from specdec.settings import EngineSettings
+from specdec.cli import doctor
+from specdec.cli.doctor import Finding, Visit, examine, findings
+from specdec.cli.main import app
+from specdec.cli.processes import free_ports
+from specdec.core.rounds import ModelInfo
+from specdec.core.settings import EngineSettings
+from specdec.transport import rpc
 from specdec.v1 import common_pb2, generation_pb2
 from target_service.server import create_server as create_target_server
 from tests.cluster import cluster

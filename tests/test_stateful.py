@@ -24,8 +24,8 @@ from orchestrator.replicas import pool
 from orchestrator.replicas.link import Lane
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
-from specdec.errors import InvalidArgument, OutOfStep, SpecdecError
-from specdec.settings import EngineSettings
+from specdec.core.errors import InvalidArgument, OutOfStep, SpecdecError
+from specdec.core.settings import EngineSettings
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.server import create_server as create_target_server
 from tests.cluster import connected

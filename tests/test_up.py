@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from specdec import processes, up
-from specdec.processes import Service, StartError, free_ports, healthy, service
+from specdec.cli import processes, up
+from specdec.cli.processes import Service, StartError, free_ports, healthy, service
 from tests.test_cli import ROOT, run
 
 PATIENCE_S = 60.0
@@ -41,7 +41,7 @@ def command_of(pid: int) -> str:
 @asynccontextmanager
 async def started(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "specdec.cli", "up", *arguments),
+        *(sys.executable, "-m", "specdec.cli.main", "up", *arguments),
         env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,

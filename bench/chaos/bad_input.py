@@ -16,7 +16,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from bench.chaos.raw import spec
-from specdec import rpc
+from specdec.transport import rpc
 from specdec.v1 import draft_pb2, generation_pb2, target_pb2
 
 _FRAMES_PER_STREAM = 25

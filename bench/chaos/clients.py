@@ -14,7 +14,7 @@ from bench.chaos.lab import Deployment, Lab, until
 from bench.chaos.outcome import Outcome, percentile
 from bench.chaos.traffic import Answer, Asked, Traffic, check_same, several
 from bench.fault_proxy import FaultProxy
-from specdec import rpc
+from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
 _PASS_S = 0.01

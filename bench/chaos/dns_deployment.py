@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 
 from bench.chaos.dns import Names
 from bench.chaos.lab import Lab, Process, until
+from specdec.cli.processes import StartError, free_ports
 from specdec.client import Client
-from specdec.processes import StartError, free_ports
 
 _PASS_MS = {"target": 8, "draft": 1}
 

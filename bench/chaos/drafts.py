@@ -8,7 +8,7 @@ from bench.chaos.outcome import Outcome, percentile
 from bench.chaos.raw import target_stream
 from bench.chaos.traffic import Traffic, check_same, several
 from specdec.client import Client
-from specdec.errors import ModelMismatch
+from specdec.core.errors import ModelMismatch
 from specdec.v1 import common_pb2, target_pb2
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from bench.table_model import Table
-from specdec import wire
+from specdec.transport import wire
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 VOCAB = 1024

@@ -20,14 +20,14 @@ from typing import Any
 
 from bench.fault_proxy import FaultProxy
 from bench.table_model import Table
-from specdec import rpc
+from specdec.cli.processes import StartError, free_ports, is_serving
 from specdec.client import Client
-from specdec.errors import SpecdecError
-from specdec.processes import StartError, free_ports, is_serving
-from specdec.rounds import Load
-from specdec.tls import Tls
+from specdec.core.errors import SpecdecError
+from specdec.core.rounds import Load
+from specdec.security.tls import Tls
+from specdec.transport import rpc
+from specdec.transport.wire import read_load
 from specdec.v1 import common_pb2, draft_pb2_grpc, generation_pb2, target_pb2_grpc
-from specdec.wire import read_load
 
 _STOP_TIMEOUT_S = 15.0
 

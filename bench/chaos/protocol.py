@@ -7,8 +7,8 @@ from bench.chaos.lab import Lab, load_of
 from bench.chaos.outcome import Outcome
 from bench.chaos.raw import draft_stream, spec, target_stream
 from bench.chaos.traffic import Traffic, check_same, several
-from specdec.errors import InvalidArgument, OutOfStep
-from specdec.sequence import SamplingParams, SequenceSpec
+from specdec.core.errors import InvalidArgument, OutOfStep
+from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc
 
-from specdec import rpc
-from specdec.errors import SpecdecError, from_status
+from specdec.core.errors import SpecdecError, from_status
+from specdec.transport import rpc
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 _PATIENCE_S = 10.0

@@ -15,10 +15,10 @@ from pathlib import Path
 from bench.chaos.lab import Lab, until
 from bench.chaos.outcome import Outcome
 from bench.chaos.traffic import Traffic, check_same, several
-from specdec import certificates
 from specdec.client import Client
-from specdec.errors import SpecdecError
-from specdec.tls import Tls
+from specdec.core.errors import SpecdecError
+from specdec.security import dev_ca as certificates
+from specdec.security.tls import Tls
 
 _VALID_S = 20.0
 

@@ -16,8 +16,8 @@ from typing import Any
 from bench.chaos.outcome import Outcome, percentile
 from bench.table_model import Table
 from specdec.client import Client, Sample
-from specdec.errors import SpecdecError
-from specdec.sequence import SamplingParams, SequenceSpec
+from specdec.core.errors import SpecdecError
+from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.v1 import generation_pb2
 
 

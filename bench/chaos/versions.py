@@ -13,9 +13,9 @@ from google.rpc import status_pb2
 from bench.chaos.lab import Lab
 from bench.chaos.outcome import Outcome
 from bench.chaos.traffic import Traffic, check_same, several
-from specdec import rpc
 from specdec.client import Client
-from specdec.errors import InvalidArgument
+from specdec.core.errors import InvalidArgument
+from specdec.transport import rpc
 from specdec.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
 
 _NEWEST = {

@@ -26,7 +26,7 @@ from bench.distance.pairs import Pair, PairName, TableCosts, make
 from bench.distance.ratios import over_adaptive, pair_of_ratios, ratios
 from bench.distance.row import Row
 from bench.distance.situations import TEMPERATURES, Situation, groups, measure, num_runs, situations
-from specdec.processes import StartError
+from specdec.cli.processes import StartError
 
 _COSTS = TableCosts()
 

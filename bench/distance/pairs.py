@@ -12,8 +12,8 @@ from pathlib import Path
 
 from bench.damped_pair import Shape, damped_pair
 from bench.peers.prompts import PromptSource
-from specdec.chances import PRIOR
-from specdec.demo import MODELS
+from specdec.cli.demo import MODELS
+from specdec.speculation.acceptance import PRIOR
 
 _VOCABULARY, _PROMPT_LENGTH = 4096, 64
 """Of the bundled pair."""

@@ -23,8 +23,8 @@ from bench.peers.comparison import Comparison, Plan, Section, compare
 from bench.peers.prompts import PromptSource
 from bench.peers.ratios import ratios
 from bench.peers.services import running
-from specdec.demo import MODELS
-from specdec.processes import StartError
+from specdec.cli.demo import MODELS
+from specdec.cli.processes import StartError
 
 
 class PairName(StrEnum):

@@ -24,14 +24,14 @@ from orchestrator.draft_client import DraftClient
 from orchestrator.round_plan import Early
 from orchestrator.sequence import Sequence as Sample
 from orchestrator.speculation import Speculation
-from specdec.batching import Engine, Key
-from specdec.errors import SpecdecError
-from specdec.loading import load_runner
-from specdec.model_runner import ModelRunner
-from specdec.rounds import Advance, Budget, Growth, Round, Verdict
-from specdec.sequence import Method, SamplingParams
-from specdec.settings import ModelServiceSettings
-from specdec.tree import TokenTree
+from specdec.core.errors import SpecdecError
+from specdec.core.rounds import Advance, Budget, Growth, Round, Verdict
+from specdec.core.sequence import Method, SamplingParams
+from specdec.core.settings import ModelServiceSettings
+from specdec.core.tree import TokenTree
+from specdec.runner.loading import load_runner
+from specdec.runner.model_runner import ModelRunner
+from specdec.server.step_loop import Engine, Key
 from target_service.engine import TargetEngine
 from target_service.lm_verifier import LmVerifier
 from target_service.verifier import TargetOpen

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.peers.pass_log import Pass, now, write_pass
-from specdec import openmp
-from specdec.packed_rows import Segment
+from specdec.backends.avx512 import openmp
+from specdec.passes.rows import Segment
 
 _FLAG = "--pass-log="
 
@@ -23,7 +23,7 @@ def main() -> None:
     [log] = [argument.removeprefix(_FLAG) for argument in arguments if argument.startswith(_FLAG)]
     sys.argv = [name, *(argument for argument in arguments if not argument.startswith(_FLAG))]
     openmp.sleep_soon()  # as a service does before it loads torch
-    from specdec.model_runner import ModelRunner
+    from specdec.runner.model_runner import ModelRunner
 
     forward = ModelRunner.forward
     with open(log, "ab", buffering=0) as file:

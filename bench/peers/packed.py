@@ -15,8 +15,8 @@ import torch
 from transformers import DynamicCache
 
 from bench.peers.contender import THREADS, Prompts
-from specdec.model_runner import ModelRunner
-from specdec.packed_rows import Segment
+from specdec.passes.rows import Segment
+from specdec.runner.model_runner import ModelRunner
 
 SEQUENCES, ROWS, CONTEXT = 16, 6, 96
 

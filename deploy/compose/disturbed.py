@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.client import Client, Sample
-from specdec.errors import SpecdecError
+from specdec.core.errors import SpecdecError
 
 REQUEST: dict[str, Any] = {
     "text": "def main(",

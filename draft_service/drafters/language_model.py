@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from draft_service.drafter import DraftSequence, Node, Spot
 from draft_service.drafters.tree_cache import TreeCache
 from draft_service.proposal import draw, guess
-from specdec.errors import Overloaded, SpecdecError
-from specdec.kv_cache import Move, PoolFullError, SequenceCache
-from specdec.model_runner import ModelRunner
-from specdec.noise_cache import KeptRows
-from specdec.packed_rows import Segment
-from specdec.pass_outputs import RowOutputs
-from specdec.portions import MAX_TREE_ROWS
-from specdec.prefill import fair_share, rows_to_feed
-from specdec.rounds import AHEAD, CACHE_SALT, SIBLINGS
-from specdec.sampling_state import SamplingState
-from specdec.sequence import Draw, SequenceSpec
-from specdec.tree import EMPTY_TREE, ROOT
+from specdec.core.errors import Overloaded, SpecdecError
+from specdec.core.limits import MAX_TREE_ROWS
+from specdec.core.rounds import AHEAD, CACHE_SALT, SIBLINGS
+from specdec.core.sequence import Draw, SequenceSpec
+from specdec.core.tree import EMPTY_TREE, ROOT
+from specdec.kvcache.block_pool import Move, PoolFullError, SequenceCache
+from specdec.passes.outputs import RowOutputs
+from specdec.passes.prefill import fair_share, rows_to_feed
+from specdec.passes.rows import Segment
+from specdec.runner.model_runner import ModelRunner
+from specdec.sampling.noise_cache import KeptRows
+from specdec.sampling.state import SamplingState
 
 _MOST_FURTHER = 64
 """Rows after those of a pass, of all sequences together: who asks for much decides neither about memory nor time."""

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from specdec.kv_cache import Move, SequenceCache
-from specdec.packed_rows import Segment
-from specdec.sequence import Draw
-from specdec.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.core.sequence import Draw
+from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.kvcache.block_pool import Move, SequenceCache
+from specdec.passes.rows import Segment
 
 
 class Guesses(NamedTuple):
     """Children that a place may get, likeliest first (none: that is not known), and how sure the model is of the first
-    of them (specdec.chances)."""
+    of them (specdec.speculation.acceptance)."""
 
     token_ids: tuple[int, ...] = ()
     sure: int = 0

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from specdec.errors import InvalidArgument, Overloaded
+from specdec.core.errors import InvalidArgument, Overloaded
 
 _SMOOTHING = 0.2
 

@@ -16,8 +16,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from specdec.errors import InvalidArgument, Overloaded, Unauthenticated
-from specdec.watched_files import Changing
+from specdec.core.errors import InvalidArgument, Overloaded, Unauthenticated
+from specdec.security.watched_files import Changing
 
 _SCHEME = "bearer "
 

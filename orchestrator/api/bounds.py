@@ -1,16 +1,16 @@
 """How large a request may be, looked at before anything else of it is read. Knows sizes; refuses to know meanings.
 
-A message has at most specdec.rpc.MAX_MESSAGE_BYTES, which leaves room for millions of entries: enough to hold up
-everybody's event loop while they are sorted, and for a refusal that names each to be longer than a status can be.
+A message has at most specdec.transport.rpc.MAX_MESSAGE_BYTES, which leaves room for millions of entries: enough to hold
+up everybody's event loop while they are sorted, and for a refusal that names each to be longer than a status can be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specdec.sampling_wire import MAX_BIASES
+from specdec.transport.sampling_wire import MAX_BIASES
+from specdec.transport.wire import MAX_SALT_BYTES
 from specdec.v1 import generation_pb2
-from specdec.wire import MAX_SALT_BYTES
 
 MAX_PROMPT_BYTES = 1 << 20
 MAX_SAMPLES = 64

@@ -12,12 +12,12 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from tokenizers import Tokenizer
 
 from orchestrator.api.bounds import MAX_SAMPLES, MAX_STOP_CHARACTERS, size_problems
-from specdec.errors import ContextExceeded, InvalidArgument
-from specdec.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
-from specdec.sampling_wire import sampling_problems
-from specdec.sequence import Method, SamplingParams
+from specdec.core.errors import ContextExceeded, InvalidArgument
+from specdec.core.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
+from specdec.core.sequence import Method, SamplingParams
+from specdec.transport.sampling_wire import sampling_problems
+from specdec.transport.wire import read_method
 from specdec.v1 import common_pb2, generation_pb2
-from specdec.wire import read_method
 
 MAX_DRAFT_TOKENS = 64
 _UNKNOWN_FIELDS = 8

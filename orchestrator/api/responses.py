@@ -11,9 +11,9 @@ from orchestrator.replicas.pool import Pool
 from orchestrator.sequence import FinishReason, Sequence
 from orchestrator.statistics import Statistics
 from orchestrator.text import Origin, Piece
-from specdec import wire
-from specdec.rounds import ModelInfo
-from specdec.rpc import keepalive
+from specdec.core.rounds import ModelInfo
+from specdec.transport import wire
+from specdec.transport.rpc import keepalive
 from specdec.v1 import generation_pb2
 
 _ORIGINS = {

@@ -20,12 +20,13 @@ from orchestrator.replicas.link import Link
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Role
 from orchestrator.settings import OrchestratorSettings
-from specdec import rpc, tls
-from specdec.errors import ModelMismatch, ReplicaLost
-from specdec.process_metrics import ProcessMetrics
-from specdec.rounds import ModelInfo
+from specdec.core.errors import ModelMismatch, ReplicaLost
+from specdec.core.rounds import ModelInfo
+from specdec.runner.vocabulary import Vocabulary, read_tokenizer
+from specdec.security import tls
+from specdec.telemetry.process_metrics import ProcessMetrics
+from specdec.transport import rpc
 from specdec.v1 import draft_pb2_grpc, generation_pb2, generation_pb2_grpc, target_pb2_grpc
-from specdec.vocabulary import Vocabulary, read_tokenizer
 
 _LAST_WORDS_S = 0.25
 

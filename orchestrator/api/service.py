@@ -28,10 +28,10 @@ from orchestrator.generation import Generator
 from orchestrator.metrics import Metrics, RequestClock
 from orchestrator.replicas.pool import Pool
 from orchestrator.settings import OrchestratorSettings
-from specdec import telemetry
-from specdec.errors import CALLERS_FAULTS, DeadlineExceeded, NoReplica, ReplicaLost
-from specdec.rounds import ModelInfo
-from specdec.rpc import request_metadata
+from specdec.core.errors import CALLERS_FAULTS, DeadlineExceeded, NoReplica, ReplicaLost
+from specdec.core.rounds import ModelInfo
+from specdec.telemetry import setup as telemetry
+from specdec.transport.rpc import request_metadata
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
 log = logging.getLogger(__name__)

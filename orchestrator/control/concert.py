@@ -17,7 +17,7 @@ from orchestrator.control.costs import Costs
 from orchestrator.control.load import load_size
 from orchestrator.control.promises import OFF, OFF_AMONG, ON, ON_AMONG
 from orchestrator.control.toll import Toll
-from specdec.rounds import OVERRUN
+from specdec.core.rounds import OVERRUN
 
 FIRST_PAUSE, _LONGEST_PAUSE, _LONGEST_PAUSE_AMONG = 8, 64, 256
 """Passes without drafts after one that did not pay, twice as many each time. Among several requests a trial costs more:

@@ -15,8 +15,8 @@ from orchestrator.control.promises import chain, promises
 from orchestrator.control.prompt_lookup import MOST_GUESSED, PromptLookup
 from orchestrator.round_plan import NO_GUESS, Guess, Proposal, Rival, RoundPlan
 from orchestrator.sequence import Sequence
-from specdec.chances import Chances, best_chances
-from specdec.rounds import Budget, Verdict
+from specdec.core.rounds import Budget, Verdict
+from specdec.speculation.acceptance import Chances, best_chances
 
 _FIRST_TOKENS = 4
 """Draft tokens while nothing is known."""

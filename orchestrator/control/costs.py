@@ -20,8 +20,8 @@ from orchestrator.control.prompt_lookup import MOST_GUESSED, HitRates
 from orchestrator.control.savings import PROBING, Savings
 from orchestrator.control.way import Way
 from orchestrator.control.worked_out import WorkedOut
-from specdec.chances import Chances
-from specdec.rounds import Timings
+from specdec.core.rounds import Timings
+from specdec.speculation.acceptance import Chances
 
 _LATE = 1.25
 """A growth that nobody waited for any longer would have taken at least so many times what was waited."""

@@ -3,7 +3,7 @@ and what it takes."""
 
 from __future__ import annotations
 
-from specdec.acceptance import Acceptance
+from specdec.speculation.acceptance import Acceptance
 
 _HOPE, _HOPE_ROUNDS = 0.5, 4
 """This share of the rounds is taken to find none, as if so many had been seen: where the draft is far away rounds that

@@ -13,7 +13,7 @@ from orchestrator.control.promises import OFF, ON, promises
 from orchestrator.control.prompt_lookup import MOST_GUESSED, PromptLookup
 from orchestrator.round_plan import NO_GUESS, Guess, Proposal, Rival
 from orchestrator.sequence import Sequence
-from specdec.rounds import OVERRUN, Verdict
+from specdec.core.rounds import OVERRUN, Verdict
 
 _FIRST = 4
 """Tokens of a guess while it is not known what rows cost."""

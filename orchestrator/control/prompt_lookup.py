@@ -10,8 +10,8 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Sequence
 
-from specdec.acceptance import Acceptance
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.speculation.acceptance import Acceptance
 
 MOST_GUESSED = 16
 """Tokens of one guess."""

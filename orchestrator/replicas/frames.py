@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from specdec import wire
-from specdec.errors import from_status
-from specdec.sequence import SequenceSpec
+from specdec.core.errors import from_status
+from specdec.core.sequence import SequenceSpec
+from specdec.transport import wire
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 

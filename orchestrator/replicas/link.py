@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import grpc
 
-from specdec.errors import Draining, InvalidArgument, PermissionDenied, ReplicaLost, SpecdecError
-from specdec.rounds import Load
-from specdec.rpc import error_of
-from specdec.wire import read_load
+from specdec.core.errors import Draining, InvalidArgument, PermissionDenied, ReplicaLost, SpecdecError
+from specdec.core.rounds import Load
+from specdec.transport.rpc import error_of
+from specdec.transport.wire import read_load
 
 _IDS_PER_FRAME = 1 << 16
 """Of opens. A frame of them is far below what a message may have."""

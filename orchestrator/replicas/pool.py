@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.replicas.replay_gate import ReplayGate
 from orchestrator.replicas.replica import Replica, Role
-from specdec.errors import ReplicaLost
-from specdec.rounds import ModelInfo
+from specdec.core.errors import ReplicaLost
+from specdec.core.rounds import ModelInfo
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
 from orchestrator.replicas.tally import Tally
-from specdec.instruments import Instruments, Points
+from specdec.telemetry.instruments import Instruments, Points
 
 
 def observe(targets: Pool, drafts: Pool, live: Callable[[], int], waiting: Callable[[], int]) -> None:

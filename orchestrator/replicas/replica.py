@@ -20,11 +20,11 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from orchestrator.replicas.link import HostileReplica, Lane, Link, WatchdogFired
 from orchestrator.replicas.tally import Tally
-from specdec import rpc, wire
-from specdec.errors import ModelMismatch, ReplicaLost, SpecdecError
-from specdec.rounds import Load, ModelInfo
-from specdec.tls import Tls
-from specdec.tls_trouble import tls_trouble
+from specdec.core.errors import ModelMismatch, ReplicaLost, SpecdecError
+from specdec.core.rounds import Load, ModelInfo
+from specdec.security.tls import Tls
+from specdec.security.tls_diagnosis import tls_trouble
+from specdec.transport import rpc, wire
 from specdec.v1 import common_pb2
 
 log = logging.getLogger(__name__)

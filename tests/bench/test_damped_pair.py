@@ -9,7 +9,7 @@ from bench.damped_pair import damped_pair
 from bench.peers.contender import Settings
 from bench.peers.prompts import PromptSource
 from bench.peers.transformers_peers import TransformersPair
-from specdec.checkpoint import Checkpoint
+from specdec.runner.checkpoint import Checkpoint
 from tests.bench.conftest import SMALL
 
 ONE_THREAD = Settings((1,))

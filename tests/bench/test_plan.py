@@ -6,7 +6,7 @@ import pytest
 
 from bench.pass_cost import draft_step_time, target_pass_time
 from bench.plan import Cell, Models, Row, Speed, _lab, _rounds, _simulated, _table, _tokens
-from specdec.plan.scenario import Pair, Paths
+from specdec.planner.scenario import Pair, Paths
 
 
 def test_a_miss_is_how_far_the_simulation_is_off():

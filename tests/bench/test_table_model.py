@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.table_model import Table
-from specdec.sequence import SamplingParams, SequenceSpec
+from specdec.core.sequence import SamplingParams, SequenceSpec
 
 SPEC = SequenceSpec((1, 2, 3), 3, SamplingParams(0.0), 0)
 POSITIONS = range(3, 4003)

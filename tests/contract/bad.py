@@ -10,10 +10,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from specdec.errors import (
-    InvalidArgument,
-    OutOfStep,
-)
+from specdec.core.errors import InvalidArgument, OutOfStep
 from target_service.lm_verifier import LmVerifier
 from tests.contract.raw import Raw
 from tests.gated import Gated

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec import certificates
+from specdec.security import dev_ca as certificates
 
 
 @pytest.fixture(scope="module")

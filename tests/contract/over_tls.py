@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 
-from specdec import rpc
-from specdec.model_service import ModelServer
-from specdec.settings import EngineSettings
-from specdec.tls import Tls
+from specdec.core.settings import EngineSettings
+from specdec.security.tls import Tls
+from specdec.server.model_server import ModelServer
+from specdec.transport import rpc
 from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
 from target_service.lm_verifier import LmVerifier
 from target_service.server import create_server as create_target_server

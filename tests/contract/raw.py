@@ -14,14 +14,14 @@ from draft_service.drafter import Drafter
 from draft_service.server import create_server as create_draft_server
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
-from specdec import rpc
 from specdec.client import Client
-from specdec.errors import SpecdecError, from_status
-from specdec.model_service import ModelServer
-from specdec.rounds import Load
-from specdec.settings import EngineSettings
+from specdec.core.errors import SpecdecError, from_status
+from specdec.core.rounds import Load
+from specdec.core.settings import EngineSettings
+from specdec.server.model_server import ModelServer
+from specdec.transport import rpc
+from specdec.transport.wire import read_load
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
-from specdec.wire import read_load
 from target_service.server import create_server as create_target_server
 from target_service.verifier import Verifier
 

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from specdec import rpc
-from specdec.errors import SpecdecError
+from specdec.core.errors import SpecdecError
+from specdec.transport import rpc
 from specdec.v1 import generation_pb2
 from tests.cluster import Cluster
 from tests.contract.raw import PATIENCE_S

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec.errors import (
-    Overloaded,
-)
+from specdec.core.errors import Overloaded
 from tests.contract.bad import assert_never_opened, assert_out_of_step, assert_violation, runner
 from tests.contract.raw import (
     BLOCK,

@@ -14,12 +14,8 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec import rpc
-from specdec.errors import (
-    InvalidArgument,
-    ModelMismatch,
-    SpecdecError,
-)
+from specdec.core.errors import InvalidArgument, ModelMismatch, SpecdecError
+from specdec.transport import rpc
 from specdec.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
 from target_service.lm_verifier import LmVerifier
 from tests.contract.bad import NAN, UNSUPPORTED, assert_violation, runner, scribble

@@ -14,8 +14,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec import rpc
-from specdec.errors import ContextExceeded, InvalidArgument, Overloaded
+from specdec.core.errors import ContextExceeded, InvalidArgument, Overloaded
+from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import Cluster, cluster

@@ -8,8 +8,8 @@ from pathlib import Path
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
-from specdec import certificates
 from specdec.client import Client
+from specdec.security import dev_ca as certificates
 from target_service.lm_verifier import LmVerifier
 from tests.certificates import caller, files, stranger
 from tests.cluster import cluster

@@ -12,12 +12,14 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.server import create_server as create_draft_server
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
-from specdec import certificates, rpc, tls
 from specdec.client import Client
-from specdec.errors import NoReplica, PermissionDenied, ReplicaLost, SpecdecError
-from specdec.settings import EngineSettings
-from specdec.tls import Tls
-from specdec.tls_trouble import tls_trouble
+from specdec.core.errors import NoReplica, PermissionDenied, ReplicaLost, SpecdecError
+from specdec.core.settings import EngineSettings
+from specdec.security import dev_ca as certificates
+from specdec.security import tls
+from specdec.security.tls import Tls
+from specdec.security.tls_diagnosis import tls_trouble
+from specdec.transport import rpc
 from specdec.v1 import draft_pb2_grpc
 from target_service.lm_verifier import LmVerifier
 from target_service.server import create_server as create_target_server

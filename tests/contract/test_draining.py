@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec.errors import Draining
+from specdec.core.errors import Draining
 from tests.contract.models import GatedVerifier
 from tests.contract.raw import (
     PATIENCE_S,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from specdec.rounds import EARLY
+from specdec.core.rounds import EARLY
 from specdec.v1 import common_pb2
 from tests.contract.models import GREEDY, GatedVerifier, greedy_text
 from tests.contract.raw import PATIENCE_S, Raw, Service, round_, target, target_open, tree

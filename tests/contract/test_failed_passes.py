@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec.errors import PassFailed
+from specdec.core.errors import PassFailed
 from specdec.v1 import draft_pb2
 from target_service.lm_verifier import LmVerifier
 from tests.contract.models import GatedVerifier

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from bench.table_model import Table, TableVerifier
-from specdec.packed_rows import Segment
-from specdec.pass_outputs import PassOutputs, RowOutputs
+from specdec.passes.outputs import PassOutputs, RowOutputs
+from specdec.passes.rows import Segment
+from specdec.transport.wire import FEATURE_BYTES
 from specdec.v1 import target_pb2
-from specdec.wire import FEATURE_BYTES
 from target_service.lm_verifier import LmVerifier
 from tests.contract.bad import assert_violation
 from tests.contract.raw import BLOCK, COUPLED, Raw, after, round_, target, target_open, tree

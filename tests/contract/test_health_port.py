@@ -9,9 +9,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specdec import rpc
-from specdec.scrape import Scrape
-from specdec.settings import ServiceSettings
+from specdec.core.settings import ServiceSettings
+from specdec.telemetry.prometheus import Scrape
+from specdec.transport import rpc
 from specdec.v1 import common_pb2, target_pb2_grpc
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec.errors import DeadlineExceeded, InvalidArgument, NoReplica, Overloaded, ReplicaLost
+from specdec.core.errors import DeadlineExceeded, InvalidArgument, NoReplica, Overloaded, ReplicaLost
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster
 from tests.contract.bad import HeldVerifier, runner

@@ -17,8 +17,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec import rpc
-from specdec.errors import SpecdecError
+from specdec.core.errors import SpecdecError
+from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import Cluster, cluster

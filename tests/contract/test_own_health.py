@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from specdec import certificates
-from specdec.own_health import own_health
+from specdec.cli.health_probe import own_health
+from specdec.security import dev_ca as certificates
 from tests.certificates import files
 from tests.contract.over_tls import PATIENCE_S, target
 
@@ -19,7 +19,7 @@ async def health(**environment: str) -> tuple[int, str]:
     """Exit status, and what it said on both outputs."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SPECDEC_")}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "specdec.cli", "health"),
+        *(sys.executable, "-m", "specdec.cli.main", "health"),
         env=clean | {f"SPECDEC_{name}": value for name, value in environment.items()},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

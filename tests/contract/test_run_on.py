@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from specdec.errors import ContextExceeded, OutOfStep
+from specdec.core.errors import ContextExceeded, OutOfStep
 from target_service.lm_verifier import LmVerifier
 from tests.contract.models import GREEDY, greedy_text
 from tests.contract.raw import (

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec.errors import InvalidArgument, OutOfStep
+from specdec.core.errors import InvalidArgument, OutOfStep
 from specdec.v1 import draft_pb2
 from target_service.lm_verifier import LmVerifier
 from tests.contract.models import GREEDY, GatedVerifier, greedy_text

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.settings import OrchestratorSettings
-from specdec.processes import is_serving
+from specdec.cli.processes import is_serving
 from tests.balancer import Balancer
 from tests.deploy.manifests import ROOT, Manifest, container, environment, kind, ports
 
@@ -36,7 +36,7 @@ Programs = Mapping[tuple[str, ...], Sequence[str]]
 """What the manifests' commands run here."""
 
 OURS: Programs = {
-    ("specdec", "serve", role): (sys.executable, "-m", "specdec.cli", "serve", role)
+    ("specdec", "serve", role): (sys.executable, "-m", "specdec.cli.main", "serve", role)
     for role in ("target", "draft", "orchestrator")
 }
 

@@ -23,9 +23,9 @@ from typing import Any
 
 from bench.chaos.dns import Names
 from bench.chaos.lab import Lab, Process
+from specdec.cli.processes import free_ports
 from specdec.client import Client
-from specdec.errors import SpecdecError
-from specdec.processes import free_ports
+from specdec.core.errors import SpecdecError
 from tests.deploy.manifests import ROOT
 from tests.deploy.test_observability import panels
 
@@ -116,7 +116,7 @@ async def watch(seconds: float, picture: str | None) -> int:
             address = f"127.88.0.{next(numbers)}"
             names.addresses.setdefault(role, []).append(address)
             flags = (f"--metrics-port={METRICS_PORT}", *flags)
-            return make(f"specdec.cli serve {role}", *flags, prefix=names.prefix, host=address, port=port)
+            return make(f"specdec.cli.main serve {role}", *flags, prefix=names.prefix, host=address, port=port)
 
         def pair(role: str, port: int) -> list[Process]:
             return [serve(role, port, f"--model={ROOT}/models/demo/{role}", "--threads=1") for _ in range(2)]

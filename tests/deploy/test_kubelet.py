@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 from bench.chaos.lab import load_of, until
 from bench.table_model import Table
-from specdec import certificates
-from specdec.cli import app
+from specdec.cli.main import app
 from specdec.client import Client
-from specdec.errors import ReplicaLost, Unauthenticated
+from specdec.core.errors import ReplicaLost, Unauthenticated
+from specdec.security import dev_ca as certificates
 from tests.certificates import caller, stranger
 from tests.deploy.kubelet import OURS, Node, Pod, status_of
 from tests.deploy.load import Load

@@ -13,8 +13,8 @@ import yaml
 
 from draft_service.__main__ import DraftSettings
 from orchestrator.settings import OrchestratorSettings
-from specdec.cli import Role
-from specdec.rpc import LIVENESS
+from specdec.cli.main import Role
+from specdec.transport.rpc import LIVENESS
 from target_service.__main__ import TargetSettings
 from tests.deploy.manifests import (
     COMPONENTS,

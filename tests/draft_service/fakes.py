@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from draft_service.drafter import DraftSequence, Node
 from draft_service.engine import DraftEngine, DraftOpen
-from specdec.batching import Key
-from specdec.rounds import Budget, Growth, ModelInfo
-from specdec.sequence import SequenceSpec
-from specdec.tree import SparseDistribution, TokenTree
+from specdec.core.rounds import Budget, Growth, ModelInfo
+from specdec.core.sequence import SequenceSpec
+from specdec.core.tree import SparseDistribution, TokenTree
+from specdec.server.step_loop import Key
 
 VOCAB, CONTEXT = 10, 30
 chain = TokenTree.chain

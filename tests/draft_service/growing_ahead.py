@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from draft_service.drafter import DraftSequence, Spot
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
-from specdec.batching import Key
-from specdec.rounds import Budget, Growth
-from specdec.sequence import SamplingParams, SequenceSpec
-from specdec.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.core.rounds import Budget, Growth
+from specdec.core.sequence import SamplingParams, SequenceSpec
+from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.server.step_loop import Key
 from tests.table_model import TableRunner
 
 A, B = Key(1, 1), Key(1, 2)

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from draft_service.engine import DraftOpen
-from specdec.batching import Key
-from specdec.rounds import Advance, Budget, Growth, GrowthEnd
-from specdec.sequence import SamplingParams, SequenceSpec
-from specdec.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd
+from specdec.core.sequence import SamplingParams, SequenceSpec
+from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.server.step_loop import Key
 from tests.draft_service.growing_ahead import (
     SAMPLINGS,
     A,

@@ -15,13 +15,13 @@ from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
 from draft_service.proposal import draw, guess
-from specdec.batching import Key
-from specdec.errors import SpecdecError
-from specdec.pass_outputs import PassOutputs
-from specdec.rounds import Advance, Budget, Growth
-from specdec.sampling_state import SamplingState
-from specdec.sequence import Method, SamplingParams, SequenceSpec
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.errors import SpecdecError
+from specdec.core.rounds import Advance, Budget, Growth
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.passes.outputs import PassOutputs
+from specdec.sampling.state import SamplingState
+from specdec.server.step_loop import Key
 from tests.table_model import TableRunner
 
 VOCAB = 11

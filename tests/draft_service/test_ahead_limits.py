@@ -8,14 +8,14 @@ import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
-from specdec.batching import Key
-from specdec.errors import Draining, InvalidArgument
-from specdec.packed_rows import Segment
-from specdec.pass_outputs import RowOutputs
-from specdec.portions import MAX_TREE_ROWS
-from specdec.rounds import Advance, Budget, Growth, GrowthEnd
-from specdec.sequence import Method, SamplingParams, SequenceSpec
-from specdec.tree import TokenTree
+from specdec.core.errors import Draining, InvalidArgument
+from specdec.core.limits import MAX_TREE_ROWS
+from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.tree import TokenTree
+from specdec.passes.outputs import RowOutputs
+from specdec.passes.rows import Segment
+from specdec.server.step_loop import Key
 from tests.draft_service.growing_ahead import (
     SAMPLINGS,
     A,

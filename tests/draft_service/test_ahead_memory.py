@@ -9,14 +9,14 @@ import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
-from specdec.batching import Key
-from specdec.kv_cache import BlockPool
-from specdec.packed_rows import Segment
-from specdec.pass_outputs import RowOutputs
-from specdec.prefix_index import TextBlock
-from specdec.rounds import Advance, Budget
-from specdec.sequence import SamplingParams, SequenceSpec
-from specdec.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.core.rounds import Advance, Budget
+from specdec.core.sequence import SamplingParams, SequenceSpec
+from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.kvcache.block_pool import BlockPool
+from specdec.kvcache.prefix_index import TextBlock
+from specdec.passes.outputs import RowOutputs
+from specdec.passes.rows import Segment
+from specdec.server.step_loop import Key
 from tests.table_model import TableRunner
 
 ROUNDS, SEQUENCES, PROMPT = 2000, 25, (1, 2, 3)

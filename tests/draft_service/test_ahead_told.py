@@ -9,10 +9,10 @@ import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
-from specdec.batching import Key
-from specdec.rounds import Advance, Budget, GrowthEnd
-from specdec.sequence import SamplingParams, SequenceSpec
-from specdec.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.core.rounds import Advance, Budget, GrowthEnd
+from specdec.core.sequence import SamplingParams, SequenceSpec
+from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.server.step_loop import Key
 from tests.draft_service.growing_ahead import (
     SAMPLINGS,
     A,

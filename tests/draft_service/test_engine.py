@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from draft_service.budgets import granted
 from draft_service.drafter import Node
 from draft_service.engine import DraftOpen
-from specdec.batching import Key
-from specdec.errors import Draining, InvalidArgument, OutOfStep, Overloaded
-from specdec.rounds import Advance, Budget, Growth, GrowthEnd
-from specdec.sequence import Method, SamplingParams, SequenceSpec
-from specdec.tree import SparseDistribution, TokenTree
+from specdec.core.errors import Draining, InvalidArgument, OutOfStep, Overloaded
+from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.tree import SparseDistribution, TokenTree
+from specdec.server.step_loop import Key
 from tests.draft_service.fakes import CONTEXT, VOCAB, A, B, FakeDrafter, budget, chain, growths, opened, run, said
 
 # --- growing ------------------------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bench.table_model import Table, TableDrafter
 from draft_service.engine import DraftEngine, DraftOpen
-from specdec.batching import Key
-from specdec.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
-from specdec.rounds import Advance, Budget, Growth, GrowthEnd
-from specdec.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
+from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.server.step_loop import Key
 
 CONTEXT, VOCAB, MAX_SEQUENCES = 30, 8, 5
 TABLE = Table(VOCAB, acceptance=1.0, context_length=CONTEXT)

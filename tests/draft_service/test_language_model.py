@@ -10,12 +10,12 @@ import pytest
 from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
-from specdec.batching import Key
-from specdec.packed_rows import Segment
-from specdec.pass_outputs import RowOutputs
-from specdec.rounds import Budget
-from specdec.sequence import Method, SamplingParams, SequenceSpec
-from specdec.tree import TokenTree
+from specdec.core.rounds import Budget
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.tree import TokenTree
+from specdec.passes.outputs import RowOutputs
+from specdec.passes.rows import Segment
+from specdec.server.step_loop import Key
 from tests.table_model import TableRunner
 
 LIKELIEST = SamplingParams(0.0)

@@ -6,11 +6,11 @@ import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
-from specdec.batching import Key
-from specdec.errors import InvalidArgument
-from specdec.rounds import Advance, Budget, Growth, GrowthEnd
-from specdec.sequence import Method, SamplingParams, SequenceSpec
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.errors import InvalidArgument
+from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.server.step_loop import Key
 from tests.table_model import TableRunner
 
 A = Key(1, 1)

@@ -11,9 +11,9 @@ import torch
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
 from draft_service.proposal import sureness
-from specdec.rounds import Advance, Budget
-from specdec.sequence import SamplingParams, SequenceSpec
-from specdec.tree import MOST_SURE, ROOT, TokenTree
+from specdec.core.rounds import Advance, Budget
+from specdec.core.sequence import SamplingParams, SequenceSpec
+from specdec.core.tree import MOST_SURE, ROOT, TokenTree
 from tests.draft_service.growing_ahead import A, rest, together
 from tests.table_model import TableRunner
 

@@ -17,11 +17,11 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator import draft_client
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
-from specdec import rpc, wire
 from specdec.client import Client
-from specdec.errors import SpecdecError
-from specdec.rounds import Load, ModelInfo
-from specdec.tree import SparseDistribution
+from specdec.core.errors import SpecdecError
+from specdec.core.rounds import Load, ModelInfo
+from specdec.core.tree import SparseDistribution
+from specdec.transport import rpc, wire
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc, generation_pb2
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster, connected

@@ -11,8 +11,8 @@ import pytest
 from bench.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
-from specdec import rpc
 from specdec.client import Client
+from specdec.transport import rpc
 from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.cluster import Cluster, cluster, connected
 

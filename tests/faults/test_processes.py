@@ -17,8 +17,8 @@ import pytest_asyncio
 from bench.chaos.lab import Deployment, Lab
 from bench.chaos.traffic import Answer, Asked, Traffic, ask
 from bench.table_model import Table
-from specdec.errors import ReplicaLost
-from specdec.processes import is_serving
+from specdec.cli.processes import is_serving
+from specdec.core.errors import ReplicaLost
 
 PATIENCE_S = 120.0
 """Only a broken service takes that long, however busy the machine."""

@@ -14,8 +14,8 @@ from bench.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
-from specdec.errors import NoReplica, PassFailed
-from specdec.settings import EngineSettings
+from specdec.core.errors import NoReplica, PassFailed
+from specdec.core.settings import EngineSettings
 from target_service.server import create_server as create_target_server
 from tests.cluster import cluster, connected
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from specdec.batching import Key
-from specdec.settings import EngineSettings
+from specdec.core.settings import EngineSettings
+from specdec.server.step_loop import Key
 from target_service.lm_verifier import LmVerifier
 from target_service.server import create_server
 from tests.cluster import Cluster, cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.control.concert import Concert, Turn
 from orchestrator.control.costs import Costs
-from specdec.rounds import Timings
+from specdec.core.rounds import Timings
 
 
 def concert_of(sequences: int = 4, ahead: bool = False) -> Concert:

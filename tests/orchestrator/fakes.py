@@ -9,9 +9,9 @@ from typing import Any
 from orchestrator.control.prompt_lookup import HitRates
 from orchestrator.round_plan import Early
 from orchestrator.sequence import Sequence
-from specdec.rounds import OVERRUN, Budget, Growth, GrowthEnd, Verdict
-from specdec.sequence import Method, SamplingParams
-from specdec.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.core.rounds import OVERRUN, Budget, Growth, GrowthEnd, Verdict
+from specdec.core.sequence import Method, SamplingParams
+from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
 
 
 def new_sequence(prompt=(1, 2), max_tokens=20, method=Method.COUPLED, temperature=1.0, **options: Any) -> Sequence:

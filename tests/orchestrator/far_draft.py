@@ -23,10 +23,10 @@ from orchestrator.round_plan import Early
 from orchestrator.sequence import Sequence
 from orchestrator.speculation import Speculation
 from orchestrator.statistics import Statistics
-from specdec.batching import Key
-from specdec.chances import Chances
-from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Timings, Verdict
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Timings, Verdict
+from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.server.step_loop import Key
+from specdec.speculation.acceptance import Chances
 from tests.orchestrator.fakes import new_sequence, still_to_come
 
 KEY = Key(0, 0)

@@ -18,9 +18,9 @@ from orchestrator.control.concert import Concert
 from orchestrator.control.controller import Adaptive, Controller, Fixed
 from orchestrator.control.costs import Costs
 from orchestrator.round_plan import Proposal
-from specdec.gathering import Gathering
-from specdec.rounds import OVERRUN, Timings, Verdict
-from specdec.tree import TokenTree
+from specdec.core.rounds import OVERRUN, Timings, Verdict
+from specdec.core.tree import TokenTree
+from specdec.server.batch_delay import Gathering
 
 CHAINS = [TokenTree.chain([1] * depth) for depth in range(65)]
 MOST = 8

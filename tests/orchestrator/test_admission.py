@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from orchestrator.api.admission import Admission
-from specdec.errors import InvalidArgument, Overloaded
+from specdec.core.errors import InvalidArgument, Overloaded
 
 
 async def _turns(count: int = 5) -> None:

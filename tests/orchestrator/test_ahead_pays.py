@@ -11,7 +11,7 @@ import pytest
 from orchestrator.control.concert import Concert
 from orchestrator.control.controller import Adaptive, Fixed
 from orchestrator.control.costs import Costs
-from specdec.chances import Chances
+from specdec.speculation.acceptance import Chances
 from tests.orchestrator.far_draft import Outcome, Place, decoded
 
 FAR = [0.0, 5.0, 20.0, 50.0, 200.0]

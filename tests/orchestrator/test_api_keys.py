@@ -17,11 +17,12 @@ import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator.api.api_keys import Account, ApiKeys, Key, read_keys
-from specdec import rpc, telemetry
+from specdec.cli.processes import is_serving
 from specdec.client import Client
-from specdec.errors import InvalidArgument, Overloaded, Unauthenticated
-from specdec.processes import is_serving
-from specdec.settings import ServiceSettings
+from specdec.core.errors import InvalidArgument, Overloaded, Unauthenticated
+from specdec.core.settings import ServiceSettings
+from specdec.telemetry import setup as telemetry
+from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import Cluster, cluster

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.control.concert import Turn
-from specdec.rounds import Timings
+from specdec.core.rounds import Timings
 from tests.orchestrator.concerts import concert_of, turns
 
 

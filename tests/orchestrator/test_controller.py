@@ -20,9 +20,9 @@ from orchestrator.control.costs import Costs
 from orchestrator.round_plan import Proposal
 from orchestrator.sequence import Sequence
 from orchestrator.speculation import Speculation
-from specdec.rounds import Budget, Growth, GrowthEnd, Timings, Verdict
-from specdec.sequence import Method
-from specdec.tree import TokenTree
+from specdec.core.rounds import Budget, Growth, GrowthEnd, Timings, Verdict
+from specdec.core.sequence import Method
+from specdec.core.tree import TokenTree
 from tests.orchestrator.fakes import FakeDraft, new_sequence
 from tests.orchestrator.simulation import MOST, Place, Run, adaptive, fixed, tokens_per_s
 

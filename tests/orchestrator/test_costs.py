@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from orchestrator.control.costs import Costs
-from specdec.rounds import Timings
+from specdec.core.rounds import Timings
 
 
 def known(most: int = 8, ahead: bool = False) -> Costs:

@@ -12,9 +12,9 @@ from orchestrator.control.controller import Fixed
 from orchestrator.decoder import decode
 from orchestrator.sequence import FinishReason
 from orchestrator.speculation import Speculation
-from specdec.rounds import Budget, Growth, GrowthEnd
-from specdec.sequence import Method
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.rounds import Budget, Growth, GrowthEnd
+from specdec.core.sequence import Method
+from specdec.core.tree import EMPTY_TREE, TokenTree
 from tests.orchestrator.fakes import FakeDraft, FakeTarget, alone, new_sequence, next_token
 
 

@@ -13,10 +13,10 @@ from orchestrator.replicas import link
 from orchestrator.replicas.link import Lane
 from orchestrator.replicas.tally import Tally
 from orchestrator.sequence import Sequence
-from specdec.errors import Overloaded, PassFailed, ReplicaLost
-from specdec.rounds import AHEAD, Budget, Growth, GrowthEnd, ModelInfo
-from specdec.sequence import Method, SamplingParams
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.errors import Overloaded, PassFailed, ReplicaLost
+from specdec.core.rounds import AHEAD, Budget, Growth, GrowthEnd, ModelInfo
+from specdec.core.sequence import Method, SamplingParams
+from specdec.core.tree import EMPTY_TREE, TokenTree
 from tests.orchestrator.fakes import commit
 
 

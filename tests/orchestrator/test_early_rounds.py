@@ -17,8 +17,8 @@ from orchestrator.replicas.link import HostileReplica
 from orchestrator.round_plan import Early
 from orchestrator.sequence import Sequence
 from orchestrator.target_client import TargetClient
-from specdec.rounds import Round, Verdict
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.rounds import Round, Verdict
+from specdec.core.tree import EMPTY_TREE, TokenTree
 from tests.cluster import Cluster, cluster
 from tests.gated import PATIENCE_S, GatedTable
 from tests.orchestrator.fakes import new_sequence

@@ -8,7 +8,7 @@ import pytest
 
 from bench.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.sequence import Sequence
-from specdec.errors import SpecdecError
+from specdec.core.errors import SpecdecError
 from tests.cluster import cluster
 
 TABLE = Table(vocab_size=64)

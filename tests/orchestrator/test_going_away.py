@@ -14,7 +14,7 @@ from bench.table_model import Table, TableVerifier
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
-from specdec.errors import ReplicaLost
+from specdec.core.errors import ReplicaLost
 from specdec.v1 import generation_pb2
 from tests.balancer import Balancer
 from tests.contract.bad import HeldVerifier, runner

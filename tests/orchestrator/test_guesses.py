@@ -11,8 +11,8 @@ from orchestrator.control.costs import Costs
 from orchestrator.control.guesses import Guesses
 from orchestrator.control.prompt_lookup import MOST_GUESSED
 from orchestrator.round_plan import Rival
-from specdec.rounds import Timings
-from specdec.tree import TokenTree
+from specdec.core.rounds import Timings
+from specdec.core.tree import TokenTree
 
 
 class Lookup:

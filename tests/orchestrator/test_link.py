@@ -13,9 +13,9 @@ from orchestrator.replicas import link as link_
 from orchestrator.replicas.frames import TargetFrames, chunked
 from orchestrator.replicas.link import HostileReplica, Link, WatchdogFired
 from orchestrator.replicas.replica import Replica, Role
-from specdec.errors import ReplicaLost
-from specdec.rpc import MAX_MESSAGE_BYTES
-from specdec.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.errors import ReplicaLost
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.transport.rpc import MAX_MESSAGE_BYTES
 from specdec.v1 import common_pb2, target_pb2
 from tests.gated import PATIENCE_S
 

@@ -19,8 +19,8 @@ from orchestrator.control.costs import Costs
 from orchestrator.control.guesses import Guesses
 from orchestrator.control.prompt_lookup import PromptLookup
 from orchestrator.round_plan import Proposal, Rival, RoundPlan
-from specdec.rounds import Budget, Timings, Verdict
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.rounds import Budget, Timings, Verdict
+from specdec.core.tree import EMPTY_TREE, TokenTree
 from tests.orchestrator.fakes import hit_rates, still_to_come
 
 LENGTH = 1500

@@ -14,8 +14,8 @@ from orchestrator.metrics import Metrics, RequestClock
 from orchestrator.round_plan import RoundPlan
 from orchestrator.speculation import Speculation
 from orchestrator.statistics import Statistics
-from specdec.rounds import Budget, GrowthEnd, Verdict
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.rounds import Budget, GrowthEnd, Verdict
+from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import generation_pb2
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster

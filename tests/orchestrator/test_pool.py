@@ -9,9 +9,9 @@ import pytest
 from bench.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica, Role
-from specdec.errors import ModelMismatch, ReplicaLost
-from specdec.rounds import TRANSFORMS, Load, ModelInfo
-from specdec.settings import EngineSettings
+from specdec.core.errors import ModelMismatch, ReplicaLost
+from specdec.core.rounds import TRANSFORMS, Load, ModelInfo
+from specdec.core.settings import EngineSettings
 from target_service.server import create_server
 from tests.cluster import cluster
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from orchestrator.control import prompt_lookup
 from orchestrator.control.prompt_lookup import MOST_GUESSED, HitRates, PromptLookup
-from specdec.acceptance import Acceptance
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.speculation.acceptance import Acceptance
 from tests.orchestrator.fakes import hit_rates
 
 LONGEST, SHORTEST = 16, 2

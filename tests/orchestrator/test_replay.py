@@ -13,9 +13,9 @@ import pytest
 
 from bench.table_model import Table, TableVerifier
 from specdec.client import Sample
-from specdec.errors import ModelMismatch
-from specdec.model_service import ModelServer
-from specdec.settings import EngineSettings
+from specdec.core.errors import ModelMismatch
+from specdec.core.settings import EngineSettings
+from specdec.server.model_server import ModelServer
 from target_service.engine import TargetEngine
 from target_service.server import create_server
 from target_service.verifier import TargetOpen

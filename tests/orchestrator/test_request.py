@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from orchestrator.api import bounds
 from orchestrator.api.bounds import MAX_PROMPT_BYTES
 from orchestrator.api.request import Request, read_request
-from specdec.errors import ContextExceeded, InvalidArgument
-from specdec.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
-from specdec.sequence import Method, SamplingParams
+from specdec.core.errors import ContextExceeded, InvalidArgument
+from specdec.core.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
+from specdec.core.sequence import Method, SamplingParams
 from specdec.v1 import common_pb2, generation_pb2
 
 TOKENIZER = Tokenizer.from_file(str(Path(__file__).resolve().parents[2] / "models/demo/target/tokenizer.json"))

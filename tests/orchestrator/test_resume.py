@@ -7,10 +7,10 @@ import pytest
 
 from bench.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.sequence import FinishReason, Sequence
-from specdec import rpc
 from specdec.client import Client, Sample
-from specdec.errors import ModelMismatch
-from specdec.sequence import Method, SamplingParams
+from specdec.core.errors import ModelMismatch
+from specdec.core.sequence import Method, SamplingParams
+from specdec.transport import rpc
 from tests import table_reader
 from tests.cluster import cluster
 

@@ -6,8 +6,8 @@ import pytest
 
 from orchestrator import round_clock
 from orchestrator.round_clock import RoundClock, Split
-from specdec.rounds import Timings, Verdict
-from specdec.tree import EMPTY_TREE
+from specdec.core.rounds import Timings, Verdict
+from specdec.core.tree import EMPTY_TREE
 
 
 class Clock:

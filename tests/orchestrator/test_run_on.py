@@ -16,8 +16,8 @@ from orchestrator.control.controller import Fixed
 from orchestrator.control.costs import Costs
 from orchestrator.sequence import Sequence
 from orchestrator.target_client import TargetClient
-from specdec.rounds import Round
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.rounds import Round
+from specdec.core.tree import EMPTY_TREE, TokenTree
 from target_service.engine import TargetEngine
 from tests.cluster import Cluster, cluster
 from tests.gated import PATIENCE_S, GatedTable

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 
 from orchestrator.sequence import FinishReason, Sequence
 from orchestrator.text import Origin
-from specdec.rounds import CACHE_SALT, TRANSFORMS, Verdict
-from specdec.sequence import Method, SamplingParams, SequenceSpec
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.rounds import CACHE_SALT, TRANSFORMS, Verdict
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.tree import EMPTY_TREE, TokenTree
 from tests.orchestrator.test_text import mixed
 
 MIXED = mixed()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bench.table_model import Table, TableDrafter, TableVerifier
-from specdec import rpc
 from specdec.client import Client
-from specdec.errors import DeadlineExceeded
+from specdec.core.errors import DeadlineExceeded
+from specdec.transport import rpc
 from specdec.v1 import generation_pb2
 from tests.cluster import cluster
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.settings import OrchestratorSettings
-from specdec.settings import parse
+from specdec.core.settings import parse
 
 
 @pytest.fixture(autouse=True)

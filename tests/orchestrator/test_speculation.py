@@ -7,9 +7,9 @@ import pytest
 from orchestrator.round_plan import RoundPlan
 from orchestrator.sequence import Sequence
 from orchestrator.speculation import Speculation
-from specdec.rounds import Budget, Growth, GrowthEnd
-from specdec.sequence import Method
-from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
+from specdec.core.rounds import Budget, Growth, GrowthEnd
+from specdec.core.sequence import Method
+from specdec.core.tree import EMPTY_TREE, SparseDistribution, TokenTree
 from tests.orchestrator.fakes import FakeDraft, commit, new_sequence
 
 BUDGET = Budget(max_nodes=4, max_depth=4)

@@ -14,8 +14,8 @@ from orchestrator.round_plan import Guess, Proposal, Rival, RoundPlan
 from orchestrator.sequence import Sequence
 from orchestrator.speculation import Speculation
 from orchestrator.text import Piece
-from specdec.rounds import Budget, Growth, Verdict
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.rounds import Budget, Growth, Verdict
+from specdec.core.tree import EMPTY_TREE, TokenTree
 from tests.instruments import total
 from tests.orchestrator.fakes import FakeDraft, commit, new_sequence
 

@@ -10,8 +10,8 @@ from orchestrator.round_plan import Proposal, RoundPlan
 from orchestrator.speculation import Speculation
 from orchestrator.statistics import Statistics
 from orchestrator.text import Piece
-from specdec.rounds import Budget, Growth, GrowthEnd, Timings, Verdict
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.rounds import Budget, Growth, GrowthEnd, Timings, Verdict
+from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import generation_pb2
 from tests.cluster import cluster
 from tests.orchestrator.fakes import FakeDraft, new_sequence

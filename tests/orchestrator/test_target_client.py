@@ -10,7 +10,7 @@ import pytest
 from bench.table_model import Table
 from orchestrator.control.costs import Costs
 from orchestrator.target_client import MAX_HARM, TargetClient, _harm, _Loss
-from specdec.tree import EMPTY_TREE
+from specdec.core.tree import EMPTY_TREE
 from tests.cluster import Cluster, cluster
 from tests.gated import PATIENCE_S, GatedTable
 from tests.orchestrator.fakes import new_sequence

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.control.costs import Costs
 from orchestrator.control.way import Way
-from specdec.rounds import Timings
+from specdec.core.rounds import Timings
 
 
 def measured(way_ms: float, step_ms: float, counts: list[int], noise: float = 0.0, way: Way | None = None) -> Way:

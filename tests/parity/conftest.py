@@ -13,9 +13,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from specdec.loading import load_runner
-from specdec.model_runner import ModelRunner
-from specdec.settings import ModelServiceSettings
+from specdec.core.settings import ModelServiceSettings
+from specdec.runner.loading import load_runner
+from specdec.runner.model_runner import ModelRunner
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from draft_service.drafter import DraftSequence, Node
-from specdec.errors import SpecdecError
-from specdec.rounds import ModelInfo, Timings
-from specdec.sequence import SequenceSpec
-from specdec.tree import ROOT, TokenTree
+from specdec.core.errors import SpecdecError
+from specdec.core.rounds import ModelInfo, Timings
+from specdec.core.sequence import SequenceSpec
+from specdec.core.tree import ROOT, TokenTree
 from target_service.lm_verifier import LmVerifier
 from target_service.verifier import Decision, Job
 

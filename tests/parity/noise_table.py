@@ -1,6 +1,6 @@
 """The generator's words from a table, made beforehand by the reference generator: same numbers, five times faster.
 
-Only what draws them is replaced, `specdec.noise._words`. Which key is asked for remains the services' affair.
+Only what draws them is replaced, `specdec.core.noise._words`. Which key is asked for remains the services' affair.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec import noise
-from specdec.noise import Domain, Key
+from specdec.core import noise
+from specdec.core.noise import Domain, Key
 from tests.parity import reference
 
 
 class NoiseTable:
     """Words of ``seeds`` at positions below ``num_positions``, for bases up to ``reach`` before and for base 0.
 
-    Takes the place of specdec.noise._words for vocabularies of up to four tokens, whose rows are one counter.
+    Takes the place of specdec.core.noise._words for vocabularies of up to four tokens, whose rows are one counter.
     """
 
     def __init__(self, seeds: Sequence[int], num_positions: int, reach: int) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 from draft_service.drafter import Drafter
 from draft_service.server import create_server as create_draft_server
-from specdec import rpc
-from specdec.rounds import Advance, Budget, Growth, Round, Verdict
-from specdec.sequence import SequenceSpec
-from specdec.settings import EngineSettings
-from specdec.tree import TokenTree
+from specdec.core.rounds import Advance, Budget, Growth, Round, Verdict
+from specdec.core.sequence import SequenceSpec
+from specdec.core.settings import EngineSettings
+from specdec.core.tree import TokenTree
+from specdec.transport import rpc
+from specdec.transport.wire import read_growth, read_verdict, write_advance, write_budget, write_round, write_spec
 from specdec.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
-from specdec.wire import read_growth, read_verdict, write_advance, write_budget, write_round, write_spec
 from target_service.server import create_server as create_target_server
 from target_service.verifier import Verifier
 

@@ -24,10 +24,10 @@ from draft_service.server import create_server as create_draft_server
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client, Sample
-from specdec.errors import PassFailed
-from specdec.model_service import ModelServer
-from specdec.sequence import SequenceSpec
-from specdec.settings import EngineSettings
+from specdec.core.errors import PassFailed
+from specdec.core.sequence import SequenceSpec
+from specdec.core.settings import EngineSettings
+from specdec.server.model_server import ModelServer
 from target_service.engine import TargetEngine
 from target_service.lm_verifier import LmVerifier
 from target_service.server import create_server as create_target_server

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec.loading import load_runner
-from specdec.model_runner import ModelRunner
-from specdec.settings import ModelServiceSettings
+from specdec.core.settings import ModelServiceSettings
+from specdec.runner.loading import load_runner
+from specdec.runner.model_runner import ModelRunner
 from tests.cluster import Cluster, cluster
 from tests.parity.conftest import DEMO
 from tests.parity.drafters import BranchingDrafter, WatchingVerifier

@@ -16,8 +16,8 @@ import pytest
 from draft_service.drafter import Drafter
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.client import Client, Sample
-from specdec.model_runner import ModelRunner
-from specdec.sequence import SequenceSpec
+from specdec.core.sequence import SequenceSpec
+from specdec.runner.model_runner import ModelRunner
 from tests.cluster import cluster
 from tests.parity.conftest import Reference
 from tests.parity.drafters import BranchingDrafter, RandomDrafter, WatchingVerifier

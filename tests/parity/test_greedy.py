@@ -10,10 +10,10 @@ from types import MappingProxyType
 import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec.model_runner import ModelRunner
-from specdec.rounds import Round
-from specdec.sequence import SamplingParams, SequenceSpec
-from specdec.tree import ROOT, TokenTree
+from specdec.core.rounds import Round
+from specdec.core.sequence import SamplingParams, SequenceSpec
+from specdec.core.tree import ROOT, TokenTree
+from specdec.runner.model_runner import ModelRunner
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import Cluster, cluster
 from tests.parity.conftest import Reference

@@ -23,10 +23,11 @@ from torch import Tensor
 from draft_service import proposal
 from draft_service.drafter import DraftSequence, Node
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec import noise, verification
-from specdec.errors import SpecdecError
-from specdec.sequence import Method, SamplingParams, SequenceSpec
-from specdec.wire import write_method
+from specdec.core import noise
+from specdec.core.errors import SpecdecError
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.speculation import verification
+from specdec.transport.wire import write_method
 from target_service import decision
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster

@@ -10,11 +10,11 @@ import transformers as hf
 
 from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec.errors import PassFailed
-from specdec.model_runner import ModelRunner
-from specdec.rounds import ModelInfo
-from specdec.sequence import Method, SamplingParams, SequenceSpec
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.errors import PassFailed
+from specdec.core.rounds import ModelInfo
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.runner.model_runner import ModelRunner
 from target_service.lm_verifier import LmVerifier
 from target_service.verifier import Decision, Job
 

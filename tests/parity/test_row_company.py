@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec import gathered_attention, packed_rows, paged_attention, tiled_linear
-from specdec.kv_cache import SequenceCache
-from specdec.loading import load_runner
-from specdec.model_runner import ModelRunner
-from specdec.packed_rows import KeyCounts, Member, Segment
-from specdec.settings import ModelServiceSettings
+from specdec.backends.avx512 import paged_attention, tiled_linear
+from specdec.backends.torch import gathered_attention
+from specdec.core.settings import ModelServiceSettings
+from specdec.kvcache.block_pool import SequenceCache
+from specdec.passes import rows as packed_rows
+from specdec.passes.rows import KeyCounts, Member, Segment
+from specdec.runner.loading import load_runner
+from specdec.runner.model_runner import ModelRunner
 from tests.parity.conftest import DEMO
 
 MOST_ROWS = 64

@@ -18,10 +18,10 @@ import pytest
 from draft_service.drafter import Drafter
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.client import Client, Sample
-from specdec.errors import Preempted, SpecdecError
-from specdec.model_runner import ModelRunner
-from specdec.rounds import Timings
-from specdec.sequence import SequenceSpec
+from specdec.core.errors import Preempted, SpecdecError
+from specdec.core.rounds import Timings
+from specdec.core.sequence import SequenceSpec
+from specdec.runner.model_runner import ModelRunner
 from target_service.verifier import Decision, Job
 from tests.cluster import cluster
 from tests.parity import reference as by_the_book

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdec.kv_cache import BlockPool, SequenceCache
+from specdec.kvcache.block_pool import BlockPool, SequenceCache
 
 SIZE = 4
 """Block size of these tests."""

@@ -13,11 +13,11 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from specdec.decoder_layer import DecoderLayer, compute_decoder_layers
-from specdec.kv_cache import SequenceCache
-from specdec.model_runner import ModelRunner
-from specdec.packed_rows import Segment
-from specdec.rounds import ModelInfo
+from specdec.backends.avx512.decoder_layer import DecoderLayer, compute_decoder_layers
+from specdec.core.rounds import ModelInfo
+from specdec.kvcache.block_pool import SequenceCache
+from specdec.passes.rows import Segment
+from specdec.runner.model_runner import ModelRunner
 
 VOCAB, CONTEXT, NUM_LAYERS = 96, 256, 4
 POISON = VOCAB - 1

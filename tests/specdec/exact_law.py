@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.verification import verify_block, verify_token
+from specdec.speculation.verification import verify_block, verify_token
 
 Verifier = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[int, Tensor]]
 BOTH = pytest.mark.parametrize("verify", [verify_token, verify_block])

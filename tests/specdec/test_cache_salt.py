@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec.kv_cache import Move, SequenceCache
+from specdec.kvcache.block_pool import Move, SequenceCache
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster
 from tests.table_model import TableRunner

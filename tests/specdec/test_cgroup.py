@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.cgroup import cpu_quota, memory_left
+from specdec.runner.cgroup import cpu_quota, memory_left
 
 GIB = 1 << 30
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.chances import PRIOR, Chances
-from specdec.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.speculation.acceptance import PRIOR, Chances
 from tests.specdec.trees import chances_by_hand, trees
 
 

@@ -13,9 +13,9 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
 
-from specdec import checkpoint
-from specdec.checkpoint import Checkpoint
-from specdec.vocabulary import Vocabulary, read_vocabulary
+from specdec.runner import checkpoint
+from specdec.runner.checkpoint import Checkpoint
+from specdec.runner.vocabulary import Vocabulary, read_vocabulary
 
 
 def tokenizer(size: int, prefix: str = "t") -> Tokenizer:

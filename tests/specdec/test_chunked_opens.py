@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from specdec import chunked_opens
-from specdec.chunked_opens import ChunkedOpens
-from specdec.errors import InvalidArgument, Overloaded
+from specdec.core.errors import InvalidArgument, Overloaded
+from specdec.server import chunked_opens
+from specdec.server.chunked_opens import ChunkedOpens
 from specdec.v1 import common_pb2, target_pb2
 
 

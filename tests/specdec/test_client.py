@@ -13,9 +13,11 @@ import grpc
 import pytest
 
 from bench.table_model import Table, TableVerifier
-from specdec import certificates, client, rpc
+from specdec import client
 from specdec.client import Client, Sample
-from specdec.errors import DeadlineExceeded, ReplicaLost
+from specdec.core.errors import DeadlineExceeded, ReplicaLost
+from specdec.security import dev_ca as certificates
+from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from tests.certificates import stranger
 from tests.cluster import cluster

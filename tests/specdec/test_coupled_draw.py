@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec import coupled_draw
-from specdec.noise import Key
-from specdec.noise_cache import KeptRows, PassNoise
-from specdec.sampling import runners_up, sample_coupled
-from specdec.sampling_state import SamplingState, choose
-from specdec.sequence import Draw, SamplingParams, SequenceSpec
+from specdec.backends.avx512 import coupled_draw
+from specdec.core.noise import Key
+from specdec.core.sequence import Draw, SamplingParams, SequenceSpec
+from specdec.sampling.distributions import runners_up, sample_coupled
+from specdec.sampling.noise_cache import KeptRows, PassNoise
+from specdec.sampling.state import SamplingState, choose
 from tests.specdec.common_layers import threads_for_passes
 
 pytestmark = pytest.mark.skipif(not coupled_draw.takes(torch.zeros(1, 1)), reason="not on this CPU, or not built")

@@ -13,8 +13,8 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec import errors
-from specdec.errors import InvalidArgument, Overloaded, ReplicaLost, SpecdecError, from_status, to_status
+from specdec.core import errors
+from specdec.core.errors import InvalidArgument, Overloaded, ReplicaLost, SpecdecError, from_status, to_status
 
 CLASSES = [
     cls

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bench.table_model import Table
 from draft_service.codec import DraftCodec
-from specdec.errors import PassFailed
-from specdec.framing import FRAME_BYTES
-from specdec.rounds import Growth, GrowthEnd, Load, Verdict
-from specdec.tree import SparseDistribution, TokenTree
-from specdec.wire import read_growth, read_verdict
+from specdec.core.errors import PassFailed
+from specdec.core.rounds import Growth, GrowthEnd, Load, Verdict
+from specdec.core.tree import SparseDistribution, TokenTree
+from specdec.transport.framing import FRAME_BYTES
+from specdec.transport.wire import read_growth, read_verdict
 from target_service.codec import TargetCodec
 
 INFO = Table(vocab_size=152_000).info("table")

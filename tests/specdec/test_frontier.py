@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.chances import best_chances
-from specdec.frontier import Frontier, Open
-from specdec.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.speculation.acceptance import best_chances
+from specdec.speculation.tree_growth import Frontier, Open
 from tests.specdec.trees import OF_RANKS, chances_by_hand, trees
 
 EVERYTHING = 10_000

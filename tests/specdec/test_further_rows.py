@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from specdec.kv_cache import SequenceCache
-from specdec.model_runner import ModelRunner
-from specdec.noise import Key
-from specdec.noise_cache import KeptRows, PassNoise
-from specdec.packed_rows import PassRows, Segment
-from specdec.pass_outputs import PassOutputs, RowOutputs, of_segments
-from specdec.sampling import sample_coupled
-from specdec.sequence import Draw, SamplingParams
+from specdec.core.noise import Key
+from specdec.core.sequence import Draw, SamplingParams
+from specdec.kvcache.block_pool import SequenceCache
+from specdec.passes.outputs import PassOutputs, RowOutputs, of_segments
+from specdec.passes.rows import PassRows, Segment
+from specdec.runner.model_runner import ModelRunner
+from specdec.sampling.distributions import sample_coupled
+from specdec.sampling.noise_cache import KeptRows, PassNoise
 from tests.specdec.common_layers import (
     IN_C,
     TAKEN,

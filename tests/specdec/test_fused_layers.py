@@ -15,12 +15,13 @@ import transformers as hf
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from specdec import fused_layers, model_runner, probe
-from specdec.decoder_layer import DecoderLayer
-from specdec.fused_layers import fuse_layers
-from specdec.model_runner import ModelRunner
-from specdec.pass_outputs import RowOutputs
-from specdec.rounds import ModelInfo
+from specdec.backends.avx512 import fused_layers
+from specdec.backends.avx512.decoder_layer import DecoderLayer
+from specdec.backends.avx512.fused_layers import fuse_layers
+from specdec.core.rounds import ModelInfo
+from specdec.passes.outputs import RowOutputs
+from specdec.runner import model_runner, probe
+from specdec.runner.model_runner import ModelRunner
 from tests.specdec.common_layers import (
     CONTEXT,
     IN_C,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from specdec.garbage import settle
+from specdec.server.garbage import settle
 
 
 class Thing:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.control.controller import Fixed
-from specdec.gathering import Gathering
+from specdec.server.batch_delay import Gathering
 from tests.orchestrator.simulation import Place, Run, fixed, tokens_per_s
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2
 
-from specdec.health import Health
+from specdec.transport.health import Health
 
 _Status = health_pb2.HealthCheckResponse
 ASKED = health_pb2.HealthCheckRequest(service="a")

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from specdec.kernels import is_out_of_date
+from specdec.backends.avx512.kernels import is_out_of_date
 
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
     """Compiled just now, in a checkout."""
-    package = tmp_path / "specdec"
-    package.mkdir()
+    package = tmp_path / "specdec" / "backends" / "avx512"
+    package.mkdir(parents=True)
     (tmp_path / "pyproject.toml").touch()
     for number, name in enumerate(("kernels.h", "pass.c", "_kernels.so")):
         (package / name).touch()
@@ -31,5 +31,5 @@ def test_a_library_is_out_of_date_once_a_source_is_newer(library: Path, source: 
 
 def test_what_is_installed_is_of_one_piece_whatever_its_times_say(library: Path):
     os.utime(library.parent / "pass.c", (3, 3))
-    (library.parent.parent / "pyproject.toml").unlink()
+    (library.parents[3] / "pyproject.toml").unlink()
     assert not is_out_of_date(library)

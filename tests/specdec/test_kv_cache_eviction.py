@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from specdec.kv_cache import BlockPool, PoolFullError, SequenceCache
+from specdec.kvcache.block_pool import BlockPool, PoolFullError, SequenceCache
 from tests.specdec.cached import SIZE, feed, remembered
 
 

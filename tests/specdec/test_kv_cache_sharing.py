@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.kv_cache import BlockPool, Move, SequenceCache
+from specdec.kvcache.block_pool import BlockPool, Move, SequenceCache
 from tests.specdec.cached import SIZE, feed, remembered
 
 

@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from specdec.kv_cache import BlockPool, Move, PoolFullError, SequenceCache
+from specdec.kvcache.block_pool import BlockPool, Move, PoolFullError, SequenceCache
 
 SALTS = (b"", b"other")
 Content = tuple[bytes, tuple[int, ...]] | None

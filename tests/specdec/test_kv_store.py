@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdec.kv_cache import BlockPool
-from specdec.kv_store import KvStore
+from specdec.kvcache.block_pool import BlockPool
+from specdec.kvcache.store import KvStore
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from bench.chaos.lab import Lab
 from bench.chaos.traffic import Asked, ask
 from bench.table_model import Table, TableVerifier
-from specdec.rpc import LIVENESS
+from specdec.transport.rpc import LIVENESS
 from target_service.server import SERVICE
 from target_service.verifier import Job
 from tests.contract.raw import PATIENCE_S, Service, round_, target, target_open

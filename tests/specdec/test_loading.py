@@ -15,12 +15,12 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
-from specdec import cgroup, loading, memory
-from specdec.checkpoint import Checkpoint
-from specdec.loading import load_runner
-from specdec.model_runner import ModelRunner
-from specdec.packed_linear import PackedLinear
-from specdec.settings import ModelServiceSettings
+from specdec.backends.torch.onednn_linear import PackedLinear
+from specdec.core.settings import ModelServiceSettings
+from specdec.runner import cgroup, loading, memory
+from specdec.runner.checkpoint import Checkpoint
+from specdec.runner.loading import load_runner
+from specdec.runner.model_runner import ModelRunner
 
 CONTEXT = 40
 

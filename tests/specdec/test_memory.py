@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import torch
 
-from specdec import cgroup, memory
-from specdec.memory import MemoryPlan, Shape, largest_pass, plan
-from specdec.noise_cache import MAX_KEPT_ROWS
-from specdec.portions import MAX_CHAIN_NODES, MAX_TREE_ROWS
-from specdec.prefill import ROWS_PER_PASS
+from specdec.core.limits import MAX_CHAIN_NODES, MAX_TREE_ROWS
+from specdec.passes.prefill import ROWS_PER_PASS
+from specdec.runner import cgroup, memory
+from specdec.runner.memory import MemoryPlan, Shape, largest_pass, plan
+from specdec.sampling.noise_cache import MAX_KEPT_ROWS
 
 GIB = 1 << 30
 SHAPE = Shape(

@@ -12,11 +12,11 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from specdec import model_runner
-from specdec.decoder_pass import DecoderPass
-from specdec.model_call import OwnCode
-from specdec.model_runner import ModelRunner
-from specdec.pass_outputs import RowOutputs
+from specdec.backends.avx512.decoder_pass import DecoderPass
+from specdec.passes.outputs import RowOutputs
+from specdec.runner import model_runner
+from specdec.runner.model_call import OwnCode
+from specdec.runner.model_runner import ModelRunner
 from tests.specdec.common_layers import (
     CONTEXT,
     IN_C,

@@ -9,14 +9,14 @@ import pytest
 import torch
 import transformers as hf
 
-from specdec import model_runner
-from specdec.gathered_attention import COPIES
-from specdec.kv_cache import SequenceCache
-from specdec.model_runner import ModelRunner
-from specdec.packed_attention import PackedPass
-from specdec.packed_rows import Segment
-from specdec.rounds import ModelInfo
-from specdec.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.backends.packed_pass import PackedPass
+from specdec.backends.torch.gathered_attention import COPIES
+from specdec.core.rounds import ModelInfo
+from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.kvcache.block_pool import SequenceCache
+from specdec.passes.rows import Segment
+from specdec.runner import model_runner
+from specdec.runner.model_runner import ModelRunner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -259,7 +259,7 @@ def test_twins_in_different_branches_see_their_own_ancestors_only(llama):
 
 
 def test_what_is_gathered_at_a_time_is_bounded_by_the_pool_however_many_share_a_text(llama, monkeypatch):
-    """Each reads the text for itself, and specdec.memory sets aside so much and no more."""
+    """Each reads the text for itself, and specdec.runner.memory sets aside so much and no more."""
     passes: list[PackedPass] = []
     monkeypatch.setattr(
         model_runner, "PackedPass", lambda *arguments: passes.append(PackedPass(*arguments)) or passes[-1]

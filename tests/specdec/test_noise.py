@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from specdec import noise
-from specdec.noise import Domain, Key, derive_seed, exponentials, exponentials_at, uniforms
-from specdec.philox import philox, philox_array
+from specdec.core import noise
+from specdec.core.noise import Domain, Key, derive_seed, exponentials, exponentials_at, uniforms
+from specdec.core.philox import philox, philox_array
 
 # Salmon et al., Random123, kat_vectors: philox 4x32 10
 KNOWN_ANSWERS = [

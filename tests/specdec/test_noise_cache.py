@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdec.noise import Domain, Key, exponentials
-from specdec.noise_cache import MAX_KEPT_ROWS, KeptRows, PassNoise
-from specdec.sampling_state import SamplingState, choose, rank
-from specdec.sequence import SamplingParams, SequenceSpec
+from specdec.core.noise import Domain, Key, exponentials
+from specdec.core.sequence import SamplingParams, SequenceSpec
+from specdec.sampling.noise_cache import MAX_KEPT_ROWS, KeptRows, PassNoise
+from specdec.sampling.state import SamplingState, choose, rank
 
 VOCAB = 40
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def test_however_many_sequences_and_positions_there_are_a_model_keeps_no_more_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A long text that is only ranked, and never drafted from again, once kept a row for each of its positions."""
-    monkeypatch.setattr("specdec.coupled_draw.takes", lambda _: False)  # that keeps none
+    monkeypatch.setattr("specdec.backends.avx512.coupled_draw.takes", lambda _: False)  # that keeps none
     kept = KeptRows()
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
     alone, beside = [], []

@@ -12,10 +12,11 @@ import pytest
 import torch
 import transformers as hf
 
-from specdec import packed_linear, tiled_linear
-from specdec.kernels import has_avx512_bf16
-from specdec.packed_linear import PackedLinear, can_pack, least_rows, pack_linears, row_multiple
-from specdec.tiled_linear import TiledLinear
+from specdec.backends.avx512 import tiled_linear
+from specdec.backends.avx512.kernels import has_avx512_bf16
+from specdec.backends.avx512.tiled_linear import TiledLinear
+from specdec.backends.torch import onednn_linear as packed_linear
+from specdec.backends.torch.onednn_linear import PackedLinear, can_pack, least_rows, pack_linears, row_multiple
 
 ROWS = (*range(2, 71), 96, 128, 255, 256, 257, 512)
 SHAPES = ((2816, 1024), (1024, 2816), (864, 320), (1000, 200), (96, 192), (130, 4100), (33, 17))  # out, in

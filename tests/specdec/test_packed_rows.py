@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.gathered_attention import _seen
-from specdec.packed_rows import KeyCounts, Member, Segment, members_of, paths
+from specdec.backends.torch.gathered_attention import _seen
+from specdec.passes.rows import KeyCounts, Member, Segment, members_of, paths
 
 COUNTS = KeyCounts((64, 128, 256), 512)
 LENGTHS = (0, 1, 40, 58, 62, 63, 64, 70, 120, 126, 127, 128, 130, 245, 254, 255, 256, 300, 505, 511, 512, 1020)

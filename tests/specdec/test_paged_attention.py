@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec import paged_attention
-from specdec.gathered_attention import GatheredAttention
-from specdec.kv_cache import BlockPool
-from specdec.kv_store import KvStore
-from specdec.packed_attention import PackedPass, packed_attention
-from specdec.packed_rows import Segment
-from specdec.paged_attention import PagedAttention
+from specdec.backends.avx512 import paged_attention
+from specdec.backends.avx512.paged_attention import PagedAttention
+from specdec.backends.packed_pass import PackedPass, packed_attention
+from specdec.backends.torch.gathered_attention import GatheredAttention
+from specdec.kvcache.block_pool import BlockPool
+from specdec.kvcache.store import KvStore
+from specdec.passes.rows import Segment
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

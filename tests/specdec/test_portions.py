@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.portions import portions, take_turns
+from specdec.core.limits import portions, take_turns
 
 sizes = st.lists(st.integers(1, 20), max_size=30)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kv_cache import BlockPool, SequenceCache
-from specdec.prefill import ROWS_PER_PASS, fair_share, rows_to_feed
+from specdec.kvcache.block_pool import BlockPool, SequenceCache
+from specdec.passes.prefill import ROWS_PER_PASS, fair_share, rows_to_feed
 from tests.specdec.cached import SIZE, feed
 
 PROMPT = list(range(4000))

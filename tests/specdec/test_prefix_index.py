@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.prefix_index import TextBlock
+from specdec.kvcache.prefix_index import TextBlock
 
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 import transformers as hf
 
-from specdec import model_runner, packed_attention, probe
-from specdec.model_runner import ModelRunner
-from specdec.packed_rows import Segment
-from specdec.rounds import ModelInfo
+from specdec.backends import packed_pass as packed_attention
+from specdec.core.rounds import ModelInfo
+from specdec.passes.rows import Segment
+from specdec.runner import model_runner, probe
+from specdec.runner.model_runner import ModelRunner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,7 +8,7 @@ import sys
 import grpc
 import pytest
 
-from specdec.processes import environment
+from specdec.cli.processes import environment
 
 
 @pytest.fixture(autouse=True)

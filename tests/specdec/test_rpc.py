@@ -18,12 +18,12 @@ from orchestrator.api.server import OrchestratorServer
 from orchestrator.replicas.frames import TargetFrames
 from orchestrator.replicas.link import Link
 from orchestrator.settings import OrchestratorSettings
-from specdec import rpc
 from specdec.client import Client
-from specdec.errors import Draining, Overloaded, ReplicaLost, SpecdecError
-from specdec.model_service import ModelServer
-from specdec.settings import EngineSettings, ServiceSettings
-from specdec.streams import HEARTBEAT_S
+from specdec.core.errors import Draining, Overloaded, ReplicaLost, SpecdecError
+from specdec.core.settings import EngineSettings, ServiceSettings
+from specdec.server.model_server import ModelServer
+from specdec.server.streams import HEARTBEAT_S
+from specdec.transport import rpc
 from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
 from target_service.server import SERVICE, create_server
 from tests.contract.raw import round_, target, target_open

@@ -18,9 +18,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specdec.noise import Domain, Key, exponentials
-from specdec.noise_cache import KeptRows, PassNoise
-from specdec.sampling import (
+from specdec.core.noise import Domain, Key, exponentials
+from specdec.core.sequence import SamplingParams
+from specdec.sampling.distributions import (
     dense_from_sparse,
     greedy,
     probabilities,
@@ -29,7 +29,7 @@ from specdec.sampling import (
     sparse_support,
     transformed_logits,
 )
-from specdec.sequence import SamplingParams
+from specdec.sampling.noise_cache import KeptRows, PassNoise
 
 
 def keys(positions, seed):

@@ -13,9 +13,9 @@ import pytest
 from opentelemetry.metrics import Observation
 from opentelemetry.sdk.metrics import MeterProvider
 
-from specdec import telemetry
-from specdec.scrape import Scrape
-from specdec.settings import ServiceSettings
+from specdec.core.settings import ServiceSettings
+from specdec.telemetry import setup as telemetry
+from specdec.telemetry.prometheus import Scrape
 from tests.observed import observed, samples
 from tests.specdec.test_telemetry import python
 

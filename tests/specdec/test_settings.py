@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from specdec.settings import ModelServiceSettings, ServiceSettings, parse
+from specdec.core.settings import ModelServiceSettings, ServiceSettings, parse
 
 
 @pytest.fixture(autouse=True)

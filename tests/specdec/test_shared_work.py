@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from specdec.tiled_linear import TiledLinear
+from specdec.backends.avx512.tiled_linear import TiledLinear
 from tests.specdec.common_layers import TAKEN, model_of, runner_of, threads_for_passes, told
 
 MANY = 4 * (os.cpu_count() or 1)

@@ -9,7 +9,7 @@ from typing import Any
 from bench.table_model import Table, TableDrafter, TableVerifier
 from draft_service.codec import DraftCodec
 from draft_service.engine import DraftEngine
-from specdec.streams import StreamServer, _Stream
+from specdec.server.streams import StreamServer, _Stream
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 from target_service.codec import TargetCodec
 from target_service.engine import TargetEngine

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from bench.table_model import Table, TableVerifier
-from specdec.errors import Draining, from_status
-from specdec.sequence import SequenceSpec
-from specdec.streams import StreamServer
+from specdec.core.errors import Draining, from_status
+from specdec.core.sequence import SequenceSpec
+from specdec.server.streams import StreamServer
+from specdec.transport.wire import write_spec
 from specdec.v1 import target_pb2
-from specdec.wire import write_spec
 from target_service.codec import TargetCodec
 from target_service.engine import TargetEngine
 

@@ -20,8 +20,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
-from specdec import rpc, telemetry
-from specdec.telemetry import JsonFormatter, context_of, traceparent
+from specdec.telemetry import setup as telemetry
+from specdec.telemetry.setup import JsonFormatter, context_of, traceparent
+from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.lm_verifier import LmVerifier
 from tests.cluster import cluster

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from specdec import certificates
-from specdec.settings import ServiceSettings
-from specdec.tls import Tls, of
+from specdec.core.settings import ServiceSettings
+from specdec.security import dev_ca as certificates
+from specdec.security.tls import Tls, of
 from tests.certificates import caller, files
 
 

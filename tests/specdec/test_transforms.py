@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from transformers import MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
 from transformers.generation import SequenceBiasLogitsProcessor
 
-from specdec import transforms
-from specdec.errors import InvalidArgument
-from specdec.sampling import probabilities
-from specdec.sequence import SamplingParams, SequenceSpec
-from specdec.transforms import Transforms, transformed
-from specdec.tree import EMPTY_TREE, TokenTree
-from specdec.verification import verify_block, verify_token
+from specdec.core.errors import InvalidArgument
+from specdec.core.sequence import SamplingParams, SequenceSpec
+from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.sampling import logits_processors as transforms
+from specdec.sampling.distributions import probabilities
+from specdec.sampling.logits_processors import Transforms, transformed
+from specdec.speculation.verification import verify_block, verify_token
 from tests.automaton import Automaton
 from tests.specdec.exact_law import Pair, error
 

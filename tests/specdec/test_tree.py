@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.tree import EMPTY_TREE, MOST_SURE, ROOT, SparseDistribution, TokenTree
+from specdec.core.tree import EMPTY_TREE, MOST_SURE, ROOT, SparseDistribution, TokenTree
 
 VOCAB = 4
 Path = tuple[int, ...]

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec import verification
-from specdec.noise import Domain, Key, exponentials, uniforms
-from specdec.sampling import dense_from_sparse, race, sparse_support
-from specdec.verification import descend, verify_block, verify_token
+from specdec.core.noise import Domain, Key, exponentials, uniforms
+from specdec.sampling.distributions import dense_from_sparse, race, sparse_support
+from specdec.speculation import verification
+from specdec.speculation.verification import descend, verify_block, verify_token
 from tests.specdec.exact_law import (
     BOTH,
     TOLERANCE,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from specdec import verification
-from specdec.verification import verify_block, verify_token
+from specdec.speculation import verification
+from specdec.speculation.verification import verify_block, verify_token
 from tests.specdec.exact_law import (
     BOTH,
     TOLERANCE,

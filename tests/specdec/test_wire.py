@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec import wire
-from specdec.errors import InvalidArgument
-from specdec.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo, Round, Timings, Verdict
-from specdec.sequence import Method, SamplingParams, SequenceSpec
-from specdec.tree import SparseDistribution, TokenTree
+from specdec.core.errors import InvalidArgument
+from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo, Round, Timings, Verdict
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.tree import SparseDistribution, TokenTree
+from specdec.transport import wire
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 VOCAB = 50

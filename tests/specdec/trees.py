@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from specdec.tree import ROOT, TokenTree
+from specdec.core.tree import ROOT, TokenTree
 
 OF_RANKS = [0.5, 0.2, 0.1, 0.05]
 

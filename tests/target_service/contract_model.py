@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from bench.table_model import Table
-from specdec.rounds import Round, Verdict
-from specdec.sequence import SequenceSpec
-from specdec.tree import ROOT, TokenTree
+from specdec.core.rounds import Round, Verdict
+from specdec.core.sequence import SequenceSpec
+from specdec.core.tree import ROOT, TokenTree
 
 CONTEXT, VOCAB = 40, 12
 TABLE = Table(VOCAB, acceptance=0.5, context_length=CONTEXT)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from specdec.batching import Key
-from specdec.rounds import ModelInfo, Timings, Verdict
-from specdec.sequence import SequenceSpec
-from specdec.tree import ROOT, TokenTree
+from specdec.core.rounds import ModelInfo, Timings, Verdict
+from specdec.core.sequence import SequenceSpec
+from specdec.core.tree import ROOT, TokenTree
+from specdec.server.step_loop import Key
 from target_service.engine import TargetEngine
 from target_service.verifier import Decision, Job, TargetOpen
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bench.table_model import Table, TableVerifier
-from specdec.batching import Key
-from specdec.errors import ContextExceeded, Overloaded
-from specdec.sequence import SequenceSpec
+from specdec.core.errors import ContextExceeded, Overloaded
+from specdec.core.sequence import SequenceSpec
+from specdec.server.step_loop import Key
 from target_service.admission import BACK_WITHIN_S, HEADROOM, RETRY_AFTER_S
 from target_service.engine import TargetEngine
 from target_service.verifier import TargetOpen

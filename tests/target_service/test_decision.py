@@ -14,12 +14,12 @@ import torch
 from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.proposal import draw, guess
-from specdec.errors import InvalidArgument
-from specdec.pass_outputs import PassOutputs, RowOutputs
-from specdec.portions import MAX_CHAIN_NODES, NUMBERS_AT_ONCE
-from specdec.sampling_state import SamplingState
-from specdec.sequence import Method, SamplingParams, SequenceSpec
-from specdec.tree import EMPTY_TREE, SparseDistribution, TokenTree
+from specdec.core.errors import InvalidArgument
+from specdec.core.limits import MAX_CHAIN_NODES, NUMBERS_AT_ONCE
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.tree import EMPTY_TREE, SparseDistribution, TokenTree
+from specdec.passes.outputs import PassOutputs, RowOutputs
+from specdec.sampling.state import SamplingState
 from target_service.decision import decide
 from target_service.lm_verifier import LmVerifier
 from target_service.verifier import Decision, Job
@@ -137,7 +137,7 @@ def test_however_many_rows_a_pass_has_few_of_them_are_in_float64_at_once(
     sizes: list[int] = []
     for name in ("target_service.decision.probabilities", "target_service.decision.race", "specdec.sampling.race"):
         _record(monkeypatch, name, sizes)
-    monkeypatch.setattr("specdec.coupled_draw.takes", lambda _: False)  # that takes one row at a time
+    monkeypatch.setattr("specdec.backends.avx512.coupled_draw.takes", lambda _: False)  # that takes one row at a time
     [alone] = decide(jobs[:1], [given(logits)])
     assert decide(jobs, [given(logits)] * 64) == [alone] * 64
     assert max(sizes) <= NUMBERS_AT_ONCE < 64 * logits.numel()
@@ -162,11 +162,11 @@ def test_a_draft_proposes_for_a_few_sequences_at_once(monkeypatch: pytest.Monkey
         sequence.num_guesses = 3
     proposed = propose(drafting, [given(c.logits[-1:]) for c in cases])
     sizes: list[int] = []
-    for name in ("draft_service.proposal.probabilities", "specdec.sampling_state.runners_up"):
+    for name in ("draft_service.proposal.probabilities", "specdec.sampling.state.runners_up"):
         _record(monkeypatch, name, sizes)
-    for module in ("draft_service.proposal", "specdec.sampling_state"):
+    for module in ("draft_service.proposal", "specdec.sampling.state"):
         monkeypatch.setattr(f"{module}.NUMBERS_AT_ONCE", 2 * VOCAB)
-    monkeypatch.setattr("specdec.coupled_draw.takes", lambda _: False)
+    monkeypatch.setattr("specdec.backends.avx512.coupled_draw.takes", lambda _: False)
     assert propose(drafting, [given(c.logits[-1:]) for c in cases]) == proposed
     assert max(sizes) <= 2 * VOCAB
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.batching import Key
-from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Overloaded, Preempted
-from specdec.rounds import Round, Verdict
-from specdec.sequence import Method, SamplingParams
-from specdec.tree import TokenTree
+from specdec.core.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Overloaded, Preempted
+from specdec.core.rounds import Round, Verdict
+from specdec.core.sequence import Method, SamplingParams
+from specdec.core.tree import TokenTree
+from specdec.server.step_loop import Key
 from target_service.engine import TargetEngine
 from tests.target_service.fakes import CONTEXT, VOCAB, A, B, FakeVerifier, chain, law, opened, run, said, text_of
 

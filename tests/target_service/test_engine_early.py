@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.errors import Draining, OutOfStep, Preempted
-from specdec.rounds import Round
-from specdec.sequence import Method, SamplingParams
-from specdec.tree import ROOT, TokenTree
+from specdec.core.errors import Draining, OutOfStep, Preempted
+from specdec.core.rounds import Round
+from specdec.core.sequence import Method, SamplingParams
+from specdec.core.tree import ROOT, TokenTree
 from tests.target_service.fakes import CONTEXT, VOCAB, A, B, chain, opened, run, said, text_of
 
 TEXT = said([1, 2], CONTEXT)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.batching import Key
-from specdec.rounds import Round
-from specdec.sequence import SamplingParams, SequenceSpec
+from specdec.core.rounds import Round
+from specdec.core.sequence import SamplingParams, SequenceSpec
+from specdec.server.step_loop import Key
 from target_service.engine import _Sequence
 from target_service.verifier import TargetOpen
 from tests.target_service.fakes import CONTEXT, A, chain, opened, run, said, text_of

@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bench.table_model import TableMemory, TableVerifier
-from specdec.batching import Key, nothing
-from specdec.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Overloaded, Preempted, SpecdecError
-from specdec.rounds import Round, Verdict
-from specdec.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.errors import (
+    ContextExceeded,
+    Draining,
+    InvalidArgument,
+    OutOfStep,
+    Overloaded,
+    Preempted,
+    SpecdecError,
+)
+from specdec.core.rounds import Round, Verdict
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.server.step_loop import Key, nothing
 from target_service import admission
 from target_service.engine import TargetEngine
 from target_service.verifier import TargetOpen

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.batching import Key
-from specdec.errors import Overloaded, Preempted
-from specdec.rounds import Round, Verdict
-from specdec.sequence import SequenceSpec
-from specdec.tree import TokenTree
+from specdec.core.errors import Overloaded, Preempted
+from specdec.core.rounds import Round, Verdict
+from specdec.core.sequence import SequenceSpec
+from specdec.core.tree import TokenTree
+from specdec.server.step_loop import Key
 from target_service.admission import BACK_WITHIN_S, HEADROOM
 from target_service.engine import TargetEngine
 from target_service.lm_verifier import LmVerifier

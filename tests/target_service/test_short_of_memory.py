@@ -7,11 +7,11 @@ from contextlib import nullcontext
 import pytest
 
 from bench.table_model import Table, TableVerifier
-from specdec.batching import Key
-from specdec.errors import Overloaded, Preempted
-from specdec.rounds import Round, Verdict
-from specdec.sequence import SequenceSpec
-from specdec.tree import EMPTY_TREE, TokenTree
+from specdec.core.errors import Overloaded, Preempted
+from specdec.core.rounds import Round, Verdict
+from specdec.core.sequence import SequenceSpec
+from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.server.step_loop import Key
 from target_service.engine import MOST_RUN_ON, TargetEngine
 from target_service.verifier import TargetOpen
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specdec.plan.pass_time import PassTime
-from specdec.plan.scenario import Deployment, Drafting, Pair, Paths, Scenario, Workload
+from specdec.planner.pass_time import PassTime
+from specdec.planner.scenario import Deployment, Drafting, Pair, Paths, Scenario, Workload
 
 PASS_S, STEP_S = 0.020, 0.0005
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.frontier import Frontier
-from specdec.plan.ahead import Ahead
-from specdec.plan.request import Met
-from specdec.tree import ROOT, TokenTree
+from specdec.core.tree import ROOT, TokenTree
+from specdec.planner.ahead import Ahead
+from specdec.planner.request import Met
+from specdec.speculation.tree_growth import Frontier
 
 PAIRS = [(0.8, 0.5), (0.45, 0.4), (0.95, 0.0)]
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from specdec.cli import app
+from specdec.cli.main import app
 
 SMALL = ["plan", "--prompt=16", "--output=24", "--max-live=8", "--streams=4", "--num-ahead-tokens=0"]
 RUNNER = CliRunner(env={"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"})
@@ -74,7 +74,7 @@ def test_it_runs_without_torch_and_numpy():
     program = (
         "import sys\n"
         "for name in ('torch', 'transformers', 'numpy'): sys.modules[name] = None\n"
-        "import specdec.plan.command\n"
+        "import specdec.planner.command\n"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.plan.pass_time import PassTime
+from specdec.planner.pass_time import PassTime
 
 
 @pytest.mark.parametrize(

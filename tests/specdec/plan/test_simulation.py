@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.plan.pass_time import PassTime
-from specdec.plan.simulation import Simulation, simulate
+from specdec.planner.pass_time import PassTime
+from specdec.planner.simulation import Simulation, simulate
 from tests.specdec.plan.scenarios import PASS_S, STEP_S, expected_tokens, scenario
 
 

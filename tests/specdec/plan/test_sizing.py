@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from specdec.plan.pass_time import PassTime
-from specdec.plan.scenario import Pair, Paths
-from specdec.plan.sizing import Demand, Sizing
+from specdec.planner.pass_time import PassTime
+from specdec.planner.scenario import Pair, Paths
+from specdec.planner.sizing import Demand, Sizing
 
 DEMAND = Demand(
     pair=Pair(PassTime.line(0.02), PassTime.line(0.001), 0.8),

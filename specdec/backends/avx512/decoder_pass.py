@@ -1,0 +1,131 @@
+"""A whole model in one call, computed by decoder_pass.c, on CPUs with AVX512-BF16: where all layers are of the common
+kind, and follow each other from the embedding to the head with nothing but an RMS norm around them.
+
+Knows the modules of one model; refuses to know architectures, and which of their models are like that
+(``specdec.runner.model_call``). What is needed to call it lives as long as the model: a pass finds the processor's
+caches full of weights, so that every object that is made for it costs several times what it does elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from specdec.backends.avx512.coupled_draw import described
+from specdec.backends.avx512.decoder_layer import DecoderLayer, Norm, Work
+from specdec.backends.avx512.paged_attention import LANES
+from specdec.backends.avx512.tiled_linear import Linear, TiledLinear
+from specdec.backends.packed_pass import PackedPass
+from specdec.passes.outputs import PassOutputs
+from specdec.passes.rows import rounded
+
+_POINTER = ctypes.c_void_p
+_FEWEST_ROWS, _FEWEST_POSITIONS = 64, 1024
+
+
+class _Ends(ctypes.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("embedding", "cos", "sin")),
+        ("norm", Norm),
+        ("head", Linear),
+        *((name, _POINTER) for name in ("token_ids", "positions", "logit_rows")),
+        *((name, _POINTER) for name in ("features", "logits", "likeliest", "sound")),
+        *((name, ctypes.c_int32) for name in ("num_logit_rows", "num_tokens")),
+    )
+
+
+class _Further(ctypes.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("last", "keys", "positions", "draws", "hurried", "tokens")),
+        *((name, ctypes.c_int32) for name in ("num_passes", "num_chains", "num_done")),
+    )
+
+
+class DecoderPass:
+    """See specdec.runner.model_call.ModelCall. One pass at a time."""
+
+    def __init__(
+        self,
+        embedding: torch.nn.Embedding,
+        rotary: torch.nn.Module,
+        layers: DecoderLayer,
+        norm: torch.nn.Module,
+        head: TiledLinear,
+        vocab_size: int,
+        context_length: int,
+    ) -> None:
+        self.layers, self.head = layers, head
+        self._embedding, self._num_embeddings = embedding.weight, len(embedding.weight)
+        self._rotary, self._norm = rotary, norm  # what C points to is held here
+        self._vocab_size, self._context_length = vocab_size, context_length
+        self._groups = layers.attention.heads // layers.attention.kv_heads
+        self.goes_on = self._groups <= LANES
+        self._ends = _Ends(
+            embedding=self._embedding.data_ptr(), norm=Norm.of(norm), head=head.described, num_tokens=vocab_size
+        )
+        self._num_positions = self._num_rows = 0
+        self._hurried = ctypes.c_int32()
+
+    def __call__(
+        self, token_ids: Sequence[int], positions: Sequence[int], logit_rows: Sequence[int], packed_pass: PackedPass
+    ) -> PassOutputs:
+        if not 0 <= min(token_ids, default=0) <= max(token_ids, default=0) < self._num_embeddings:
+            raise IndexError(f"a token id is not below {self._num_embeddings}")
+        num_passes = packed_pass.rows.num_further if self.goes_on else 0
+        last_rows = packed_pass.rows.last_rows if num_passes else []
+        num_rows, num_wanted, num_further = len(token_ids), len(logit_rows), num_passes * len(last_rows)
+        self._have_rows(num_rows)
+        self._have_positions(max(positions, default=0) + 1 + num_passes)
+        numbers = np.array([*token_ids, *positions, *logit_rows], np.int32)
+        features = np.empty((num_wanted + num_further, self.head.in_features), np.int16)  # bfloat16
+        logits = np.empty((num_wanted + num_further, self.head.out_features), np.int16)
+        likeliest = np.empty(num_wanted + num_further, np.int32)
+        sound = np.empty(num_rows + num_further, np.bool_)
+        ends, buffers = self._ends, self._buffers
+        ends.token_ids = at = numbers.ctypes.data
+        ends.positions, ends.logit_rows = at + 4 * num_rows, at + 8 * num_rows
+        ends.features, ends.logits = features.ctypes.data, logits.ctypes.data
+        ends.likeliest, ends.sound = likeliest.ctypes.data, sound.ctypes.data
+        ends.num_logit_rows, buffers.num_rows = num_wanted, num_rows
+        if not num_passes:
+            self.layers.compute(packed_pass, buffers, ends)
+            return PassOutputs(logits[:, : self._vocab_size], features, sound, likeliest.tolist())
+        last = [logit_rows.index(row) for row in last_rows]
+        starts = packed_pass.paged.for_groups(self._groups).starts
+        chains = np.array([last, starts, [positions[row] + 1 for row in last_rows]], np.int32)
+        at, size = chains.ctypes.data, chains.strides[0]
+        draws, hurried = described(packed_pass.rows.draws), ctypes.addressof(self._hurried)
+        tokens = np.empty((num_passes, len(last)), np.int32)
+        pointers = at, at + size, at + 2 * size, ctypes.addressof(draws), hurried, tokens.ctypes.data
+        further = _Further(*pointers, num_passes, len(last))
+        self.layers.compute(packed_pass, buffers, ends, further)
+        num_done = further.num_done
+        end = num_wanted + num_done * len(last)
+        sound = sound[: num_rows + num_done * len(last)]
+        logits, features = logits[:end, : self._vocab_size], features[:end]
+        return PassOutputs(logits, features, sound, likeliest[:end].tolist(), tokens[:num_done].T.tolist())
+
+    def hurry(self, hurried: bool) -> None:
+        self._hurried.value = hurried
+
+    def _have_rows(self, num_rows: int) -> None:
+        if num_rows <= self._num_rows:
+            return
+        self._num_rows = rounded(num_rows, _FEWEST_ROWS)
+        work = Work(self._num_rows, self.layers.sizes, self._embedding.dtype)
+        rows = self._embedding.new_empty(self._num_rows, self.head.in_features)
+        cos, sin = self._embedding.new_empty(2, self._num_rows, self.layers.attention.head_dim)
+        self._buffers = work.buffers(rows, cos, sin)
+        self._held = work, rows, cos, sin
+
+    def _have_positions(self, num_positions: int) -> None:
+        if num_positions <= self._num_positions:
+            return
+        # Beyond the context some encode all positions in another way.
+        self._num_positions = max(num_positions, min(self._context_length, max(_FEWEST_POSITIONS, 2 * num_positions)))
+        positions = torch.arange(self._num_positions)
+        self._cos, self._sin = self._rotary(self._embedding, position_ids=positions[None])
+        self._ends.cos, self._ends.sin = self._cos.data_ptr(), self._sin.data_ptr()

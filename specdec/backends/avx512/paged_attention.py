@@ -1,0 +1,142 @@
+"""Attention computed by paged_attention.c, over keys and values where they lie in the pool, on CPUs with AVX512-BF16.
+
+Knows a pass's rows; refuses to know models. Every row of a tree is taken for the end of a text of its own, so that no
+key is hidden from a row but those after it, and those before its window.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.backends.avx512.kernels import kernel
+from specdec.passes.rows import KeyCounts, PassRows
+
+LANES, _LINE, _MAX_HEAD_DIM = 32, 32, 256  # as in paged_attention.c
+_ANY_COUNT = KeyCounts((), 1)
+_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = (("at", _POINTER), ("row", _LONG), ("head", _LONG))
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Rows:  # [rows, heads, head_dim]
+        return cls(tensor.data_ptr(), tensor.stride(0), tensor.stride(1))
+
+
+class Pass(ctypes.Structure):
+    """A pass as the C files see it. ``arrays``, int32, are what it points to; ``starts``: where in ``keys`` those of
+    each chain begin."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("slots", "keys", "rows", "num_seen", "tiles")),
+        *((name, _INT) for name in ("num_rows", "num_tiles")),
+    )
+    arrays: list[np.ndarray]
+    starts: list[int]
+
+
+class Attention(ctypes.Structure):
+    """A layer's attention, and its pool."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("keys", "values")),
+        *((name, _INT) for name in ("heads", "kv_heads", "head_dim", "window")),
+        ("scale", ctypes.c_float),
+    )
+
+    @classmethod
+    def over(cls, keys: Tensor, values: Tensor, heads: int, scale: float, window: int | None) -> Attention:
+        """``keys`` and ``values``: the layer's whole pool, [num_blocks, block_size, kv_heads, head_dim]."""
+        pool = keys.data_ptr(), values.data_ptr()
+        return cls(*pool, heads, *keys.shape[2:], window or 2**31 - 1, scale * math.log2(math.e))
+
+
+def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether this machine computes with such tensors [rows, heads, head_dim] here."""
+    head_dim = query.shape[2]
+    return (
+        query.device.type == "cpu"
+        and query.dtype is torch.bfloat16
+        and key.dtype is torch.bfloat16
+        and head_dim == value.shape[2]
+        and head_dim % _LINE == 0
+        and head_dim <= _MAX_HEAD_DIM
+        and query.stride(2) == key.stride(2) == value.stride(2) == 1
+        and _compute() is not None
+    )
+
+
+class PagedAttention:
+    """Of one pass, for all its layers."""
+
+    def __init__(self, rows: PassRows) -> None:
+        self._rows = rows
+        self._passes: dict[int, Pass] = {}
+
+    def attend(
+        self,
+        query: Tensor,  # [rows, heads, head_dim], as of takes()
+        key: Tensor,
+        value: Tensor,
+        keys: Tensor,  # the layer's whole pool, [num_blocks, block_size, kv_heads, head_dim]
+        values: Tensor,
+        output: Tensor,  # [rows, heads, head_dim]
+        scale: float,
+        window: int | None,
+    ) -> None:
+        """Puts the rows' keys and values into the pool, too; nothing that is no number gets there."""
+        heads, kv_heads = query.shape[1], key.shape[1]
+        attention = Attention.over(keys, values, heads, scale, window)
+        rows = (ctypes.byref(_Rows.of(tensor)) for tensor in (query, key, value, output))
+        compute = _compute()
+        assert compute is not None
+        compute(
+            ctypes.byref(self.for_groups(heads // kv_heads)), ctypes.byref(attention), *rows, torch.get_num_threads()
+        )
+
+    def for_groups(self, groups: int) -> Pass:
+        """For ``groups`` query heads per key head. Made at the first layer that asks."""
+        if groups not in self._passes:
+            self._passes[groups] = self._described(groups)
+        return self._passes[groups]
+
+    def _described(self, groups: int) -> Pass:
+        members = list(self._rows.members(_ANY_COUNT, only_chains=True))
+        keys, starts = self._rows.key_slots(members)
+        rows: list[int] = []
+        num_seen: list[int] = []
+        tiles: list[tuple[int, int, int, int, int]] = []
+        for member, start in zip(members, starts, strict=True):
+            seen = [member.row_positions[row] + 1 for row in member.rows]
+            num = len(seen) * groups
+            num_tiles = -(-num // LANES)
+            bounds = [num * tile // num_tiles for tile in range(num_tiles + 1)]
+            # The longest first, so that no thread is left with one at the end.
+            tiles += [
+                (-seen[(end - 1) // groups], start, len(rows), first, end - first)
+                for first, end in itertools.pairwise(bounds)
+            ]
+            rows += member.pass_rows
+            num_seen += seen
+        tiles.sort()
+        slots = self._rows.slots
+        numbers = np.array([*slots, *rows, *num_seen, *(number for tile in tiles for number in tile[1:])], np.int32)
+        places = itertools.accumulate((len(slots), len(rows), len(num_seen)), initial=0)
+        of_slots, of_rows, of_seen, of_tiles = (numbers.ctypes.data + numbers.itemsize * place for place in places)
+        made = Pass(of_slots, keys.ctypes.data, of_rows, of_seen, of_tiles, len(slots), len(tiles))
+        made.arrays, made.starts = [numbers, keys], starts
+        return made
+
+
+@functools.cache
+def _compute() -> Callable[..., int] | None:
+    return kernel("paged_attention", *[_POINTER] * 6, _INT)

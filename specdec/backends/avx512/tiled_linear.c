@@ -1,0 +1,158 @@
+/* A matrix product of few rows with a weight in tiles, for CPUs with AVX512-BF16. See specdec/backends/avx512/tiled_linear.py.
+ *
+ * A decoding pass is over when its weights have been read, so a weight lies in memory in the order in which it is read
+ * here: COLUMNS outputs at a time, of these two inputs at a time. Every sum of a row is taken in the order of its inputs
+ * by one accumulator, however many rows there are, so that a row's bits depend on the row alone.
+ */
+#include "kernels.h"
+
+#define LINE 64    /* bytes of a register, and of what memory gives at a time */
+#define ROWS 14    /* that share one reading of a tile: with two accumulators each they leave room for its row and theirs */
+#define DEPTH 512  /* inputs of a part at most: 32 KiB of the first-level cache. All have as many */
+#define DISTANCE 256 /* lines that a weight which is read once is asked for in advance */
+
+typedef struct {
+    const bf16 *weight; /* [depth / 2][COLUMNS][2] */
+    const bf16 *rows;   /* [num_rows][in_features] */
+    float *sums;        /* [num_rows][COLUMNS] */
+    const char *next;   /* lines of the next part, of which a group of rows asks for so many */
+    int num_next;
+    int depth, in_features, first;
+} Part;
+
+/* What two inputs more are computed with comes from memory meanwhile, past the larger caches: what else is in them is
+ * still there after the pass, and whoever carries its tokens runs twice as fast. Where more than one group of rows reads
+ * a part, each has asked for its share of it during the last part, so that memory is never idle. */
+INLINE void fetch_ahead(const int read_once, const bf16 *weight, int pair, const Part *part) {
+    if (read_once)
+        for (int i = 0; i < COLUMNS * 4 / LINE; i++)
+            _mm_prefetch((const char *)weight + (DISTANCE + i) * LINE, _MM_HINT_NTA);
+    else if (pair < part->num_next)
+        _mm_prefetch(part->next + (size_t)pair * LINE, _MM_HINT_NTA);
+}
+
+/* Adds to the sums of num_rows rows, a number that the compiler knows, what depth inputs give. */
+INLINE void add_rows(const int num_rows, const int read_once, Part part) {
+    __m512 sums[ROWS][2];
+    for (int row = 0; row < num_rows; row++)
+        for (int i = 0; i < 2; i++)
+            sums[row][i] = part.first ? _mm512_setzero_ps() : _mm512_loadu_ps(part.sums + row * COLUMNS + i * 16);
+    for (int pair = 0; pair < part.depth / 2; pair++) {
+        const bf16 *weight = part.weight + (size_t)pair * 2 * COLUMNS;
+        fetch_ahead(read_once, weight, pair, &part);
+        const __m512i left = _mm512_loadu_si512(weight), right = _mm512_loadu_si512(weight + COLUMNS);
+        for (int row = 0; row < num_rows; row++) {
+            int32_t both;
+            memcpy(&both, part.rows + (size_t)row * part.in_features + pair * 2, sizeof both);
+            const __m512i inputs = _mm512_set1_epi32(both);
+            sums[row][0] = _mm512_dpbf16_ps(sums[row][0], (__m512bh)inputs, (__m512bh)left);
+            sums[row][1] = _mm512_dpbf16_ps(sums[row][1], (__m512bh)inputs, (__m512bh)right);
+        }
+    }
+    for (int row = 0; row < num_rows; row++)
+        for (int i = 0; i < 2; i++)
+            _mm512_storeu_ps(part.sums + row * COLUMNS + i * 16, sums[row][i]);
+}
+
+INLINE void add_some(int num_rows, const int read_once, Part part) {
+    switch (num_rows) {
+#define CASE(number) case number: add_rows(number, read_once, part); break;
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7)
+        CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14)
+#undef CASE
+    }
+}
+
+/* In groups of similar numbers of rows. */
+CPU static void add(int num_rows, Part part) {
+    const int num_groups = (num_rows + ROWS - 1) / ROWS;
+    if (num_groups == 1) {
+        add_some(num_rows, 1, part);
+        return;
+    }
+    part.next = (const char *)(part.weight + (size_t)part.depth * COLUMNS);
+    part.num_next = (part.depth * COLUMNS * (int)sizeof(bf16) / LINE + num_groups - 1) / num_groups;
+    for (int left = num_groups; left > 0; left--) {
+        const int num = (num_rows + left - 1) / left;
+        add_some(num, 0, part);
+        num_rows -= num;
+        part.rows += (size_t)num * part.in_features;
+        part.sums += num * COLUMNS;
+        part.next += (size_t)part.num_next * LINE;
+    }
+}
+
+/* Which of the 16 outputs from `column` on there are. */
+static inline __mmask16 columns(const Linear *linear, int column) {
+    const int left = linear->out_features - column;
+    return left >= 16 ? 0xffff : left <= 0 ? 0 : (__mmask16)((1 << left) - 1);
+}
+
+CPU static void store(const Linear *linear, int tile, const float *sums, int num_rows, int onto, bf16 *outputs) {
+    for (int i = 0; i < COLUMNS; i += 16) {
+        const int column = tile * COLUMNS + i;
+        const __mmask16 mask = columns(linear, column);
+        for (int row = 0; row < num_rows; row++) {
+            bf16 *to = outputs + (size_t)row * linear->out_features + column;
+            __m512 sum = _mm512_loadu_ps(sums + row * COLUMNS + i);
+            if (onto) {
+                const __m256i before = _mm256_maskz_loadu_epi16(mask, to);
+                sum = _mm512_add_ps(rounded(sum), (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(before), 16));
+            }
+            _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(sum));
+        }
+    }
+}
+
+void tile_sums(const Linear *linear, int tile, const bf16 *rows, int num_rows, float *sums) {
+    const int in_features = linear->in_features, column = tile * COLUMNS;
+    const bf16 *of_tile = linear->weight + (size_t)column * in_features;
+    const int num_parts = 1 + (in_features - 1) / DEPTH, pairs = in_features / 2;
+    const int depth = (pairs + num_parts - 1) / num_parts * 2;
+    for (int input = 0; input < in_features; input += depth) {
+        const bf16 *weight = of_tile + (size_t)input * COLUMNS;
+        const int left = in_features - input;
+        add(num_rows, (Part){weight, rows + input, sums, .depth = left < depth ? left : depth,
+                             .in_features = in_features, .first = !input});
+    }
+    if (!linear->bias)
+        return;
+    for (int i = 0; i < COLUMNS; i += 16) {
+        const __m512 bias = _mm512_maskz_loadu_ps(columns(linear, column + i), linear->bias + column + i);
+        for (int row = 0; row < num_rows; row++) {
+            float *at = sums + row * COLUMNS + i;
+            _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), bias));
+        }
+    }
+}
+
+void multiply(Turn turn, const Product *products, const bf16 *rows, int num_rows) {
+    const int chunks = num_chunks(num_rows);
+    while (next_item(&turn)) {
+        const int row = turn.item % chunks * CHUNK, num = num_rows - row < CHUNK ? num_rows - row : CHUNK;
+        const Product *product = products;
+        int tile = turn.item / chunks;
+        for (; tile >= num_tiles(product->linear); product++)
+            tile -= num_tiles(product->linear);
+        float sums[CHUNK * COLUMNS];
+        tile_sums(product->linear, tile, rows + (size_t)row * product->linear->in_features, num, sums);
+        if (!is_first(&turn))
+            continue;
+        bf16 *outputs = product->outputs + (size_t)row * product->linear->out_features;
+        store(product->linear, tile, sums, num, product->onto, outputs);
+        item_is_done(&turn);
+    }
+}
+
+/* By itself; in_features is an even number. Whether there was memory. */
+int specdec_tiled_linear(const Linear *linear, const bf16 *rows, bf16 *outputs, int num_rows, int num_threads) {
+    const Product product = {linear, outputs, 0};
+    const int num_items = num_tiles(linear) * num_chunks(num_rows);
+    Work work = {.results = calloc(num_items ? num_items : 1, 1)};
+    if (!work.results)
+        return 0;
+#pragma omp parallel num_threads(num_threads)
+    multiply(join(&work, num_items, num_threads), &product, rows, num_rows);
+    free(work.results);
+    return 1;
+}

@@ -1,0 +1,251 @@
+"""Attention of packed rows over keys and values that are gathered from the pool, by torch's kernels, on any device.
+
+Knows who is attended to in one call; refuses to know models. Rows of several segments with similar numbers of rows and
+keys share a call. So that the bits of a row do not depend on its company, the tree below
+it or the chunks of its prompt, every call keeps to what the kernel of ``scaled_dot_product_attention`` needs (measured,
+see bench/LOG.md): query rows per key head in multiples of four, and keys, from the first one on, as many as
+``KeyCounts`` says for their positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.passes.rows import KeyCounts, Member, PassRows, rounded
+
+ROW_MULTIPLE = 4
+KEY_COUNTS = KeyCounts((64, 128, 256), 512)
+_SMALL = 16
+_FEW_KEYS = 256
+
+COPIES = 2
+"""Slots that the keys and values gathered for a call take at most, per slot of the pool. Sequences that share blocks,
+and the paths of a tree, read them each for itself, so that all those of a pass may be any multiple of the pool."""
+
+
+class Scratch:
+    """Memory that every call of a pass uses again, the largest first: new memory of that size comes page by page from
+    the operating system, which takes ten times longer than the copy."""
+
+    def __init__(self) -> None:
+        self.kept: Tensor | None = None
+
+    def take(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        size = math.prod(shape)
+        if self.kept is None or self.kept.numel() < size:
+            self.kept = None  # before there is another
+            self.kept = like.new_empty(size)
+        return self.kept[:size].view(shape)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Members attended to in one call; S members of up to R rows over up to N keys."""
+
+    pages: Tensor  # [S * N / block_size]: the keys' blocks; or [S * N]: their slots
+    by_block: bool
+    shape: tuple[int, int]  # S, R
+    queries: Tensor  # [S * R]: the pass row of each query; of padding, any
+    places: Tensor | None  # [rows]: where the rows are among the queries; None: there is no padding
+    rows: Tensor  # [rows]: their pass rows
+    visible: Tensor  # [S, R, N] bool
+    query_positions: Tensor  # [S, R]
+    key_positions: Tensor  # [S or 1, N]
+    masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
+
+    @property
+    def num_gathered(self) -> int:
+        return self.shape[0] * self.visible.shape[2]
+
+    def gathered(self, layer: Tensor, scratch: Scratch) -> Tensor:
+        """Of a layer's keys, or values, [num_blocks, block_size, kv_heads, head_dim], those of each member.
+
+        [S, kv_heads, N, head_dim]. By blocks it takes a fifth less time than by slots.
+        """
+        source = layer if self.by_block else layer.flatten(0, 1)
+        out = scratch.take((len(self.pages), *source.shape[1:]), layer)
+        found = torch.index_select(source, 0, self.pages, out=out)
+        return found.view(self.shape[0], -1, *layer.shape[2:]).transpose(1, 2)
+
+    def mask(self, window: int | None, dtype: torch.dtype, groups: int) -> Tensor:
+        """What is added to the scores: 0 or -inf, [S, 1, R * groups, N]."""
+        if (window, dtype) not in self.masks:
+            visible = self.visible
+            if window is not None:
+                visible = visible & (self.query_positions[:, :, None] - self.key_positions[:, None, :] < window)
+            hidden = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+            self.masks[window, dtype] = hidden.repeat_interleave(groups, dim=1)[:, None]
+        return self.masks[window, dtype]
+
+
+class GatheredAttention:
+    """Of one pass, for all its layers."""
+
+    def __init__(self, rows: PassRows, block_size: int, device: torch.device) -> None:
+        self._rows = rows
+        self._block_size = block_size
+        self._device = device
+        self.scratch = Scratch(), Scratch()  # of keys, of values
+        self._buckets: dict[int, list[_Bucket]] = {}
+
+    def attend(
+        self,
+        query: Tensor,  # [rows, heads, head_dim]
+        keys: Tensor,  # the layer's whole pool
+        values: Tensor,
+        output: Tensor,  # [rows, heads, head_dim]
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> None:
+        heads, kv_heads = query.shape[1], keys.shape[2]
+        groups = heads // kv_heads
+        of_keys, of_values = self.scratch
+        attend = torch.nn.functional.scaled_dot_product_attention if softcap is None else _softcapped(softcap)
+        for bucket in self._buckets_of(groups, keys.shape[0] * keys.shape[1]):
+            size, most_rows = bucket.shape
+            # The query heads of a key head become rows of one head, so that no key is read twice.
+            grouped = (
+                query.index_select(0, bucket.queries)
+                .view(size, most_rows, kv_heads, groups, -1)
+                .permute(0, 2, 1, 3, 4)
+                .reshape(size, kv_heads, most_rows * groups, -1)
+            )
+            attended = attend(
+                grouped,
+                bucket.gathered(keys, of_keys),
+                bucket.gathered(values, of_values),
+                attn_mask=bucket.mask(window, query.dtype, groups),
+                scale=scale,
+            )
+            by_query = (
+                attended.view(size, kv_heads, most_rows, groups, -1)
+                .permute(0, 2, 1, 3, 4)
+                .reshape(-1, heads, output.shape[2])
+            )
+            output.index_copy_(0, bucket.rows, by_query if bucket.places is None else by_query[bucket.places])
+
+    def _buckets_of(self, groups: int, num_slots: int) -> list[_Bucket]:
+        """For ``groups`` query heads per key head. Made at the first layer that asks. ``num_slots``: of the pool."""
+        if groups not in self._buckets:
+            alike = defaultdict(list)
+            for member in self._rows.members(KEY_COUNTS):
+                sizes = _class(len(member.rows), _SMALL), _class(member.num_keys, _FEW_KEYS)
+                alike[member.level, *sizes].append(member)
+            row_multiple = ROW_MULTIPLE // math.gcd(groups, ROW_MULTIPLE)
+            made = [
+                self._bucket(some, row_multiple)
+                for members in alike.values()
+                for some in _parts(members, COPIES * num_slots)
+            ]
+            self._buckets[groups] = sorted(made, key=lambda bucket: -bucket.num_gathered)
+        return self._buckets[groups]
+
+    def _bucket(self, members: Sequence[Member], row_multiple: int) -> _Bucket:
+        num_rows = rounded(max(len(member.rows) for member in members), row_multiple)
+        num_keys = KEY_COUNTS.at_least(members[0].level, max(member.num_keys for member in members))
+        queries: list[int] = []
+        query_positions: list[int] = []
+        rows: list[int] = []
+        places: list[int] = []
+        for place, member in enumerate(members):
+            padding = num_rows - len(member.rows)
+            own = member.pass_rows
+            queries += [*own, *[member.start] * padding]
+            query_positions += [*(member.row_positions[row] for row in member.rows), *[0] * padding]
+            rows += own
+            places += range(place * num_rows, place * num_rows + len(own))
+        shape = (len(members), num_rows)
+        positions = self._tensor(query_positions).view(shape)
+        keys = torch.arange(num_keys, device=self._device)
+        visible = keys <= positions[:, :, None]
+        key_positions = keys[None]
+        trees = [(place, member) for place, member in enumerate(members) if not member.is_chain]
+        if trees:
+            key_positions = key_positions.repeat(len(members), 1)
+        for place, member in trees:
+            among = slice(member.segment.num_context, member.num_keys)
+            seen = torch.from_numpy(_seen(member.segment.parents, member.rows, len(member.keys)))
+            visible[place, : len(member.rows), among] = seen.to(self._device)
+            key_positions[place, among] = self._tensor([member.row_positions[row] for row in member.keys])
+        return _Bucket(
+            *self._pages(members, num_keys),
+            shape,
+            self._tensor(queries),
+            None if len(places) == len(queries) else self._tensor(places),
+            self._tensor(rows),
+            visible,
+            positions,
+            key_positions,
+        )
+
+    def _pages(self, members: Sequence[Member], num_keys: int) -> tuple[Tensor, bool]:
+        """Where the keys are, and whether that is said by block."""
+        size = self._block_size
+        num_blocks = rounded(num_keys, size) // size
+        listed: list[int] = []
+        for member in members:
+            table = member.segment.block_table[:num_blocks]
+            listed += [*table, *[0] * (num_blocks - len(table))]
+        blocks = self._tensor(listed)
+        moved = [(place, member) for place, member in enumerate(members) if not member.is_stored_so]
+        if not moved and num_keys % size == 0:
+            return blocks, True
+        slots = (blocks[:, None] * size + torch.arange(size, device=self._device)).view(len(members), -1)[:, :num_keys]
+        for place, member in moved:
+            among = slice(member.segment.num_context, member.num_keys)
+            slots[place, among] = self._tensor(self._rows.slots_of(member.segment, member.keys))
+        return slots.flatten(), False
+
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _softcapped(softcap: float) -> Any:
+    def attend(query: Tensor, keys: Tensor, values: Tensor, *, attn_mask: Tensor, scale: float) -> Tensor:
+        scores = (query @ keys.transpose(2, 3)).float() * scale  # [S, kv_heads, R * groups, N]
+        scores = torch.tanh(scores / softcap) * softcap + attn_mask
+        return scores.softmax(-1).to(query.dtype) @ values
+
+    return attend
+
+
+def _parts(members: Sequence[Member], most_keys: int) -> Iterator[list[Member]]:
+    """As many at a time as gather no more than ``most_keys``, and one at least."""
+    part: list[Member] = []
+    longest = 0
+    for member in members:
+        longest = max(longest, member.num_keys)
+        if part and (len(part) + 1) * KEY_COUNTS.at_least(member.level, longest) > most_keys:
+            yield part
+            part, longest = [], member.num_keys
+        part.append(member)
+    yield part
+
+
+def _class(size: int, small: int) -> int:
+    """Sizes that share a call: all up to ``small``, then within a factor of two."""
+    return max(0, (size - 1) // small).bit_length()
+
+
+def _seen(parents: Sequence[int], rows: Sequence[int], num_keys: int) -> np.ndarray:
+    """[rows, keys] bool: what these rows of a tree, in increasing order, see of its first ones."""
+    seen = np.zeros((len(rows), num_keys), dtype=np.bool_)
+    places = {row: place for place, row in enumerate(rows)}
+    for place, row in enumerate(rows):
+        seen[place, row] = True
+        above = parents[row]
+        while above >= 0 and above not in places:
+            seen[place, above] = True
+            above = parents[above]
+        if above >= 0:
+            seen[place] |= seen[places[above]]
+    return seen

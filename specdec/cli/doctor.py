@@ -1,0 +1,266 @@
+"""What is wrong with a deployment, in words: every service is asked, and what they say is compared.
+
+Knows what a healthy deployment looks like from outside; refuses to know how any service works. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from rich.table import Table
+
+from specdec.core.rounds import Load, ModelInfo
+from specdec.security.tls import Tls
+from specdec.security.tls_diagnosis import tls_trouble
+from specdec.transport import rpc, wire
+from specdec.v1 import common_pb2, draft_pb2_grpc, generation_pb2, generation_pb2_grpc, target_pb2_grpc
+
+_NUM_CALLS = 7
+_NO_CONNECTION = "TLS: "
+_PREFIX = 12  # characters of a digest that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something to know. ``wrong``: the deployment does not work as it was meant to until ``remedy`` is done."""
+
+    wrong: bool
+    what: str
+    remedy: str
+
+
+@dataclass(slots=True)
+class Visit:
+    """What one service said, or ``silence``: why it said nothing."""
+
+    role: str
+    address: str
+    silence: str = ""
+    serving: bool = True
+    round_trip_ms: float = 0.0  # median
+    info: ModelInfo | None = None  # none of an orchestrator
+    load: Load = field(default_factory=Load)
+    keepalive: common_pb2.Keepalive = field(default_factory=common_pb2.Keepalive)
+    replicas: Sequence[generation_pb2.Replica] = ()  # of an orchestrator
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.address}"
+
+
+async def visit(role: str, address: str, tls: Tls | None = None, api_key: str = "", timeout_s: float = 2.0) -> Visit:
+    """Ask a service for everything it tells. Never raises: who does not answer is a finding, too."""
+    found = Visit(role, address)
+    async with rpc.channel(address, tls, role) as channel:
+        ask = _question(role, channel, api_key)
+        try:
+            answer = await ask(timeout_s)
+            times = [await _timed(ask, timeout_s) for _ in range(_NUM_CALLS)]
+            found.serving = await _serving(channel, timeout_s)
+        except grpc.aio.AioRpcError as error:
+            trouble = await tls_trouble(address, tls, role) if error.code() is grpc.StatusCode.UNAVAILABLE else ""
+            found.silence = f"{_NO_CONNECTION}{trouble}" if trouble else _silence(role, error)
+            return found
+    found.round_trip_ms = statistics.median(times) * 1e3
+    found.keepalive = answer.keepalive
+    if role == "orchestrator":
+        found.load = Load(answer.live_sequences, answer.waiting_requests)
+        found.replicas = answer.replicas
+    else:
+        found.info, found.load = wire.read_info(answer.model), wire.read_load(answer.load)
+    return found
+
+
+def _question(role: str, channel: grpc.aio.Channel, api_key: str) -> Callable[[float], Awaitable[Any]]:
+    if role == "orchestrator":
+        server = generation_pb2_grpc.GenerationServiceStub(channel)
+        shown = rpc.bearer(api_key)
+        return lambda timeout_s: server.GetServerInfo(
+            generation_pb2.GetServerInfoRequest(), timeout=timeout_s, metadata=shown
+        )
+    make = target_pb2_grpc.TargetServiceStub if role == "target" else draft_pb2_grpc.DraftServiceStub
+    model = make(channel)
+    return lambda timeout_s: model.GetModelInfo(common_pb2.GetModelInfoRequest(), timeout=timeout_s)
+
+
+async def _timed(ask: Callable[[float], Awaitable[Any]], timeout_s: float) -> float:
+    started = time.perf_counter()
+    await ask(timeout_s)
+    return time.perf_counter() - started
+
+
+async def _serving(channel: grpc.aio.Channel, timeout_s: float) -> bool:
+    stub = health_pb2_grpc.HealthStub(channel)
+    response: Any = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+    return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _silence(role: str, error: grpc.aio.AioRpcError) -> str:
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return f"something answers there, but it is no {role}"
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "it does not answer in time"
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return f"it cannot be reached ({error.details()})"
+    return f"it answers {error.code().name}: {error.details()}"
+
+
+async def examine(
+    orchestrator: str,
+    targets: Sequence[str] = (),
+    drafts: Sequence[str] = (),
+    tls: Tls | None = None,
+    api_key: str = "",
+) -> tuple[list[Visit], list[Finding]]:
+    """Visit these services and those that the orchestrator names, and compare them."""
+    first = await visit("orchestrator", orchestrator, tls, api_key)
+    places = {("target", address) for address in targets} | {("draft", address) for address in drafts}
+    places |= {(replica.role, replica.address) for replica in first.replicas}
+    visits = [first, *await asyncio.gather(*(visit(*place, tls) for place in sorted(places, reverse=True)))]
+    return visits, list(findings(visits))
+
+
+def findings(visits: Sequence[Visit]) -> Iterator[Finding]:
+    """Everything that is wrong, or worth knowing, with these services together."""
+    for each in visits:
+        yield from _alone(each)
+    models = [each for each in visits if each.info]
+    targets = [each for each in models if each.role == "target"]
+    drafts = [each for each in models if each.role == "draft"]
+    if not any(each.role == "target" for each in visits):
+        yield Finding(True, "no target is known", "name the targets to the orchestrator (--target), or here")
+    if not any(each.role == "draft" for each in visits):
+        yield Finding(False, "there is no draft: the target works alone", "name one to speed it up (--draft)")
+    yield from _one_model(targets)
+    for draft, target in itertools.product(drafts, targets):
+        yield from _pair(draft, target)
+    for client, server in itertools.product([None, *visits], visits):
+        if client is None and server.role == "orchestrator":
+            yield from _pings("this command", rpc.keepalive(), server)
+        elif client is not None and client.replicas and server.role != "orchestrator":
+            yield from _pings(str(client), client.keepalive, server)
+
+
+def _alone(each: Visit) -> Iterator[Finding]:
+    if each.silence:
+        remedy = "start it, or correct the address; look at firewalls between here and there"
+        if each.silence.startswith(_NO_CONNECTION):
+            remedy = (
+                "give both sides certificates of one CA, each with its own name, and the files to this command, too"
+            )
+        elif each.silence.startswith("it answers UNAUTHENTICATED"):
+            remedy = "set SPECDEC_API_KEY"
+        yield Finding(True, f"{each}: {each.silence}", remedy)
+    elif not each.serving:
+        yield Finding(True, f"{each} says that it is not serving", "wait if it is starting or draining; see its log")
+    for replica in each.replicas:
+        if not replica.ready:
+            what = f"{each} does not use {replica.role} {replica.address}: {replica.problem}"
+            yield Finding(True, what, "see what is said of that replica; the orchestrator tries again by itself")
+
+
+def _one_model(targets: Sequence[Visit]) -> Iterator[Finding]:
+    by_digest: dict[str, list[Visit]] = {}
+    for each in targets:
+        by_digest.setdefault(each.info.model_digest if each.info else "", []).append(each)
+    if len(by_digest) > 1:
+        groups = [
+            f"{digest[:_PREFIX]} ({members[0].info.name}, {members[0].info.dtype}) at "
+            + ", ".join(member.address for member in members)
+            for digest, members in by_digest.items()
+            if members[0].info
+        ]
+        what = f"the targets serve different models: {'; '.join(groups)}"
+        yield Finding(True, what, "serve one checkpoint, dtype and version everywhere: only one of these is used")
+
+
+def _pair(draft: Visit, target: Visit) -> Iterator[Finding]:
+    if draft.info is None or target.info is None:
+        return
+    mine, theirs = draft.info, target.info
+    if (mine.vocab_size, mine.tokenizer_fingerprint) != (theirs.vocab_size, theirs.tokenizer_fingerprint):
+        what = f"{draft} and {target} have different vocabularies: {_vocabulary(mine)} and {_vocabulary(theirs)}"
+        yield Finding(True, what, "serve a draft made with the target's tokenizer; until then the target works alone")
+    if mine.context_length < theirs.context_length:
+        what = (
+            f"{draft} has a context of {mine.context_length} tokens, {target} of {theirs.context_length}:"
+            " beyond the shorter one the target works alone"
+        )
+        yield Finding(False, what, "take a draft with a longer context if your texts are that long")
+
+
+def _pings(client: str, its: common_pb2.Keepalive, server: Visit) -> Iterator[Finding]:
+    if server.silence:
+        return
+    theirs = server.keepalive
+    if not theirs.min_ping_interval_ms or not its.keepalive_ms:
+        what = f"{client} and {server}: one of them does not tell its keepalive settings"
+        yield Finding(False, what, "it is older than this command; run one version everywhere")
+    elif its.keepalive_ms < theirs.min_ping_interval_ms:
+        what = (
+            f"{client} pings idle connections every {its.keepalive_ms} ms, and {server} allows one ping in"
+            f' {theirs.min_ping_interval_ms} ms: it will end the connection ("too many pings") with all calls on it'
+        )
+        yield Finding(True, what, "run the same version, or the same keepalive settings, everywhere")
+
+
+def _vocabulary(info: ModelInfo) -> str:
+    return f"{info.vocab_size} tokens, {info.tokenizer_fingerprint[:_PREFIX] or 'without a fingerprint'}"
+
+
+def table(visits: Sequence[Visit]) -> Table:
+    """One row per service."""
+    shown = Table("role", "address", "model", "digest", "vocabulary", "context", "dtype", "round trip", "live", "KV")
+    for each in visits:
+        state = (each.silence and "no answer") or (not each.serving and "not serving") or ""
+        row = [each.role, each.address, state, *[""] * 7]
+        if not each.silence:
+            row[7:9] = f"{each.round_trip_ms:.1f} ms", str(each.load.live_sequences)
+        if (info := each.info) is not None:
+            fingerprint = info.tokenizer_fingerprint[:8]
+            row[2:7] = [
+                f"{info.name} ({state})" if state else info.name,
+                info.model_digest[:_PREFIX],
+                f"{info.vocab_size} {fingerprint}".strip(),
+                str(info.context_length),
+                info.dtype,
+            ]
+            row[9] = f"{each.load.kv_slots_used}/{each.load.kv_slots_total}" if each.load.kv_slots_total else ""
+        shown.add_row(*row)
+    return shown
+
+
+def as_dict(visits: Sequence[Visit], found: Sequence[Finding]) -> dict[str, Any]:
+    """Everything, for a program."""
+    return {
+        "ok": not any(each.wrong for each in found),
+        "services": [
+            {
+                "role": each.role,
+                "address": each.address,
+                "silence": each.silence,
+                "serving": each.serving and not each.silence,
+                "round_trip_ms": None if each.silence else round(each.round_trip_ms, 3),
+                "model": each.info.name if each.info else None,
+                "model_digest": each.info.model_digest if each.info else None,
+                "vocab_size": each.info.vocab_size if each.info else None,
+                "tokenizer_fingerprint": each.info.tokenizer_fingerprint if each.info else None,
+                "context_length": each.info.context_length if each.info else None,
+                "dtype": each.info.dtype if each.info else None,
+                "live_sequences": each.load.live_sequences,
+                "kv_slots_used": each.load.kv_slots_used,
+                "kv_slots_total": each.load.kv_slots_total,
+                "keepalive_ms": each.keepalive.keepalive_ms,
+                "min_ping_interval_ms": each.keepalive.min_ping_interval_ms,
+            }
+            for each in visits
+        ],
+        "findings": [{"wrong": each.wrong, "what": each.what, "remedy": each.remedy} for each in found],
+    }

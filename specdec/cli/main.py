@@ -1,0 +1,323 @@
+"""The command line: arguments and exit codes. Runs the services as processes and imports none of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Coroutine
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
+
+from specdec.cli import demo as demo_
+from specdec.cli import doctor as doctor_
+from specdec.cli import up as up_
+from specdec.cli.display import MarkedText
+from specdec.cli.health_probe import own_health
+from specdec.cli.processes import StartError, environment, is_serving, python_command, until_signalled
+from specdec.cli.secrets import TlsCa, TlsCert, TlsKey, TlsName, api_key, certificates, key, tls_of
+from specdec.client import Client, Sample
+from specdec.core.errors import SpecdecError
+from specdec.core.sequence import Method
+from specdec.planner.command import plan
+from specdec.security.tls_diagnosis import tls_trouble
+from specdec.transport.wire import write_method
+from specdec.v1 import generation_pb2
+
+app = typer.Typer(
+    help="Speculative decoding with the draft and the target model as separate gRPC services.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+class Role(StrEnum):
+    target = "target"
+    draft = "draft"
+    orchestrator = "orchestrator"
+
+
+@app.command(context_settings=PASS_ON)
+def serve(context: typer.Context, role: Annotated[str, typer.Argument(metavar="|".join(Role))]) -> None:
+    """Run one service in the foreground; its own flags follow (serve target --help lists them)."""
+    if role in ("--help", "-h"):  # where no role is named yet; what follows one is the service's own
+        typer.echo(context.get_help())
+        raise typer.Exit
+    if role not in list(Role):
+        raise typer.BadParameter(f"{role!r} is none of {', '.join(Role)}.", context, param_hint="role")
+    module = role if role == Role.orchestrator else f"{role}_service"
+    os.execve(sys.executable, python_command(module, *context.args), environment())
+
+
+bench = typer.Typer(help="Measure. Each has flags of its own (bench rounds --help). Needs a checkout.")
+app.add_typer(bench, name="bench", no_args_is_help=True)
+
+BENCHES = {
+    "rounds": "The message path, with models that take no time.",
+    "peers": "Us beside transformers.",
+    "distance": "A draft far away.",
+    "lookup": "A text that repeats itself.",
+    "ranking": "Which of the draft's guesses are right.",
+    "decisions": "What deciding a pass costs.",
+    "products": "How fast weights are read by products of few rows.",
+    "plan": "What specdec plan simulates, beside a deployment.",
+    "soak": "What grows over many requests.",
+}
+
+
+def _add_bench(name: str, what: str) -> None:
+    @bench.command(name, help=what, context_settings=PASS_ON)
+    def run(context: typer.Context) -> None:
+        _exec_bench(f"bench.{name}", context.args)
+
+
+for _name, _what in BENCHES.items():
+    _add_bench(_name, _what)
+
+app.command()(plan)
+
+
+@app.command(context_settings=PASS_ON)
+def chaos(context: typer.Context) -> None:
+    """Break a deployment on purpose, row by row of the fault table (chaos --help). Needs a checkout."""
+    _exec_bench("bench.chaos", context.args)
+
+
+@app.command()
+def up(
+    target: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "target"),
+    draft: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "draft"),
+    port: Annotated[int, typer.Option(help="port of the orchestrator")] = 50050,
+    threads: Annotated[
+        int, typer.Option(help="CPU threads of each model: by default half of the cores; 0: one for each it may use")
+    ] = max(1, (os.cpu_count() or 2) // 2),
+    certificates_dir: Annotated[
+        Path | None, typer.Option("--certificates", help="directory of `specdec certificates`: speak TLS")
+    ] = None,
+    logs: Annotated[
+        Path | None, typer.Option(help="directory for the services' logs; default: a temporary one")
+    ] = None,
+) -> None:
+    """Run all three services on this machine until Ctrl-C.
+
+    A service that gives itself up (exit status 3) is started again; if one ends otherwise, so do all.
+    """
+    work = up_.run(Console(), target, draft, port, [f"--threads={threads}"], certificates_dir, logs)
+    _run(until_signalled(work))
+
+
+@app.command()
+def demo(
+    max_tokens: Annotated[int, typer.Option(min=1, help="tokens to generate")] = 160,
+    num_draft_tokens: Annotated[int, typer.Option(min=0, help="draft tokens per round")] = 4,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy")] = 0.7,
+    seed: Annotated[int, typer.Option(min=0, help="of the random numbers, where there are any")] = 7,
+) -> None:
+    """Serve the bundled pair and run one request with and without speculation."""
+    identical = _run(until_signalled(demo_.run(Console(), max_tokens, num_draft_tokens, temperature, seed)))
+    raise typer.Exit(130 if identical is None else int(not identical))
+
+
+@app.command()
+def generate(
+    prompt: str,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="default: the rest of the context")] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 1.0,
+    top_p: Annotated[float | None, typer.Option()] = None,
+    top_k: Annotated[int | None, typer.Option(min=0)] = None,
+    min_p: Annotated[float | None, typer.Option()] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="of prompt and output; 1 is off")] = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="of tokens in the output")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="for each time they occur there")] = None,
+    logit_bias: Annotated[list[str] | None, typer.Option(help="ID=BIAS; may be repeated")] = None,
+    min_tokens: Annotated[int | None, typer.Option(min=0, help="no end before so many")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="default: drawn by the server")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
+    verification: Annotated[Method, typer.Option()] = Method.COUPLED,
+    num_draft_tokens: Annotated[int | None, typer.Option(min=0, help="default: the server's")] = None,
+    no_speculation: Annotated[bool, typer.Option("--no-speculation", help="the target alone")] = False,
+    address: Annotated[str, typer.Option(help="of the orchestrator")] = "127.0.0.1:50050",
+    tls_ca: TlsCa = "",
+    tls_name: TlsName = "orchestrator",
+    timeout_s: Annotated[float | None, typer.Option(help="give up after so many seconds")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object at the end")] = False,
+) -> None:
+    """Generate from a prompt and stream the text; the draft's tokens are marked on a terminal.
+
+    An API key is read from the environment, SPECDEC_API_KEY.
+    """
+    fields: dict[str, Any] = {
+        "text": prompt,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logit_bias": dict(map(_bias, logit_bias or [])),
+        "min_tokens": min_tokens,
+        "seed": seed,
+        "stop": stop or [],
+        "verification": write_method(verification),
+        "num_draft_tokens": 0 if no_speculation else num_draft_tokens,
+    }
+    try:
+        generation_pb2.GenerateRequest(**fields)
+    except ValueError as error:  # a number that its field cannot hold
+        print(f"specdec: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    console = Console()
+    tls = tls_of(tls_ca)
+
+    async def run() -> None:
+        sample = Sample()
+        # In a pipe the text comes as it is; on a terminal one sees who proposed what.
+        shown = MarkedText(console, marks=console.is_terminal)
+        seed_used = 0
+        async with Client(address, tls=tls, tls_name=tls_name, api_key=api_key()) as client:
+            async for response in client.stream(timeout_s, **fields):
+                if response.HasField("admission"):
+                    seed_used = response.admission.seed
+                else:
+                    sample.add(response.chunk)
+                    if not as_json:
+                        shown.show(sample)
+        if as_json:
+            print(json.dumps(_as_dict(sample, seed_used)))
+        else:
+            shown.end()
+
+    _run(run())
+
+
+@app.command()
+def health(
+    address: Annotated[
+        str, typer.Argument(help="host:port of any of the services; none: this container's, by SPECDEC_HEALTH_PORT")
+    ] = "",
+    service: Annotated[str, typer.Option(help="health service: empty for ready, liveness for alive")] = "",
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
+    tls_name: TlsName = "",
+) -> None:
+    """Ask a service whether it serves: exit status 0 if so, 1 if not. For container health checks.
+
+    Without an address: the service that has the same environment, at SPECDEC_HEALTH_PORT in the clear if that is set,
+    else at SPECDEC_PORT, by a name that its certificate (SPECDEC_TLS_CERT) has.
+    """
+    if address:
+        tls = tls_of(tls_ca, tls_cert, tls_key)
+    else:
+        try:
+            address, tls, own_name = own_health(os.environ, lambda: tls_of(tls_ca, tls_cert, tls_key))
+        except ValueError as error:
+            print(f"specdec: {error}", file=sys.stderr)
+            raise typer.Exit(2) from error
+        tls_name = tls_name or own_name
+    serving = _run(is_serving(address, service=service, tls=tls, tls_name=tls_name))
+    if not serving and (trouble := _run(tls_trouble(address, tls, tls_name))):
+        print(f"specdec: {address}: {trouble}", file=sys.stderr)
+    print("SERVING" if serving else "NOT_SERVING")
+    raise typer.Exit(0 if serving else 1)
+
+
+@app.command()
+def doctor(
+    address: Annotated[str, typer.Option(help="of the orchestrator; the replicas it names are asked, too")] = (
+        "127.0.0.1:50050"
+    ),
+    target: Annotated[str, typer.Option(help="host:port of further targets, comma-separated")] = "",
+    draft: Annotated[str, typer.Option(help="host:port of further drafts, comma-separated")] = "",
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Examine a deployment and say in words what is wrong: exit status 0 if nothing is, 1 otherwise.
+
+    An API key is read from the environment, SPECDEC_API_KEY.
+    """
+    targets, drafts = ([part.strip() for part in value.split(",") if part.strip()] for value in (target, draft))
+    tls = tls_of(tls_ca, tls_cert, tls_key)
+    visits, found = _run(doctor_.examine(address, targets, drafts, tls, api_key()))
+    if as_json:
+        print(json.dumps(doctor_.as_dict(visits, found)))
+    else:
+        console = Console()
+        console.print(doctor_.table(visits))
+        for finding in found:
+            mark = "WRONG" if finding.wrong else "NOTE"
+            console.print(f"{mark}: {finding.what}.\n  To do: {finding.remedy}.", highlight=False, markup=False)
+        if not found:
+            console.print("All is well.")
+    raise typer.Exit(int(any(finding.wrong for finding in found)))
+
+
+app.command()(certificates)
+app.command()(key)
+
+
+def _exec_bench(module: str, arguments: list[str]) -> None:
+    """Become a module of the repository's own, wherever the caller stands. Raises typer.Exit where there is none."""
+    if not (Path(__file__).resolve().parents[2] / "bench").is_dir():
+        print("specdec: benchmarks are in the repository alone; install it with pip install -e", file=sys.stderr)
+        raise typer.Exit(1)
+    os.execve(sys.executable, python_command(module, *arguments), environment())
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    try:
+        if (number := int(token_id)) >= 0:
+            return number, float(bias)
+    except ValueError:
+        pass
+    raise typer.BadParameter(f"{text!r} is not of the form ID=BIAS", param_hint="--logit-bias")
+
+
+def _as_dict(sample: Sample, seed: int) -> dict[str, Any]:
+    finish = sample.finish
+    reason = generation_pb2.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()
+
+    def plain(message: Any) -> dict[str, Any]:
+        return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+    return {
+        "text": sample.text,
+        "token_ids": sample.token_ids,
+        "finish_reason": reason,
+        "seed": seed,
+        "usage": plain(finish.usage),
+        "speculation": plain(finish.speculation),
+    }
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return asyncio.run(work)
+    except (SpecdecError, StartError) as error:
+        reason = f" [{error.reason}]" if isinstance(error, SpecdecError) else ""
+        print(f"specdec: {error}{reason}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

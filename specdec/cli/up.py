@@ -1,0 +1,78 @@
+"""All three services on this machine, in the foreground: started, watched, started again if they ask for it, stopped.
+
+Knows what its user is told; refuses to know how processes are started (specdec.cli.processes).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+
+from rich.console import Console
+
+from specdec.cli.processes import StartError, deployment, watch
+from specdec.server.liveness import RESTART_STATUS
+
+_PAUSE_S = 1.0
+"""Before a service is started again, so that one that always gives itself up does not take the machine."""
+
+
+async def run(
+    console: Console,
+    target: str,
+    draft: str,
+    port: int,
+    arguments: Sequence[str],
+    certificates: Path | None = None,
+    logs: Path | None = None,
+) -> None:
+    """Until cancelled. Raises StartError if a service does not come up, or ends, and then stops the others.
+
+    Logs stay in the directory ``logs``; without one, in a directory that is left only if something went wrong.
+    """
+    directory = logs or Path(tempfile.mkdtemp(prefix="specdec-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    wrong = False
+    try:
+        await _run(console, target, draft, port, arguments, certificates, directory)
+    except asyncio.CancelledError:
+        raise
+    except BaseException:
+        wrong = True
+        raise
+    finally:
+        if logs is None and not wrong:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _run(
+    console: Console,
+    target: str,
+    draft: str,
+    port: int,
+    arguments: Sequence[str],
+    certificates: Path | None,
+    logs: Path,
+) -> None:
+    async with AsyncExitStack() as stack:
+        with console.status("Starting target, draft and orchestrator ..."):
+            services = await stack.enter_async_context(deployment(target, draft, port, arguments, certificates, logs))
+        for service in services:
+            console.print(
+                f"  {service.name:<15} {service.address}  {service.log.name}", highlight=False, soft_wrap=True
+            )
+        ca = f" --tls-ca {certificates / 'operator' / 'ca.crt'}" if certificates else ""
+        ready = f'Ready: specdec generate "def main(" --address {services[2].address}{ca}'
+        console.print(ready, highlight=False, soft_wrap=True)
+        stack.callback(console.print, "Stopping ...")
+        async with aclosing(watch(services)) as endings:
+            async for service, ending in endings:
+                if service.process.returncode != RESTART_STATUS:
+                    raise StartError(f"{ending}:\n{service.log_tail()}")
+                console.print(f"{ending}. It gave itself up and is started again.", highlight=False, soft_wrap=True)
+                await asyncio.sleep(_PAUSE_S)
+                await service.restart()

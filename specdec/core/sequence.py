@@ -1,0 +1,87 @@
+"""What both model services must know of a sequence to treat it alike; nothing of models, streams or text.
+
+A *sequence* is one sample being generated. Its *base* counts prompt + committed tokens, so it is the 0-based
+position of the next token. The *root* is the token at base - 1: the last committed one, fed by the next pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+
+class Method(Enum):
+    """How the target decides which draft tokens survive (algorithms: coupled sampling, token, block)."""
+
+    COUPLED = "coupled"
+    TOKEN = "token"
+    BLOCK = "block"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """The request's transforms from logits to a distribution; the defaults leave it as it is.
+
+    ``temperature`` 0 is greedy. ``logit_bias`` has (token id, bias) by token id. ``end_token_ids`` may not be drawn
+    among the first ``min_tokens`` tokens of the output.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    end_token_ids: tuple[int, ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def penalizes(self) -> bool:
+        """The logits depend on which tokens the text has."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def changes_logits(self) -> bool:
+        """Something is done to the logits before temperature and filters (specdec.sampling.logits_processors)."""
+        return self.penalizes or bool(self.logit_bias) or self.min_tokens > 0
+
+
+class Draw(NamedTuple):
+    """What a coupled draw depends on beside the logits."""
+
+    sampling: SamplingParams
+    seed: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """A sequence as it is opened on a replica, the first time or in a replay.
+
+    ``token_ids`` are prompt + committed; the first ``num_prompt_tokens`` of them are the prompt, so that
+    whatever depends on the output alone is the same after a replay. ``seed`` is this sample's own seed. Cached keys and
+    values are shared only between sequences with the same ``cache_salt``.
+    """
+
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    seed: int = 0
+    method: Method = Method.COUPLED
+    cache_salt: bytes = b""
+
+    @property
+    def keyed_by_token(self) -> bool:
+        """True under greedy and coupled sampling: the output does not depend on what is proposed.
+
+        Only then may a proposal be grown ahead, cut, dropped or sent late. Token and block verification
+        correct for the distribution a chain was drawn from, so there the chain stands as it was drawn.
+        """
+        return self.sampling.greedy or self.method is Method.COUPLED

@@ -1,0 +1,244 @@
+"""Token trees: what a draft service grows, the orchestrator keeps and the target verifies.
+
+Knows shapes and paths; refuses to know models, probabilities' meaning or the wire. A chain is a tree, and no
+draft is the empty tree, so nothing else in the system needs a case for either.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+MAX_TREE_NODES = 1024
+"""Of a tree that a peer sends."""
+
+MOST_SURE = 15
+"""See TokenTree.sure."""
+
+ROOT = -1
+"""The parent of a tree's topmost nodes: the last committed token."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseDistribution:
+    """The exact distribution a draft token was sampled from: ``weights / sum(weights)`` on ``token_ids``.
+
+    ``weights`` are fp16-representable and the largest is 1, so both sides compute the same float64 numbers.
+    """
+
+    token_ids: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """Draft tokens below the root, parents before children.
+
+    ``parents[i] < i`` is a node index or ROOT; siblings have different tokens. Hence every prefix of the node list is
+    itself a tree. ``draft_probs`` is empty, or has one entry per node (None: the draft was certain). So is ``sure``:
+    how sure the draft was of its best guess where it guessed the node (specdec.speculation.acceptance; 0: nobody
+    knows), which says nothing of which tree it is.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    draft_probs: tuple[SparseDistribution | None, ...] = ()
+    sure: tuple[int, ...] = field(default=(), compare=False)
+
+    @staticmethod
+    def chain(token_ids: Sequence[int], draft_probs: Sequence[SparseDistribution | None] = ()) -> TokenTree:
+        return TokenTree(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)), tuple(draft_probs))
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Per node: 0 for a child of the root. A node's position in the text is base + depth."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    def problem(self, vocab_size: int) -> str | None:
+        """What is malformed about this tree, in words; None if nothing is."""
+        if len(self.parents) != len(self.token_ids):
+            return f"{len(self.token_ids)} token_ids but {len(self.parents)} parents"
+        if self.draft_probs and len(self.draft_probs) != len(self.token_ids):
+            return f"{len(self.token_ids)} token_ids but {len(self.draft_probs)} draft_probs"
+        if self.sure and len(self.sure) != len(self.token_ids):
+            return f"{len(self.token_ids)} token_ids but {len(self.sure)} sure"
+        # Every tree that comes is looked at, and nearly all are sound: so no loop over nodes before something is wrong.
+        nodes = range(len(self))
+        if nodes and not 0 <= min(self.token_ids) <= max(self.token_ids) < vocab_size:
+            node = next(node for node in nodes if not 0 <= self.token_ids[node] < vocab_size)
+            return f"token_ids[{node}] = {self.token_ids[node]} is outside the vocabulary of {vocab_size}"
+        if min(self.parents, default=ROOT) < ROOT or not all(map(operator.lt, self.parents, nodes)):
+            node = next(node for node in nodes if not ROOT <= self.parents[node] < node)
+            return f"parents[{node}] = {self.parents[node]} is not -1 or an earlier node"
+        edges = list(zip(self.parents, self.token_ids, strict=True))
+        if len(set(edges)) < len(edges):
+            node = next(node for node in nodes if edges[node] in edges[:node])
+            return f"node {node} repeats its sibling's token {self.token_ids[node]}"
+        return None
+
+    def prefix(self, num_nodes: int) -> TokenTree:
+        """The first ``num_nodes`` nodes."""
+        if num_nodes >= len(self):
+            return self
+        return TokenTree(
+            self.token_ids[:num_nodes],
+            self.parents[:num_nodes],
+            self.draft_probs[:num_nodes],
+            self.sure[:num_nodes],
+        )
+
+    def trunk(self) -> TokenTree:
+        """The chain that the node list begins with."""
+        parents = enumerate(self.parents)
+        return self.prefix(next((node for node, parent in parents if parent != node - 1), len(self)))
+
+    def child(self, node: int, token_id: int) -> int | None:
+        """The child of ``node`` (or ROOT) that carries ``token_id``."""
+        index = node
+        while True:
+            try:
+                index = self.token_ids.index(token_id, index + 1)
+            except ValueError:
+                return None
+            if self.parents[index] == node:
+                return index
+
+    def is_path(self, nodes: Sequence[int]) -> bool:
+        """Whether these are nodes of this tree that lead from the root downwards."""
+        above = (ROOT, *nodes)
+        return all(
+            0 <= node < len(self) and self.parents[node] == parent for parent, node in zip(above, nodes, strict=False)
+        )
+
+    def ends_with(self, nodes: Sequence[int]) -> bool:
+        """Whether nothing is below the last of these nodes, which lead from the root downwards."""
+        return (nodes[-1] if nodes else ROOT) not in self.parents
+
+    def trace(self, path: Sequence[int]) -> list[int]:
+        """The nodes along ``path`` (token ids from the root), as far as it stays in the tree."""
+        nodes: list[int] = []
+        for token_id in path:
+            node = self.child(nodes[-1] if nodes else ROOT, token_id)
+            if node is None:
+                break
+            nodes.append(node)
+        return nodes
+
+    def walk(self, path: Sequence[int]) -> int | None:
+        """The node at the end of ``path`` (token ids from the root); ROOT for an empty path, None if absent."""
+        nodes = self.trace(path)
+        return None if len(nodes) < len(path) else nodes[-1] if nodes else ROOT
+
+    def below(self, node: int) -> tuple[TokenTree, tuple[int, ...]]:
+        """The tree rooted at ``node``, and for each of its nodes the index it has in this tree."""
+        if node == ROOT:
+            return self, tuple(range(len(self)))
+        within = {node}
+        kept: list[int] = []
+        for index, parent in enumerate(self.parents):
+            if parent in within:
+                within.add(index)
+                kept.append(index)
+        return self.part(kept, node), tuple(kept)
+
+    def part(self, nodes: Sequence[int], root: int = ROOT) -> TokenTree:
+        """These nodes below ``root``, each after its parent, which is one of them or the root."""
+        place = {root: ROOT} | {node: index for index, node in enumerate(nodes)}
+        return TokenTree(
+            tuple(self.token_ids[node] for node in nodes),
+            tuple(place[self.parents[node]] for node in nodes),
+            tuple(self.draft_probs[node] for node in nodes) if self.draft_probs else (),
+            tuple(self.sure[node] for node in nodes) if self.sure else (),
+        )
+
+    def descend(self, path: Sequence[int]) -> TokenTree:
+        """The tree that is left once ``path`` was committed: empty where the path leaves the tree."""
+        node = self.walk(path)
+        return EMPTY_TREE if node is None else self.below(node)[0]
+
+    def merge(self, other: TokenTree) -> TokenTree:
+        """This tree with the nodes of ``other`` that it lacks appended."""
+        if not self:
+            return other
+        with_probs = bool(self.draft_probs or other.draft_probs)
+        tokens, parents = list(self.token_ids), list(self.parents)
+        probs = list(self.draft_probs or (None,) * len(self)) if with_probs else []
+        sure = list(self.sure or (0,) * len(self)) if self.sure or other.sure else []
+        index_of = {edge: i for i, edge in enumerate(zip(parents, tokens, strict=True))}
+        here: dict[int, int] = {ROOT: ROOT}
+        for node, (token, parent) in enumerate(zip(other.token_ids, other.parents, strict=True)):
+            edge = (here[parent], token)
+            if edge not in index_of:
+                index_of[edge] = len(tokens)
+                tokens.append(token)
+                parents.append(edge[0])
+                if with_probs:
+                    probs.append(other.draft_probs[node] if other.draft_probs else None)
+                if sure:
+                    sure.append(0)
+            here[node] = index_of[edge]
+            if other.sure:
+                sure[here[node]] = sure[here[node]] or other.sure[node]
+        return TokenTree(tuple(tokens), tuple(parents), tuple(probs), tuple(sure))
+
+    def extended(self, nodes: Sequence[tuple[int, int, SparseDistribution | None, int]]) -> TokenTree:
+        """This tree with these nodes appended: a token each, its parent, what it was sampled from, how sure the draft
+        was."""
+        if not nodes:
+            return self
+        token_ids, parents, probs, sure = zip(*nodes, strict=True)
+        with_probs = bool(self.draft_probs) or any(probs)
+        return TokenTree(
+            self.token_ids + token_ids,
+            self.parents + parents,
+            (self.draft_probs or (None,) * len(self)) + probs if with_probs else (),
+            (self.sure or (0,) * len(self)) + sure if self.sure or any(sure) else (),
+        )
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the root down to ``node``, with it; none to ROOT."""
+        nodes: list[int] = []
+        while node != ROOT:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes[::-1]
+
+    def since(self, num_nodes: int) -> tuple[tuple[int, ...], TokenTree]:
+        """What came after the first ``num_nodes`` nodes: the path (token ids from the root) that all of it is below,
+        and the tree there, with the older nodes that lead to it. Without draft_probs."""
+        new = range(num_nodes, len(self))
+        paths = [self.path(parent) for parent in {self.parents[node] for node in new} if parent < num_nodes]
+        shared = list(itertools.takewhile(lambda nodes: len(set(nodes)) == 1, zip(*paths, strict=False)))
+        above = [nodes[0] for nodes in shared]
+        kept = sorted({*itertools.chain.from_iterable(path[len(above) :] for path in paths), *new})
+        place = {above[-1] if above else ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
+        token_ids = tuple(self.token_ids[node] for node in kept)
+        sure = tuple(self.sure[node] for node in kept) if self.sure else ()
+        tree = TokenTree(token_ids, tuple(place[self.parents[node]] for node in kept), sure=sure)
+        return tuple(self.token_ids[node] for node in above), tree
+
+    def under(self, path: Sequence[int]) -> TokenTree:
+        """This tree moved below a chain of ``path``."""
+        shift = len(path)
+        chain = TokenTree.chain(path)
+        return TokenTree(
+            chain.token_ids + self.token_ids,
+            chain.parents + tuple(shift + parent for parent in self.parents),
+            (None,) * shift + self.draft_probs if self.draft_probs else (),
+            (0,) * shift + self.sure if self.sure else (),
+        )
+
+
+EMPTY_TREE = TokenTree()

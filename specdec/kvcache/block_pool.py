@@ -1,0 +1,314 @@
+"""Which slot of the KV pool holds which position of which sequence; no tensors, no model.
+
+The pool is cut into blocks of ``block_size`` slots, one slot per position. A sequence's block table names its blocks
+in order, so rolling back or keeping one path of a verified tree moves a row or two, never a cache. Blocks whose text
+is known are found again: by the next request that begins like this one, by the other samples of a request, by the
+next turn of a conversation. Full ones are shared, since nothing is ever written to them again; of a partial one
+the matching rows are copied.
+
+One thread uses a pool and its sequences.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from specdec.kvcache.prefix_index import TextBlock
+
+
+class PoolFullError(Exception):
+    """Not enough free blocks. Nothing was taken."""
+
+
+class Move(NamedTuple):
+    """The keys and values in slot ``source`` belong into slot ``target``, in every layer.
+
+    A list of moves is one gather, then one scatter. It is due before the next ``remember`` or ``attach`` of any
+    sequence and before the next pass; until then the lists of several sequences' ``keep`` may be put together.
+    """
+
+    source: int
+    target: int
+
+
+class BlockPool:
+    """``num_blocks`` blocks of ``block_size`` slots. Slot = block * block_size + position % block_size.
+
+    A block is free, held by sequences, or idle: remembered for its text, but held by none. Idle blocks go when room
+    is needed, least recently used first. Whoever holds a block holds all before it, and they are let go of
+    from the last to the first; so in the order of use a block always stands before its parent.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int = 16) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._idle: OrderedDict[TextBlock, None] = OrderedDict()
+        # A root lives as long as a sequence or a block below it: salts that nobody uses any more leave nothing.
+        self._roots: WeakValueDictionary[bytes, TextBlock] = WeakValueDictionary()
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_blocks * self.block_size
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be taken: free or idle."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def num_used(self) -> int:
+        """Slots in blocks that sequences hold."""
+        return (self.num_blocks - self.num_free_blocks) * self.block_size
+
+    def forget(self) -> None:
+        """Remember nothing but what sequences hold."""
+        while self._idle:
+            self._free.append(self._evict())
+
+    # What follows is for SequenceCache.
+
+    def root(self, salt: bytes) -> TextBlock:
+        return self._roots.setdefault(salt, TextBlock())
+
+    def take(self, num_blocks: int) -> list[int]:
+        if num_blocks > self.num_free_blocks:
+            raise PoolFullError(f"{num_blocks} KV blocks needed, {self.num_free_blocks} of {self.num_blocks} free")
+        return [self._free.pop() if self._free else self._evict() for _ in range(num_blocks)]
+
+    def give_back(self, block: int) -> None:
+        """A block whose text is not remembered."""
+        self._free.append(block)
+
+    def remember(self, parent: TextBlock, ids: tuple[int, ...], block: int) -> TextBlock:
+        """The taken ``block`` has this text; its sequence holds it."""
+        known = parent.add(ids, block)
+        known.holders = 1
+        covered = known.covered()
+        if covered is not None and covered in self._idle:
+            self._drop(covered)
+        return known
+
+    def hold(self, known: TextBlock) -> None:
+        known.holders += 1
+        self._idle.pop(known, None)
+
+    def let_go(self, known: TextBlock) -> None:
+        known.holders -= 1
+        if not known.holders:
+            self._idle[known] = None
+            if len(known.ids) < self.block_size and known.covering():
+                self._drop(known)
+
+    def _drop(self, idle: TextBlock) -> None:
+        del self._idle[idle]
+        idle.remove()
+        self._free.append(idle.block)
+
+    def _evict(self) -> int:
+        known, _ = self._idle.popitem(last=False)
+        known.remove()
+        return known.block
+
+
+class SequenceCache:
+    """The KV of one sequence: position i is in block ``block_table[i // block_size]``.
+
+    The table begins with blocks whose text is remembered (``_path``: full, perhaps shared, never written again).
+    The others are this sequence's own; the first of them may be remembered as partial (``_tail``). The blocks of rows
+    that are being fed come last.
+    """
+
+    def __init__(self, pool: BlockPool, salt: bytes = b"") -> None:
+        """Sequences with different salts never see each other's blocks."""
+        self.block_table: list[int] = []
+        self._pool = pool
+        self._size = pool.block_size
+        self._root = pool.root(salt)
+        self._path: list[TextBlock] = []
+        self._tail: TextBlock | None = None
+        self._length = 0
+        self._num_behind = 0  # rows that are cached, but not decided
+        self._num_fed = 0  # rows behind those
+
+    def __len__(self) -> int:
+        """How many positions are cached and decided."""
+        return self._length
+
+    def attach(self, ids: Sequence[int]) -> list[Move]:
+        """Reuse what the pool has of the text ``ids``, which continues the cached positions.
+
+        At least one id is left to be fed. Works on an empty cache and on one that is remembered up to its last full
+        block (another sequence may meanwhile have computed what this one waits for); on any other it does nothing.
+        If the pool is full it attaches what it can.
+        """
+        if len(self._path) < self._length // self._size:
+            return []
+        self._shrink(self._length)
+        limit = len(ids) - 1
+        start = len(self._path) * self._size
+        while start + self._size <= limit:
+            known = self._last_known.find(tuple(ids[start : start + self._size]))
+            if known is None:
+                break
+            self._drop_partial()
+            self._pool.hold(known)
+            self._path.append(known)
+            self.block_table.append(known.block)
+            start += self._size
+            self._length = start
+        return self._copy(tuple(ids[start : min(start + self._size, limit)]))
+
+    def take(self, num_rows: int) -> list[int]:
+        """Slots for rows about to be fed, after the cached positions and what is kept behind them. ``keep`` decides
+        about them.
+
+        Raises PoolFullError, and then nothing was taken.
+        """
+        size, table = self._size, self.block_table
+        start = self._length + self._num_behind
+        end = start + num_rows
+        missing = (end + size - 1) // size - len(table)
+        if missing > 0:
+            table.extend(self._pool.take(missing))
+        self._num_fed = num_rows
+        return [table[position // size] * size + position % size for position in range(start, end)]
+
+    def keep(self, rows: Sequence[int], behind: Sequence[int] = ()) -> list[Move]:
+        """Of the rows behind the cached positions, those kept there before and then those last fed, ``rows`` continue
+        the sequence, and ``behind`` stay behind it for the time being, in increasing order all together.
+
+        The others' blocks go back. What is behind goes with ``truncate``, ``attach`` and ``release``, too.
+        """
+        moves: list[Move] = []
+        kept = (*rows, *behind)
+        if kept:
+            if kept[-1] >= self._num_behind + self._num_fed:
+                raise ValueError(f"row {kept[-1]} of {self._num_behind + self._num_fed} fed cannot be kept")
+            if kept[-1] >= len(kept):
+                moves = [
+                    Move(self._slot(self._length + row), self._slot(self._length + place))
+                    for place, row in enumerate(kept)
+                    if row != place
+                ]
+        self._length += len(rows)
+        self._shrink(self._length + len(behind))
+        self._num_behind = len(behind)
+        return moves
+
+    def truncate(self, length: int) -> None:
+        """Forget every position from ``length`` on.
+
+        If that cuts a block which others hold or whose continuation is remembered, the whole block goes: then the
+        cache is up to ``block_size - 1`` positions shorter than asked for, and they have to be fed again. A remembered
+        block of which that is not true is forgotten and stays this sequence's own.
+        """
+        if self._tail is not None and length < len(self._path) * self._size + len(self._tail.ids):
+            self._tail.remove()
+            self._tail = None
+        length = min(length, self._length)
+        while len(self._path) > length // self._size:
+            known = self._path.pop()
+            self._shrink((len(self._path) + 1) * self._size)
+            if known.holders == 1 and known.is_leaf:
+                known.remove()
+            else:
+                self._pool.let_go(known)
+                self.block_table.pop()
+                length = min(length, len(self._path) * self._size)
+        self._length = length
+        self._shrink(length)
+
+    def remember(self, ids: Sequence[int]) -> None:
+        """``ids`` is the text of the cached positions, or of the first of them: let others find it, now and later.
+
+        Where another sequence has computed the same text, its block replaces the one here. Speculative text need not
+        be remembered: give only ids that will stay.
+        """
+        size, length = self._size, min(len(ids), self._length)
+        start = len(self._path) * size
+        while start + size <= length:
+            if self._tail is not None:
+                self._tail.remove()
+                self._tail = None
+            self._remember_block(tuple(ids[start : start + size]))
+            start += size
+        if length > start + (len(self._tail.ids) if self._tail is not None else 0):
+            if self._tail is not None:
+                self._tail.remove()
+            block = self.block_table[len(self._path)]
+            self._tail = self._pool.remember(self._last_known, tuple(ids[start:length]), block)
+
+    def release(self) -> None:
+        """Give back everything, also what a failed pass had taken. What is remembered can be found until it must go."""
+        self._shrink((len(self._path) + (self._tail is not None)) * self._size)
+        self._drop_partial()
+        while self._path:
+            self._pool.let_go(self._path.pop())
+        self.block_table.clear()
+        self._length = 0
+
+    def awaited(self, ids: Sequence[int]) -> Hashable | None:
+        """Names the next block that feeding the text ``ids`` would fill: equal for sequences that would fill the same.
+
+        None if the text does not go beyond that block: waiting for another sequence to fill it would gain nothing.
+        """
+        start = len(self._path) * self._size
+        if self._length >= start + self._size or len(ids) <= start + self._size:
+            return None
+        return self._last_known, tuple(ids[start : start + self._size])
+
+    @property
+    def _last_known(self) -> TextBlock:
+        return self._path[-1] if self._path else self._root
+
+    def _slot(self, position: int) -> int:
+        return self.block_table[position // self._size] * self._size + position % self._size
+
+    def _shrink(self, length: int) -> None:
+        """Give back own blocks without a position below ``length``, among which no remembered one may be."""
+        num_blocks = (length + self._size - 1) // self._size
+        self._num_behind = self._num_fed = 0
+        while len(self.block_table) > num_blocks:
+            self._pool.give_back(self.block_table.pop())
+
+    def _remember_block(self, ids: tuple[int, ...]) -> None:
+        """The first own block is full, with these ids."""
+        place = len(self._path)
+        known = self._last_known.find(ids)
+        if known is None:
+            known = self._pool.remember(self._last_known, ids, self.block_table[place])
+        else:
+            self._pool.hold(known)
+            self._pool.give_back(self.block_table[place])
+            self.block_table[place] = known.block
+        self._path.append(known)
+
+    def _drop_partial(self) -> None:
+        """Let go of the last block if it is partial. The caller sets the length."""
+        if len(self.block_table) > len(self._path):
+            block = self.block_table.pop()
+            if self._tail is None:
+                self._pool.give_back(block)
+            else:
+                self._pool.let_go(self._tail)
+                self._tail = None
+
+    def _copy(self, ids: tuple[int, ...]) -> list[Move]:
+        """Bring the partial block at the end as far as any block has the text ``ids`` in its place."""
+        num_own = self._length - len(self._path) * self._size
+        known, num_common = self._last_known.closest(ids)
+        if known is None or num_common <= num_own:
+            return []
+        self._pool.hold(known)  # so that it is not evicted to make room for its own copy, and counts as used
+        if not num_own and self._pool.num_free_blocks:
+            self.block_table += self._pool.take(1)
+        self._pool.let_go(known)
+        if len(self.block_table) == len(self._path):
+            return []
+        source, target = known.block * self._size, self.block_table[-1] * self._size
+        self._length += num_common - num_own
+        return [Move(source + offset, target + offset) for offset in range(num_own, num_common)]

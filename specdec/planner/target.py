@@ -1,0 +1,101 @@
+"""A target: whoever waits when it comes free joins the next pass, which may wait for those who are about to be back.
+
+Knows rows; refuses to know what is decided. The counterpart of specdec/server/step_loop.py and
+target_service/engine.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec.core.limits import MAX_TREE_ROWS, portions
+from specdec.passes.prefill import ROWS_PER_PASS, fair_share
+from specdec.planner.events import Events
+from specdec.planner.pass_time import PassTime
+from specdec.planner.request import Request
+from specdec.server.batch_delay import Gathering
+
+
+class Target:
+    """Answers after ``way_s`` more."""
+
+    def __init__(self, events: Events, pass_time: PassTime, way_s: float) -> None:
+        self.live = 0
+        self.busy_s = 0.0
+        self.num_passes = self.num_rows = 0
+        self._events = events
+        self._pass_time = pass_time
+        self._way_s = way_s
+        self._waiting: list[Request] = []
+        self._gathering = Gathering()
+        self._busy = False
+        self._rest = 0  # number of the last one; its end means nothing once another began
+
+    def receive(self, requests: Sequence[Request]) -> None:
+        """One frame: opens and rounds."""
+        for request in requests:
+            if not request.unfed:
+                self._gathering.back(request, self._events.now)
+        self._waiting.extend(requests)
+        self._look()
+
+    def close(self, request: Request) -> None:
+        self._gathering.gone(request)
+        self._look()
+
+    def _rested(self, rest: int) -> None:
+        if rest == self._rest:
+            self._look()
+
+    def _look(self) -> None:
+        """Begin a pass, or wait a little, if there is something to do."""
+        if self._busy or not self._waiting:
+            return
+        self._rest += 1
+        num_rows = sum(1 + request.flying for request in self._waiting)
+        num_here = len(self._waiting)
+        rest_s = self._gathering.rest_s(num_here, num_here, num_rows, self._events.now)
+        if rest_s:
+            self._events.after(rest_s, self._rested, self._rest)
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        turn = portions([1 + request.flying for request in self._waiting], MAX_TREE_ROWS)[0]
+        batch, self._waiting = self._waiting[: turn.stop], self._waiting[turn.stop :]
+        self._busy = True
+        prompts = [request for request in batch if request.unfed]
+        rows = len(batch) - len(prompts)
+        for request in batch:
+            rows += request.flying
+        if prompts:
+            most = fair_share([request.unfed for request in prompts], ROWS_PER_PASS)
+            for request in prompts:
+                fed = min(request.unfed, most)
+                request.unfed -= fed
+                rows += fed
+        seconds = self._pass_time.seconds(rows)
+        self.busy_s += seconds
+        self.num_passes += 1
+        self.num_rows += rows
+        self._gathering.passed(rows, seconds, self._events.now)
+        self._events.after(seconds, self._end, batch)
+
+    def _end(self, batch: list[Request]) -> None:
+        frames: dict[int, list[Request]] = {}
+        for request in batch:
+            if request.unfed:
+                self._waiting.append(request)
+            else:
+                frames.setdefault(id(request.orchestrator), []).append(request)
+                if request.unasked:
+                    request.unasked -= 1
+                    self._waiting.append(request)
+                else:
+                    self._gathering.told(request, 1 + request.flying, self._events.now)
+        for frame in frames.values():
+            orchestrator = frame[0].orchestrator
+            assert orchestrator is not None, "who asks has a name"
+            self._events.after(self._way_s, orchestrator.verdicts, frame)
+        self._busy = False
+        self._look()

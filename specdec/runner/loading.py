@@ -1,0 +1,134 @@
+"""From a checkpoint on disk to a model that has been proved to run, with a KV pool that fits into memory."""
+
+from __future__ import annotations
+
+import logging
+import math
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from specdec.backends.avx512 import fused_layers
+from specdec.backends.torch import onednn_linear as packed_linear
+from specdec.backends.torch.onednn_linear import has_native_bfloat16, weight_bytes
+from specdec.core.settings import ModelServiceSettings
+from specdec.runner import cgroup, memory, probe
+from specdec.runner.checkpoint import Checkpoint
+from specdec.runner.model_runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 1.0
+"""Whether the process was told to end meanwhile."""
+
+
+def load_runner(settings: ModelServiceSettings) -> ModelRunner:
+    """Find, check and load the model of a service. Raises ValueError with a sentence for the operator.
+
+    In a thread that ends with it. Every thread that computes gets helpers of its own from OpenMP, and as soon as there
+    are more of them than cores all of them fall asleep at the end of every operation instead of waiting for the next:
+    with two threads on two cores a pass took twice as long.
+    """
+    torch.set_num_threads(settings.threads or _own_threads())  # of this thread, and of those that are still to come
+    with ThreadPoolExecutor(1, "loading") as loading:
+        runner = loading.submit(_load_runner, settings)
+        # A signal that comes just before a wait without end is looked at when that is over.
+        while not wait([runner], _LOOK_EVERY_S).done:
+            pass
+        return runner.result()
+
+
+def _load_runner(settings: ModelServiceSettings) -> ModelRunner:
+    device = _device(settings.device)
+    dtype: str = settings.dtype
+    if dtype == "auto" and device.type == "cpu":
+        dtype = "bfloat16" if has_native_bfloat16() else "float32"
+    checkpoint = Checkpoint.find(settings.model, dtype)
+    try:
+        return _prepared(checkpoint, settings, device)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"{settings.device} has not enough memory for {settings.model}: {_first_line(error)}"
+        ) from error
+
+
+def _prepared(checkpoint: Checkpoint, settings: ModelServiceSettings, device: torch.device) -> ModelRunner:
+    model = _load(checkpoint.directory, checkpoint.dtype, device)
+    expected = probe.plain_logits(model, checkpoint.info.vocab_size)
+    runner = probe.prove(lambda: ModelRunner(model, checkpoint.info, probe.NUM_SLOTS, settings.device), expected)
+    plan = memory.plan(
+        _shape(runner),
+        weight_bytes(runner.model),
+        runner.bytes_per_slot,
+        memory.free_memory(device),
+        settings.kv_slots,
+        settings.memory_fraction,
+        settings.max_sequences,
+    )
+    runner.resize(plan.num_slots)
+    log.info("layers", extra=fused_layers.report(runner.model) | packed_linear.report(runner.model))
+    log.info("memory", extra=plan.report())
+    if plan.num_slots < checkpoint.info.context_length:
+        log.warning("the KV pool is smaller than the model's context: longer requests cannot end")
+    return runner
+
+
+def _load(directory: Path, dtype: str, device: torch.device) -> PreTrainedModel:
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # logs are lines of JSON
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+        model, findings = loaded
+        moved: PreTrainedModel = torch.nn.Module.to(model, device)  # transformers hides the signature
+    except (ValueError, OSError, KeyError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise ValueError(f"the model in {directory} cannot be loaded: {_first_line(error)}") from error
+    if missing := sorted(findings["missing_keys"]):
+        # transformers would go on with random numbers.
+        raise ValueError(f"the checkpoint in {directory} lacks {len(missing)} weights, such as {missing[0]}")
+    return moved
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"there is no device {name}: {_first_line(error)}") from error
+    return device
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _own_threads() -> int:
+    """As torch sees fit, but no more than a container's share of CPU time: threads that spin would use it up."""
+    return max(1, int(min(torch.get_num_threads(), cgroup.cpu_quota())))
+
+
+def _shape(runner: ModelRunner) -> memory.Shape:
+    config: Any = runner.model.config.get_text_config()
+    return memory.Shape(
+        hidden_size=config.hidden_size,
+        widest=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        vocab_size=runner.info.vocab_size,
+        num_layers=config.num_hidden_layers,
+        context_length=runner.info.context_length,
+        element_bytes=math.ceil(runner.model.dtype.itemsize),
+        num_heads=config.num_attention_heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        num_reaches=len(set(getattr(config, "layer_types", None) or [""])),
+        caps_scores=getattr(config, "attn_logit_softcapping", None) is not None,
+    )

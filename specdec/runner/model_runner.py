@@ -1,0 +1,81 @@
+"""A Hugging Face causal LM over packed rows: rows of many sequences in one pass, without padding.
+
+Knows the model and its KV pool; refuses to know sampling and sequences' lives. The attention function is registered
+with transformers under a name of ours and receives the pass as an extra keyword argument, so that the model
+classes stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from specdec.backends.avx512.fused_layers import fuse_layers
+from specdec.backends.packed_pass import ATTENTION, PackedPass
+from specdec.backends.torch.onednn_linear import pack_linears
+from specdec.core.rounds import ModelInfo
+from specdec.kvcache.block_pool import BlockPool, Move, SequenceCache
+from specdec.kvcache.store import KvStore
+from specdec.passes.outputs import RowOutputs, of_segments
+from specdec.passes.rows import Segment
+from specdec.runner.model_call import call_of
+
+
+class ModelRunner:
+    """A loaded model and its KV pool of at least ``num_slots`` tokens."""
+
+    def __init__(
+        self, model: PreTrainedModel, info: ModelInfo, num_slots: int, device: str = "cpu", block_size: int = 16
+    ) -> None:
+        model.train(False)
+        self.model: PreTrainedModel = torch.nn.Module.to(model, device)  # transformers hides the signature
+        self.model.set_attn_implementation(ATTENTION)
+        self.info = info
+        self.device = torch.device(device)
+        pack_linears(self.model)
+        fuse_layers(self.model)
+        self.pool = BlockPool(-(-num_slots // block_size), block_size)
+        self._store = KvStore(self.pool, self.device)
+        self._call = call_of(self.model, info.vocab_size, info.context_length)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Of the KV pool; known after a pass."""
+        return self._store.bytes_per_slot
+
+    def resize(self, num_slots: int) -> None:
+        """Another pool, of at least ``num_slots`` tokens, instead of this one. There must be no sequences."""
+        self.pool = BlockPool(-(-num_slots // self.pool.block_size), self.pool.block_size)
+        self._store = self._store.resized(self.pool)
+
+    def new_cache(self, salt: bytes = b"") -> SequenceCache:
+        """Sequences with different salts never share cached blocks."""
+        return SequenceCache(self.pool, salt)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """What ``SequenceCache.keep`` and ``attach`` ask for. Due before the next pass."""
+        self._store.move(moves)
+
+    @property
+    def goes_on(self) -> bool:
+        """Further rows may follow those of a pass."""
+        return self._call.goes_on
+
+    def hurry(self, hurried: bool) -> None:
+        """See specdec.runner.model_call.ModelCall."""
+        self._call.hurry(hurried)
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
+        """One pass over the rows of all ``segments``. Their blocks hold the rows' keys and values afterwards."""
+        packed_pass = PackedPass(self._store, segments, self.pool.block_size, self.device)
+        token_ids: list[int] = []
+        wanted: list[int] = []
+        for segment in segments:
+            wanted.extend(len(token_ids) + row - segment.num_kept for row in segment.logit_rows)
+            token_ids.extend(segment.token_ids)
+        outputs = self._call(token_ids, packed_pass.rows.positions, wanted, packed_pass)
+        num_rows = [len(segment.token_ids) for segment in segments]
+        return of_segments(outputs, num_rows, [len(segment.logit_rows) for segment in segments])

@@ -1,0 +1,168 @@
+"""Proof, at load, that a model can be served: its packed passes compute what its plain forward pass computes.
+
+Knows a model as something that gives logits; refuses to know architectures, so one that nobody has tried is proved
+like any other. Three short texts, two of which part at the end, are fed in packed chunks and trees: an
+attention of its own, a state that is not keys and values, a mask or a position that depends on more than a row's
+ancestors, all show. Sliding windows and attention chunks are made short for the moment, so that they show too.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.kvcache.block_pool import SequenceCache
+from specdec.passes.rows import Segment
+from specdec.runner.model_runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+NUM_SLOTS = 64
+"""What the runner's pool must hold for the probe."""
+
+_LENGTH, _COMMON, _FIRST = 8, 6, (5, 3)  # tokens of a text, shared by the two that part, fed in the first pass
+_WINDOW = 3
+_TOLERANCE = {torch.float32: 1e-3}
+_TOLERANCE_OTHERWISE = 0.1
+
+
+class UnsupportedModelError(ValueError):
+    """The model cannot be served; says why."""
+
+
+def make_texts(vocab_size: int) -> list[list[int]]:
+    """Of equal length. The first two begin alike."""
+    rng = random.Random(0)
+    texts = [[rng.randrange(vocab_size) for _ in range(_LENGTH)] for _ in range(3)]
+    texts[1][:_COMMON] = texts[0][:_COMMON]
+    texts[1][_COMMON] = (texts[0][_COMMON] + 1) % vocab_size
+    return texts
+
+
+@torch.inference_mode()
+def plain_logits(model: PreTrainedModel, vocab_size: int) -> Tensor:  # [texts, length, vocab_size]
+    """As transformers computes them. Due before a runner takes the model over."""
+    ids = torch.tensor(make_texts(vocab_size), device=model.device)
+    try:
+        model.train(False)
+        model.set_attn_implementation("eager")
+        with _short_windows(model):
+            logits: Tensor = model(input_ids=ids, use_cache=False).logits
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(f"a plain forward pass of this model fails ({_words(error)})") from error
+    return logits[..., :vocab_size]
+
+
+def prove(make_runner: Callable[[], ModelRunner], expected: Tensor) -> ModelRunner:
+    """The runner, if its packed passes give what was ``expected`` (see ``plain_logits``). Its pool is empty again.
+
+    Raises UnsupportedModelError. Logs a warning if a row's logits depend on what it is packed with, which can then
+    change a text at a near tie.
+    """
+    try:
+        runner = make_runner()
+        with _short_windows(runner.model):
+            logits, depends = _packed_logits(runner)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(f"a packed pass through this model fails ({_words(error)}). {_NEEDS}") from error
+    off = relative_error(logits, expected)
+    tolerance = _TOLERANCE.get(runner.model.dtype, _TOLERANCE_OTHERWISE)
+    if not off <= tolerance:
+        raise UnsupportedModelError(
+            f"{type(runner.model).__name__} cannot be served: packed, its logits are off by {off:.1%} of their spread, "
+            f"where rounding explains {tolerance:.1%}. {_NEEDS}"
+        )
+    log.info("packed passes agree with the plain model", extra={"relative_error": f"{off:.1e}"})
+    if depends:
+        log.warning("a row's logits depend on its company here: at a near tie a text may depend on the load")
+    runner.pool.forget()
+    return runner
+
+
+def relative_error(logits: Tensor, expected: Tensor) -> float:
+    """Of all logits together, by the spread of what was expected."""
+    off = (logits.float() - expected.float()).square().mean().sqrt()
+    return float(off / (expected.float().std() + 1e-30))
+
+
+_NEEDS = (
+    "It takes a decoder that keeps its whole state in keys and values, and whose attention goes through transformers' "
+    "attention interface"
+)
+
+
+def _packed_logits(runner: ModelRunner) -> tuple[Tensor, bool]:
+    """The logits as of ``plain_logits``, and whether a row's bits depended on its company."""
+    one, other, third = make_texts(runner.info.vocab_size)
+    first_length, third_length = _FIRST
+    trunk, lone = runner.new_cache(), runner.new_cache()
+    chunks = [_chain(trunk, one[:first_length]), _chain(lone, third[:third_length])]
+    first, third_first = (outputs.logits for outputs in runner.forward(chunks))
+    trunk.keep(range(first_length))
+    lone.keep(range(third_length))
+    # What is left of the common part, then both ends as a tree below it, level by level.
+    rest = one[first_length:_COMMON]
+    last = len(rest) - 1
+    ends = [token for pair in zip(one[_COMMON:], other[_COMMON:], strict=True) for token in pair]
+    parents = [*range(-1, last), last, last, *range(len(rest), len(rest) + len(ends) - 2)]
+    trunk.take(len(rest) + len(ends))
+    tree = Segment([*rest, *ends], parents, first_length, list(trunk.block_table), range(len(parents)))
+    second, third_second = (outputs.logits for outputs in runner.forward([tree, _chain(lone, third[third_length:])]))
+    common, branches = second[: len(rest)], second[len(rest) :]
+    trunk.release()
+    lone.release()
+    again = runner.new_cache()
+    alone = []  # row by row: no company, and as few rows as there can be
+    for token in one[:first_length]:
+        alone += [outputs.logits for outputs in runner.forward([_chain(again, [token])])]
+        again.keep(range(1))
+    again.release()
+    logits = torch.stack(
+        [
+            torch.cat([first, common, branches[0::2]]),
+            torch.cat([first, common, branches[1::2]]),
+            torch.cat([third_first, third_second]),
+        ]
+    )
+    return logits, not torch.equal(torch.cat(alone), first)
+
+
+def _chain(cache: SequenceCache, ids: list[int]) -> Segment:
+    num_context = len(cache)
+    cache.take(len(ids))
+    return Segment(ids, range(-1, len(ids) - 1), num_context, list(cache.block_table), range(len(ids)))
+
+
+@contextmanager
+def _short_windows(model: PreTrainedModel) -> Iterator[None]:
+    """Within it no attention of limited reach sees further than ``_WINDOW`` tokens."""
+    owners: list[Any] = [*model.modules(), model.config, model.config.get_text_config()]
+    changed = [
+        (owner, name, value)
+        for owner in owners
+        for name in ("sliding_window", "attention_chunk_size")
+        if isinstance(value := getattr(owner, name, None), int) and not isinstance(value, bool)
+    ]
+    try:
+        for owner, name, _ in changed:
+            setattr(owner, name, _WINDOW)
+        yield
+    finally:
+        for owner, name, value in changed:
+            setattr(owner, name, value)
+
+
+def _words(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

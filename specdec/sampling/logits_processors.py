@@ -1,0 +1,194 @@
+"""Knows what a text does to the logits after it: penalties, bias, the least length, grammar. Not how tokens are drawn.
+
+The order is bias, repetition, frequency and presence penalties, then the least length and the grammar, which forbid
+tokens (-inf); temperature and filters come after (`specdec.sampling`). With n(v) the number of times token v occurs in
+the output (prompt excluded) and l(v) its logit plus bias:
+
+    repetition   l(v) / r where l(v) > 0, else l(v) * r, if v occurs in prompt or output (Keskar et al., 1909.05858)
+    frequency    l(v) - f * n(v)
+    presence     l(v) - p if n(v) > 0
+
+At a node of a token tree the output includes the path to it. What is committed is taken in once, when it is new; a
+node's numbers are its parent's and one token more, so nothing has to be undone when the tree is dropped. Only the
+entries of tokens that occur are touched: the rest of a row is not even read. What occurs at the root goes to the device
+once for all rows of a sequence; of a row itself only what its path changes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.core.errors import InvalidArgument
+from specdec.core.limits import NUMBERS_AT_ONCE
+from specdec.core.sequence import SequenceSpec
+from specdec.core.tree import ROOT, TokenTree
+from specdec.sampling.token_counts import TokenCounts
+
+
+class Mask(Protocol):
+    """A grammar at one place of a text; its state is the text's."""
+
+    def advance(self, token_id: int) -> bool:
+        """Append a token. False, and nothing happened, if it is forbidden here."""
+
+    def rewind(self, num_tokens: int) -> None:
+        """Take back that many tokens."""
+
+    def mask(self, row: Tensor) -> None:
+        """Write -inf for whatever is forbidden here into row [vocab]."""
+
+
+class Transforms:
+    """Of one sequence, at the end of what is committed."""
+
+    def __init__(self, spec: SequenceSpec, mask: Mask | None = None) -> None:
+        """Raises InvalidArgument if the output so far does not follow the grammar."""
+        self.params = spec.sampling
+        self.active = mask is not None or spec.sampling.changes_logits
+        self._num_prompt_tokens = spec.num_prompt_tokens
+        self._num_taken = 0
+        self._counts = TokenCounts()
+        self._mask = mask
+        self.take_in(spec.token_ids)
+
+    def take_in(self, ids: Sequence[int]) -> None:
+        """``ids`` are all committed ids; those that are new are counted."""
+        if not self.active or len(ids) == self._num_taken:
+            return
+        prompt = ids[self._num_taken : self._num_prompt_tokens]
+        output = ids[max(self._num_taken, self._num_prompt_tokens) :]
+        self._num_taken = len(ids)
+        if self.params.repetition_penalty != 1.0:
+            for token_id in dict.fromkeys(prompt):
+                self._counts.add(token_id, 0)
+        if self.params.penalizes:
+            for token_id, count in Counter(output).items():
+                self._counts.add(token_id, count)
+        if self._mask is not None and not all(map(self._mask.advance, output)):
+            raise InvalidArgument([("spec.token_ids", "the output so far does not follow the grammar")])
+
+    def collect(self, edits: _Edits, first_row: int, num_rows: int, tree: TokenTree) -> None:
+        """Add what is to be done to the rows of the last ``num_rows`` of the root and the nodes of ``tree``."""
+        params, rows = self.params, np.arange(first_row, first_row + num_rows)
+        if params.logit_bias:
+            biased, bias = (np.array(column) for column in zip(*params.logit_bias, strict=True))
+            edits.bias.append(_crossed(rows, biased, bias))
+        if params.penalizes:
+            strengths = np.array([params.repetition_penalty, params.frequency_penalty, params.presence_penalty])
+            edits.penalties.append((range(first_row, first_row + num_rows), *self._counts.counted(), strengths))
+            along = zip(rows.tolist(), self._counts.along(tree)[-num_rows:], strict=True)
+            entries = [(row, *entry) for row, counts in along for entry in counts.items()]
+            columns = np.array(entries, np.int64).reshape(-1, 3).T
+            edits.along.append((*columns, *(np.full(len(entries), each) for each in strengths)))
+        num_missing = params.min_tokens - (self._num_taken - self._num_prompt_tokens)
+        if num_missing > 0:
+            depths = np.array([0, *(depth + 1 for depth in tree.depths)])[-num_rows:]
+            edits.forbidden.append(_crossed(rows[depths < num_missing], np.array(params.end_token_ids, np.int64)))
+
+    def mask(self, rows: Tensor, tree: TokenTree) -> None:
+        """Let the grammar write into rows [n, vocab] of the last n of the root and the nodes of ``tree``.
+
+        Depth first, one state for all. Nodes that are forbidden, or below such, are never reached: their rows stay.
+        """
+        if self._mask is None:
+            return
+        first = 1 + len(tree) - len(rows)  # of the root and the nodes
+        children: list[list[int]] = [[] for _ in range(1 + len(tree))]
+        for node, parent in enumerate(tree.parents):
+            children[1 + parent].append(node)
+        ahead, depth = [(ROOT, 0)], 0
+        while ahead:
+            node, node_depth = ahead.pop()
+            self._mask.rewind(depth - max(0, node_depth - 1))
+            depth = max(0, node_depth - 1)
+            if node != ROOT:
+                if not self._mask.advance(tree.token_ids[node]):
+                    continue
+                depth += 1
+            if 1 + node >= first:
+                self._mask.mask(rows[1 + node - first])
+            ahead += [(child, node_depth + 1) for child in children[1 + node]]
+        self._mask.rewind(depth)
+
+
+def transformed(logits: Sequence[Tensor], places: Sequence[tuple[Transforms, TokenTree]]) -> Tensor:  # [rows, vocab]
+    """The rows of all sequences one below the other, each as its place in its text has it.
+
+    ``logits[i]`` [n, vocab] are of the last n of the root and the nodes of ``places[i]``'s tree. They are left alone.
+    """
+    rows = logits[0] if len(logits) == 1 else torch.cat(list(logits))
+    if not any(transforms.active for transforms, _ in places):
+        return rows
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32), copy=True)
+    edits, start = _Edits(), 0
+    masked = []
+    for of_sequence, (transforms, tree) in zip(logits, places, strict=True):
+        if transforms.active:
+            transforms.collect(edits, start, len(of_sequence), tree)
+            masked.append((transforms, rows[start : start + len(of_sequence)], tree))
+        start += len(of_sequence)
+    edits.apply(rows)
+    for transforms, some, tree in masked:
+        transforms.mask(some, tree)
+    return rows
+
+
+class _Edits:
+    """What is to be done to entries of a batch of rows: arrays of rows, of token ids and of numbers, in parts.
+
+    ``penalties`` are of whole sequences: a range of rows, and arrays of token ids, counts and strengths, the same for
+    all of them. But where ``along`` has an entry, that counts.
+    """
+
+    def __init__(self) -> None:
+        self.bias: list[tuple[np.ndarray, ...]] = []
+        self.penalties: list[tuple[range, np.ndarray, np.ndarray, np.ndarray]] = []
+        self.along: list[tuple[np.ndarray, ...]] = []
+        self.forbidden: list[tuple[np.ndarray, ...]] = []
+
+    def apply(self, rows: Tensor) -> None:
+        """Each kind for all sequences at once, into rows [rows, vocab]. No entry occurs twice in a kind."""
+        if self.bias:
+            row, token_id, bias = _joined(self.bias, rows)
+            rows[row, token_id] = (rows[row, token_id].double() + bias).to(rows.dtype)
+        if self.penalties:
+            row, token_id, *numbers = _joined(self.along, rows)
+            along = _penalized(rows[row, token_id], *numbers)  # of what the rows are before anything of it is changed
+            self._penalize(rows)
+            rows[row, token_id] = along
+        if self.forbidden:
+            row, token_id = _joined(self.forbidden, rows)
+            rows[row, token_id] = -torch.inf
+
+    def _penalize(self, rows: Tensor) -> None:
+        ranges, *arrays = zip(*self.penalties, strict=True)
+        token_ids, counts, strengths = _joined(list(zip(*arrays, strict=True)), rows)
+        lengths = [len(array) for array in arrays[0]]
+        splits = torch.split(token_ids, lengths), torch.split(counts, lengths)
+        for of_sequence, token_id, count, strength in zip(ranges, *splits, strengths.view(-1, 3), strict=True):
+            most = max(1, NUMBERS_AT_ONCE // max(1, len(token_id)))
+            for some in torch.split(rows[of_sequence.start : of_sequence.stop], most):  # [some, vocab] each
+                some[:, token_id] = _penalized(some[:, token_id], count, *strength)
+
+
+def _penalized(logits: Tensor, count: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor) -> Tensor:
+    """Logits of tokens that occur. All shapes broadcast; strengths are tensors on the device, since a GPU divides by a
+    number of Python's in another way than by one of a tensor."""
+    wide = logits.double()
+    wide = torch.where(wide > 0, wide / repetition, wide * repetition)
+    return (wide - frequency * count - presence * (count > 0)).to(logits.dtype)
+
+
+def _crossed(rows: np.ndarray, *columns: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Every row with every entry of ``columns``, which are equally long."""
+    return (np.repeat(rows, len(columns[0])), *(np.tile(column, len(rows)) for column in columns))
+
+
+def _joined(parts: Sequence[tuple[np.ndarray, ...]], like: Tensor) -> list[Any]:
+    return [torch.from_numpy(np.concatenate(arrays)).to(like.device) for arrays in zip(*parts, strict=True)]

@@ -1,0 +1,159 @@
+"""Certificates of one service or caller: files that may be replaced at any time, and the credentials made of them.
+
+Knows files, X.509 and gRPC's credentials; refuses to know who may call what (specdec.transport.rpc, docs/security.md).
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from specdec.core.settings import ServiceSettings
+from specdec.security.watched_files import Changing
+
+
+@dataclass(frozen=True, slots=True)
+class Pems:
+    """What the files hold; ``repr`` does not show it."""
+
+    __repr__ = object.__repr__
+
+    ca: bytes
+    cert: bytes | None
+    key: bytes | None
+
+
+class Tls:
+    """Reads the files again whenever they changed; what is no good is logged, and the last good ones stay in use.
+
+    ``ca`` (one or more certificates) says whom to trust. ``cert`` and ``key`` are this side's own; only a caller of the
+    public API needs none. ``owner`` is a DNS name that the certificate must carry. Raises ValueError, in words.
+    """
+
+    def __init__(self, ca: str, cert: str = "", key: str = "", owner: str = "") -> None:
+        if bool(cert) != bool(key):
+            raise ValueError("a certificate and its key go together: one of the two is missing")
+        self.files = (ca, cert, key)
+        self._owner = owner
+        try:
+            self._changing = Changing(self.files, self._read)
+        except OSError as error:
+            raise ValueError(f"{error.filename}: {error.strerror}") from error
+
+    @property
+    def version(self) -> int:
+        """Rises with every change of the files that was taken over."""
+        return self._changing.version
+
+    def current(self) -> Pems:
+        return self._changing.current()
+
+    def problem(self) -> str:
+        """What is wrong with this side's own certificate by now; a service that runs long may see it expire."""
+        pems = self.current()
+        try:
+            if pems.cert is not None and pems.key is not None:
+                self._check(pems.cert, pems.key)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def names(self) -> list[str]:
+        """The DNS names of this side's own certificate; none without one."""
+        cert = self.current().cert
+        return _dns_names(_certificates(self.files[1], cert)[0]) if cert is not None else []
+
+    def changed_since(self, version: int) -> bool:
+        self.current()
+        return self.version != version
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """For a new channel: it keeps these files' contents for as long as it lives."""
+        pems = self.current()
+        return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
+
+    def server_credentials(self, ask_callers: bool) -> grpc.ServerCredentials:
+        """Every handshake takes the files' contents of then. ``ask_callers``: nobody connects without a certificate."""
+
+        def configuration() -> grpc.ServerCertificateConfiguration:
+            pems = self.current()
+            assert pems.key is not None, "a server has a certificate of its own"
+            assert pems.cert is not None, "a server has a certificate of its own"
+            return grpc.ssl_server_certificate_configuration([(pems.key, pems.cert)], pems.ca if ask_callers else None)
+
+        used = self.version
+
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal used
+            if not self.changed_since(used):
+                return None
+            used = self.version
+            return configuration()
+
+        # The stubs do not say that None stands for no change.
+        fetch = cast(Callable[[], grpc.ServerCertificateConfiguration], changed)
+        return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=ask_callers)
+
+    def _read(self) -> Pems:
+        ca, cert, key = (_bytes(file) for file in self.files)
+        assert ca is not None, "a caller without a CA has no Tls"
+        _certificates(self.files[0], ca)
+        if cert is not None and key is not None:
+            self._check(cert, key)
+        return Pems(ca, cert, key)
+
+    def _check(self, cert: bytes, key: bytes) -> None:
+        _, cert_file, key_file = self.files
+        own = _certificates(cert_file, cert)[0]
+        try:
+            private = load_pem_private_key(key, password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):  # the library's words may quote the file
+            raise ValueError(f"{key_file} is no private key in PEM without a password") from None
+        if private.public_key() != own.public_key():
+            raise ValueError(f"{key_file} is not the key of {cert_file}")
+        now = datetime.datetime.now(datetime.UTC)
+        if now > own.not_valid_after_utc:
+            raise ValueError(f"{cert_file} expired at {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
+        if now < own.not_valid_before_utc:
+            raise ValueError(f"{cert_file} is not valid before {own.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
+        if self._owner and self._owner not in (names := _dns_names(own)):
+            raise ValueError(
+                f"{cert_file} is made out to {', '.join(names) or 'nobody'} (DNS names in its subjectAltName),"
+                f" not to {self._owner}"
+            )
+
+
+def of(settings: ServiceSettings, owner: str) -> Tls | None:
+    """What a service was told; None: it speaks in the clear. Raises ValueError, in words."""
+    if not settings.tls_ca:
+        return None
+    return Tls(settings.tls_ca, settings.tls_cert, settings.tls_key, owner)
+
+
+def _bytes(file: str) -> bytes | None:
+    if not file:
+        return None
+    with open(file, "rb") as stream:
+        return stream.read()
+
+
+def _certificates(file: str, pem: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        raise ValueError(f"{file} has no certificate in PEM") from None
+
+
+def _dns_names(certificate: x509.Certificate) -> list[str]:
+    try:
+        san = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return san.get_values_for_type(x509.DNSName)

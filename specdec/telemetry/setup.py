@@ -1,0 +1,171 @@
+"""Traces, metrics and logs: OpenTelemetry by the standard OTEL_* variables, one JSON object per log line.
+
+Knows exporters and formats; refuses to know what is measured. Prompts and outputs are never logged.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from specdec.core.settings import ServiceSettings
+from specdec.telemetry.prometheus import Scrape
+
+log = logging.getLogger(__name__)
+
+_MOST_EVENTS = 4096
+"""Of a span."""
+
+_LAST_EXPORT_S = 2.0
+
+_OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+"""By OTEL_EXPORTER_OTLP_PROTOCOL: the name under which the exporter is installed."""
+_OUR_OTLP = "in a checkout: pip install -e '.[otlp]'"
+
+_RECORD_FIELDS = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line; whatever is passed in ``extra`` becomes a field, and within a span so do its ids."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
+            "level": record.levelname,
+            "service": self._service,
+            "message": record.getMessage(),
+        }
+        if (span := trace.get_current_span().get_span_context()).is_valid:
+            line |= {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}
+        line.update({k: v for k, v in record.__dict__.items() if k not in _RECORD_FIELDS})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def set_up(service: str, settings: ServiceSettings) -> None:
+    """Logs to standard error; traces and metrics where OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER say.
+
+    Several are named with commas. Without those variables, but with OTEL_EXPORTER_OTLP_ENDPOINT (or that of one
+    signal), it goes to OTLP; with neither, nowhere. With ``metrics_port`` Prometheus may read the metrics there as
+    well, or only there. Raises ValueError, in words, if an exporter is named that is not installed, or if the port
+    cannot be had.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(service))
+    logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
+
+    # The environment's own name for it wins: OTEL_SERVICE_NAME, else that in OTEL_RESOURCE_ATTRIBUTES.
+    own_name = OTELResourceDetector().detect().attributes.get(SERVICE_NAME)
+    resource = Resource.create({SERVICE_NAME: own_name or service})
+    providers: list[TracerProvider | MeterProvider] = []
+    if span_exporters := _exporters("traces"):
+        tracing = TracerProvider(resource=resource, span_limits=_span_limits(), shutdown_on_exit=False)
+        for span_exporter in span_exporters:
+            tracing.add_span_processor(BatchSpanProcessor(span_exporter))
+        trace.set_tracer_provider(tracing)
+        providers.append(tracing)
+    readers: list[MetricReader] = [PeriodicExportingMetricReader(each) for each in _exporters("metrics")]
+    if settings.metrics_port is not None:
+        scrape = Scrape()
+        readers.append(scrape.reader)
+        port = scrape.serve(settings.host, settings.metrics_port)
+        log.info("metrics", extra={"address": settings.address(port)})
+    if readers:
+        metering = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
+        metrics.set_meter_provider(metering)
+        providers.append(metering)
+    if providers:
+        _shut_down_at_exit(providers)
+
+
+def _shut_down_at_exit(providers: Sequence[TracerProvider | MeterProvider]) -> None:
+    """What is left goes out, but a collector that is down does not keep the process: alone it would, 10 s and more."""
+    asked, done = threading.Event(), threading.Event()
+
+    def shut_down() -> None:
+        asked.wait()
+        for provider in providers:
+            provider.shutdown()
+        done.set()
+
+    # Begun now: a thread cannot be begun while the interpreter ends.
+    threading.Thread(target=shut_down, name="last-export", daemon=True).start()
+
+    def at_exit() -> None:
+        asked.set()
+        done.wait(_LAST_EXPORT_S)
+
+    atexit.register(at_exit)
+
+
+def _span_limits() -> SpanLimits:
+    """Every round is an event of its request's span, and there are more than the 128 events that are usual."""
+    return SpanLimits(max_events=int(_said("OTEL_SPAN_EVENT_COUNT_LIMIT") or _MOST_EVENTS))
+
+
+def _said(variable: str) -> str:
+    """What is set to nothing counts as not set."""
+    return os.environ.get(variable, "").strip()
+
+
+def _exporters(signal: str) -> list[Any]:
+    """Of ``traces`` or ``metrics``. Raises ValueError, in words."""
+    variable = f"OTEL_{signal.upper()}_EXPORTER"
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT")
+    default = "otlp" if any(map(_said, endpoints)) else "none"
+    names = [name.strip() for name in (_said(variable) or default).split(",") if name.strip()]
+    if names == ["none"]:
+        return []
+    if "none" in names:
+        raise ValueError(f"{variable}={','.join(names)}: none goes with no other")
+    return [_exporter(signal, variable, name) for name in names]
+
+
+def _exporter(signal: str, variable: str, name: str) -> Any:
+    if (signal, name) == ("metrics", "prometheus"):
+        raise ValueError(f"{variable}={name}: Prometheus reads them where --metrics-port (SPECDEC_METRICS_PORT) says")
+    said, entry = f"{variable}={name}", name
+    if name == "otlp":
+        of_signal = f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL"
+        chosen = of_signal if _said(of_signal) else "OTEL_EXPORTER_OTLP_PROTOCOL"
+        protocol = _said(chosen) or "grpc"
+        if protocol not in _OTLP:
+            raise ValueError(f"{chosen}={protocol}: not one of {', '.join(_OTLP)}")
+        said, entry = f"{said} with {chosen}={protocol}", _OTLP[protocol]
+    for entry_point in entry_points(group=f"opentelemetry_{signal}_exporter", name=entry):
+        return entry_point.load()()
+    remedy = "pip install opentelemetry-exporter-otlp-proto-http" if entry == _OTLP["http/protobuf"] else _OUR_OTLP
+    raise ValueError(f"{said}: no such exporter is installed; {remedy}")
+
+
+def traceparent() -> str:
+    """The current W3C trace context; empty outside a trace."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier.get("traceparent", "")
+
+
+def context_of(traceparent: str | None) -> Context:
+    """The trace context that a peer sent."""
+    return propagate.extract({"traceparent": traceparent} if traceparent else {})

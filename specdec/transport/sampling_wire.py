@@ -1,0 +1,96 @@
+"""Sampling parameters <-> protobuf, and their bounds, which are the same for a client and between the services.
+
+Knows values; refuses to know what they do to a distribution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from specdec.core.sequence import SamplingParams
+from specdec.v1 import common_pb2
+
+MAX_BIASES = 300
+MAX_END_TOKENS = 1024
+"""That end a text: the request's and the model's own."""
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+MIN_REPETITION, MAX_REPETITION = 0.01, 10.0
+
+
+def sampling_problems(sampling: SamplingParams, vocab_size: int) -> list[tuple[str, str]]:
+    """(field, what is wrong) for every value out of its range."""
+    return [*_filter_problems(sampling), *_transform_problems(sampling, vocab_size)]
+
+
+def _filter_problems(sampling: SamplingParams) -> Iterator[tuple[str, str]]:
+    if not (math.isfinite(sampling.temperature) and 0 <= sampling.temperature <= 100):
+        yield "temperature", f"must be between 0 and 100, not {sampling.temperature}"
+    elif 0 < sampling.temperature < 1e-3:
+        yield "temperature", f"must be 0 (greedy) or at least 0.001, not {sampling.temperature}"
+    if not 0 < sampling.top_p <= 1:
+        yield "top_p", f"must be in (0, 1], not {sampling.top_p}"
+    if not 0 <= sampling.min_p <= 1:
+        yield "min_p", f"must be in [0, 1], not {sampling.min_p}"
+
+
+def _transform_problems(sampling: SamplingParams, vocab_size: int) -> Iterator[tuple[str, str]]:
+    if not MIN_REPETITION <= sampling.repetition_penalty <= MAX_REPETITION:
+        value = sampling.repetition_penalty
+        yield "repetition_penalty", f"must be between {MIN_REPETITION} and {MAX_REPETITION}, not {value}"
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -MAX_PENALTY <= (value := getattr(sampling, name)) <= MAX_PENALTY:
+            yield name, f"must be between {-MAX_PENALTY} and {MAX_PENALTY}, not {value}"
+    if len(sampling.logit_bias) > MAX_BIASES:
+        yield "logit_bias", f"at most {MAX_BIASES} tokens, not {len(sampling.logit_bias)}"
+    if len(sampling.end_token_ids) > MAX_END_TOKENS:
+        yield "end_token_ids", f"at most {MAX_END_TOKENS}, not {len(sampling.end_token_ids)}"
+    for token_id, bias in sampling.logit_bias:
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            yield f"logit_bias[{token_id}]", f"must be between {-MAX_BIAS} and {MAX_BIAS}, not {bias}"
+    for name, token_ids in (
+        ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+        ("end_token_ids", sampling.end_token_ids),
+    ):
+        if token_ids and (largest := max(token_ids)) >= vocab_size:
+            yield name, f"{largest} is outside the vocabulary of {vocab_size}"
+
+
+def unknown_fields(message: Message) -> list[tuple[str, str]]:
+    """A later contract's: what they ask for would not be done."""
+    unknown = UnknownFieldSet(message)
+    return [(f"field {unknown[i].field_number}", "is not known to this service") for i in range(len(unknown))]
+
+
+def write_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty if sampling.repetition_penalty != 1.0 else None,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        min_tokens=sampling.min_tokens,
+        end_token_ids=sampling.end_token_ids,
+    )
+
+
+def read_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        message.temperature,
+        message.top_k,
+        message.top_p,
+        message.min_p,
+        message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        message.presence_penalty,
+        message.frequency_penalty,
+        tuple(sorted(message.logit_bias.items())),
+        message.min_tokens,
+        tuple(message.end_token_ids),
+    )

@@ -1,0 +1,349 @@
+"""Domain values <-> protobuf, and the first look at what a peer sent: malformed values end here.
+
+Knows both shapes; refuses to know streams, models or what a sequence has been through. Every ``read_*`` raises
+InvalidArgument naming the field.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+
+from specdec.core.errors import InvalidArgument
+from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo, Round, Timings, Verdict
+from specdec.core.sequence import Method, SequenceSpec
+from specdec.core.tree import EMPTY_TREE, MAX_TREE_NODES, MOST_SURE, SparseDistribution, TokenTree
+from specdec.transport.sampling_wire import read_sampling, sampling_problems, unknown_fields, write_sampling
+from specdec.v1 import common_pb2, draft_pb2, target_pb2
+
+IDS_PER_OPEN = 8192
+"""Token ids per open entry: at three bytes each some 24 KiB, so that a long open does not delay its neighbours."""
+
+MAX_SUPPORT = 1024
+"""Of a distribution that a node was drawn from. To check an id takes 0.65 us, in which nobody else is served."""
+
+MAX_SALT_BYTES = 256
+
+_MOST_US = (1 << 32) - 1
+"""What waits for a peer that does not read may wait longer than its field can tell."""
+
+FEATURE_BYTES = 1 << 16
+"""Hidden states in a frame: more would delay its neighbours."""
+
+_METHODS = {
+    Method.COUPLED: common_pb2.VERIFICATION_METHOD_COUPLED,
+    Method.TOKEN: common_pb2.VERIFICATION_METHOD_TOKEN,
+    Method.BLOCK: common_pb2.VERIFICATION_METHOD_BLOCK,
+}
+_METHOD_OF: dict[int, Method] = {value: method for method, value in _METHODS.items()}
+_ENDS = {
+    GrowthEnd.BUDGET: draft_pb2.GROWTH_END_BUDGET,
+    GrowthEnd.CONTEXT: draft_pb2.GROWTH_END_CONTEXT,
+    GrowthEnd.UNLIKELY: draft_pb2.GROWTH_END_UNLIKELY,
+    GrowthEnd.SUPERSEDED: draft_pb2.GROWTH_END_SUPERSEDED,
+}
+_END_OF: dict[int, GrowthEnd] = {value: end for end, value in _ENDS.items()}
+
+
+# --- sampling and sequences ---------------------------------------------------------------------------------
+
+
+def read_method(value: int) -> Method | None:
+    return _METHOD_OF.get(value)
+
+
+def write_method(method: Method) -> common_pb2.VerificationMethod:
+    return _METHODS[method]
+
+
+def write_spec(spec: SequenceSpec, model_digest: str = "", traceparent: str = "") -> common_pb2.SequenceSpec:
+    return common_pb2.SequenceSpec(
+        token_ids=spec.token_ids,
+        num_prompt_tokens=spec.num_prompt_tokens,
+        sampling=write_sampling(spec.sampling),
+        seed=spec.seed,
+        method=_METHODS[spec.method],
+        model_digest=model_digest,
+        traceparent=traceparent,
+        cache_salt=spec.cache_salt,
+    )
+
+
+def read_spec(message: common_pb2.SequenceSpec, vocab_size: int) -> SequenceSpec:
+    """A whole spec (chunks already joined)."""
+    sampling = read_sampling(message.sampling)
+    problems = [
+        (f"spec.sampling.{name}", what)
+        for name, what in (*unknown_fields(message.sampling), *sampling_problems(sampling, vocab_size))
+    ]
+    method = read_method(message.method)
+    if method is None:
+        problems.append(("spec.method", f"unknown or unspecified method {message.method}"))
+    if not message.token_ids:
+        problems.append(("spec.token_ids", "must not be empty"))
+    elif (largest := max(message.token_ids)) >= vocab_size:
+        problems.append(("spec.token_ids", f"{largest} is outside the vocabulary of {vocab_size}"))
+    if message.num_prompt_tokens > len(message.token_ids):
+        problems.append(
+            ("spec.num_prompt_tokens", f"{message.num_prompt_tokens} of {len(message.token_ids)} token_ids")
+        )
+    if len(message.cache_salt) > MAX_SALT_BYTES:
+        problems.append(("spec.cache_salt", f"at most {MAX_SALT_BYTES} bytes, not {len(message.cache_salt)}"))
+    if problems or method is None:
+        raise InvalidArgument(problems)
+    return SequenceSpec(
+        tuple(message.token_ids), message.num_prompt_tokens, sampling, message.seed, method, message.cache_salt
+    )
+
+
+# --- trees --------------------------------------------------------------------------------------------------
+
+
+def write_tree(tree: TokenTree) -> common_pb2.TokenTree:
+    return common_pb2.TokenTree(
+        token_ids=tree.token_ids,
+        parents=() if tree.is_chain else tree.parents,
+        draft_probs=[
+            common_pb2.SparseDistribution(token_ids=d.token_ids, weights=d.weights)
+            if d
+            else common_pb2.SparseDistribution()
+            for d in tree.draft_probs
+        ],
+        sure=tree.sure,
+    )
+
+
+def read_tree(message: common_pb2.TokenTree, vocab_size: int, field: str = "tree") -> TokenTree:
+    token_ids = tuple(message.token_ids)
+    if not token_ids:
+        if message.parents or message.draft_probs or message.sure:
+            raise InvalidArgument([(field, "has parents, draft_probs or sure but no token_ids")])
+        return EMPTY_TREE
+    if len(token_ids) > MAX_TREE_NODES:
+        raise InvalidArgument([(field, f"at most {MAX_TREE_NODES} nodes, not {len(token_ids)}")])
+    for node, each in enumerate(message.draft_probs):  # before any of it is looked at
+        if (size := max(len(each.token_ids), len(each.weights))) > MAX_SUPPORT:
+            raise InvalidArgument([(f"{field}.draft_probs[{node}]", f"at most {MAX_SUPPORT} tokens, not {size}")])
+    parents = tuple(message.parents) or tuple(range(-1, len(token_ids) - 1))
+    draft_probs = tuple(
+        SparseDistribution(tuple(d.token_ids), tuple(d.weights)) if d.token_ids or d.weights else None
+        for d in message.draft_probs
+    )
+    tree = TokenTree(token_ids, parents, draft_probs, tuple(min(sure, MOST_SURE) for sure in message.sure))
+    if problem := tree.problem(vocab_size):
+        raise InvalidArgument([(field, problem)])
+    if draft_probs and not tree.is_chain:
+        raise InvalidArgument([(f"{field}.draft_probs", "only a chain can carry distributions")])
+    for node, (token, distribution) in enumerate(zip(token_ids, draft_probs, strict=False)):
+        if distribution and (problem := _distribution_problem(distribution, token, vocab_size)):
+            raise InvalidArgument([(f"{field}.draft_probs[{node}]", problem)])
+    return tree
+
+
+def _distribution_problem(distribution: SparseDistribution, token: int, vocab_size: int) -> str | None:
+    ids, weights = distribution.token_ids, distribution.weights
+    if len(ids) != len(weights):
+        return f"{len(ids)} token_ids but {len(weights)} weights"
+    if len(set(ids)) != len(ids):
+        return "token_ids repeat"
+    if max(ids) >= vocab_size:
+        return f"token {max(ids)} is outside the vocabulary of {vocab_size}"
+    if not all(math.isfinite(w) and w > 0 for w in weights):
+        return "weights must be finite and positive"
+    if max(weights) != 1:
+        return f"the largest weight must be 1, not {max(weights)}"
+    if any(struct.unpack("e", struct.pack("e", w))[0] != w for w in weights):
+        return "weights must be representable in fp16"
+    if token not in ids:
+        return f"the drafted token {token} has no weight"
+    return None
+
+
+# --- rounds and verdicts ------------------------------------------------------------------------------------
+
+
+def write_round(sequence: int, round_: Round) -> target_pb2.Round:
+    return target_pb2.Round(
+        sequence=sequence,
+        round=round_.number,
+        base=round_.base,
+        tree=write_tree(round_.tree),
+        run_on=round_.run_on,
+        max_nodes=round_.max_nodes,
+    )
+
+
+def read_round(message: target_pb2.Round, vocab_size: int) -> Round:
+    tree = read_tree(message.tree, vocab_size)
+    return Round(message.round, message.base, tree, message.run_on, message.max_nodes)
+
+
+def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
+    timings = verdict.timings
+    return target_pb2.Verdict(
+        sequence=sequence,
+        round=verdict.round,
+        base=verdict.base,
+        accepted=verdict.accepted,
+        next_token=verdict.next_token,
+        predictions=verdict.predictions,
+        timings=target_pb2.Timings(
+            queue_us=min(timings.queue_us, _MOST_US),
+            pass_us=timings.pass_us,
+            sample_us=timings.sample_us,
+            rows=timings.rows,
+            sequences=timings.sequences,
+        ),
+        num_feature_rows=verdict.features.num_rows if verdict.features else 0,
+        run_on=verdict.run_on,
+        dropped_round=verdict.dropped,
+    )
+
+
+def write_features(sequence: int, verdict: Verdict) -> Iterator[target_pb2.Features]:
+    """In parts of whole rows, each at most FEATURE_BYTES or one row long."""
+    features = verdict.features
+    if features is None:
+        return
+    row_bytes = len(features.data) // features.num_rows
+    num_rows = max(1, FEATURE_BYTES // row_bytes)
+    for row in range(0, features.num_rows, num_rows):
+        yield target_pb2.Features(
+            sequence=sequence,
+            position=verdict.base - 1 + row,
+            dtype=features.dtype,
+            hidden_size=features.hidden_size,
+            rows=features.data[row * row_bytes : (row + num_rows) * row_bytes],
+        )
+
+
+def read_verdict(message: target_pb2.Verdict, vocab_size: int) -> Verdict:
+    if message.next_token >= vocab_size:
+        raise InvalidArgument([("next_token", f"{message.next_token} is outside the vocabulary of {vocab_size}")])
+    timings = message.timings
+    return Verdict(
+        message.round,
+        message.base,
+        tuple(message.accepted),
+        message.next_token,
+        tuple(message.predictions),
+        Timings(timings.queue_us, timings.pass_us, timings.sample_us, timings.rows, timings.sequences),
+        run_on=message.run_on,
+        dropped=message.dropped_round,
+    )
+
+
+# --- advances and growths -----------------------------------------------------------------------------------
+
+
+def write_budget(budget: Budget) -> draft_pb2.DraftBudget:
+    return draft_pb2.DraftBudget(
+        max_nodes=budget.max_nodes,
+        max_depth=budget.max_depth,
+        max_ahead=budget.max_ahead,
+        max_siblings=budget.max_siblings,
+    )
+
+
+def read_budget(message: draft_pb2.DraftBudget) -> Budget:
+    return Budget(message.max_nodes, message.max_depth, message.max_ahead, message.max_siblings)
+
+
+def write_advance(sequence: int, advance: Advance) -> draft_pb2.Advance:
+    return draft_pb2.Advance(
+        sequence=sequence,
+        advance=advance.number,
+        token_ids=advance.token_ids,
+        base=advance.base,
+        in_flight=write_tree(advance.in_flight),
+        budget=write_budget(advance.budget),
+    )
+
+
+def read_advance(message: draft_pb2.Advance, vocab_size: int) -> Advance:
+    if message.token_ids and (largest := max(message.token_ids)) >= vocab_size:
+        raise InvalidArgument([("token_ids", f"{largest} is outside the vocabulary of {vocab_size}")])
+    return Advance(
+        message.advance,
+        message.base,
+        tuple(message.token_ids),
+        read_tree(message.in_flight, vocab_size, "in_flight"),
+        read_budget(message.budget),
+    )
+
+
+def write_growth(sequence: int, growth: Growth) -> draft_pb2.Growth:
+    return draft_pb2.Growth(
+        sequence=sequence,
+        advance=growth.advance,
+        base=growth.base,
+        path=growth.path,
+        tree=write_tree(growth.tree),
+        end=_ENDS[growth.end] if growth.end else draft_pb2.GROWTH_END_UNSPECIFIED,
+    )
+
+
+def read_growth(message: draft_pb2.Growth, vocab_size: int) -> Growth:
+    if message.path and (largest := max(message.path)) >= vocab_size:
+        raise InvalidArgument([("path", f"{largest} is outside the vocabulary of {vocab_size}")])
+    return Growth(
+        message.advance,
+        message.base,
+        tuple(message.path),
+        read_tree(message.tree, vocab_size),
+        _END_OF.get(message.end),
+    )
+
+
+# --- models and load ----------------------------------------------------------------------------------------
+
+
+def write_info(info: ModelInfo) -> common_pb2.ModelInfo:
+    return common_pb2.ModelInfo(
+        name=info.name,
+        model_digest=info.model_digest,
+        vocab_size=info.vocab_size,
+        tokenizer_fingerprint=info.tokenizer_fingerprint,
+        context_length=info.context_length,
+        dtype=info.dtype,
+        capabilities=info.capabilities,
+        eos_token_ids=info.eos_token_ids,
+        instance=info.instance,
+    )
+
+
+def read_info(message: common_pb2.ModelInfo) -> ModelInfo:
+    return ModelInfo(
+        message.name,
+        message.model_digest,
+        message.vocab_size,
+        message.tokenizer_fingerprint,
+        message.context_length,
+        message.dtype,
+        tuple(message.capabilities),
+        tuple(message.eos_token_ids),
+        message.instance,
+    )
+
+
+def write_load(load: Load) -> common_pb2.Load:
+    return common_pb2.Load(
+        live_sequences=load.live_sequences,
+        waiting_sequences=load.waiting_sequences,
+        kv_slots_used=load.kv_slots_used,
+        kv_slots_total=load.kv_slots_total,
+        passes=load.passes,
+        open_streams=load.open_streams,
+    )
+
+
+def read_load(message: common_pb2.Load) -> Load:
+    return Load(
+        message.live_sequences,
+        message.waiting_sequences,
+        message.kv_slots_used,
+        message.kv_slots_total,
+        message.passes,
+        message.open_streams,
+    )
