@@ -15,8 +15,8 @@ from typing import Annotated
 
 import typer
 
-from bench.command import run_benchmark
-from bench.deployment import Processes
+from bench.harness.command import run_benchmark
+from bench.harness.deployment import Processes
 from orchestrator.control.prompt_lookup import HitRates, PromptLookup
 from specdec.client import Client
 from specdec.v1.generation_pb2 import SpeculationStats
@@ -50,11 +50,11 @@ async def _turns(client: Client, tokens: int, repeats: int) -> tuple[list[float]
 async def _measure(period: int, draft: str, tokens: int, repeats: int) -> str:
     async with Processes() as made:
         text = (f"--period={period}", f"--acceptance={_ACCEPTANCE}")
-        target = await made.model("bench.table_service target", f"--pass-ms={_PASS_MS}", *text)
+        target = await made.model("bench.models.table_service target", f"--pass-ms={_PASS_MS}", *text)
         flags = [f"--target={target.address}", f"--num-ahead-tokens={60 if 'ahead' in draft else 0}"]
         drafter = None
         if draft != "none":
-            drafter = await made.model("bench.table_service draft", f"--pass-ms={_STEP_MS}", *text)
+            drafter = await made.model("bench.models.table_service draft", f"--pass-ms={_STEP_MS}", *text)
             flags.append(f"--draft={drafter.address}")
         _, client = await made.orchestrator(*flags)
         if drafter and draft == "killed":

@@ -22,10 +22,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.command import run_benchmark
-from bench.deployment import Processes
-from bench.fault_proxy import FaultProxy
-from bench.pass_cost import draft_step_time, target_pass_time
+from bench.chaos.fault_proxy import FaultProxy
+from bench.harness.command import run_benchmark
+from bench.harness.deployment import Processes
+from bench.micro.pass_cost import draft_step_time, target_pass_time
 from specdec.cli.processes import StartError
 from specdec.client import Client
 from specdec.planner.scenario import Deployment, Drafting, Pair, Paths, Scenario, Workload
@@ -266,8 +266,8 @@ class _Lab:
 async def _lab(models: Models) -> AsyncIterator[_Lab]:
     async with Processes() as made:
         guesses = (f"--acceptance={models.acceptance}", f"--runner-up={models.runner_up}")
-        target = await made.model("bench.table_service target", f"--pass-ms={models.pass_ms}", *guesses)
-        draft = await made.model("bench.table_service draft", f"--pass-ms={models.step_ms}", *guesses)
+        target = await made.model("bench.models.table_service target", f"--pass-ms={models.pass_ms}", *guesses)
+        draft = await made.model("bench.models.table_service draft", f"--pass-ms={models.step_ms}", *guesses)
         async with FaultProxy(draft.port) as proxy:
             clients = {}
             for ahead in (False, True):

@@ -28,8 +28,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from bench.command import run_benchmark
-from draft_service.proposal import sureness
+from bench.harness.command import run_benchmark
+from draft_service.drafters.proposal import sureness
 from specdec.cli.demo import MODELS
 from specdec.core.noise import Domain, Key, exponentials
 from specdec.core.tree import ROOT, TokenTree

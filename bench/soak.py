@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.command import run_benchmark
-from bench.deployment import Processes
+from bench.harness.command import run_benchmark
+from bench.harness.deployment import Processes
 from specdec.cli.processes import Service, free_ports
 from specdec.client import Client
 from specdec.transport import rpc
@@ -120,7 +120,7 @@ async def soak(
     async with Processes() as made:
         metrics_ports = dict(zip(names, free_ports(3), strict=True))
         metrics = {name: f"--metrics-port={port}" for name, port in metrics_ports.items()}
-        services = {name: await made.model(f"bench.table_service {name}", metrics[name]) for name in names[:2]}
+        services = {name: await made.model(f"bench.models.table_service {name}", metrics[name]) for name in names[:2]}
         services["orchestrator"], client = await made.orchestrator(
             f"--target={services['target'].address}",
             f"--draft={services['draft'].address}",

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from draft_service.advance import Work
 from draft_service.budgets import MOST_NODES, check_in_flight, granted
 from draft_service.drafter import Drafter, DraftSequence
-from draft_service.work import Work
 from specdec.core.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
 from specdec.core.limits import MAX_TREE_ROWS, take_turns
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load

@@ -2,8 +2,8 @@
 
     request -> Speculation (draft service) -> tree -> target service -> verdict -> Sequence -> client
 
-The draft grows a trie ahead of the text, the target decides, the sequence alone knows the truth. Everything that
-can go wrong is somebody else's business: a missing draft is an empty tree (orchestrator/speculation.py), a lost
+The draft grows a trie ahead of the text, the target decides, the sequence alone knows the truth. Everything that can go
+wrong is somebody else's business: a missing draft is an empty tree (orchestrator/drafting/speculation.py), a lost
 target is a replay (orchestrator/target_client.py).
 """
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.control.controller import Controller
-from orchestrator.round_plan import Early, Proposal
+from orchestrator.drafting.speculation import Speculation
+from orchestrator.rounds import Early, Proposal
 from orchestrator.sequence import Sequence
-from orchestrator.speculation import Speculation
 from orchestrator.text import Piece
 from specdec.core.rounds import Verdict
 from specdec.core.tree import TokenTree

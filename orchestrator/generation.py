@@ -21,15 +21,15 @@ from orchestrator.control.controller import Adaptive, Controller, Fixed
 from orchestrator.control.costs import Costs
 from orchestrator.control.prompt_lookup import PromptLookup
 from orchestrator.decoder import Step, decode
-from orchestrator.draft_client import DraftClient
-from orchestrator.metrics import Metrics
+from orchestrator.drafting.draft_client import DraftClient
+from orchestrator.drafting.speculation import Speculation
 from orchestrator.outbox import Outbox
 from orchestrator.replicas.pool import Pool
-from orchestrator.round_clock import PARTS, RoundClock, Split
 from orchestrator.sequence import Sequence
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.speculation import Speculation
 from orchestrator.target_client import TargetClient
+from orchestrator.telemetry.metrics import Metrics
+from orchestrator.telemetry.round_clock import PARTS, RoundClock, Split
 from orchestrator.text import Piece
 from specdec.core.noise import derive_seed
 from specdec.speculation.acceptance import Chances

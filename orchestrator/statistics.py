@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from orchestrator.round_plan import Proposal
+from orchestrator.rounds import Proposal
 from specdec.core.rounds import Verdict
 
 

@@ -20,7 +20,7 @@ from orchestrator.replicas.frames import chunked
 from orchestrator.replicas.link import HostileReplica, Lane, WatchdogFired
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
-from orchestrator.round_plan import Early
+from orchestrator.rounds import Early
 from orchestrator.sequence import Sequence
 from specdec.core.errors import (
     Draining,

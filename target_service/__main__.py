@@ -19,7 +19,7 @@ def main() -> None:
     def build() -> Callable[[], ModelServer]:
         # Imported here so that bad settings are reported at once, not after seconds of importing torch.
         from specdec.runner.loading import load_runner
-        from target_service.lm_verifier import LmVerifier
+        from target_service.language_model import LmVerifier
         from target_service.server import create_server
 
         verifier = LmVerifier(load_runner(settings))

@@ -13,7 +13,7 @@ from specdec.core.errors import ContextExceeded, Overloaded
 from specdec.core.sequence import SequenceSpec
 from specdec.kvcache.prefix_index import TextBlock
 from specdec.server.step_loop import Key
-from target_service.shared_texts import SharedTexts
+from target_service.shared_prefixes import SharedTexts
 
 HEADROOM = 32
 """Tokens that every sequence must have room to grow by, and at least by half of its output, before another is let in:

@@ -60,7 +60,7 @@ async def cluster(
     async with AsyncExitStack() as stack:
         if patient:
             settings.setdefault("watchdog_s", 60.0)
-            stack.enter_context(patch("orchestrator.draft_client._PATIENCE_S", 60.0))
+            stack.enter_context(patch("orchestrator.drafting.draft_client._PATIENCE_S", 60.0))
             stack.enter_context(patch.object(Costs, "patience_s", lambda *_: 60.0))
         own = {role: files(certificates, role) if certificates else {} for role in ("target", "draft", "orchestrator")}
         targets = [create_target_server(verifier, EngineSettings(**own["target"])) for verifier in verifiers]

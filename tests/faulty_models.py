@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.table_model import TableDrafter, TableVerifier
+from bench.models.table_model import TableDrafter, TableVerifier
 from draft_service.drafter import DraftSequence, Node
 from specdec.core.errors import Preempted
 from specdec.core.tree import ROOT

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
-from bench.table_model import TableVerifier
+from bench.models.table_model import TableVerifier
 
 PATIENCE_S = 30.0
 """Only a broken service takes that long."""

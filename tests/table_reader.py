@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any
 
-from bench.table_model import Table
+from bench.models.table_model import Table
 from specdec.client import Sample
 from specdec.core.errors import NoReplica, ReplicaLost, SpecdecError
 from specdec.core.noise import derive_seed

@@ -18,7 +18,7 @@ from specdec.cli.processes import free_ports
 from specdec.core.settings import EngineSettings
 from specdec.server import model_server as model_service
 from specdec.telemetry import setup as telemetry
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.cluster import cluster
 from tests.table_model import TableRunner
 

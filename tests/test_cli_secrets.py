@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench.table_model import Table, TableVerifier
+from bench.models.table_model import Table, TableVerifier
 from orchestrator.api.api_keys import ApiKeys, read_keys
 from specdec.cli.doctor import examine
 from specdec.cli.main import app
 from specdec.cli.processes import deployment, free_ports
 from specdec.security import dev_ca as certificates
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.certificates import caller, files
 from tests.cluster import cluster
 from tests.table_model import TableRunner

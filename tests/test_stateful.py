@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from bench.table_model import TableDrafter
+from bench.models.table_model import TableDrafter
 from draft_service.server import create_server as create_draft_server
 from orchestrator import outbox
 from orchestrator.api.server import OrchestratorServer

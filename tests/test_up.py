@@ -136,7 +136,7 @@ async def test_a_wait_is_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(processes, "is_serving", slow)
     [port] = free_ports(1)
-    async with service("bench.table_service target", port, []) as one, asyncio.timeout(PATIENCE_S):
+    async with service("bench.models.table_service target", port, []) as one, asyncio.timeout(PATIENCE_S):
         began = asyncio.get_running_loop().time()
         with pytest.raises(StartError, match=r"was not healthy after 1 s"):
             await healthy(one, 1.0)

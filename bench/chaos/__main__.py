@@ -32,7 +32,7 @@ from bench.chaos import (
 )
 from bench.chaos.lab import Lab
 from bench.chaos.outcome import Outcome
-from bench.command import run_benchmark
+from bench.harness.command import run_benchmark
 
 Row = Callable[[Lab, int, bool], Awaitable[Outcome]]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 
+from bench.chaos.fault_proxy import FaultProxy
 from bench.chaos.lab import Deployment, Lab, until
 from bench.chaos.outcome import Outcome, percentile
 from bench.chaos.traffic import Answer, Asked, Traffic, check_same, several
-from bench.fault_proxy import FaultProxy
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 

@@ -64,7 +64,7 @@ class Named:
             module = role
             flags = [f"--{name}={name}:{self._ports[name]}" for name in _PASS_MS]
         else:
-            module = f"bench.table_service {role}"
+            module = f"bench.models.table_service {role}"
             flags = [f"--pass-ms={_PASS_MS[role]}"]
         host = f"{self.names.network}.{next(self._numbers)}"
         self.roles[role].append(self._make(module, *flags, prefix=self._prefix, host=host, port=self._ports[role]))

@@ -48,7 +48,7 @@ async def row_13(lab: Lab, seed: int, short: bool) -> Outcome:
     outcome = Outcome()
     async with lab.deployment(num_drafts=0) as found:
         async with lab.processes() as make:
-            other = make("bench.table_service draft", "--vocab-size=512")
+            other = make("bench.models.table_service draft", "--vocab-size=512")
             front = make("orchestrator", f"--target={found.targets[0].address}", f"--draft={other.address}")
             for each in (other, front):
                 await each.start()

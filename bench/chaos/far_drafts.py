@@ -6,10 +6,10 @@ import asyncio
 import time
 from dataclasses import replace
 
+from bench.chaos.fault_proxy import FaultProxy
 from bench.chaos.lab import Deployment, Lab
 from bench.chaos.outcome import Outcome
 from bench.chaos.traffic import Answer, Traffic, check_same, several
-from bench.fault_proxy import FaultProxy
 
 _STREAMS = 4
 _PASS_MS = 20.0  # so that what the message path costs on a busy machine is little beside it

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from bench.table_model import Table
+from bench.models.table_model import Table
 from specdec.transport import wire
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 

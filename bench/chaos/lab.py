@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.fault_proxy import FaultProxy
-from bench.table_model import Table
+from bench.chaos.fault_proxy import FaultProxy
+from bench.models.table_model import Table
 from specdec.cli.processes import StartError, free_ports, is_serving
 from specdec.client import Client
 from specdec.core.errors import SpecdecError
@@ -229,8 +229,10 @@ class Lab:
         """Arguments are flags of each role. Returns when every replica is used."""
         async with AsyncExitStack() as stack:
             make = await stack.enter_async_context(self.processes())
-            targets = [make("bench.table_service target", f"--pass-ms={pass_ms}", *target) for _ in range(num_targets)]
-            drafts = [make("bench.table_service draft", f"--pass-ms={step_ms}", *draft) for _ in range(num_drafts)]
+            targets = [
+                make("bench.models.table_service target", f"--pass-ms={pass_ms}", *target) for _ in range(num_targets)
+            ]
+            drafts = [make(f"{table} draft", f"--pass-ms={step_ms}", *draft) for _ in range(num_drafts)]
             proxies: dict[Process, FaultProxy] = {}
             if proxied:
                 for each in (*targets, *drafts):

@@ -22,8 +22,8 @@ async def row_21(lab: Lab, seed: int, short: bool) -> Outcome:
     async with AsyncExitStack() as stack:
         make = await stack.enter_async_context(lab.processes())
         grace = f"--shutdown-grace-s={_GRACE_S}"
-        targets = [make("bench.table_service target", "--pass-ms=8", grace) for _ in range(2)]
-        drafts = [make("bench.table_service draft", "--pass-ms=1", grace) for _ in range(2)]
+        targets = [make("bench.models.table_service target", "--pass-ms=8", grace) for _ in range(2)]
+        drafts = [make("bench.models.table_service draft", "--pass-ms=1", grace) for _ in range(2)]
         flags = [
             "--target=" + ",".join(each.address for each in targets),
             "--draft=" + ",".join(each.address for each in drafts),

@@ -32,8 +32,8 @@ async def _start(lab: Lab, outcome: Outcome, order: tuple[str, ...], late_s: flo
     async with AsyncExitStack() as stack:
         make = await stack.enter_async_context(lab.processes())
         services: dict[str, Process] = {
-            "target": make("bench.table_service target", "--pass-ms=1"),
-            "draft": make("bench.table_service draft"),
+            "target": make("bench.models.table_service target", "--pass-ms=1"),
+            "draft": make("bench.models.table_service draft"),
         }
         flags = [f"--{role}={process.address}" for role, process in services.items()]
         services["orchestrator"] = make("orchestrator", *flags)

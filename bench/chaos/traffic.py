@@ -1,6 +1,6 @@
 """Requests whose answer is known beforehand: sent, timed, compared with the table. Knows no faults.
 
-What a request must give is computed from bench.table_model.Table alone, so "same" needs no fault-free run.
+What a request must give is computed from bench.models.table_model.Table alone, so "same" needs no fault-free run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.chaos.outcome import Outcome, percentile
-from bench.table_model import Table
+from bench.models.table_model import Table
 from specdec.client import Client, Sample
 from specdec.core.errors import SpecdecError
 from specdec.core.sequence import SamplingParams, SequenceSpec

@@ -17,7 +17,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.command import Dtype, run_benchmark
 from bench.distance import table
 from bench.distance.formula import Prediction, predictions
 from bench.distance.lab import lab
@@ -26,6 +25,7 @@ from bench.distance.pairs import Pair, PairName, TableCosts, make
 from bench.distance.ratios import over_adaptive, pair_of_ratios, ratios
 from bench.distance.row import Row
 from bench.distance.situations import TEMPERATURES, Situation, groups, measure, num_runs, situations
+from bench.harness.command import Dtype, run_benchmark
 from specdec.cli.processes import StartError
 
 _COSTS = TableCosts()

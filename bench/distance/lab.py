@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.deployment import Processes
+from bench.chaos.fault_proxy import FaultProxy
 from bench.distance.modes import Mode
 from bench.distance.pairs import Pair
 from bench.distance.row import Run
-from bench.fault_proxy import FaultProxy
+from bench.harness.deployment import Processes
 from specdec.client import Client
 
 

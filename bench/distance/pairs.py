@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from bench.damped_pair import Shape, damped_pair
+from bench.models.damped_pair import Shape, damped_pair
 from bench.peers.prompts import PromptSource
 from specdec.cli.demo import MODELS
 from specdec.speculation.acceptance import PRIOR
@@ -77,9 +77,9 @@ def _tables(costs: TableCosts) -> Pair:
         f"table pair: a target pass of {costs.pass_ms:g} ms and {costs.row_us:g} us a row, a draft step of"
         f" {costs.step_ms:g} ms whatever it grows; {costs.acceptance:g} of the first guesses are right,"
         f" {costs.runner_up:g} of the second ones after a wrong first",
-        ("bench.table_service target", [f"--pass-ms={costs.pass_ms}", f"--row-us={costs.row_us}", *guesses]),
-        ("bench.table_service draft", [step, *guesses]),
-        ("bench.table_service draft", [step, "--acceptance=0", "--runner-up=0"]),
+        ("bench.models.table_service target", [f"--pass-ms={costs.pass_ms}", f"--row-us={costs.row_us}", *guesses]),
+        ("bench.models.table_service draft", [step, *guesses]),
+        ("bench.models.table_service draft", [step, "--acceptance=0", "--runner-up=0"]),
         (4, 6, 8),
         computes=False,
         prompt=_three_ids,

@@ -16,8 +16,8 @@ import transformers
 import typer
 from rich.console import Console
 
-from bench.command import Dtype, run_benchmark
-from bench.damped_pair import Pair, damped_pair
+from bench.harness.command import Dtype, run_benchmark
+from bench.models.damped_pair import Pair, damped_pair
 from bench.peers import table
 from bench.peers.comparison import Comparison, Plan, Section, compare
 from bench.peers.prompts import PromptSource

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from bench.damped_pair import Pair
+from bench.models.damped_pair import Pair
 from bench.peers.calibration import calibrate
 from bench.peers.contender import ADAPTIVE, THREADS, Contender, Kind, Settings
 from bench.peers.continuous import ContinuousBatching

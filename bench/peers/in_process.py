@@ -14,16 +14,16 @@ from typing import Any, cast
 
 import torch
 
-from bench.damped_pair import Pair
+from bench.models.damped_pair import Pair
 from bench.peers.contender import THREADS, Contender, Kind, Prompts, Run, Settings
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
 from orchestrator.control.controller import Fixed
 from orchestrator.decoder import decode
-from orchestrator.draft_client import DraftClient
-from orchestrator.round_plan import Early
+from orchestrator.drafting.draft_client import DraftClient
+from orchestrator.drafting.speculation import Speculation
+from orchestrator.rounds import Early
 from orchestrator.sequence import Sequence as Sample
-from orchestrator.speculation import Speculation
 from specdec.core.errors import SpecdecError
 from specdec.core.rounds import Advance, Budget, Growth, Round, Verdict
 from specdec.core.sequence import Method, SamplingParams
@@ -33,7 +33,7 @@ from specdec.runner.loading import load_runner
 from specdec.runner.model_runner import ModelRunner
 from specdec.server.step_loop import Engine, Key
 from target_service.engine import TargetEngine
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from target_service.verifier import TargetOpen
 
 
@@ -99,7 +99,7 @@ class _Target:
 
 
 class _Draft:
-    """What Speculation needs of an orchestrator.draft_client.DraftClient."""
+    """What Speculation needs of an orchestrator.drafting.draft_client.DraftClient."""
 
     def __init__(self, engine: DraftEngine, key: Key) -> None:
         self._engine = engine

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.damped_pair import Pair
-from bench.deployment import Processes
+from bench.harness.deployment import Processes
+from bench.models.damped_pair import Pair
 from bench.peers.contender import ADAPTIVE, THREADS, Contender, Kind, Prompts, Run, Settings
 from bench.peers.pass_log import Pass, busy_s, read_passes
 from specdec.client import Client, Sample

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from bench.damped_pair import Pair
+from bench.models.damped_pair import Pair
 from bench.peers.contender import THREADS, Contender, Kind, Prompts, Run, Settings, before_end
 
 ASSISTED_DRAFT_TOKENS = (4, 6, 8, 10)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draft_service.drafter import DraftSequence, Node, Spot
+from draft_service.drafters.proposal import draw, guess
 from draft_service.drafters.tree_cache import TreeCache
-from draft_service.proposal import draw, guess
 from specdec.core.errors import Overloaded, SpecdecError
 from specdec.core.limits import MAX_TREE_ROWS
 from specdec.core.rounds import AHEAD, CACHE_SALT, SIBLINGS

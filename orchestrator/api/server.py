@@ -13,13 +13,13 @@ from tokenizers import Tokenizer
 
 from orchestrator.api import hub
 from orchestrator.api.service import GenerationServicer
-from orchestrator.metrics import Metrics
-from orchestrator.replicas import pool_metrics
 from orchestrator.replicas.frames import DraftFrames, TargetFrames
 from orchestrator.replicas.link import Link
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Role
 from orchestrator.settings import OrchestratorSettings
+from orchestrator.telemetry import pool_metrics
+from orchestrator.telemetry.metrics import Metrics
 from specdec.core.errors import ModelMismatch, ReplicaLost
 from specdec.core.rounds import ModelInfo
 from specdec.runner.vocabulary import Vocabulary, read_tokenizer

@@ -25,9 +25,9 @@ from orchestrator.api.bounds import MAX_REQUEST_ID
 from orchestrator.api.request import Request, read_request, requested_samples
 from orchestrator.api.responses import write_server_info
 from orchestrator.generation import Generator
-from orchestrator.metrics import Metrics, RequestClock
 from orchestrator.replicas.pool import Pool
 from orchestrator.settings import OrchestratorSettings
+from orchestrator.telemetry.metrics import Metrics, RequestClock
 from specdec.core.errors import CALLERS_FAULTS, DeadlineExceeded, NoReplica, ReplicaLost
 from specdec.core.rounds import ModelInfo
 from specdec.telemetry import setup as telemetry

@@ -13,7 +13,7 @@ from orchestrator.control.concert import Concert, Turn
 from orchestrator.control.guesses import Guesses
 from orchestrator.control.promises import chain, promises
 from orchestrator.control.prompt_lookup import MOST_GUESSED, PromptLookup
-from orchestrator.round_plan import NO_GUESS, Guess, Proposal, Rival, RoundPlan
+from orchestrator.rounds import NO_GUESS, Guess, Proposal, Rival, RoundPlan
 from orchestrator.sequence import Sequence
 from specdec.core.rounds import Budget, Verdict
 from specdec.speculation.acceptance import Chances, best_chances

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from orchestrator.control.costs import Costs
 from orchestrator.control.promises import OFF, ON, promises
 from orchestrator.control.prompt_lookup import MOST_GUESSED, PromptLookup
-from orchestrator.round_plan import NO_GUESS, Guess, Proposal, Rival
+from orchestrator.rounds import NO_GUESS, Guess, Proposal, Rival
 from orchestrator.sequence import Sequence
 from specdec.core.rounds import OVERRUN, Verdict
 

@@ -62,26 +62,26 @@ bench = typer.Typer(help="Measure. Each has flags of its own (bench rounds --hel
 app.add_typer(bench, name="bench", no_args_is_help=True)
 
 BENCHES = {
-    "rounds": "The message path, with models that take no time.",
+    "micro.rounds": "The message path, with models that take no time.",
     "peers": "Us beside transformers.",
     "distance": "A draft far away.",
     "lookup": "A text that repeats itself.",
     "ranking": "Which of the draft's guesses are right.",
-    "decisions": "What deciding a pass costs.",
-    "products": "How fast weights are read by products of few rows.",
+    "micro.decisions": "What deciding a pass costs.",
+    "micro.products": "How fast weights are read by products of few rows.",
     "plan": "What specdec plan simulates, beside a deployment.",
     "soak": "What grows over many requests.",
 }
 
 
-def _add_bench(name: str, what: str) -> None:
-    @bench.command(name, help=what, context_settings=PASS_ON)
+def _add_bench(module: str, what: str) -> None:
+    @bench.command(module.rpartition(".")[2], help=what, context_settings=PASS_ON)
     def run(context: typer.Context) -> None:
-        _exec_bench(f"bench.{name}", context.args)
+        _exec_bench(f"bench.{module}", context.args)
 
 
-for _name, _what in BENCHES.items():
-    _add_bench(_name, _what)
+for _module, _what in BENCHES.items():
+    _add_bench(_module, _what)
 
 app.command()(plan)
 

@@ -1,4 +1,4 @@
-"""How far a tree has grown below what is in flight. The counterpart of draft_service/work.py, in counts.
+"""How far a tree has grown below what is in flight. The counterpart of draft_service/advance.py, in counts.
 
 A draft is right with its first guess as often as the plan says, with its second where the first is wrong, and never
 with a third. What grows is worked out once for every chain in flight, as if no other sequence shared its passes.

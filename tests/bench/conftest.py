@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bench.damped_pair import Pair, Shape, damped_pair
+from bench.models.damped_pair import Pair, Shape, damped_pair
 
 SMALL = Shape(
     vocab_size=512, hidden=128, layers=6, heads=4, kv_heads=2, feed_forward=256, context_length=2048, damping=0.04

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench.damped_pair import damped_pair
+from bench.models.damped_pair import damped_pair
 from bench.peers.contender import Settings
 from bench.peers.prompts import PromptSource
 from bench.peers.transformers_peers import TransformersPair

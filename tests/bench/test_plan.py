@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.pass_cost import draft_step_time, target_pass_time
+from bench.micro.pass_cost import draft_step_time, target_pass_time
 from bench.plan import Cell, Models, Row, Speed, _lab, _rounds, _simulated, _table, _tokens
 from specdec.planner.scenario import Pair, Paths
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.table_model import Table
+from bench.models.table_model import Table
 from specdec.core.sequence import SamplingParams, SequenceSpec
 
 SPEC = SequenceSpec((1, 2, 3), 3, SamplingParams(0.0), 0)

@@ -11,7 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from specdec.core.errors import InvalidArgument, OutOfStep
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.contract.raw import Raw
 from tests.gated import Gated
 from tests.table_model import TableRunner

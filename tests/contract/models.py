@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from target_service.verifier import Job
 from tests.gated import Gated
 from tests.table_model import TableRunner

@@ -15,7 +15,7 @@ from specdec.security.tls import Tls
 from specdec.server.model_server import ModelServer
 from specdec.transport import rpc
 from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from target_service.server import create_server as create_target_server
 from tests.certificates import files
 from tests.contract.bad import runner

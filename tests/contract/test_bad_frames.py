@@ -17,7 +17,7 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import InvalidArgument, ModelMismatch, SpecdecError
 from specdec.transport import rpc
 from specdec.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.contract.bad import NAN, UNSUPPORTED, assert_violation, runner, scribble
 from tests.contract.raw import (
     BLOCK,

@@ -7,11 +7,11 @@ import struct
 
 import pytest
 
-from bench.table_model import Table, TableVerifier
+from bench.models.table_model import Table, TableVerifier
 from specdec.core.errors import ContextExceeded, Overloaded, Preempted, SpecdecError
 from specdec.server import chunked_opens
 from specdec.v1 import common_pb2
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.contract.bad import INF, NAN, HeldVerifier, assert_never_opened, assert_out_of_step, assert_violation, runner
 from tests.contract.raw import (
     BLOCK,

@@ -10,7 +10,7 @@ from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.security import dev_ca as certificates
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.certificates import caller, files, stranger
 from tests.cluster import cluster
 from tests.contract.bad import runner

@@ -21,7 +21,7 @@ from specdec.security.tls import Tls
 from specdec.security.tls_diagnosis import tls_trouble
 from specdec.transport import rpc
 from specdec.v1 import draft_pb2_grpc
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from target_service.server import create_server as create_target_server
 from tests.certificates import caller, files, stranger
 from tests.cluster import cluster

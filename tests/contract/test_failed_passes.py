@@ -10,7 +10,7 @@ import pytest
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import PassFailed
 from specdec.v1 import draft_pb2
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.contract.models import GatedVerifier
 from tests.contract.raw import (
     advance,

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from bench.table_model import Table, TableVerifier
+from bench.models.table_model import Table, TableVerifier
 from specdec.passes.outputs import PassOutputs, RowOutputs
 from specdec.passes.rows import Segment
 from specdec.transport.wire import FEATURE_BYTES
 from specdec.v1 import target_pb2
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.contract.bad import assert_violation
 from tests.contract.raw import BLOCK, COUPLED, Raw, after, round_, target, target_open, tree
 from tests.table_model import TableRunner

@@ -13,7 +13,7 @@ from specdec.core.settings import ServiceSettings
 from specdec.telemetry.prometheus import Scrape
 from specdec.transport import rpc
 from specdec.v1 import common_pb2, target_pb2_grpc
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.cluster import cluster
 from tests.contract.bad import runner
 from tests.contract.over_tls import PATIENCE_S, target

@@ -10,7 +10,7 @@ import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import DeadlineExceeded, InvalidArgument, NoReplica, Overloaded, ReplicaLost
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.cluster import cluster
 from tests.contract.bad import HeldVerifier, runner
 from tests.contract.raw import PATIENCE_S, draft, orchestrator, target

@@ -20,7 +20,7 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import SpecdecError
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.cluster import Cluster, cluster
 from tests.contract.raw import (
     BLOCK,

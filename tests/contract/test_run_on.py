@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from specdec.core.errors import ContextExceeded, OutOfStep
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.contract.models import GREEDY, greedy_text
 from tests.contract.raw import (
     BLOCK,

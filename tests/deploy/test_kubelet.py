@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.chaos.lab import load_of, until
-from bench.table_model import Table
+from bench.models.table_model import Table
 from specdec.cli.main import app
 from specdec.client import Client
 from specdec.core.errors import ReplicaLost, Unauthenticated
@@ -32,7 +32,7 @@ pytestmark = [needs_kubectl, pytest.mark.asyncio(loop_scope="module")]
 
 ORCHESTRATOR = ("specdec", "serve", "orchestrator")
 TABLES = {
-    ("specdec", "serve", role): (sys.executable, "-m", "bench.table_service", role, f"--pass-ms={pass_ms}")
+    ("specdec", "serve", role): (sys.executable, "-m", "bench.models.table_service", role, f"--pass-ms={pass_ms}")
     for role, pass_ms in (("target", 20), ("draft", 1))
 } | {ORCHESTRATOR: (*OURS[ORCHESTRATOR], "--tokenizer=")}  # a table has another vocabulary than the demo's models
 TABLE = Table()

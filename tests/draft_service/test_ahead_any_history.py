@@ -13,8 +13,8 @@ import torch
 
 from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
+from draft_service.drafters.proposal import draw, guess
 from draft_service.engine import DraftEngine, DraftOpen
-from draft_service.proposal import draw, guess
 from specdec.core.errors import SpecdecError
 from specdec.core.rounds import Advance, Budget, Growth
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bench.table_model import Table, TableDrafter
+from bench.models.table_model import Table, TableDrafter
 from draft_service.engine import DraftEngine, DraftOpen
 from specdec.core.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from draft_service.drafters.language_model import LanguageModelDrafter
+from draft_service.drafters.proposal import sureness
 from draft_service.engine import DraftEngine, DraftOpen
-from draft_service.proposal import sureness
 from specdec.core.rounds import Advance, Budget
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.core.tree import MOST_SURE, ROOT, TokenTree

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from bench.chaos.traffic import Asked
-from bench.table_model import Table
+from bench.models.table_model import Table
 from tests.observed import PROMPT, observed
 
 REQUEST = {"max_tokens": 120, "num_draft_tokens": 3, "temperature": 0.8}

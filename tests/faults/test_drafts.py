@@ -14,8 +14,8 @@ import pytest
 
 from draft_service.drafter import DraftSequence, Node
 from draft_service.drafters.language_model import LanguageModelDrafter
-from orchestrator import draft_client
 from orchestrator.api.server import OrchestratorServer
+from orchestrator.drafting import draft_client
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.core.errors import SpecdecError
@@ -23,7 +23,7 @@ from specdec.core.rounds import Load, ModelInfo
 from specdec.core.tree import SparseDistribution
 from specdec.transport import rpc, wire
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc, generation_pb2
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.cluster import cluster, connected
 from tests.faults.undisturbed import (
     BLOCK,

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from bench.table_model import Table, TableDrafter, TableVerifier
+from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from bench.chaos.lab import Deployment, Lab
 from bench.chaos.traffic import Answer, Asked, Traffic, ask
-from bench.table_model import Table
+from bench.models.table_model import Table
 from specdec.cli.processes import is_serving
 from specdec.core.errors import ReplicaLost
 

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
+from bench.chaos.fault_proxy import FaultProxy
 from bench.chaos.traffic import Asked
-from bench.fault_proxy import FaultProxy
-from bench.table_model import Table, TableDrafter, TableVerifier
+from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
@@ -109,7 +109,7 @@ class Held(TableVerifier):
 
 
 class Numberless(TableVerifier):
-    """Finds no numbers for a text with token 1000 in it, as target_service.lm_verifier says of NaN."""
+    """Finds no numbers for a text with token 1000 in it, as target_service.language_model says of NaN."""
 
     def verify(self, jobs):
         outcomes, timings = super().verify(jobs)

@@ -10,7 +10,7 @@ import pytest
 
 from specdec.core.settings import EngineSettings
 from specdec.server.step_loop import Key
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from target_service.server import create_server
 from tests.cluster import Cluster, cluster
 from tests.faults.undisturbed import (

@@ -11,7 +11,7 @@ import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.client import Client, Sample
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from target_service.verifier import Job
 from tests.cluster import cluster
 from tests.table_model import TableRunner

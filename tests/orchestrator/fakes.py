@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from orchestrator.control.prompt_lookup import HitRates
-from orchestrator.round_plan import Early
+from orchestrator.rounds import Early
 from orchestrator.sequence import Sequence
 from specdec.core.rounds import OVERRUN, Budget, Growth, GrowthEnd, Verdict
 from specdec.core.sequence import Method, SamplingParams

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from bench.table_model import Table, TableDrafter
+from bench.models.table_model import Table, TableDrafter
 from draft_service.engine import DraftEngine, DraftOpen
 from orchestrator.control.concert import Concert
 from orchestrator.control.controller import Adaptive, Controller, Fixed
 from orchestrator.control.costs import Costs
 from orchestrator.decoder import decode
-from orchestrator.draft_client import DraftClient
-from orchestrator.round_plan import Early
+from orchestrator.drafting.draft_client import DraftClient
+from orchestrator.drafting.speculation import Speculation
+from orchestrator.rounds import Early
 from orchestrator.sequence import Sequence
-from orchestrator.speculation import Speculation
 from orchestrator.statistics import Statistics
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Timings, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree

@@ -17,7 +17,7 @@ from typing import Any
 from orchestrator.control.concert import Concert
 from orchestrator.control.controller import Adaptive, Controller, Fixed
 from orchestrator.control.costs import Costs
-from orchestrator.round_plan import Proposal
+from orchestrator.rounds import Proposal
 from specdec.core.rounds import OVERRUN, Timings, Verdict
 from specdec.core.tree import TokenTree
 from specdec.server.batch_delay import Gathering

@@ -24,7 +24,7 @@ from specdec.core.settings import ServiceSettings
 from specdec.telemetry import setup as telemetry
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.cluster import Cluster, cluster
 from tests.contract.bad import HeldVerifier, runner
 

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.control.concert import FIRST_PAUSE, Turn
 from orchestrator.control.controller import Adaptive
-from orchestrator.round_plan import Proposal, RoundPlan
+from orchestrator.rounds import Proposal, RoundPlan
 from specdec.core.rounds import OVERRUN, Budget, Timings, Verdict
 from tests.orchestrator.concerts import concert_of, turns
 from tests.orchestrator.fakes import new_sequence, still_to_come

@@ -17,9 +17,9 @@ import pytest
 from orchestrator.control.concert import Concert, Turn
 from orchestrator.control.controller import Adaptive, Fixed
 from orchestrator.control.costs import Costs
-from orchestrator.round_plan import Proposal
+from orchestrator.drafting.speculation import Speculation
+from orchestrator.rounds import Proposal
 from orchestrator.sequence import Sequence
-from orchestrator.speculation import Speculation
 from specdec.core.rounds import Budget, Growth, GrowthEnd, Timings, Verdict
 from specdec.core.sequence import Method
 from specdec.core.tree import TokenTree

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from orchestrator.control.controller import Fixed
 from orchestrator.decoder import decode
+from orchestrator.drafting.speculation import Speculation
 from orchestrator.sequence import FinishReason
-from orchestrator.speculation import Speculation
 from specdec.core.rounds import Budget, Growth, GrowthEnd
 from specdec.core.sequence import Method
 from specdec.core.tree import EMPTY_TREE, TokenTree

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator import draft_client
 from orchestrator.control.costs import Costs
-from orchestrator.draft_client import DraftClient
+from orchestrator.drafting import draft_client
+from orchestrator.drafting.draft_client import DraftClient
 from orchestrator.replicas import link
 from orchestrator.replicas.link import Lane
 from orchestrator.replicas.tally import Tally

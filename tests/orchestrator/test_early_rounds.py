@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from bench.table_model import Table
+from bench.models.table_model import Table
 from orchestrator.control.costs import Costs
 from orchestrator.replicas.link import HostileReplica
-from orchestrator.round_plan import Early
+from orchestrator.rounds import Early
 from orchestrator.sequence import Sequence
 from orchestrator.target_client import TargetClient
 from specdec.core.rounds import Round, Verdict

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bench.table_model import Table, TableDrafter, TableVerifier
+from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.sequence import Sequence
 from specdec.core.errors import SpecdecError
 from tests.cluster import cluster

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from bench.table_model import Table, TableVerifier
+from bench.models.table_model import Table, TableVerifier
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client

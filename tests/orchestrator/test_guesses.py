@@ -10,7 +10,7 @@ import pytest
 from orchestrator.control.costs import Costs
 from orchestrator.control.guesses import Guesses
 from orchestrator.control.prompt_lookup import MOST_GUESSED
-from orchestrator.round_plan import Rival
+from orchestrator.rounds import Rival
 from specdec.core.rounds import Timings
 from specdec.core.tree import TokenTree
 

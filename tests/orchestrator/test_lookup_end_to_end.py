@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from bench.table_model import Table, TableDrafter, TableVerifier
+from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator import generation
 from orchestrator.control.prompt_lookup import PromptLookup
 from orchestrator.target_client import TargetClient
 from specdec.v1 import common_pb2
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.cluster import Cluster, cluster
 from tests.gated import GatedTable
 from tests.table_model import TableRunner

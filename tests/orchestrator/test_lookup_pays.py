@@ -18,7 +18,7 @@ from orchestrator.control.controller import Adaptive, Fixed
 from orchestrator.control.costs import Costs
 from orchestrator.control.guesses import Guesses
 from orchestrator.control.prompt_lookup import PromptLookup
-from orchestrator.round_plan import Proposal, Rival, RoundPlan
+from orchestrator.rounds import Proposal, Rival, RoundPlan
 from specdec.core.rounds import Budget, Timings, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from tests.orchestrator.fakes import hit_rates, still_to_come

@@ -6,18 +6,18 @@ import asyncio
 
 import pytest
 
-from bench.table_model import Table, TableVerifier
+from bench.models.table_model import Table, TableVerifier
 from draft_service.drafters.language_model import LanguageModelDrafter
-from orchestrator import metrics as orchestrator_metrics
 from orchestrator.api.api_keys import Account
-from orchestrator.metrics import Metrics, RequestClock
-from orchestrator.round_plan import RoundPlan
-from orchestrator.speculation import Speculation
+from orchestrator.drafting.speculation import Speculation
+from orchestrator.rounds import RoundPlan
 from orchestrator.statistics import Statistics
+from orchestrator.telemetry import metrics as orchestrator_metrics
+from orchestrator.telemetry.metrics import Metrics, RequestClock
 from specdec.core.rounds import Budget, GrowthEnd, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import generation_pb2
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.cluster import cluster
 from tests.faulty_models import GatedFaulty
 from tests.gated import GatedTable

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from bench.table_model import Table, TableDrafter, TableVerifier
+from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica, Role
 from specdec.core.errors import ModelMismatch, ReplicaLost

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.table_model import Table, TableVerifier
+from bench.models.table_model import Table, TableVerifier
 from specdec.client import Sample
 from specdec.core.errors import ModelMismatch
 from specdec.core.settings import EngineSettings

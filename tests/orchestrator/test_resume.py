@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
-from bench.table_model import Table, TableDrafter, TableVerifier
+from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.sequence import FinishReason, Sequence
 from specdec.client import Client, Sample
 from specdec.core.errors import ModelMismatch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator import round_clock
-from orchestrator.round_clock import RoundClock, Split
+from orchestrator.telemetry import round_clock
+from orchestrator.telemetry.round_clock import RoundClock, Split
 from specdec.core.rounds import Timings, Verdict
 from specdec.core.tree import EMPTY_TREE
 

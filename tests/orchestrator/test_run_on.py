@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.table_model import Table, TableVerifier
+from bench.models.table_model import Table, TableVerifier
 from orchestrator.control.controller import Fixed
 from orchestrator.control.costs import Costs
 from orchestrator.sequence import Sequence

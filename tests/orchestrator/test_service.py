@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.table_model import Table, TableDrafter, TableVerifier
+from bench.models.table_model import Table, TableDrafter, TableVerifier
 from specdec.client import Client
 from specdec.core.errors import DeadlineExceeded
 from specdec.transport import rpc

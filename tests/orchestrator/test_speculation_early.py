@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.round_plan import Guess, Rival, RoundPlan
+from orchestrator.drafting.speculation import Speculation
+from orchestrator.rounds import Guess, Rival, RoundPlan
 from orchestrator.sequence import Sequence
-from orchestrator.speculation import Speculation
 from specdec.core.rounds import Budget, Growth, GrowthEnd
 from specdec.core.sequence import Method
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree

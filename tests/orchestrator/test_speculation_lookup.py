@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.decoder import Step
-from orchestrator.metrics import Metrics
+from orchestrator.drafting.speculation import Speculation
 from orchestrator.replicas.tally import Tally
-from orchestrator.round_clock import Split
-from orchestrator.round_plan import Guess, Proposal, Rival, RoundPlan
+from orchestrator.rounds import Guess, Proposal, Rival, RoundPlan
 from orchestrator.sequence import Sequence
-from orchestrator.speculation import Speculation
+from orchestrator.telemetry.metrics import Metrics
+from orchestrator.telemetry.round_clock import Split
 from orchestrator.text import Piece
 from specdec.core.rounds import Budget, Growth, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree

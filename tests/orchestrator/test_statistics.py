@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.table_model import Table, TableDrafter, TableVerifier
+from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.responses import write_chunk
-from orchestrator.round_plan import Proposal, RoundPlan
-from orchestrator.speculation import Speculation
+from orchestrator.drafting.speculation import Speculation
+from orchestrator.rounds import Proposal, RoundPlan
 from orchestrator.statistics import Statistics
 from orchestrator.text import Piece
 from specdec.core.rounds import Budget, Growth, GrowthEnd, Timings, Verdict

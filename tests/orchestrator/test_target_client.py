@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from bench.table_model import Table
+from bench.models.table_model import Table
 from orchestrator.control.costs import Costs
 from orchestrator.target_client import MAX_HARM, TargetClient, _harm, _Loss
 from specdec.core.tree import EMPTY_TREE

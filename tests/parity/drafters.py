@@ -12,7 +12,7 @@ from specdec.core.errors import SpecdecError
 from specdec.core.rounds import ModelInfo, Timings
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import ROOT, TokenTree
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job
 
 Continuation = Callable[[SequenceSpec], Sequence[int]]

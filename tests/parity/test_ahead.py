@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from bench.table_model import Table, TableDrafter, TableVerifier
+from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.drafter import Drafter
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.client import Client, Sample
 from specdec.core.errors import SpecdecError
 from specdec.core.rounds import Timings
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job, Verifier
 from tests.cluster import Cluster, cluster
 from tests.table_model import TableRunner

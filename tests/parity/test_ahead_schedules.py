@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from bench.fault_proxy import Direction, FaultProxy
-from bench.table_model import TableDrafter, TableVerifier
+from bench.chaos.fault_proxy import Direction, FaultProxy
+from bench.models.table_model import TableDrafter, TableVerifier
 from draft_service.drafter import Drafter, DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.server import create_server as create_draft_server
@@ -29,7 +29,7 @@ from specdec.core.sequence import SequenceSpec
 from specdec.core.settings import EngineSettings
 from specdec.server.model_server import ModelServer
 from target_service.engine import TargetEngine
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from target_service.server import create_server as create_target_server
 from target_service.verifier import Verifier
 from tests.cluster import connected

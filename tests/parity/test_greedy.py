@@ -14,7 +14,7 @@ from specdec.core.rounds import Round
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.core.tree import ROOT, TokenTree
 from specdec.runner.model_runner import ModelRunner
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.cluster import Cluster, cluster
 from tests.parity.conftest import Reference
 from tests.parity.drafters import BranchingDrafter, WatchingVerifier

@@ -20,8 +20,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft_service import proposal
 from draft_service.drafter import DraftSequence, Node
+from draft_service.drafters import proposal
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core import noise
 from specdec.core.errors import SpecdecError
@@ -29,7 +29,7 @@ from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.speculation import verification
 from specdec.transport.wire import write_method
 from target_service import decision
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.cluster import cluster
 from tests.parity.chi_square import p_value
 from tests.parity.noise_table import NoiseTable

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.cluster import cluster
 from tests.parity.chi_square import p_value
 from tests.parity.reference import Filtered

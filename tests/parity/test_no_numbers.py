@@ -15,7 +15,7 @@ from specdec.core.rounds import ModelInfo
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.runner.model_runner import ModelRunner
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job
 
 VOCAB, CONTEXT, SPOILT = 48, 128, 7

@@ -8,7 +8,7 @@ import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.kvcache.block_pool import Move, SequenceCache
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.cluster import cluster
 from tests.table_model import TableRunner
 

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from bench.table_model import Table, TableVerifier
+from bench.models.table_model import Table, TableVerifier
 from specdec import client
 from specdec.client import Client, Sample
 from specdec.core.errors import DeadlineExceeded, ReplicaLost

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.table_model import Table
+from bench.models.table_model import Table
 from draft_service.codec import DraftCodec
 from specdec.core.errors import PassFailed
 from specdec.core.rounds import Growth, GrowthEnd, Load, Verdict

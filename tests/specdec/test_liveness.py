@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.chaos.lab import Lab
 from bench.chaos.traffic import Asked, ask
-from bench.table_model import Table, TableVerifier
+from bench.models.table_model import Table, TableVerifier
 from specdec.transport.rpc import LIVENESS
 from target_service.server import SERVICE
 from target_service.verifier import Job

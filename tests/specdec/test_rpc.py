@@ -13,7 +13,7 @@ import pytest
 from google.rpc import code_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.table_model import Table, TableVerifier
+from bench.models.table_model import Table, TableVerifier
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.replicas.frames import TargetFrames
 from orchestrator.replicas.link import Link

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from bench.table_model import Table, TableDrafter, TableVerifier
+from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.codec import DraftCodec
 from draft_service.engine import DraftEngine
 from specdec.server.streams import StreamServer, _Stream

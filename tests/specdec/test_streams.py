@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.table_model import Table, TableVerifier
+from bench.models.table_model import Table, TableVerifier
 from specdec.core.errors import Draining, from_status
 from specdec.core.sequence import SequenceSpec
 from specdec.server.streams import StreamServer

@@ -24,7 +24,7 @@ from specdec.telemetry import setup as telemetry
 from specdec.telemetry.setup import JsonFormatter, context_of, traceparent
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from tests.cluster import cluster
 from tests.instruments import total
 from tests.table_model import TableRunner

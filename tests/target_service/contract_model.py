@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from bench.table_model import Table
+from bench.models.table_model import Table
 from specdec.core.rounds import Round, Verdict
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import ROOT, TokenTree

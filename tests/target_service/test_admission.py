@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.table_model import Table, TableVerifier
+from bench.models.table_model import Table, TableVerifier
 from specdec.core.errors import ContextExceeded, Overloaded
 from specdec.core.sequence import SequenceSpec
 from specdec.server.step_loop import Key

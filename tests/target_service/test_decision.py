@@ -13,7 +13,7 @@ import torch
 
 from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.proposal import draw, guess
+from draft_service.drafters.proposal import draw, guess
 from specdec.core.errors import InvalidArgument
 from specdec.core.limits import MAX_CHAIN_NODES, NUMBERS_AT_ONCE
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
@@ -21,7 +21,7 @@ from specdec.core.tree import EMPTY_TREE, SparseDistribution, TokenTree
 from specdec.passes.outputs import PassOutputs, RowOutputs
 from specdec.sampling.state import SamplingState
 from target_service.decision import decide
-from target_service.lm_verifier import LmVerifier
+from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job
 from tests.automaton import Automaton
 from tests.table_model import TableRunner
@@ -162,9 +162,9 @@ def test_a_draft_proposes_for_a_few_sequences_at_once(monkeypatch: pytest.Monkey
         sequence.num_guesses = 3
     proposed = propose(drafting, [given(c.logits[-1:]) for c in cases])
     sizes: list[int] = []
-    for name in ("draft_service.proposal.probabilities", "specdec.sampling.state.runners_up"):
+    for name in ("draft_service.drafters.proposal.probabilities", "specdec.sampling.state.runners_up"):
         _record(monkeypatch, name, sizes)
-    for module in ("draft_service.proposal", "specdec.sampling.state"):
+    for module in ("draft_service.drafters.proposal", "specdec.sampling.state"):
         monkeypatch.setattr(f"{module}.NUMBERS_AT_ONCE", 2 * VOCAB)
     monkeypatch.setattr("specdec.backends.avx512.coupled_draw.takes", lambda _: False)
     assert propose(drafting, [given(c.logits[-1:]) for c in cases]) == proposed

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bench.table_model import TableMemory, TableVerifier
+from bench.models.table_model import TableMemory, TableVerifier
 from specdec.core.errors import (
     ContextExceeded,
     Draining,

@@ -13,8 +13,8 @@ from specdec.core.tree import TokenTree
 from specdec.server.step_loop import Key
 from target_service.admission import BACK_WITHIN_S, HEADROOM
 from target_service.engine import TargetEngine
-from target_service.lm_verifier import LmVerifier
-from target_service.shared_texts import SharedTexts
+from target_service.language_model import LmVerifier
+from target_service.shared_prefixes import SharedTexts
 from target_service.verifier import TargetOpen
 from tests.table_model import TableRunner
 

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from bench.table_model import Table, TableVerifier
+from bench.models.table_model import Table, TableVerifier
 from specdec.core.errors import Overloaded, Preempted
 from specdec.core.rounds import Round, Verdict
 from specdec.core.sequence import SequenceSpec

@@ -13,7 +13,7 @@ PAIRS = [(0.8, 0.5), (0.45, 0.4), (0.95, 0.0)]
 
 
 def grown(pair, chain, passes, most_nodes, most_depth):
-    """As draft_service/work.py does: every child is a new token."""
+    """As draft_service/advance.py does: every child is a new token."""
     acceptance, runner_up = pair
     of_ranks = (acceptance, (1 - acceptance) * runner_up)
     tree, left = TokenTree.chain(range(chain)), most_nodes

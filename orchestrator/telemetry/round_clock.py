@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, fields
 
 from orchestrator.decoder import Target
-from orchestrator.round_plan import Early
+from orchestrator.rounds import Early
 from orchestrator.sequence import Sequence
 from specdec.core.rounds import Timings, Verdict
 from specdec.core.tree import TokenTree

@@ -16,7 +16,7 @@ import torch
 import typer
 from torch import Tensor
 
-from bench.command import run_benchmark
+from bench.harness.command import run_benchmark
 from specdec.backends.avx512.tiled_linear import TiledLinear
 from specdec.backends.torch.onednn_linear import PackedLinear, can_pack
 

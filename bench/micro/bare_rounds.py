@@ -1,4 +1,4 @@
-"""The floor under ``bench.rounds``: the same processes and messages per round with nothing in them but gRPC.
+"""The floor under ``bench.micro.rounds``: the same processes and messages per round with nothing in them but gRPC.
 
 A client, a middle that asks one echo and then another, and answers its client: what a round would cost if no line of
 this project ran in it. So a figure of one machine can be compared with that of another.

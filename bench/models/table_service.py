@@ -1,4 +1,4 @@
-"""``python -m bench.table_service target|draft --port P ...``: a real service around a table model."""
+"""``python -m bench.models.table_service target|draft --port P ...``: a real service around a table model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 from pydantic import Field
 
-from bench.table_model import Table, TableDrafter, TableVerifier
+from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.server import create_server as create_draft_server
 from specdec.core.settings import EngineSettings, parse
 from specdec.server.model_server import run
@@ -32,7 +32,7 @@ class TableSettings(EngineSettings):
 
 def main() -> None:
     role = sys.argv[1] if len(sys.argv) > 1 else ""
-    settings = parse(TableSettings, sys.argv[2:], f"bench.table_service {role}")
+    settings = parse(TableSettings, sys.argv[2:], f"bench.models.table_service {role}")
     table = Table(settings.vocab_size, settings.acceptance, period=settings.period, runner_up=settings.runner_up)
     if role == "target":
         verifier = TableVerifier(
@@ -50,7 +50,7 @@ def main() -> None:
         drafter = TableDrafter(table, settings.pass_ms / 1e3)
         run(settings, "draft", lambda: lambda: create_draft_server(drafter, settings))
     else:
-        raise SystemExit("bench.table_service: the first argument must be target or draft")
+        raise SystemExit("bench.models.table_service: the first argument must be target or draft")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from bench.table_model import Table, TableDrafter, TableVerifier
+from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.engine import DraftEngine, DraftOpen
 from specdec.core.rounds import Advance, Budget, Round
 from specdec.core.sequence import SamplingParams, SequenceSpec

@@ -1,7 +1,7 @@
 """What the orchestrator tells of its queue and of its replicas, each by its address.
 
-Knows what can be read off them when a scrape or an export asks; refuses to know rounds (orchestrator.metrics). An
-endpoint that is gone from its name takes its numbers with it.
+Knows what can be read off them when a scrape or an export asks; refuses to know rounds
+(orchestrator.telemetry.metrics). An endpoint that is gone from its name takes its numbers with it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bench.command import run_benchmark
+from bench.harness.command import run_benchmark
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.core.tree import TokenTree
 from specdec.passes.outputs import PassOutputs

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from orchestrator.draft_client import DraftClient
-from orchestrator.round_plan import NO_GUESS, Proposal, Rival, RoundPlan
+from orchestrator.drafting.draft_client import DraftClient
+from orchestrator.rounds import NO_GUESS, Proposal, Rival, RoundPlan
 from orchestrator.sequence import Sequence
 from specdec.core.rounds import Budget, Growth
 from specdec.core.tree import EMPTY_TREE, TokenTree
@@ -107,7 +107,7 @@ class Speculation:
         return self._chances.most_per_second(tree, self._plan.rounds)
 
     def _early(self, sequence: Sequence) -> tuple[TokenTree, int]:
-        """See orchestrator.round_plan.Early."""
+        """See orchestrator.rounds.Early."""
         self._take_arrived(sequence)
         nodes = self._chances.likeliest(self._trie)[:_MOST_EARLY]
         new = next((node for node in nodes if node >= self._num_flying), None)

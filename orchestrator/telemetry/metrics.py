@@ -1,7 +1,7 @@
 """What the orchestrator counts, once per round or request; nothing per token.
 
 Rounds are added up in plain numbers, read when a scrape or an export asks; only requests, which are rarer, touch an
-instrument. Knows rounds and requests; refuses to know connections and queues (orchestrator.replicas.pool_metrics).
+instrument. Knows rounds and requests; refuses to know connections and queues (orchestrator.telemetry.pool_metrics).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from orchestrator.decoder import Step
 from orchestrator.replicas.tally import Tally
-from orchestrator.round_clock import PARTS, Split
 from orchestrator.statistics import Statistics
+from orchestrator.telemetry.round_clock import PARTS, Split
 from specdec.telemetry.instruments import Instruments, Points
 
 _LOOK_EVERY_S = 1.0

@@ -2,7 +2,7 @@
 
 Target, draft and orchestrator are processes of their own around table models that take no time; this process is the
 load. So everything measured is message path: gRPC, protobuf, asyncio, the engines and the loop. The same processes
-with gRPC alone in them (bench.bare_rounds) are measured in the same run.
+with gRPC alone in them (bench.micro.bare_rounds) are measured in the same run.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from bench.bare_rounds import bare_round_ms
-from bench.command import run_benchmark
-from bench.deployment import Processes
+from bench.harness.command import run_benchmark
+from bench.harness.deployment import Processes
+from bench.micro.bare_rounds import bare_round_ms
 from specdec.cli.processes import Service, free_ports
 from specdec.client import Client
 
@@ -103,7 +103,7 @@ async def _measure(
 ) -> list[Row]:
     async with Processes() as made:
         pair = f"--acceptance={acceptance}"
-        target, draft = [await made.model(f"bench.table_service {role}", pair) for role in ("target", "draft")]
+        target, draft = [await made.model(f"bench.models.table_service {role}", pair) for role in ("target", "draft")]
         orchestrator, client = await made.orchestrator(
             f"--target={target.address}", f"--draft={draft.address}", f"--max-live-sequences={max(counts)}"
         )
