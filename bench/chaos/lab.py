@@ -232,7 +232,9 @@ class Lab:
             targets = [
                 make("bench.models.table_service target", f"--pass-ms={pass_ms}", *target) for _ in range(num_targets)
             ]
-            drafts = [make(f"{table} draft", f"--pass-ms={step_ms}", *draft) for _ in range(num_drafts)]
+            drafts = [
+                make("bench.models.table_service draft", f"--pass-ms={step_ms}", *draft) for _ in range(num_drafts)
+            ]
             proxies: dict[Process, FaultProxy] = {}
             if proxied:
                 for each in (*targets, *drafts):
