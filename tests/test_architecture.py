@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from protos.generate import generate
+from tests.checkout import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 SERVICES = ("draft_service", "target_service", "orchestrator")
 MAX_LINES = 350
 

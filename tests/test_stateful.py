@@ -29,8 +29,8 @@ from specdec.core.settings import EngineSettings
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.server import create_server as create_target_server
 from tests.cluster import connected
-from tests.faulty_models import BranchingDrafter, FaultyVerifier
-from tests.table_reader import TABLE, Reader, directly
+from tests.models.faulty import BranchingDrafter, FaultyVerifier
+from tests.models.table_reader import TABLE, Reader, directly
 
 PATIENCE_S = 30.0
 """Only something broken takes that long."""

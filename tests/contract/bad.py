@@ -13,8 +13,8 @@ from google.protobuf.message import Message
 from specdec.core.errors import InvalidArgument, OutOfStep
 from target_service.language_model import LmVerifier
 from tests.contract.raw import Raw
-from tests.gated import Gated
-from tests.table_model import TableRunner
+from tests.models.gated import Gated
+from tests.models.table_runner import TableRunner
 
 NAN, INF = math.nan, math.inf
 CONTEXT = 64

@@ -10,7 +10,6 @@ import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.v1 import draft_pb2
-from tests.contract.models import GREEDY, greedy_text
 from tests.contract.raw import (
     BLOCK,
     PATIENCE_S,
@@ -19,7 +18,8 @@ from tests.contract.raw import (
     draft,
     draft_open,
 )
-from tests.table_model import TableRunner
+from tests.models.failing import GREEDY, greedy_text
+from tests.models.table_runner import TableRunner
 
 
 async def test_a_newer_advance_supersedes_an_older_one_and_their_news_is_merged() -> None:

@@ -6,7 +6,6 @@ import asyncio
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import Draining
-from tests.contract.models import GatedVerifier
 from tests.contract.raw import (
     PATIENCE_S,
     draft,
@@ -15,7 +14,8 @@ from tests.contract.raw import (
     target,
     target_open,
 )
-from tests.table_model import TableRunner
+from tests.models.failing import GatedVerifier
+from tests.models.table_runner import TableRunner
 
 
 async def test_draining_ends_sequences_at_their_rounds_end_and_refuses_opens() -> None:

@@ -6,9 +6,9 @@ import grpc
 
 from specdec.core.rounds import EARLY
 from specdec.v1 import common_pb2
-from tests.contract.models import GREEDY, GatedVerifier, greedy_text
 from tests.contract.raw import PATIENCE_S, Raw, Service, round_, target, target_open, tree
-from tests.table_model import TableRunner
+from tests.models.failing import GREEDY, GatedVerifier, greedy_text
+from tests.models.table_runner import TableRunner
 
 TEXT = greedy_text(TableRunner(), [1, 2, 3], 8)
 

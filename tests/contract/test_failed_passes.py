@@ -11,7 +11,6 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import PassFailed
 from specdec.v1 import draft_pb2
 from target_service.language_model import LmVerifier
-from tests.contract.models import GatedVerifier
 from tests.contract.raw import (
     advance,
     draft,
@@ -21,7 +20,8 @@ from tests.contract.raw import (
     target_open,
     tree,
 )
-from tests.table_model import TableRunner
+from tests.models.failing import GatedVerifier
+from tests.models.table_runner import TableRunner
 
 
 async def test_a_pass_that_fails_loses_its_own_batch_and_nothing_else() -> None:

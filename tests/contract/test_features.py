@@ -17,7 +17,7 @@ from specdec.v1 import target_pb2
 from target_service.language_model import LmVerifier
 from tests.contract.bad import assert_violation
 from tests.contract.raw import BLOCK, COUPLED, Raw, after, round_, target, target_open, tree
-from tests.table_model import TableRunner
+from tests.models.table_runner import TableRunner
 
 GREEDY = dict(temperature=0.0)
 

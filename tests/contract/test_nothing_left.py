@@ -36,7 +36,7 @@ from tests.contract.raw import (
     target_open,
     tree,
 )
-from tests.table_model import TableRunner
+from tests.models.table_runner import TableRunner
 
 LIVE, SLOTS, STREAMS = "specdec.live_sequences", "specdec.kv_slots_used", "specdec.open_streams"
 TARGET, DRAFT, ORCHESTRATOR = "target", "draft", "orchestrator"

@@ -9,7 +9,6 @@ import pytest
 
 from specdec.core.errors import ContextExceeded, OutOfStep
 from target_service.language_model import LmVerifier
-from tests.contract.models import GREEDY, greedy_text
 from tests.contract.raw import (
     BLOCK,
     TOKEN,
@@ -18,7 +17,8 @@ from tests.contract.raw import (
     target_open,
     tree,
 )
-from tests.table_model import TableRunner
+from tests.models.failing import GREEDY, greedy_text
+from tests.models.table_runner import TableRunner
 
 
 async def run_on_to(stream: Any, runner: TableRunner, allowance: int, **fields: Any) -> list[Any]:

@@ -15,7 +15,6 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import InvalidArgument, OutOfStep
 from specdec.v1 import draft_pb2
 from target_service.language_model import LmVerifier
-from tests.contract.models import GREEDY, GatedVerifier, greedy_text
 from tests.contract.raw import (
     COUPLED,
     PATIENCE_S,
@@ -26,7 +25,8 @@ from tests.contract.raw import (
     target,
     target_open,
 )
-from tests.table_model import TableRunner
+from tests.models.failing import GREEDY, GatedVerifier, greedy_text
+from tests.models.table_runner import TableRunner
 
 
 @pytest.mark.parametrize("chunks", [(1, 2, 3, 4, 5), (5,), (2, 3)])

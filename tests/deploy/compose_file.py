@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.checkout import ROOT
+
 BASE = ROOT / "docker-compose.yml"
 GPU = ROOT / "deploy/compose/gpu.yml"
 FILES = [BASE, *sorted((ROOT / "deploy/compose").glob("*.yml"))]

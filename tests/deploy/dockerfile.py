@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.checkout import ROOT
+
 FILE = ROOT / "deploy/docker/Dockerfile"
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.checkout import ROOT
+
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 ROLES = ("target", "draft", "orchestrator")
 OVERLAYS = sorted(each.name for each in (KUBERNETES / "overlays").iterdir())

@@ -8,16 +8,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.checkout import ROOT
 from tests.deploy.compose_file import BASE, load
 from tests.observed import observed, samples
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "observability"
 DASHBOARD = FOLDER / "grafana" / "dashboards" / "specdec.json"
 RULES = FOLDER / "prometheus" / "rules.yml"

@@ -11,7 +11,7 @@ from specdec.core.rounds import Budget, Growth
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
 from specdec.server.step_loop import Key
-from tests.table_model import TableRunner
+from tests.models.table_runner import TableRunner
 
 A, B = Key(1, 1), Key(1, 2)
 SAMPLINGS = [

@@ -22,7 +22,7 @@ from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.passes.outputs import PassOutputs
 from specdec.sampling.state import SamplingState
 from specdec.server.step_loop import Key
-from tests.table_model import TableRunner
+from tests.models.table_runner import TableRunner
 
 VOCAB = 11
 SAMPLINGS = [

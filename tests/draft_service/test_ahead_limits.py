@@ -27,7 +27,7 @@ from tests.draft_service.growing_ahead import (
     runner,
     together,
 )
-from tests.table_model import TableRunner
+from tests.models.table_runner import TableRunner
 
 
 def test_it_never_grows_deeper_than_it_may_nor_beyond_the_context():

@@ -17,7 +17,7 @@ from specdec.kvcache.prefix_index import TextBlock
 from specdec.passes.outputs import RowOutputs
 from specdec.passes.rows import Segment
 from specdec.server.step_loop import Key
-from tests.table_model import TableRunner
+from tests.models.table_runner import TableRunner
 
 ROUNDS, SEQUENCES, PROMPT = 2000, 25, (1, 2, 3)
 AHEAD = Budget(3, 7, 20)

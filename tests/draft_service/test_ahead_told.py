@@ -22,7 +22,7 @@ from tests.draft_service.growing_ahead import (
     rest,
     together,
 )
-from tests.table_model import TableRunner
+from tests.models.table_runner import TableRunner
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)

@@ -14,7 +14,7 @@ from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.server.step_loop import Key
-from tests.draft_service.fakes import CONTEXT, VOCAB, A, B, FakeDrafter, budget, chain, growths, opened, run, said
+from tests.models.fake_draft import CONTEXT, VOCAB, A, B, FakeDrafter, budget, chain, growths, opened, run, said
 
 # --- growing ------------------------------------------------------------------------------------------------
 

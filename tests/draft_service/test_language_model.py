@@ -16,7 +16,7 @@ from specdec.core.tree import TokenTree
 from specdec.passes.outputs import RowOutputs
 from specdec.passes.rows import Segment
 from specdec.server.step_loop import Key
-from tests.table_model import TableRunner
+from tests.models.table_runner import TableRunner
 
 LIKELIEST = SamplingParams(0.0)
 

@@ -11,7 +11,7 @@ from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.step_loop import Key
-from tests.table_model import TableRunner
+from tests.models.table_runner import TableRunner
 
 A = Key(1, 1)
 SAMPLINGS = [

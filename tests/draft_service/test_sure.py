@@ -15,7 +15,7 @@ from specdec.core.rounds import Advance, Budget
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.core.tree import MOST_SURE, ROOT, TokenTree
 from tests.draft_service.growing_ahead import A, rest, together
-from tests.table_model import TableRunner
+from tests.models.table_runner import TableRunner
 
 
 class Certain(TableRunner):

@@ -1,7 +1,7 @@
 """Real processes that are told to end, or frozen, in mid-stream: every request ends, with its own text.
 
 Those that are killed are rows of the fault table (test_chaos_short.py), the real models as processes are in
-tests/test_cli_secrets.py.
+tests/specdec/cli/test_secrets.py.
 """
 
 from __future__ import annotations

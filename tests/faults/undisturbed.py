@@ -14,7 +14,7 @@ from specdec.client import Client, Sample
 from target_service.language_model import LmVerifier
 from target_service.verifier import Job
 from tests.cluster import cluster
-from tests.table_model import TableRunner
+from tests.models.table_runner import TableRunner
 
 PATIENCE_S = 30.0
 COUPLED, TOKEN, BLOCK = "VERIFICATION_METHOD_COUPLED", "VERIFICATION_METHOD_TOKEN", "VERIFICATION_METHOD_BLOCK"

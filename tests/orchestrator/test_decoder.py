@@ -15,7 +15,7 @@ from orchestrator.sequence import FinishReason
 from specdec.core.rounds import Budget, Growth, GrowthEnd
 from specdec.core.sequence import Method
 from specdec.core.tree import EMPTY_TREE, TokenTree
-from tests.orchestrator.fakes import FakeDraft, FakeTarget, alone, new_sequence, next_token
+from tests.models.fake_peers import FakeDraft, FakeTarget, alone, new_sequence, next_token
 
 
 async def run(

@@ -20,8 +20,8 @@ from orchestrator.target_client import TargetClient
 from specdec.core.rounds import Round, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from tests.cluster import Cluster, cluster
-from tests.gated import PATIENCE_S, GatedTable
-from tests.orchestrator.fakes import new_sequence
+from tests.models.fake_peers import new_sequence
+from tests.models.gated import PATIENCE_S, GatedTable
 
 TABLE = Table(vocab_size=40)
 chain = TokenTree.chain

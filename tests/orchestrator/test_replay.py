@@ -1,6 +1,6 @@
 """What a request takes along when it goes to another target: its age and its model, and no blame for what is no crash.
 
-The services are real, around a model whose every token is known (tests.table_reader).
+The services are real, around a model whose every token is known (tests.models.table_reader).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from target_service.engine import TargetEngine
 from target_service.server import create_server
 from target_service.verifier import TargetOpen
 from tests.cluster import Cluster, cluster
-from tests.faulty_models import GatedFaulty
-from tests.gated import PATIENCE_S, Gated, GatedTable
-from tests.table_reader import TABLE, oracle
+from tests.models.faulty import GatedFaulty
+from tests.models.gated import PATIENCE_S, Gated, GatedTable
+from tests.models.table_reader import TABLE, oracle
 
 REQUEST: dict[str, Any] = dict(
     token_ids={"token_ids": [1, 2, 3]}, max_tokens=60, seed=7, n=1, temperature=1.0, stop_token_ids=[]

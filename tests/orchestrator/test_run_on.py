@@ -20,8 +20,8 @@ from specdec.core.rounds import Round
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from target_service.engine import TargetEngine
 from tests.cluster import Cluster, cluster
-from tests.gated import PATIENCE_S, GatedTable
-from tests.orchestrator.fakes import new_sequence
+from tests.models.fake_peers import new_sequence
+from tests.models.gated import PATIENCE_S, GatedTable
 
 TABLE = Table(vocab_size=40)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,10 +12,11 @@ from orchestrator.text import Origin
 from specdec.core.rounds import CACHE_SALT, TRANSFORMS, Verdict
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
+from tests import checkout
 from tests.orchestrator.test_text import mixed
 
 MIXED = mixed()
-TOKENIZER = Tokenizer.from_file(str(Path(__file__).resolve().parents[2] / "models/demo/target/tokenizer.json"))
+TOKENIZER = Tokenizer.from_file(str(checkout.TOKENIZER))
 D, C, B = Origin.DRAFT, Origin.CORRECTION, Origin.BONUS
 
 

@@ -14,7 +14,7 @@ from specdec.core.rounds import Budget, Growth, GrowthEnd, Timings, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import generation_pb2
 from tests.cluster import cluster
-from tests.orchestrator.fakes import FakeDraft, new_sequence
+from tests.models.fake_peers import FakeDraft, new_sequence
 
 chain = TokenTree.chain
 BUDGET = Budget(max_nodes=2, max_depth=2)

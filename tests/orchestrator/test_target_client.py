@@ -12,8 +12,8 @@ from orchestrator.control.costs import Costs
 from orchestrator.target_client import MAX_HARM, TargetClient, _harm, _Loss
 from specdec.core.tree import EMPTY_TREE
 from tests.cluster import Cluster, cluster
-from tests.gated import PATIENCE_S, GatedTable
-from tests.orchestrator.fakes import new_sequence
+from tests.models.fake_peers import new_sequence
+from tests.models.gated import PATIENCE_S, GatedTable
 
 TABLE = Table(vocab_size=40)
 

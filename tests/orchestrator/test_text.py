@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from orchestrator.text import Origin, Output, Piece
+from tests.checkout import TOKENIZER
 
-DEMO = Path(__file__).resolve().parents[2] / "models" / "demo" / "target" / "tokenizer.json"
 END = 0  # <|endoftext|>, special: without text
 
 
 def demo() -> Tokenizer:
-    return Tokenizer.from_file(str(DEMO))
+    return Tokenizer.from_file(str(TOKENIZER))
 
 
 def sentencepiece() -> Tokenizer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,7 @@ from transformers import AutoModelForCausalLM
 from specdec.core.settings import ModelServiceSettings
 from specdec.runner.loading import load_runner
 from specdec.runner.model_runner import ModelRunner
-
-DEMO = Path(__file__).parents[2] / "models" / "demo"
+from tests.checkout import DEMO
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,7 +19,7 @@ from specdec.core.rounds import Timings
 from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job, Verifier
 from tests.cluster import Cluster, cluster
-from tests.table_model import TableRunner
+from tests.models.table_runner import TableRunner
 
 SAMPLINGS: list[dict[str, Any]] = [
     dict(temperature=0.0),

@@ -33,8 +33,8 @@ from target_service.language_model import LmVerifier
 from target_service.server import create_server as create_target_server
 from target_service.verifier import Verifier
 from tests.cluster import connected
-from tests.table_model import TableRunner
-from tests.table_reader import TABLE, oracle
+from tests.models.table_reader import TABLE, oracle
+from tests.models.table_runner import TableRunner
 
 LINES = 6
 """Orchestrators side by side, each with a line of its own to the one draft. They share the target."""

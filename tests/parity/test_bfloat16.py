@@ -17,8 +17,8 @@ from specdec.core.settings import ModelServiceSettings
 from specdec.runner.loading import load_runner
 from specdec.runner.model_runner import ModelRunner
 from tests.cluster import Cluster, cluster
+from tests.models.scripted import BranchingDrafter, WatchingVerifier
 from tests.parity.conftest import DEMO
-from tests.parity.drafters import BranchingDrafter, WatchingVerifier
 
 CONCURRENCY = 8
 

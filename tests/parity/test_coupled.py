@@ -19,8 +19,8 @@ from specdec.client import Client, Sample
 from specdec.core.sequence import SequenceSpec
 from specdec.runner.model_runner import ModelRunner
 from tests.cluster import cluster
+from tests.models.scripted import BranchingDrafter, RandomDrafter, WatchingVerifier
 from tests.parity.conftest import Reference
-from tests.parity.drafters import BranchingDrafter, RandomDrafter, WatchingVerifier
 from tests.parity.reference import Race, coupled_exponentials, sample_seed
 
 PROMPT_LENGTH = 24  # all alike, so that the reference can compute them side by side without padding

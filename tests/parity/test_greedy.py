@@ -16,8 +16,8 @@ from specdec.core.tree import ROOT, TokenTree
 from specdec.runner.model_runner import ModelRunner
 from target_service.language_model import LmVerifier
 from tests.cluster import Cluster, cluster
+from tests.models.scripted import BranchingDrafter, WatchingVerifier
 from tests.parity.conftest import Reference
-from tests.parity.drafters import BranchingDrafter, WatchingVerifier
 from tests.parity.raw_streams import services
 from tests.parity.reference import Race, coupled_exponentials
 

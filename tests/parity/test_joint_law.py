@@ -31,11 +31,11 @@ from specdec.transport.wire import write_method
 from target_service import decision
 from target_service.language_model import LmVerifier
 from tests.cluster import cluster
+from tests.models.table_runner import TableRunner
 from tests.parity.chi_square import p_value
 from tests.parity.noise_table import NoiseTable
 from tests.parity.raw_streams import services
 from tests.parity.reference import sample_seed
-from tests.table_model import TableRunner
 
 WINDOWS_PER_TEXT = 10
 BOTH = pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK], ids=["token", "block"])

@@ -11,9 +11,9 @@ import pytest
 from draft_service.drafters.language_model import LanguageModelDrafter
 from target_service.language_model import LmVerifier
 from tests.cluster import cluster
+from tests.models.table_runner import TableRunner
 from tests.parity.chi_square import p_value
 from tests.parity.reference import Filtered
-from tests.table_model import TableRunner
 
 NUM_TOKENS = 6
 NUM_REQUESTS, SAMPLES = 30, 64

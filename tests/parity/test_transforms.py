@@ -24,9 +24,9 @@ from specdec.core.sequence import SequenceSpec
 from specdec.runner.model_runner import ModelRunner
 from target_service.verifier import Decision, Job
 from tests.cluster import cluster
+from tests.models.scripted import BranchingDrafter, WatchingVerifier
 from tests.parity import reference as by_the_book
 from tests.parity.conftest import Reference
-from tests.parity.drafters import BranchingDrafter, WatchingVerifier
 
 PROMPT_LENGTH = 24  # all alike, so that the reference can compute them side by side without padding
 NUM_TOKENS = 24

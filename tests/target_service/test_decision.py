@@ -23,8 +23,8 @@ from specdec.sampling.state import SamplingState
 from target_service.decision import decide
 from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job
-from tests.automaton import Automaton
-from tests.table_model import TableRunner
+from tests.models.automaton import Automaton
+from tests.models.table_runner import TableRunner
 
 VOCAB = 300
 PARAMS = [

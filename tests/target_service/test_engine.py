@@ -14,7 +14,7 @@ from specdec.core.sequence import Method, SamplingParams
 from specdec.core.tree import TokenTree
 from specdec.server.step_loop import Key
 from target_service.engine import TargetEngine
-from tests.target_service.fakes import CONTEXT, VOCAB, A, B, FakeVerifier, chain, law, opened, run, said, text_of
+from tests.models.fake_target import CONTEXT, VOCAB, A, B, FakeVerifier, chain, law, opened, run, said, text_of
 
 # --- verdicts -----------------------------------------------------------------------------------------------
 

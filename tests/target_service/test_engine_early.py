@@ -8,7 +8,7 @@ from specdec.core.errors import Draining, OutOfStep, Preempted
 from specdec.core.rounds import Round
 from specdec.core.sequence import Method, SamplingParams
 from specdec.core.tree import ROOT, TokenTree
-from tests.target_service.fakes import CONTEXT, VOCAB, A, B, chain, opened, run, said, text_of
+from tests.models.fake_target import CONTEXT, VOCAB, A, B, chain, opened, run, said, text_of
 
 TEXT = said([1, 2], CONTEXT)
 

@@ -9,7 +9,7 @@ from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.server.step_loop import Key
 from target_service.engine import _Sequence
 from target_service.verifier import TargetOpen
-from tests.target_service.fakes import CONTEXT, A, chain, opened, run, said, text_of
+from tests.models.fake_target import CONTEXT, A, chain, opened, run, said, text_of
 
 
 @pytest.mark.parametrize("allowance", [0, 1, 5])

@@ -16,7 +16,7 @@ from target_service.engine import TargetEngine
 from target_service.language_model import LmVerifier
 from target_service.shared_prefixes import SharedTexts
 from target_service.verifier import TargetOpen
-from tests.table_model import TableRunner
+from tests.models.table_runner import TableRunner
 
 BLOCK = 16
 PROMPT = 1024

@@ -1,0 +1,320 @@
+"""What a client may ask for: every problem is named at once, and nothing is ignored in silence."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from tokenizers import Tokenizer
+
+from orchestrator.api import bounds
+from orchestrator.api.bounds import MAX_PROMPT_BYTES
+from orchestrator.api.request import Request, read_request
+from specdec.core.errors import ContextExceeded, InvalidArgument
+from specdec.core.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
+from specdec.core.sequence import Method, SamplingParams
+from specdec.v1 import common_pb2, generation_pb2
+from tests import checkout
+
+TOKENIZER = Tokenizer.from_file(str(checkout.TOKENIZER))
+OLDER = ModelInfo("target", "digest", 100, "", context_length=20, eos_token_ids=(7,))
+TARGET = dataclasses.replace(OLDER, capabilities=(TRANSFORMS,))
+PROMPT = dict(token_ids={"token_ids": [1, 2, 3]})
+
+
+def message(**fields) -> generation_pb2.GenerateRequest:
+    if not fields.keys() & {"text", "token_ids", "chat"}:
+        fields |= PROMPT
+    return generation_pb2.GenerateRequest(**fields)
+
+
+def read(request=None, tokenizer=None, target=TARGET, **fields) -> Request:
+    return read_request(request or message(**fields), target, tokenizer, num_draft_tokens=4)
+
+
+def refused(request=None, tokenizer=None, target=TARGET, **fields) -> dict[str, str]:
+    with pytest.raises(InvalidArgument) as caught:
+        read(request, tokenizer, target, **fields)
+    assert all(what for _, what in caught.value.violations)
+    return dict(caught.value.violations)
+
+
+def test_defaults_are_written_down():
+    request = read(seed=5)
+    assert request == Request((1, 2, 3), 17, SamplingParams(), 5, 1, (), frozenset({7}), Method.COUPLED, 4, {}, b"")
+
+
+def test_what_was_asked_for_is_what_is_done():
+    request = read(
+        text="def f(x):",
+        tokenizer=TOKENIZER,
+        max_tokens=9,
+        temperature=0.25,
+        top_k=3,
+        top_p=0.5,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-2.0,
+        frequency_penalty=0.5,
+        logit_bias={9: -100.0, 4: 0.5},
+        min_tokens=9,
+        seed=2**64 - 1,
+        n=64,
+        stop=["a", "b"],
+        stop_token_ids=[1, 2],
+        verification=common_pb2.VERIFICATION_METHOD_BLOCK,
+        num_draft_tokens=0,
+    )
+    assert request == Request(
+        tuple(TOKENIZER.encode("def f(x):").ids),
+        9,
+        SamplingParams(0.25, 3, 0.5, 0.125, 1.5, -2.0, 0.5, ((4, 0.5), (9, -100.0)), 9, (1, 2, 7)),
+        2**64 - 1,
+        64,
+        ("a", "b"),
+        frozenset({1, 2, 7}),
+        Method.BLOCK,
+        0,
+        {},
+        b"",
+    )
+
+
+def test_explicit_zeros_are_not_defaults():
+    request = read(temperature=0.0, seed=0, num_draft_tokens=0)
+    assert (request.sampling.temperature, request.seed, request.num_draft_tokens) == (0.0, 0, 0)
+
+
+def test_a_seed_is_drawn_of_64_bits():
+    seeds = {read().seed for _ in range(20)}
+    assert len(seeds) == 20
+    assert max(seeds) >= 2**56
+    assert max(seeds) < 2**64
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        (dict(token_ids={"token_ids": []}), "token_ids", "empty"),
+        (dict(token_ids={"token_ids": [1, 100]}), "token_ids", "vocabulary of 100"),
+        (dict(text="a"), "text", "no tokenizer"),
+        (dict(max_tokens=0), "max_tokens", "at least 1"),
+        (dict(temperature=-0.5), "temperature", "-0.5"),
+        (dict(temperature=float("nan")), "temperature", "nan"),
+        (dict(temperature=float("inf")), "temperature", "inf"),
+        (dict(temperature=1e-9), "temperature", "greedy"),
+        (dict(top_p=0.0), "top_p", "(0, 1]"),
+        (dict(top_p=1.5), "top_p", "1.5"),
+        (dict(top_p=float("nan")), "top_p", "nan"),
+        (dict(min_p=-0.5), "min_p", "-0.5"),
+        (dict(min_p=1.5), "min_p", "1.5"),
+        (dict(repetition_penalty=0.0), "repetition_penalty", "0.01"),
+        (dict(repetition_penalty=-1.0), "repetition_penalty", "-1.0"),
+        (dict(repetition_penalty=11.0), "repetition_penalty", "10"),
+        (dict(repetition_penalty=float("nan")), "repetition_penalty", "nan"),
+        (dict(presence_penalty=2.5), "presence_penalty", "2.5"),
+        (dict(presence_penalty=float("inf")), "presence_penalty", "inf"),
+        (dict(frequency_penalty=-2.5), "frequency_penalty", "-2.5"),
+        (dict(frequency_penalty=float("nan")), "frequency_penalty", "nan"),
+        (dict(logit_bias={100: 1.0}), "logit_bias", "vocabulary of 100"),
+        (dict(logit_bias={5: 101.0}), "logit_bias[5]", "101"),
+        (dict(logit_bias={5: float("nan")}), "logit_bias[5]", "nan"),
+        (dict(min_tokens=18), "min_tokens", "max_tokens = 17"),
+        (dict(min_tokens=5, max_tokens=4), "min_tokens", "max_tokens = 4"),
+        (dict(min_tokens=1, stop_token_ids=range(100)), "min_tokens", "every token"),
+        (dict(n=0), "n", "1 to 64"),
+        (dict(n=65), "n", "1 to 64"),
+        (dict(stop=["a"]), "stop", "no tokenizer"),
+        (dict(stop_token_ids=[100]), "stop_token_ids", "vocabulary"),
+        (dict(stop_token_ids=[1] * 257), "stop_token_ids", "at most 256"),
+        (dict(verification=9), "verification", "9"),
+        (dict(num_draft_tokens=65), "num_draft_tokens", "at most 64"),
+        (dict(cache_salt="é" * 129), "cache_salt", "at most 256 bytes"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(fields, field, words):
+    problems = refused(**fields)
+    assert list(problems) == [field]
+    assert words in problems[field]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        (dict(text=""), "text"),
+        (dict(text="a", stop=[""]), "stop[0]"),
+        (dict(text="a", stop=["ok", "x" * 257]), "stop[1]"),
+        (dict(text="a", stop=[str(i) for i in range(17)]), "stop"),
+    ],
+)
+def test_text_fields_are_checked(fields, field):
+    assert list(refused(tokenizer=TOKENIZER, **fields)) == [field]
+
+
+UNSUPPORTED = {
+    "chat": {"messages": [{"role": "user", "content": "hello"}]},
+    "logprobs": 0,
+    "grammar": "",
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_an_unsupported_field_is_refused_by_name_even_at_its_default(name):
+    assert refused(**{name: UNSUPPORTED[name]}) == {name: "not supported"}
+
+
+TRANSFORMING = {
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.1,
+    "logit_bias": {3: 1.0},
+    "min_tokens": 1,
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMING)
+def test_a_target_that_does_not_know_a_transform_is_not_asked_for_it(name):
+    assert refused(target=OLDER, **{name: TRANSFORMING[name]}) == {name: "not supported by this target"}
+    assert read(**{name: TRANSFORMING[name]}).sampling.changes_logits
+
+
+def test_transforms_that_change_nothing_need_no_capability():
+    neutral = dict(presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0, min_tokens=0)
+    assert read(target=OLDER, **neutral).sampling == SamplingParams()
+
+
+def test_a_salt_needs_a_target_that_keeps_to_it():
+    assert read(cache_salt="é" * 128, target=dataclasses.replace(TARGET, capabilities=(CACHE_SALT,))).cache_salt
+    assert refused(cache_salt="a") == {"cache_salt": "not supported by this target"}
+    assert read().cache_salt == b""
+
+
+def test_too_many_biases_are_refused():
+    large = dataclasses.replace(TARGET, vocab_size=1000)
+    assert read(target=large, logit_bias=dict.fromkeys(range(300), 1.0))
+    assert list(refused(target=large, logit_bias=dict.fromkeys(range(301), 1.0))) == ["logit_bias"]
+
+
+def test_every_field_of_the_contract_is_either_read_or_refused():
+    """A field added to the contract must be thought of here."""
+    read_here = {
+        *("text", "token_ids", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n"),
+        *("stop", "stop_token_ids", "verification", "num_draft_tokens", "resume", "cache_salt"),
+    }
+    fields = {field.name for field in generation_pb2.GenerateRequest.DESCRIPTOR.fields}
+    assert fields == read_here | set(UNSUPPORTED) | set(TRANSFORMING)
+
+
+def test_a_prompt_is_required():
+    assert list(refused(generation_pb2.GenerateRequest())) == ["prompt"]
+
+
+def test_a_field_of_a_later_contract_is_refused_by_number():
+    request = message()
+    # Field 1000, a varint: 8000 << 0 as a tag, then 1.
+    request.MergeFromString(b"\xc0\x3e\x01")
+    problems = refused(request)
+    assert "1000" in problems["field"]
+
+
+def test_a_field_of_a_later_contract_is_found_in_what_a_client_received_before():
+    request = message(seed=1, resume={0: {"token_ids": [1]}})
+    request.resume[0].MergeFromString(b"\xc0\x3e\x01")
+    assert "1000" in refused(request)["resume[0]"]
+
+
+def test_of_very_many_unknown_fields_a_few_are_looked_at():
+    request = message()
+    request.MergeFromString(b"\xc0\x3e\x01" * 10_000)
+    with pytest.raises(InvalidArgument) as caught:
+        read(request)
+    assert 0 < len(caught.value.violations) < 32
+
+
+def test_the_ids_of_all_resumed_samples_together_are_bounded(monkeypatch):
+    monkeypatch.setattr(bounds, "MAX_RESUMED_IDS", 30)
+    received = {"token_ids": [1] * 11}
+    assert "30" in refused(n=3, seed=1, resume={0: received, 1: received, 2: received})["resume"]
+    assert len(read(n=2, seed=1, max_tokens=15, resume={0: received, 1: received}).resume) == 2
+
+
+def test_all_problems_are_named_at_once():
+    problems = refused(
+        token_ids={"token_ids": [100]},
+        temperature=-1.0,
+        top_p=2.0,
+        n=0,
+        max_tokens=0,
+        stop=["x"],
+        stop_token_ids=[100],
+        num_draft_tokens=99,
+        verification=9,
+        logprobs=3,
+        grammar="x",
+    )
+    assert set(problems) == {
+        *("token_ids", "temperature", "top_p", "n", "max_tokens", "stop", "stop_token_ids"),
+        *("num_draft_tokens", "verification", "logprobs", "grammar"),
+    }
+
+
+def test_prompt_and_max_tokens_may_fill_the_context_and_not_one_more():
+    assert read(max_tokens=17).max_tokens == 17
+    with pytest.raises(ContextExceeded, match=r"3 prompt tokens and max_tokens 18 .* context of 20"):
+        read(max_tokens=18)
+    with pytest.raises(ContextExceeded):
+        read(max_tokens=2**32 - 1)
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [20, 21, 500])
+def test_a_prompt_that_leaves_no_room_is_out_of_range(num_prompt_tokens):
+    with pytest.raises(ContextExceeded, match="context of 20"):
+        read(token_ids={"token_ids": [1] * num_prompt_tokens})
+    assert read(token_ids={"token_ids": [1] * 19}).max_tokens == 1
+
+
+@pytest.mark.parametrize("method", [common_pb2.VERIFICATION_METHOD_UNSPECIFIED, common_pb2.VERIFICATION_METHOD_COUPLED])
+def test_unspecified_verification_is_coupled(method):
+    assert read(verification=method).method is Method.COUPLED
+
+
+# --- bounds -------------------------------------------------------------------------------------------------
+
+
+MANY = 1 << 18
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "words"),
+    [
+        (dict(text="é" * (MAX_PROMPT_BYTES // 2 + 1)), "text", f"at most {MAX_PROMPT_BYTES} bytes, not"),
+        (dict(stop=[""] * MANY), "stop", f"at most 16 strings, not {MANY}"),
+        (dict(stop_token_ids=[2**32 - 1] * MANY), "stop_token_ids", f"at most 256 ids, not {MANY}"),
+        (dict(logit_bias=dict.fromkeys(range(MANY), 1e9)), "logit_bias", f"at most 300 tokens, not {MANY}"),
+        (dict(resume={i: {} for i in range(MANY)}), "resume", f"at most 64 samples, not {MANY}"),
+        (dict(resume={0: {"token_ids": [1] * 21}}), "resume[0]", "more ids than the context of 20"),
+        (dict(cache_salt="x" * MANY), "cache_salt", f"at most 256 bytes, not {MANY}"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
+)
+def test_what_is_too_long_is_refused_by_its_length_alone(fields, name, words):
+    """And nothing else of it is read: no entry of it is named."""
+    request = refused(tokenizer=TOKENIZER, **fields)
+    assert list(request) == [name]
+    assert words in request[name]
+
+
+def test_everything_that_is_too_long_is_named_at_once():
+    long = refused(stop=["a"] * 17, stop_token_ids=[1] * 257, resume={i: {} for i in range(65)})
+    assert set(long) == {"stop", "stop_token_ids", "resume"}
+
+
+def test_too_many_token_ids_are_counted_and_not_looked_at():
+    with pytest.raises(ContextExceeded, match=f"{MANY} prompt tokens do not fit the context of 20"):
+        read(token_ids={"token_ids": [2**32 - 1] * MANY})
+
+
+def test_a_text_of_the_greatest_length_is_read():
+    text = "a" * MAX_PROMPT_BYTES
+    with pytest.raises(ContextExceeded):
+        read(text=text, tokenizer=TOKENIZER)

@@ -1,0 +1,167 @@
+"""A request goes on at another orchestrator, or after its client read nothing for long, with nothing lost."""
+
+import asyncio
+from contextlib import AsyncExitStack, aclosing
+
+import pytest
+
+from bench.models.table_model import Table, TableDrafter, TableVerifier
+from orchestrator.sequence import FinishReason, Sequence
+from specdec.client import Client, Sample
+from specdec.core.errors import ModelMismatch
+from specdec.core.sequence import Method, SamplingParams
+from specdec.transport import rpc
+from tests.cluster import cluster
+from tests.models import table_reader
+
+TABLE = Table(vocab_size=64)
+REQUEST = dict(token_ids={"token_ids": [1, 2, 3]}, max_tokens=50, seed=11)
+
+
+def _deployment(**settings):
+    return cluster([TableVerifier(TABLE, pass_s=0.001)], [TableDrafter(TABLE)], **settings)
+
+
+@pytest.mark.parametrize("num_received", [0, 1, 17, 49, 50])
+async def test_a_request_resumes_with_the_ids_received_so_far(num_received):
+    async with _deployment() as running:
+        [whole] = await running.client.generate(**REQUEST)
+        received = whole.token_ids[:num_received]
+        rest = Sample(token_ids=list(received))
+        async for response in running.client.stream(**REQUEST, resume={0: {"token_ids": received}}):
+            if response.HasField("chunk"):
+                rest.add(response.chunk)  # raises if positions do not go on behind what was received
+        assert rest.token_ids == whole.token_ids
+        assert rest.finish.reason == whole.finish.reason
+        assert rest.finish.usage.completion_tokens == 50
+        await running.settled()
+
+
+async def test_whole_samples_begin_with_what_was_received_before():
+    async with _deployment() as running:
+        first, second = await running.client.generate(**REQUEST, n=2)
+        received = {1: {"token_ids": second.token_ids[:17]}}
+        again, resumed = await running.client.generate(**REQUEST, n=2, resume=received)
+        assert (again.token_ids, again.text) == (first.token_ids, first.text)
+        assert resumed.token_ids == second.token_ids
+        assert resumed.text == second.text[second.text_ends[16] :]
+        assert len(resumed.origins) == len(resumed.text_ends) == 50 - 17
+
+
+async def test_a_stop_is_found_again_by_a_request_that_had_reached_it():
+    async with _deployment() as running:
+        [free] = await running.client.generate(**REQUEST)
+        stop = free.token_ids[20]
+        request = {**REQUEST, "stop_token_ids": [stop]}
+        [stopped] = await running.client.generate(**request)
+        [again] = await running.client.generate(**request, resume={})
+        assert again.token_ids == stopped.token_ids
+        rest = Sample(token_ids=list(stopped.token_ids))
+        async for response in running.client.stream(**request, resume={0: {"token_ids": stopped.token_ids}}):
+            if response.HasField("chunk"):
+                rest.add(response.chunk)
+        assert rest.token_ids == stopped.token_ids
+        assert rest.finish.stop_token_id == stop
+
+
+async def test_our_client_survives_the_loss_of_an_orchestrator():
+    async with _deployment() as one, _deployment() as other:
+        expected = await one.client.generate(**REQUEST, n=3)
+        async with Client(f"127.0.0.1:{one.orchestrator.port}", f"127.0.0.1:{other.orchestrator.port}") as client:
+            samples = [Sample() for _ in range(3)]
+            admissions = 0
+            async with aclosing(client.stream(**REQUEST, n=3)) as responses:
+                async for response in responses:
+                    if response.HasField("admission"):
+                        admissions += 1
+                        continue
+                    samples[response.chunk.index].add(response.chunk)
+                    if sum(len(sample.token_ids) for sample in samples) > 40 and one.orchestrator.live_sequences:
+                        await one.orchestrator.stop()
+            assert admissions == 1
+            assert [sample.token_ids for sample in samples] == [sample.token_ids for sample in expected]
+            assert all(sample.finished for sample in samples)
+        await other.settled()
+
+
+async def test_our_client_never_goes_on_with_another_model():
+    """Half of the orchestrators may have been given another, and nothing in the rest of the text would show it."""
+    table = Table(vocab_size=65)
+    async with _deployment() as one, cluster([TableVerifier(table)], [TableDrafter(table)]) as other:
+        async with Client(f"127.0.0.1:{one.orchestrator.port}", f"127.0.0.1:{other.orchestrator.port}") as client:
+            received = Sample()
+
+            async def read() -> None:
+                async for response in client.stream(**REQUEST):
+                    if response.HasField("chunk"):
+                        received.add(response.chunk)
+                        if one.orchestrator.live_sequences:
+                            await one.orchestrator.stop()
+
+            with pytest.raises(ModelMismatch, match="table-target"):
+                await read()
+            assert received.token_ids
+            assert not received.finished
+        await other.settled()
+
+
+async def test_without_a_seed_64_bits_are_drawn_and_returned_and_are_all_that_another_orchestrator_needs():
+    """Law 4: the whole text is that of the seed that was returned, though one orchestrator began and another ended."""
+    verifiers = [TableVerifier(table_reader.TABLE, pass_s=0.001) for _ in range(2)]
+    unseeded = dict(token_ids=REQUEST["token_ids"], max_tokens=50, n=2, temperature=1.0, stop_token_ids=[])
+    async with cluster(verifiers[:1]) as one, cluster(verifiers[1:]) as other:
+        admissions, samples = [], [Sample(), Sample()]
+        async with (
+            Client(*(f"127.0.0.1:{each.orchestrator.port}" for each in (one, other))) as client,
+            aclosing(client.stream(**unseeded)) as responses,
+        ):
+            async for response in responses:
+                if response.HasField("admission"):
+                    admissions.append(response.admission)
+                    continue
+                samples[response.chunk.index].add(response.chunk)
+                if one.orchestrator.live_sequences and sum(len(sample.token_ids) for sample in samples) > 20:
+                    await one.orchestrator.stop()
+        assert client._at == 1
+        [admission] = admissions
+        assert admission.model_digest == verifiers[0].info.model_digest
+        fields = {**unseeded, "seed": admission.seed}
+        expected = [table_reader.oracle(fields, index) for index in range(2)]
+        assert [(sample.token_ids, sample.finish.reason) for sample in samples] == expected
+        seeds = {admission.seed}
+        for _ in range(8):
+            async with aclosing(other.client.stream(**{**unseeded, "max_tokens": 1})) as responses:
+                seeds |= {response.admission.seed async for response in responses if response.HasField("admission")}
+        assert len(seeds) == 9
+        assert max(seeds) >= 1 << 56, "64 bits, nine times: one in 2**72 has none of the first eight"
+
+
+async def test_a_client_that_reads_nothing_holds_no_memory_and_then_gets_the_same(monkeypatch):
+    async with _deployment(park_after_s=0.05) as running, AsyncExitStack() as stack:
+        request = dict(token_ids={"token_ids": [1, 2, 3]}, max_tokens=4000, seed=5)
+        [expected] = await running.client.generate(**request)
+        # Otherwise gRPC takes in the whole output on the client's behalf.
+        narrow = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
+        monkeypatch.setattr(rpc, "CHANNEL_OPTIONS", [*rpc.CHANNEL_OPTIONS, *narrow])
+        slow_client = await stack.enter_async_context(Client(f"127.0.0.1:{running.orchestrator.port}"))
+        sample = Sample()
+        async with aclosing(slow_client.stream(**request)) as responses:
+            async for response in responses:
+                if response.HasField("chunk"):
+                    sample.add(response.chunk)
+                    if len(sample.token_ids) < 20:  # read no further until nothing is left on the services
+                        async with asyncio.timeout(20):
+                            while any(s.load.live_sequences for s in (*running.targets, *running.drafts)):
+                                await asyncio.sleep(0.01)
+        assert sample.token_ids == expected.token_ids
+        assert sample.finish.speculation.num_replays > 0
+        await running.settled()
+
+
+def test_received_ids_are_committed_before_anything_is_opened():
+    sequence = Sequence([1, 2], 3, SamplingParams(0.0), 0, Method.COUPLED, received=[7, 8])
+    assert sequence.ids == [1, 2, 7, 8]
+    assert (sequence.num_prompt_tokens, sequence.remaining, sequence.finished) == (2, 1, False)
+    assert (
+        Sequence([1], 2, SamplingParams(0.0), 0, Method.COUPLED, received=[7, 8]).finish_reason is FinishReason.LENGTH
+    )

@@ -1,0 +1,251 @@
+"""A draft at a distance and a target, in simulated time: the real loop, trie, controller and draft engine.
+
+Only clocks, wires and models are played: a step of the draft takes as long as it is told to, whatever it grows, a
+message half a round trip, and the models are tables.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from bench.models.table_model import Table, TableDrafter
+from draft_service.engine import DraftEngine, DraftOpen
+from orchestrator.control.concert import Concert
+from orchestrator.control.controller import Adaptive, Controller, Fixed
+from orchestrator.control.costs import Costs
+from orchestrator.decoder import decode
+from orchestrator.drafting.draft_client import DraftClient
+from orchestrator.drafting.speculation import Speculation
+from orchestrator.rounds import Early
+from orchestrator.sequence import Sequence
+from orchestrator.statistics import Statistics
+from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Timings, Verdict
+from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.server.step_loop import Key
+from specdec.speculation.acceptance import Chances
+from tests.models.fake_peers import new_sequence, still_to_come
+
+KEY = Key(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Milliseconds. ``dead_after`` so many the draft says nothing more."""
+
+    acceptance: float = 0.8
+    pass_ms: float = 40.0
+    row_ms: float = 0.1
+    step_ms: float = 4.0
+    distance_ms: float = 0.0  # to the draft and back
+    beyond_ms: float = 0.5  # of a round with the target that was asked for
+    noise: float = 0.05
+    dead_after: float = float("inf")
+
+    @property
+    def alone(self) -> float:
+        """Tokens per second of the target, unasked."""
+        return 1e3 / (self.pass_ms + self.row_ms)
+
+
+class World:
+    """A place, and what time it is there."""
+
+    def __init__(self, place: Place, seed: int) -> None:
+        self.place = place
+        self.now = 0.0
+        self.table = Table(acceptance=place.acceptance, runner_up=0.5)
+        self._random = random.Random(seed)
+
+    def took(self, milliseconds: float) -> float:
+        """Seconds, more or less."""
+        return milliseconds / 1e3 * self._random.lognormvariate(0.0, self.place.noise)
+
+
+class FarDraft:
+    """In place of DraftClient."""
+
+    def __init__(self, world: World, costs: Costs) -> None:
+        self._world = world
+        self._costs = costs
+        self._engine = DraftEngine(TableDrafter(world.table))
+        self._up: deque[tuple[float, Callable[[], None]]] = deque()
+        self._down: deque[tuple[float, Growth]] = deque()
+        self._free_at = 0.0
+        self._base = 0
+        self._asked, self._asked_nodes = 0.0, 0
+        self.num_advances = -1
+
+    def advance(
+        self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE, num_there: int = 0
+    ) -> bool:
+        self._asked, self._asked_nodes = self._world.now, budget.max_nodes or int(not in_flight)
+        self._tell(sequence, budget, in_flight)
+        return True
+
+    def catch_up(self, sequence: Sequence) -> None:
+        if self.num_advances >= 0 and sequence.base - self._base >= 16:
+            self._tell(sequence, Budget(), EMPTY_TREE)
+
+    def _tell(self, sequence: Sequence, budget: Budget, in_flight: TokenTree) -> None:
+        self.num_advances += 1
+        new, self._base = tuple(sequence.ids[self._base :]), sequence.base
+        if not self.num_advances:
+            spec = replace(sequence.spec, token_ids=new)
+            message = lambda: self._engine.open(KEY, DraftOpen(spec, budget))  # noqa: E731
+        else:
+            advance = Advance(self.num_advances, self._base, new, in_flight, budget)
+            message = lambda: self._engine.submit(KEY, advance)  # noqa: E731
+        self._up.append((self._world.now + self._world.place.distance_ms / 2e3, message))
+
+    def arrived(self) -> Iterator[Growth]:
+        while self._goes_on(self._world.now):
+            pass
+        while self._down and self._down[0][0] <= self._world.now:
+            yield self._took(*self._down.popleft())
+
+    async def growth(self, sequence: Sequence) -> Growth | None:
+        until = self._world.now + self._costs.patience_s(self._asked_nodes)
+        while not self._down and self._goes_on(until):
+            pass
+        if self._down and self._down[0][0] <= until:
+            self._world.now = max(self._world.now, self._down[0][0])
+            return self._took(*self._down.popleft())
+        if self.num_advances:
+            self._costs.late(self._asked_nodes, until - self._asked)
+        self._world.now = until
+        return None
+
+    def _took(self, heard: float, growth: Growth) -> Growth:
+        nodes = self._asked_nodes
+        if growth.advance == self.num_advances and nodes and (growth.end or len(growth.tree) >= nodes):
+            self._asked_nodes = 0
+            if growth.end in (None, GrowthEnd.BUDGET):
+                self._costs.drafted(nodes, heard - self._asked, takes_in=not growth.advance)
+        return growth
+
+    def _goes_on(self, until: float) -> bool:
+        """The draft's next step, if it begins by then; a message that comes while it works waits."""
+        begins = self._free_at
+        if self._engine.idle:
+            if not self._up or self._up[0][0] > until:
+                return False
+            begins = max(begins, self._up[0][0])
+        if begins > until or begins > self._world.place.dead_after / 1e3:
+            return False
+        while self._up and self._up[0][0] <= begins:
+            self._up.popleft()[1]()
+        passes = self._engine.load.passes
+        results = self._engine.step()
+        stepped = self._engine.load.passes > passes
+        self._free_at = begins + (self._world.took(self._world.place.step_ms) if stepped else 0.0)
+        back_s = self._world.place.distance_ms / 2e3
+        self._down += [(self._free_at + back_s, cast(Growth, growth)) for _, growth in results]
+        return True
+
+    def set_aside(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+class NearTarget:
+    """In place of TargetClient."""
+
+    def __init__(self, world: World, costs: Costs, takes_early: bool) -> None:
+        self._world = world
+        self._costs = costs
+        self._takes_early = takes_early
+        self._unasked = self._number = 0
+        self._left: TokenTree | None = None  # of a round that was sent early, if it stands
+        self._begins_s = 0.0  # its pass, after the verdict before was out
+        self.num_rows = 0
+
+    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int, early: Early | None) -> Verdict:
+        world, place = self._world, self._world.place
+        ids, accepted, node = list(sequence.ids), [], -1
+        while True:
+            token = world.table.next_token(sequence.spec, ids, len(ids))
+            if (child := tree.child(node, token)) is None:
+                break
+            accepted.append(node := child)
+            ids.append(token)
+        rows = len(tree) + 1
+        self.num_rows += rows
+        pass_s = world.took(place.pass_ms + place.row_ms * rows)
+        timings = Timings(0, int(pass_s * 1e6), 0, rows, 1)
+        if self._unasked:
+            assert not tree, "nothing is verified among tokens that come unasked"
+            world.now += pass_s
+            self._costs.went_on(timings, 1)
+            self._unasked = still_to_come(self._unasked, run_on)
+        else:
+            asked, under_way = world.now, self._left is not None
+            beyond_s = world.took(place.beyond_ms)
+            took_s = pass_s + (self._begins_s if under_way else beyond_s)
+            self._left = None
+            at_s = max(0.0, self._costs.early_s(len(tree), under_way))
+            if self._takes_early and early is not None and self._number and at_s < took_s:
+                world.now = asked + at_s
+                committed = [*ids[sequence.base :], token]
+                self._begin(early, committed, at_s + beyond_s - took_s)
+            world.now = asked + took_s
+            if self._number:
+                self._costs.verified(len(tree), took_s, timings, 1, 1, under_way)
+            self._unasked = run_on
+        self._number += 1
+        return Verdict(
+            self._number - 1,
+            sequence.base,
+            tuple(accepted),
+            token,
+            (),
+            timings,
+            run_on=self._unasked,
+            under_way=self._left,
+        )
+
+    def _begin(self, early: Early, committed: list[int], late_s: float) -> None:
+        """A round that is at the target so long after the verdict before went out."""
+        sent, max_nodes = early()
+        left = sent.descend(committed).prefix(max_nodes)
+        if left or (sent and late_s > 0):
+            self._left, self._begins_s = left, max(0.0, late_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    tokens_per_s: float
+    token_ids: list[int]
+    num_rows: int
+    waited_s: float
+    statistics: Statistics
+
+
+async def decoded(
+    place: Place,
+    num_tokens: int = 600,
+    num_draft_tokens: int | None = None,
+    max_ahead: int = 60,
+    costs: Costs | None = None,
+    seed: int = 0,
+    controller: Any = None,
+    takes_early: bool = True,
+) -> Outcome:
+    """A greedy request of so many tokens."""
+    costs = costs or Costs(16, ahead=max_ahead > 0)
+    world = World(place, seed)
+    sequence = new_sequence((1, 2, 3 + seed), num_tokens, temperature=0.0)
+    sequence.statistics.clock = lambda: world.now
+    chances = Chances(costs.chances)
+    if controller is None:
+        adaptive = Adaptive(Concert(costs), None, chances, max_ahead > 0)
+        controller = adaptive if num_draft_tokens is None else Fixed(num_draft_tokens)
+    target = NearTarget(world, costs, takes_early)
+    draft = cast(DraftClient, FarDraft(world, costs))
+    speculation = Speculation(draft, max_ahead, 0, chances, clock=lambda: world.now)
+    async for _ in decode(sequence, target, speculation, cast(Controller, controller)):
+        pass
+    waited_s = sequence.statistics.draft_wait_us / 1e6
+    return Outcome(num_tokens / world.now, sequence.ids, target.num_rows, waited_s, sequence.statistics)

@@ -1,0 +1,134 @@
+"""What the finder finds is what a reading of the whole text would find; what it is worth is what came true."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from orchestrator.control import prompt_lookup
+from orchestrator.control.prompt_lookup import MOST_GUESSED, HitRates, PromptLookup
+from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.speculation.acceptance import Acceptance
+from tests.models.fake_peers import hit_rates
+
+LONGEST, SHORTEST = 16, 2
+
+
+def guess_of(ids: list[int], count: int) -> list[int]:
+    """The longest earlier occurrence of the end (up to 16 tokens), of those the latest, and what followed it."""
+    best, source = SHORTEST - 1, None
+    for end in range(len(ids) - 1, 0, -1):
+        agreed = 0
+        while agreed < min(end, LONGEST) and ids[end - 1 - agreed] == ids[len(ids) - 1 - agreed]:
+            agreed += 1
+        if agreed > best:
+            best, source = agreed, end
+    if source is None:
+        return []
+    text = list(ids)
+    for offset in range(count):
+        text.append(text[source + offset])
+    return text[len(ids) :]
+
+
+def found(lookup: PromptLookup, ids: list[int], count: int = 8) -> list[int]:
+    return list(lookup.guess(min(count, len(lookup.look(ids)))).token_ids)
+
+
+# 251 and 252 have the fingerprints of 0 and 1.
+@given(
+    st.lists(st.sampled_from([0, 1, 2, 251, 252]), min_size=1, max_size=24) | st.lists(st.integers(0, 3), min_size=1)
+)
+@example([1, 2, 3, 4, 1, 2, 3, 5, 6, 2, 3])
+@example([7, 7, 7])
+@example([9, 1, 1, 1, 1, 8, 9, 1, 1, 1])
+def test_a_fresh_look_finds_what_reading_everything_would(ids):
+    assert found(PromptLookup(hit_rates(0.95)), ids) == guess_of(ids, 8)
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.lists(st.integers(1, 5), max_size=20))
+def test_a_guess_is_kept_while_it_comes_true_and_searched_anew_when_it_does_not(ids, steps):
+    lookup, length, guess = PromptLookup(hit_rates(0.95)), 0, []
+    for step in steps:
+        came = ids[length : length + step]
+        length += len(came)
+        true = bool(guess) and guess[: len(came)] == came
+        expected = guess[len(came) :] if true else guess_of(ids[:length], 8)
+        guess = found(lookup, ids[:length])
+        if true and came:
+            assert guess[: len(expected)] == expected[: len(guess)]
+        elif not true and step == 1:
+            assert guess == expected[: len(guess)]
+
+
+def test_after_searches_in_vain_there_are_fewer_but_a_repetition_is_seen_within_four_tokens():
+    lookup, text = PromptLookup(HitRates()), list(range(300))
+    for length in range(1, 300):
+        assert not lookup.look(text[:length])
+    seen = [bool(lookup.look(text + text[100 : 100 + count])) for count in range(1, 7)]
+    assert seen[-1]
+    searched = []
+    lookup._search = lambda ids: searched.append(len(ids)) or PromptLookup._search(lookup, ids)  # type: ignore[method-assign]
+    assert lookup.look(text + text[100:107])
+    assert not searched, "what comes true is not searched for"
+
+
+def test_what_lies_before_the_window_is_not_searched(monkeypatch):
+    monkeypatch.setattr(prompt_lookup, "_WINDOW", 50)
+    early = [1, 2, 3, *range(10, 60), 1, 2]
+    assert not PromptLookup(HitRates()).look(early)
+    assert PromptLookup(HitRates()).look([*early[:3], *early[10:]])
+
+
+def test_a_short_period_goes_on_like_it_began():
+    assert found(PromptLookup(hit_rates(0.95)), [5, 1, 2, 3, 1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
+    assert found(PromptLookup(hit_rates(0.95)), [9, 9, 9], 4) == [9, 9, 9, 9]
+
+
+def test_chances_follow_what_came_true_whether_it_was_verified_or_not():
+    rates, chance = HitRates(), random.Random(1)
+    lookup, text = PromptLookup(rates), [chance.randrange(9) for _ in range(40)]
+    for _ in range(300):
+        lookup.look(text)
+        text.append(chance.randrange(9))
+    noise = lookup.look(text)
+    assert not noise or noise[0] < 0.25
+    page = list(range(100, 160))
+    text += page
+    for token in page * 6:
+        lookup.look(text)
+        text.append(token)
+    assert lookup.look(text)[7] > 0.75
+    assert PromptLookup(rates).look(text)[7] > 0.5, "what one text learnt is where the next begins"
+
+
+def test_chances_fall_with_the_depth_and_rise_with_what_agreed():
+    lookup = PromptLookup(HitRates())
+    chances = [lookup.look([*range(50), *range(count)]) for count in (2, 4, 8, 16)]
+    assert all(0 < len(row) <= MOST_GUESSED and row == sorted(row, reverse=True) for row in chances)
+    firsts = [row[0] for row in chances]
+    assert firsts == sorted(firsts)
+    assert len(set(firsts)) == 4
+
+
+def test_a_guess_is_what_followed_the_last_time_and_goes_on_as_that_did():
+    lookup = PromptLookup(hit_rates(0.95))
+    assert lookup.guess(2) == EMPTY_TREE, "it has seen nothing yet"
+    lookup.look([1, 2, 3, 1, 2])
+    assert lookup.guess(2) == TokenTree.chain([3, 1])
+    assert lookup.guess(7) == TokenTree.chain([3, 1, 2, 3, 1, 2, 3])
+
+
+def test_what_is_remembered_fades():
+    acceptance = Acceptance(100, prior=0.5, trials=4)
+    for _ in range(400):
+        acceptance.observe(4, 4)
+    assert acceptance.share() > 0.97
+    for _ in range(50):
+        acceptance.observe(0, 4)
+    assert acceptance.share() < 0.2
+    acceptance.forget(6)
+    assert acceptance.share(prior=0.9, trials=6) == pytest.approx(0.5, abs=0.1)

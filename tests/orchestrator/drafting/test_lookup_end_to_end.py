@@ -1,0 +1,123 @@
+"""Where the text repeats itself the target makes fewer passes than tokens without any draft; where it does not, nothing
+is guessed. The text is the target's either way."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import pytest
+
+from bench.models.table_model import Table, TableDrafter, TableVerifier
+from orchestrator import generation
+from orchestrator.control.prompt_lookup import PromptLookup
+from orchestrator.target_client import TargetClient
+from specdec.v1 import common_pb2
+from target_service.language_model import LmVerifier
+from tests.cluster import Cluster, cluster
+from tests.models.gated import GatedTable
+from tests.models.table_runner import TableRunner
+
+PROMPT = [1, 2, 3]
+LENGTH = 300
+PERIOD = 30
+
+
+class Silent(TableDrafter):
+    """Never answers, until it is released."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
+        self.released = threading.Event()
+
+    def grow(self, sequences: Any) -> Any:
+        self.released.wait(60)
+        return super().grow(sequences)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_verified_among_tokens_that_come_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree that is handed over then would be dropped without a word."""
+    ask = TargetClient._next
+
+    async def checked(client: TargetClient, lane: Any, sequence: Any, tree: Any, run_on: int, early: Any) -> Any:
+        assert not (tree and run_on)
+        if tree and client._rounds:
+            [sent] = client._rounds
+            assert sent.tree.descend(sequence.ids[sent.base :]).prefix(sent.max_nodes) == tree, "what was sent early"
+        return await ask(client, lane, sequence, tree, run_on, early)
+
+    monkeypatch.setattr(TargetClient, "_next", checked)
+
+
+async def sample(running: Cluster, **fields: Any) -> Any:
+    [one] = await running.client.generate(
+        **{"token_ids": {"token_ids": PROMPT}, "max_tokens": LENGTH, "seed": 5} | fields
+    )
+    return one
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("draft", ["none", "dead", "silent"])
+async def test_without_a_draft_a_text_that_repeats_itself_takes_fewer_passes_than_tokens(draft, temperature):
+    table = Table(period=PERIOD)
+    fields = {"temperature": temperature}
+    async with cluster([TableVerifier(table)]) as running:
+        alone = await sample(running, num_draft_tokens=0, **fields)
+    verifier, silent = GatedTable(table, pass_s=0.01), Silent(table)
+    drafters = {"none": [], "dead": [TableDrafter(table)], "silent": [silent]}[draft]
+    async with cluster([verifier], drafters, num_draft_tokens=None, patient=False) as running:
+        if draft == "dead":
+            await running.drafts[0].stop()
+        told = await sample(running, **fields)
+        assert list(told.token_ids) == list(alone.token_ids)
+        counts = told.finish.speculation
+        silent.released.set()
+        assert verifier.num_passes < LENGTH
+        assert counts.num_accepted_lookup_tokens > 0
+        assert counts.num_accepted_lookup_tokens == counts.num_accepted_tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("further", [{}, {"num_ahead_tokens": 40}, {"num_siblings": 2}], ids=str)
+async def test_beside_a_draft_that_lives_the_text_is_the_same_and_who_got_what_accepted_is_told(further, temperature):
+    table = Table(period=PERIOD, acceptance=0.7)
+    fields = {"temperature": temperature}
+    async with cluster([TableVerifier(table)]) as running:
+        alone = await sample(running, num_draft_tokens=0, **fields)
+    verifier, drafter = TableVerifier(table, pass_s=0.01), TableDrafter(table, step_s=0.001)
+    async with cluster([verifier], [drafter], num_draft_tokens=None, **further) as running:
+        told = [await sample(running, **fields) for _ in range(2)]
+        draft = running.orchestrator.drafts.replicas[0].tally
+    assert [list(each.token_ids) for each in told] == [list(alone.token_ids)] * 2
+    counts = [each.finish.speculation for each in told]
+    assert sum(each.num_lookup_tokens for each in counts) > 0
+    by_draft = [each.num_draft_tokens - each.num_lookup_tokens for each in counts]
+    accepted = [each.num_accepted_tokens - each.num_accepted_lookup_tokens for each in counts]
+    assert (draft.num_draft_tokens, draft.num_accepted_tokens) == (sum(by_draft), sum(accepted))
+    assert 0 < sum(accepted) < sum(by_draft)
+
+
+@pytest.mark.parametrize("method", ["TOKEN", "BLOCK"])
+async def test_where_a_proposal_may_not_be_chosen_for_its_content_nothing_is_guessed(method, monkeypatch):
+    made = []
+    monkeypatch.setattr(generation, "PromptLookup", lambda rates: made.append(rates) or PromptLookup(rates))
+    async with cluster([LmVerifier(TableRunner(seed=1))], num_draft_tokens=None) as running:
+        verification = getattr(common_pb2, f"VERIFICATION_METHOD_{method}")
+        fields = {"max_tokens": 20, "token_ids": {"token_ids": PROMPT * 5}}
+        await sample(running, verification=verification, temperature=1.0, **fields)
+        assert not made
+        await sample(running, num_draft_tokens=4, temperature=1.0, **fields)
+        assert not made, "the client named a number"
+        await sample(running, verification=verification, temperature=0.0, **fields)
+        assert len(made) == 1
+
+
+async def test_a_text_that_does_not_repeat_itself_is_left_alone():
+    table = Table()
+    async with cluster([TableVerifier(table, pass_s=0.003)], num_draft_tokens=None) as running:
+        told = await sample(running)
+    text = [*PROMPT, *told.token_ids]
+    assert len(set(itertools.pairwise(text))) == len(text) - 1, "nothing came twice"
+    assert told.finish.speculation.num_draft_tokens == 0

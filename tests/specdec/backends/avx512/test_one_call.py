@@ -1,0 +1,180 @@
+"""A model that is computed in one call gives what its own code gives; others are called by that."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+
+from specdec.backends.avx512.decoder_pass import DecoderPass
+from specdec.passes.outputs import RowOutputs
+from specdec.runner import model_runner
+from specdec.runner.model_call import OwnCode
+from specdec.runner.model_runner import ModelRunner
+from tests.specdec.backends.avx512.common_layers import (
+    CONTEXT,
+    IN_C,
+    SHAPE,
+    TAKEN,
+    VOCAB,
+    model_of,
+    num_taken,
+    random_ids,
+    runner_of,
+    segment_of,
+)
+
+pytestmark = IN_C
+
+
+def call_of(runner: ModelRunner) -> Any:
+    return runner._call
+
+
+def fed(runner: ModelRunner) -> list[RowOutputs]:
+    """Chunks, rows and a tree; of some rows no logits are wanted."""
+    rng = random.Random(4)
+    found: list[RowOutputs] = []
+    caches = [runner.new_cache() for _ in range(3)]
+    for sizes in ((40, 1, 7), (1, 1, 1), (3, 60, 1)):
+        segments = []
+        for cache, size in zip(caches, sizes, strict=True):
+            segment = segment_of(cache, random_ids(rng, size))
+            segments.append(replace(segment, logit_rows=range(size - 1, size)) if size > 10 else segment)
+        found += runner.forward(segments)
+        for cache, size in zip(caches, sizes, strict=True):
+            cache.keep(range(size))
+    tree = segment_of(caches[0], random_ids(rng, 5), [-1, 0, 0, 1, -1])
+    return [*found, *runner.forward([tree])]
+
+
+def by_its_own_code(model: Any, monkeypatch: Any) -> ModelRunner:
+    with monkeypatch.context() as patch:
+        patch.setattr(model_runner, "call_of", lambda model, vocab_size, _: OwnCode(model, vocab_size))
+        return runner_of(model)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_model_in_one_call_gives_what_its_own_code_gives(name: str, monkeypatch: Any) -> None:
+    """But for the order in which the last norm sums, which is what a few last bits of what the head reads show."""
+    model = model_of(TAKEN[name])
+    at_once = runner_of(model)
+    call = call_of(at_once)
+    assert isinstance(call, DecoderPass)
+    assert not call.head._forward_pre_hooks, "nothing is left of its own code"
+    own = by_its_own_code(model, monkeypatch)
+    assert isinstance(call_of(own), OwnCode)
+    num_equal = num = 0
+    for found, expected in zip(fed(at_once), fed(own), strict=True):
+        assert found.sound == expected.sound
+        assert torch.equal(found.logits, call.head(found.features))
+        num_equal += int((found.features == expected.features).sum())
+        num += found.features.numel()
+        torch.testing.assert_close(found.features, expected.features, rtol=2**-7, atol=1e-6)
+    assert num_equal > 0.9 * num
+
+
+def test_positions_are_encoded_as_they_are_by_themselves() -> None:
+    """Those that a pass asks for first, those that come later, and those beyond the context."""
+    call = call_of(runner_of(model_of(TAKEN["llama"])))
+    rotary = call._rotary
+    for num in (7, 100, 600, CONTEXT + 900):
+        call._have_positions(num)
+        for position in (0, num // 2, num - 1):
+            cos, sin = rotary(call._embedding, position_ids=torch.tensor([[position]]))
+            assert torch.equal(call._cos[0, position], cos[0, 0])
+            assert torch.equal(call._sin[0, position], sin[0, 0])
+
+
+def test_a_token_that_the_model_does_not_have_is_an_error_and_no_crash() -> None:
+    runner = runner_of(model_of(TAKEN["llama"]))
+    for token in (-1, VOCAB, 2**40):
+        with pytest.raises(IndexError, match="token id"):
+            runner.forward([segment_of(runner.new_cache(), [1, token])])
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_no_numbers_are_seen_in_their_rows_alone(wrong: float) -> None:
+    """-inf is a way to rule a token out, unless it is all of them."""
+    runner = runner_of(model_of(TAKEN["tiles that are not full, biases everywhere"]))
+    head = call_of(runner).head
+    ids = random_ids(random.Random(0), 4)
+
+    def sound() -> list[bool]:
+        outputs = runner.forward([segment_of(runner.new_cache(), ids)])[0].sound
+        return outputs
+
+    assert sound() == [True] * 4
+    bias = torch.zeros(VOCAB)
+    head.described.bias = bias.data_ptr()
+    call_of(runner)._ends.head.bias = bias.data_ptr()
+    bias[VOCAB - 1] = wrong
+    assert sound() == [wrong == -math.inf] * 4
+    bias[:] = wrong
+    assert sound() == [False] * 4
+
+
+class LouderLogits(hf.LlamaForCausalLM):
+    def forward(self, *arguments: Any, **others: Any) -> Any:
+        output = super().forward(*arguments, **others)
+        output.logits = 1.5 * output.logits
+        return output
+
+
+class LouderEmbeddings(hf.LlamaModel):
+    def forward(self, input_ids: Tensor, **others: Any) -> Any:
+        return super().forward(**others | {"inputs_embeds": 2 * self.embed_tokens(input_ids)})
+
+
+class NormedTwice(hf.LlamaModel):
+    def forward(self, **others: Any) -> Any:
+        output = super().forward(**others)
+        output.last_hidden_state = self.norm(output.last_hidden_state)
+        return output
+
+
+class Narrowed(hf.LlamaModel):
+    def forward(self, **others: Any) -> Any:
+        output = super().forward(**others)
+        output.last_hidden_state = self.narrow(output.last_hidden_state)
+        return output
+
+
+def test_a_head_that_reads_fewer_features_than_layers_give_is_called_by_the_models_own_code() -> None:
+    model = model_of(TAKEN["llama"])
+    size, vocab_size = model.config.hidden_size, model.config.vocab_size
+    model.model.__class__ = Narrowed
+    model.model.narrow = torch.nn.Linear(size, size // 2, bias=False, dtype=torch.bfloat16)
+    model.lm_head = torch.nn.Linear(size // 2, vocab_size, bias=False, dtype=torch.bfloat16)
+    assert isinstance(call_of(runner_of(model)), OwnCode)
+
+
+def test_a_model_that_does_more_around_its_layers_is_called_by_its_own_code() -> None:
+    for change in ("logits", "embeddings", "norms"):
+        model = model_of(TAKEN["llama"])
+        if change == "logits":
+            model.__class__ = LouderLogits
+        elif change == "embeddings":
+            model.model.__class__ = LouderEmbeddings
+        else:
+            model.model.__class__ = NormedTwice
+        runner = runner_of(model)
+        assert num_taken(runner) == 4, "its layers are of the common kind all the same"
+        assert isinstance(call_of(runner), OwnCode), change
+
+
+def test_a_model_some_of_whose_layers_are_computed_by_their_own_code_is_called_by_its_own() -> None:
+    runner = runner_of(model_of(lambda: hf.SmolLM3Config(**SHAPE, no_rope_layers=[1, 1, 1, 0])))
+    assert isinstance(call_of(runner), OwnCode)
+
+
+def test_layers_that_follow_each_other_are_computed_by_the_first_of_them() -> None:
+    runner = runner_of(model_of(lambda: hf.SmolLM3Config(**SHAPE, no_rope_layers=[1, 1, 0, 1])))
+    led = [getattr(layer, "num_led", None) for layer in runner.model.model.layers]  # type: ignore[operator, union-attr]
+    assert led == [2, 0, None, 1]

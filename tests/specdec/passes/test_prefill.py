@@ -1,0 +1,72 @@
+"""How the rows of a pass are shared among prompts, and what is left to be filled by somebody else."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.kvcache.block_pool import BlockPool, SequenceCache
+from specdec.passes.prefill import ROWS_PER_PASS, fair_share, rows_to_feed
+from tests.specdec.kvcache.cached import SIZE, feed
+
+PROMPT = list(range(4000))
+
+
+def fresh(*texts: list[int]) -> list[tuple[SequenceCache, list[int]]]:
+    pool = BlockPool(4096, SIZE)
+    return [(SequenceCache(pool), text) for text in texts]
+
+
+def other(number: int, length: int = len(PROMPT)) -> list[int]:
+    return [-number] * length
+
+
+def test_a_prompt_alone_has_the_whole_pass() -> None:
+    assert rows_to_feed(fresh(PROMPT)) == [ROWS_PER_PASS]
+    assert rows_to_feed(fresh(PROMPT[:100])) == [100]
+    assert rows_to_feed([]) == []
+
+
+def test_different_prompts_share_a_pass() -> None:
+    assert rows_to_feed(fresh(other(1), other(2))) == [ROWS_PER_PASS // 2] * 2
+    assert rows_to_feed(fresh(other(1), other(2, 12))) == [ROWS_PER_PASS - 12, 12]
+
+
+def test_of_equal_prompts_one_is_fed_and_it_has_the_whole_pass() -> None:
+    assert rows_to_feed(fresh(*[PROMPT] * 8)) == [ROWS_PER_PASS, *[0] * 7]
+
+
+def test_who_waits_leaves_its_rows_to_those_who_do_not() -> None:
+    rows = rows_to_feed(fresh(PROMPT, other(1), PROMPT, other(2, 12), PROMPT))
+    share = (ROWS_PER_PASS - 12) // 2
+    assert rows == [share, share, 0, 12, 0]
+
+
+def test_who_decodes_needs_one_row_whoever_prefills() -> None:
+    decoding, first, second = fresh(list(range(9)), PROMPT, PROMPT)
+    feed(decoding[0], decoding[1][:8])
+    assert rows_to_feed([first, decoding, second]) == [ROWS_PER_PASS, 1, 0]
+
+
+def test_equal_prompts_are_computed_once_and_in_as_few_passes_as_one() -> None:
+    sequences = fresh(*[PROMPT] * 8)
+    num_rows = num_passes = 0
+    while any(len(cache) < len(ids) for cache, ids in sequences):
+        for cache, ids in sequences:
+            if len(ids) - len(cache) > 1:
+                cache.attach(ids)
+        for (cache, ids), count in zip(sequences, rows_to_feed(sequences), strict=True):
+            if count:
+                feed(cache, ids[: len(cache) + count])
+                num_rows += count
+        num_passes += 1
+    assert num_rows == len(PROMPT) + 7, "all but one attach to it, and feed the last id"
+    assert num_passes == -(-len(PROMPT) // ROWS_PER_PASS) + 1
+
+
+@given(st.lists(st.integers(2, 3000), min_size=1, max_size=9), st.integers(9, 1000))
+def test_a_fair_share_uses_the_pass_up_and_never_takes_from_who_wants_little(wanted: list[int], total: int) -> None:
+    most = fair_share(wanted, total)
+    taken = [min(each, most) for each in wanted]
+    assert sum(taken) <= total
+    assert sum(taken) > total - len(wanted) or taken == wanted
