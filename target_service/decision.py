@@ -12,18 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from specdec.core.limits import NUMBERS_AT_ONCE, portions
+from specdec.backends.base import Backend
+from specdec.core.limits import portions
 from specdec.core.noise import Domain, Key, exponentials, uniforms
-from specdec.core.sequence import Method
+from specdec.core.sequence import Draw, Method
 from specdec.core.tree import TokenTree
 from specdec.passes.outputs import RowOutputs
 from specdec.sampling.distributions import dense_from_sparse, probabilities, race
-from specdec.sampling.state import SamplingState, choose, rows_of
+from specdec.sampling.state import SamplingState, rows_of
 from specdec.speculation.verification import descend, verify_block, verify_token
 from target_service.verifier import Decision, Job
 
 
-def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs]) -> list[Decision]:
+def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs], backend: Backend) -> list[Decision]:
     """Verify each job's tree by what the pass gives for its root and each of its nodes.
 
     ``job.memory.sampling`` is the sequence's SamplingState, which has taken in the job's ids. A decision does not
@@ -38,10 +39,10 @@ def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs]) -> list[Decision]
     chained = [index for index in others if not _state(jobs[index]).spec.keyed_by_token]
     logits = {index: outputs[index].logits for index in others}
     drawn: list[Tensor] = []
-    for part in _portions(keyed, logits):
-        drawn.append(_target_tokens([jobs[i] for i in part], [logits[i] for i in part]))
+    for part in _portions(keyed, logits, backend.numbers_at_once):
+        drawn.append(_target_tokens([jobs[i] for i in part], [logits[i] for i in part], backend))
     accepted: list[int] = []
-    for part in _portions(chained, logits):
+    for part in _portions(chained, logits, backend.numbers_at_once):
         num_accepted, after = _verify_chains([jobs[i] for i in part], [logits[i] for i in part])
         accepted += num_accepted
         drawn.append(after)
@@ -60,19 +61,19 @@ def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs]) -> list[Decision]
     return [decisions[index] for index in range(len(jobs))]
 
 
-def _portions(indices: Sequence[int], logits: Mapping[int, Tensor]) -> Iterator[list[int]]:
+def _portions(indices: Sequence[int], logits: Mapping[int, Tensor], most: int) -> Iterator[list[int]]:
     """Whole jobs, a few at a time: float64 takes several times the memory of what the model gives."""
-    for part in portions([logits[index].numel() for index in indices], NUMBERS_AT_ONCE):
+    for part in portions([logits[index].numel() for index in indices], most):
         yield [indices[place] for place in part]
 
 
-def _target_tokens(jobs: Sequence[Job], logits: Sequence[Tensor]) -> Tensor:  # [rows] int64
+def _target_tokens(jobs: Sequence[Job], logits: Sequence[Tensor], backend: Backend) -> Tensor:  # [rows] int64
     """Greedy and coupled: what the target draws at every job's root and nodes."""
-    places = []
+    draws: list[Draw] = []
     for job in jobs:
-        base = len(job.ids)
-        places += [(_state(job), base), *((_state(job), base + depth + 1) for depth in job.tree.depths)]
-    return choose(rows_of(logits, [(_state(job), job.tree) for job in jobs]), places)
+        state, base = _state(job), len(job.ids)
+        draws += [state.draw(base), *(state.draw(base + depth + 1) for depth in job.tree.depths)]
+    return backend.draw(rows_of(logits, [(_state(job), job.tree) for job in jobs]), draws)
 
 
 def _verify_chains(jobs: Sequence[Job], logits: Sequence[Tensor]) -> tuple[list[int], Tensor]:

@@ -21,7 +21,6 @@ from specdec.kvcache.block_pool import Move, PoolFullError, SequenceCache
 from specdec.passes.prefill import rows_to_feed
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
-from specdec.sampling.noise_cache import KeptRows
 from specdec.sampling.state import SamplingState
 from target_service.decision import decide
 from target_service.verifier import Decision, Job
@@ -34,11 +33,11 @@ class _Memory:
 
 
 class LmVerifier:
-    """See target_service.engine.Verifier. ``runner`` may be anything with its info, new_cache, forward and move."""
+    """See target_service.engine.Verifier. ``runner`` may be anything with its info, backend, new_cache, forward and
+    move."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self._noise = KeptRows()
         capabilities = (*runner.info.capabilities, TRANSFORMS, FEATURES, CACHE_SALT)
         self.info = dataclasses.replace(runner.info, capabilities=capabilities)
 
@@ -47,7 +46,7 @@ class LmVerifier:
         return self._runner.pool.block_size
 
     def open(self, spec: SequenceSpec) -> _Memory:
-        return _Memory(SamplingState(spec, kept=self._noise), self._runner.new_cache(spec.cache_salt))
+        return _Memory(SamplingState(spec), self._runner.new_cache(spec.cache_salt))
 
     def close(self, memory: _Memory) -> None:
         memory.cache.release()
@@ -65,7 +64,9 @@ class LmVerifier:
         outputs = dict(zip(fed, self._runner.forward(list(fed.values())), strict=True)) if fed else {}
         passed = time.perf_counter()
         deciding = [index for index, segment in fed.items() if segment.logit_rows]
-        decided = decide([jobs[index] for index in deciding], [outputs[index] for index in deciding])
+        decided = decide(
+            [jobs[index] for index in deciding], [outputs[index] for index in deciding], self._runner.backend
+        )
         decisions = dict(zip(deciding, decided, strict=True))
         moves: list[Move] = []
         for index, segment in fed.items():

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from bench.harness.command import run_benchmark
+from specdec.backends.base import Backend
+from specdec.backends.choice import choose
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.core.tree import TokenTree
 from specdec.passes.outputs import PassOutputs
@@ -38,7 +40,7 @@ class _Memory:
     sampling: SamplingState
 
 
-def _best_us(params: SamplingParams, num_sequences: int, num_rows: int, vocab_size: int) -> float:
+def _best_us(params: SamplingParams, backend: Backend, num_sequences: int, num_rows: int, vocab_size: int) -> float:
     generator = torch.Generator().manual_seed(1)
     logits = [(3 * torch.randn(num_rows, vocab_size, generator=generator)).bfloat16() for _ in range(num_sequences)]
     sound = torch.ones(num_rows, dtype=torch.bool)
@@ -49,7 +51,7 @@ def _best_us(params: SamplingParams, num_sequences: int, num_rows: int, vocab_si
         specs = [SequenceSpec(_PROMPT, len(_PROMPT), params, seed) for seed in range(num_sequences)]
         jobs = [Job(_Memory(SamplingState(spec)), spec.token_ids, tree) for spec in specs]
         started = time.process_time()
-        decide(jobs, outputs)
+        decide(jobs, outputs, backend)
         times.append(time.process_time() - started)
     return min(times) * 1e6
 
@@ -57,12 +59,16 @@ def _best_us(params: SamplingParams, num_sequences: int, num_rows: int, vocab_si
 def main() -> None:
     """Measure what deciding costs, by kinds of sampling."""
     torch.set_num_threads(1)
+    backend = choose("auto", torch.device("cpu"))
     columns = [(*shape, vocab_size) for shape in _SHAPES for vocab_size in _VOCAB_SIZES]
     heads = [f"{sequences} x {rows}, {vocab}" for sequences, rows, vocab in columns]
     print("| us | " + " | ".join(heads) + " |")
     print("|" + "---|" * (1 + len(columns)))
     for name, params in _KINDS.items():
-        print(f"| {name} | " + " | ".join(f"{_best_us(params, *column):.0f}" for column in columns) + " |", flush=True)
+        print(
+            f"| {name} | " + " | ".join(f"{_best_us(params, backend, *column):.0f}" for column in columns) + " |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from specdec.passes.outputs import RowOutputs
 from specdec.passes.prefill import fair_share, rows_to_feed
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
-from specdec.sampling.noise_cache import KeptRows
 from specdec.sampling.state import SamplingState
 
 _MOST_FURTHER = 64
@@ -46,7 +45,6 @@ class LanguageModelDrafter:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self._noise = KeptRows()
         self._caches: set[TreeCache] = set()  # of open sequences
         self.info = dataclasses.replace(
             runner.info, capabilities=(*runner.info.capabilities, AHEAD, SIBLINGS, CACHE_SALT)
@@ -55,7 +53,7 @@ class LanguageModelDrafter:
     def open(self, spec: SequenceSpec) -> _Memory:
         cache = TreeCache(self._runner.new_cache(spec.cache_salt))
         self._caches.add(cache)
-        return _Memory(cache, SamplingState(spec, kept=self._noise))
+        return _Memory(cache, SamplingState(spec))
 
     def close(self, memory: _Memory) -> None:
         memory.cache.text.release()
@@ -87,14 +85,15 @@ class LanguageModelDrafter:
             for index, sequence in keyed.items()
         }
         drawn = [index for index in ready if index not in keyed]
-        drawings = draw([ready[index] for index in drawn], [read[index].logits[-1:] for index in drawn])
+        logits = [read[index].logits[-1:] for index in drawn]
+        drawings = draw([ready[index] for index in drawn], logits, self._runner.backend.numbers_at_once)
         nodes.update(zip(drawn, drawings, strict=True))
         return [nodes[index] if outcome is True else outcome or None for index, outcome in enumerate(done)]
 
     def _guess(self, read: Sequence[tuple[DraftSequence, RowOutputs]]) -> None:
         """What comes after rows that were fed, also where others are still to be."""
         places = [(each, each.memory.cache.tree, outputs) for each, outputs in read if each.spec.keyed_by_token]
-        for (sequence, *_), guesses in zip(places, guess(places), strict=True):
+        for (sequence, *_), guesses in zip(places, guess(places, self._runner.backend), strict=True):
             sequence.memory.cache.learn(guesses)
             sequence.memory.num_guesses = min(sequence.memory.num_guesses, sequence.num_guesses)
 

@@ -14,18 +14,20 @@ from torch import Tensor
 
 from draft_service.drafter import DraftSequence, Node
 from draft_service.drafters.tree_cache import Guesses
-from specdec.core.limits import NUMBERS_AT_ONCE, portions
+from specdec.backends.base import Backend
+from specdec.core.limits import portions
 from specdec.core.noise import Domain, Key, exponentials_at
+from specdec.core.sequence import Draw
 from specdec.core.tree import MOST_SURE, SparseDistribution, TokenTree
 from specdec.passes.outputs import RowOutputs
 from specdec.sampling.distributions import probabilities, race, sparse_support
-from specdec.sampling.state import SamplingState, choose, rank, rows_of
+from specdec.sampling.state import SamplingState, rows_of
 
 _LEAST_MARGIN = 2.0**-8
 """A model that is less sure than that of its best guess, in nats, is as little sure."""
 
 
-def guess(places: Sequence[tuple[DraftSequence, TokenTree, RowOutputs]]) -> list[list[Guesses]]:
+def guess(places: Sequence[tuple[DraftSequence, TokenTree, RowOutputs]], backend: Backend) -> list[list[Guesses]]:
     """Greedy and coupled: for each of a sequence's rows the children that it may get, likeliest first: what the target
     would draw there if it were this model, and what it would draw next.
 
@@ -40,26 +42,26 @@ def guess(places: Sequence[tuple[DraftSequence, TokenTree, RowOutputs]]) -> list
         ):
             found[index] = [Guesses((token,)) for token in likeliest]
     others = [index for index in range(len(places)) if index not in found]
-    ranked = _ranked([(*places[index][:2], places[index][2].logits) for index in others])
+    ranked = _ranked([(*places[index][:2], places[index][2].logits) for index in others], backend)
     found.update(zip(others, ranked, strict=True))
     return [found[index] for index in range(len(places))]
 
 
-def _ranked(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]]) -> list[list[Guesses]]:
+def _ranked(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]], backend: Backend) -> list[list[Guesses]]:
     """By the logits [n, vocab] of the last n of the root and the tree's nodes."""
     if not places:
         return []
     rows = rows_of([logits for *_, logits in places], [(_state(sequence), tree) for sequence, tree, _ in places])
-    of_rows: list[tuple[SamplingState, int]] = []
+    draws: list[Draw] = []
     for sequence, tree, logits in places:
         positions = (sequence.base, *(sequence.base + depth + 1 for depth in tree.depths))
-        of_rows += [(_state(sequence), position) for position in positions[len(positions) - len(logits) :]]
-    best: list[int] = choose(rows, of_rows).tolist()
+        draws += [_state(sequence).draw(position) for position in positions[len(positions) - len(logits) :]]
+    best: list[int] = backend.draw(rows, draws).tolist()
     most = max(sequence.num_guesses for sequence, *_ in places)
     ranked: list[list[int]] = [[] for _ in best]
     sure = [0] * len(best)
     if most > 1:
-        tokens, scores = rank(rows, of_rows, most)
+        tokens, scores = backend.leaders(rows, draws, most)
         ranked, sure = tokens.tolist(), sureness(scores).tolist()
     distinct = (tuple(dict.fromkeys((first, *others))) for first, others in zip(best, ranked, strict=True))
     guesses = zip(distinct, sure, strict=True)
@@ -78,7 +80,7 @@ def sureness(scores: Tensor) -> Tensor:  # [rows] int64
     return (margins.clamp(_LEAST_MARGIN).log2() - math.log2(_LEAST_MARGIN)).long().clamp(max=MOST_SURE - 1) + 1
 
 
-def draw(sequences: Sequence[DraftSequence], logits: Sequence[Tensor]) -> list[list[Node]]:
+def draw(sequences: Sequence[DraftSequence], logits: Sequence[Tensor], numbers_at_once: int) -> list[list[Node]]:
     """Token and block: a draw of the draft's own below the last node of each tree, by its logits [1, vocab], and what
     it was drawn from; none where the model gives no numbers.
 
@@ -87,7 +89,7 @@ def draw(sequences: Sequence[DraftSequence], logits: Sequence[Tensor]) -> list[l
     """
     drawn: list[list[Node]] = []
     # A few at a time: float64 takes several times the memory of what the model gives.
-    for part in portions([each.numel() for each in logits], NUMBERS_AT_ONCE):
+    for part in portions([each.numel() for each in logits], numbers_at_once):
         some = sequences[part.start : part.stop]
         places = [(_state(sequence), sequence.tree) for sequence in some]
         drawn += _with_distributions(some, rows_of(logits[part.start : part.stop], places))

@@ -1,52 +1,62 @@
-"""Attention of packed rows over paged keys and values, as a transformers attention function.
+"""One pass as a model's attention sees it, and the attention function that transformers calls.
 
-Knows a pass and its layers; refuses to know models, sequences' lives, and how attention is computed: where keys and
-values lie, if the CPU can (``specdec.backends.avx512.paged_attention``), or over what is gathered of them.
+Knows a pass and its layers; refuses to know models, sequences' lives, and how attention is computed (a backend's
+``Attention``).
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from specdec.backends.avx512 import paged_attention
-from specdec.backends.avx512.paged_attention import PagedAttention
-from specdec.backends.torch.gathered_attention import GatheredAttention
 from specdec.kvcache.store import KvStore
-from specdec.passes.rows import PassRows, Segment
+from specdec.passes.rows import PassRows
 
 ATTENTION = "specdec_packed"
+
+
+class Attention(Protocol):
+    """Of one pass, for all its layers."""
+
+    def attend(
+        self,
+        store: KvStore,
+        layer: int,
+        query: Tensor,  # [rows or more, heads, head_dim]; rows after those of the pass are padding
+        key: Tensor,  # [rows, kv_heads, head_dim]
+        value: Tensor,
+        output: Tensor,  # [rows or more, heads, head_dim]
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> None:
+        """Put the rows' keys and values into the pool and write each row's attention over its own text to ``output``.
+
+        A key or value that is NaN or infinite is stored as 0.
+        """
 
 
 class PackedPass:
     """What the attention function knows of a pass."""
 
-    def __init__(self, store: KvStore, segments: Sequence[Segment], block_size: int, device: torch.device) -> None:
-        self.rows = PassRows(segments, block_size)
+    def __init__(self, store: KvStore, rows: PassRows, attention: Attention) -> None:
         self.store = store
-        self._device = device
+        self.rows = rows
+        self.attention = attention
         self._last_values: Tensor | None = None  # [rows, kv_heads, head_dim], of the layer that came last
-        self.gathered = GatheredAttention(self.rows, block_size, device)
-        self.paged = PagedAttention(self.rows)
         self.shared: dict[Any, Any] = {}  # by its users' keys: memory that one layer takes after the other
 
-    @functools.cached_property
-    def _slots(self) -> Tensor:  # [rows]
-        return torch.tensor(self.rows.slots, dtype=torch.int64, device=self._device)
-
     def sound(self) -> Tensor:  # [rows] bool
-        """After the pass: the rows with nothing but numbers in them.
+        """After the pass: the rows without NaN or infinity.
 
         A NaN stays in its row from layer to layer, and so is still there when the last one computes its values. (What
         goes wrong after that spoils no key and no value: only the row's own logits, which are looked at themselves.)
         """
         if self._last_values is None:  # a model that never asked for this attention: the probe will tell
-            return torch.ones(len(self.rows), dtype=torch.bool, device=self._device)
+            return torch.ones(len(self.rows), dtype=torch.bool, device=self.store.device)
         return self._last_values.sum((1, 2), dtype=torch.float32).isfinite()
 
     def values_are(self, values: Tensor) -> None:
@@ -68,13 +78,8 @@ class PackedPass:
         key, value = key[:num_rows], value[:num_rows]
         output = query.new_empty(*query.shape[:2], value.shape[-1])
         output[num_rows:] = 0
-        keys, values = self.store.layer(layer, key, value)
         self.values_are(value)
-        if softcap is None and paged_attention.takes(query, key, value):
-            self.paged.attend(query, key, value, keys, values, output, scale, window)
-        else:
-            self.store.write(layer, self._slots, key, value)
-            self.gathered.attend(query, keys, values, output, scale, window, softcap)
+        self.attention.attend(self.store, layer, query, key, value, output, scale, window, softcap)
         return output
 
 

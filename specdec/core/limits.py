@@ -19,10 +19,6 @@ MAX_TREE_ROWS = 1 + MAX_TREE_NODES
 MAX_CHAIN_NODES = 64
 """Of a chain that is verified against the distributions it was drawn from: all its rows are needed together."""
 
-NUMBERS_AT_ONCE = 1 << 18
-"""Rows times vocabulary, where it is up to us: 2 MiB in float64. More would go back and forth between processor and
-memory."""
-
 
 def portions(sizes: Sequence[int], most: int) -> list[range]:
     """Neighbours together as far as they have ``most`` in all. Who is larger than that is alone."""

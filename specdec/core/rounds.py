@@ -145,6 +145,7 @@ class ModelInfo:
     capabilities: tuple[str, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     instance: str = ""  # of the process that serves it
+    backend: str = ""  # what computes its passes; empty: it was not said
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,10 @@ class ModelServiceSettings(EngineSettings):
         description="dtype of weights and cache; auto: on a CPU bfloat16 if it computes in it, else float32; "
         "on other devices the checkpoint's",
     )
+    backend: Literal["auto", "torch", "avx512"] = Field(
+        "auto",
+        description="what computes the passes; auto: avx512 (kernels in C) on CPUs that have AVX512-BF16, else torch",
+    )
     kv_slots: int = Field(
         0, ge=0, description="tokens that the KV cache holds, over all sequences; 0: what memory_fraction allows"
     )

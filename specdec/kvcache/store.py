@@ -21,7 +21,7 @@ class KvStore:
 
     def __init__(self, pool: BlockPool, device: torch.device) -> None:
         self._shape = (pool.num_blocks, pool.block_size)
-        self._device = device
+        self.device = device
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._described: dict[Hashable, Any] = {}
 
@@ -56,7 +56,7 @@ class KvStore:
     @torch.inference_mode()
     def resized(self, pool: BlockPool) -> KvStore:
         """An empty store for ``pool``. Layers that this one has get their memory at once."""
-        store = KvStore(pool, self._device)
+        store = KvStore(pool, self.device)
         for layer, (keys, values) in self._layers.items():
             store._layers[layer] = (store._zeros(keys[0]), store._zeros(values[0]))
         return store
@@ -67,7 +67,7 @@ class KvStore:
         Zeros, not garbage: a slot that was never written must not bring NaN into a masked position.
         """
         shape = (*self._shape, *like.shape[1:])
-        if self._device.type != "cpu":
+        if self.device.type != "cpu":
             return like.new_zeros(shape)
         # numpy's come from the operating system, page by page when they are first touched, so that a pool takes
         # no time to make and no memory that it does not use; torch would write them.
@@ -79,8 +79,8 @@ class KvStore:
         """All of ``moves`` at once: what one of them overwrites, another may read."""
         if not moves:
             return
-        sources = torch.tensor([move.source for move in moves], device=self._device)
-        targets = torch.tensor([move.target for move in moves], device=self._device)
+        sources = torch.tensor([move.source for move in moves], device=self.device)
+        targets = torch.tensor([move.target for move in moves], device=self.device)
         for tensors in self._layers.values():
             for tensor in tensors:
                 slots = tensor.flatten(0, 1)

@@ -16,7 +16,7 @@ from specdec.runner.vocabulary import read_vocabulary
 SAMPLING_VERSION = "2"
 """Part of every digest: raise it when the same weights and seed would give another text."""
 
-_DIGEST_VERSION = "3"
+_DIGEST_VERSION = "4"
 _HASHING_THREADS = 8
 
 
@@ -29,8 +29,9 @@ class Checkpoint:
     info: ModelInfo
 
     @staticmethod
-    def find(model: str, dtype: str) -> Checkpoint:
+    def find(model: str, dtype: str, backend: str = "", fingerprint: str = "") -> Checkpoint:
         """``model`` is a directory or a hub id (fetched or taken from the hub's cache); dtype "auto" is its own.
+        ``fingerprint``: what of the backend of that name decides bits (specdec.backends.base.Backend).
 
         Raises ValueError, with a sentence for the operator, if it is not a safetensors checkpoint.
         """
@@ -56,6 +57,7 @@ class Checkpoint:
         eos_token_ids = _eos_token_ids(directory, config)
         # What else decides what may be drawn, and where a text ends.
         facts = {"dtype": dtype, "vocab_size": vocab_size, "tokenizer": fingerprint, "eos_token_ids": eos_token_ids}
+        facts["backend"] = fingerprint
         info = ModelInfo(
             name=directory.resolve().name if Path(model).is_dir() else model,
             model_digest=_digest([config_file, *weights], facts),
@@ -64,6 +66,7 @@ class Checkpoint:
             context_length=_context_length(text_config),
             dtype=dtype,
             eos_token_ids=eos_token_ids,
+            backend=backend,
         )
         return Checkpoint(directory, dtype, info)
 

@@ -13,9 +13,10 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from specdec.backends.avx512 import fused_layers
-from specdec.backends.torch import onednn_linear as packed_linear
-from specdec.backends.torch.onednn_linear import has_native_bfloat16, weight_bytes
+from specdec.backends.base import Backend
+from specdec.backends.choice import choose
+from specdec.backends.linears import weight_bytes
+from specdec.backends.torch.onednn_linear import has_native_bfloat16
 from specdec.core.settings import ModelServiceSettings
 from specdec.runner import cgroup, memory, probe
 from specdec.runner.checkpoint import Checkpoint
@@ -48,30 +49,31 @@ def _load_runner(settings: ModelServiceSettings) -> ModelRunner:
     dtype: str = settings.dtype
     if dtype == "auto" and device.type == "cpu":
         dtype = "bfloat16" if has_native_bfloat16() else "float32"
-    checkpoint = Checkpoint.find(settings.model, dtype)
+    backend = choose(settings.backend, device)
+    checkpoint = Checkpoint.find(settings.model, dtype, backend.name, backend.fingerprint)
     try:
-        return _prepared(checkpoint, settings, device)
+        return _prepared(checkpoint, settings, backend)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"{settings.device} has not enough memory for {settings.model}: {_first_line(error)}"
         ) from error
 
 
-def _prepared(checkpoint: Checkpoint, settings: ModelServiceSettings, device: torch.device) -> ModelRunner:
-    model = _load(checkpoint.directory, checkpoint.dtype, device)
+def _prepared(checkpoint: Checkpoint, settings: ModelServiceSettings, backend: Backend) -> ModelRunner:
+    model = _load(checkpoint.directory, checkpoint.dtype, backend.device)
     expected = probe.plain_logits(model, checkpoint.info.vocab_size)
-    runner = probe.prove(lambda: ModelRunner(model, checkpoint.info, probe.NUM_SLOTS, settings.device), expected)
+    runner = probe.prove(lambda: ModelRunner(model, checkpoint.info, probe.NUM_SLOTS, backend), expected)
     plan = memory.plan(
         _shape(runner),
         weight_bytes(runner.model),
         runner.bytes_per_slot,
-        memory.free_memory(device),
+        memory.free_memory(backend.device),
         settings.kv_slots,
         settings.memory_fraction,
         settings.max_sequences,
     )
     runner.resize(plan.num_slots)
-    log.info("layers", extra=fused_layers.report(runner.model) | packed_linear.report(runner.model))
+    log.info("backend", extra={"backend": backend.name, "kernels": backend.fingerprint, **backend.report(runner.model)})
     log.info("memory", extra=plan.report())
     if plan.num_slots < checkpoint.info.context_length:
         log.warning("the KV pool is smaller than the model's context: longer requests cannot end")
@@ -131,4 +133,5 @@ def _shape(runner: ModelRunner) -> memory.Shape:
         num_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         num_reaches=len(set(getattr(config, "layer_types", None) or [""])),
         caps_scores=getattr(config, "attn_logit_softcapping", None) is not None,
+        numbers_at_once=runner.backend.numbers_at_once,
     )

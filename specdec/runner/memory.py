@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from specdec.backends.torch.gathered_attention import COPIES
-from specdec.core.limits import MAX_CHAIN_NODES, MAX_TREE_ROWS, NUMBERS_AT_ONCE
+from specdec.backends.base import BYTES_PER_NUMBER, COPIES
+from specdec.core.limits import MAX_CHAIN_NODES, MAX_TREE_ROWS
 from specdec.passes.prefill import ROWS_PER_PASS
 from specdec.runner import cgroup
 from specdec.sampling.noise_cache import MAX_KEPT_ROWS
@@ -21,9 +21,6 @@ BLOCK = 16  # tokens; a pool is never smaller
 
 _TRANSFORMED_BYTES = 4
 """Per logit: a copy in float32, where penalties or the like change it."""
-_SAMPLING_BYTES = 6 * 8
-"""Per logit of those that are drawn from or verified at once: distributions of target and draft, and what it takes to
-find them, in float64."""
 _NOISE_BYTES = 8
 _VISIBLE_BYTES = 10
 """Per query and key: whether it is visible, and how far it is."""
@@ -45,6 +42,7 @@ class Shape:
     num_kv_heads: int
     num_reaches: int = 1  # of attention: layers that see all, layers with a window
     caps_scores: bool = False
+    numbers_at_once: int = 0  # see specdec.backends.base.Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +101,8 @@ def largest_pass(shape: Shape) -> int:
     rows = ROWS_PER_PASS + MAX_TREE_ROWS
     per_row = (6 * shape.hidden_size + 3 * shape.widest) * shape.element_bytes + 3 * shape.hidden_size * 4
     num_logits = MAX_TREE_ROWS * shape.vocab_size
-    at_once = min(num_logits, max(NUMBERS_AT_ONCE, (1 + MAX_CHAIN_NODES) * shape.vocab_size))
-    logits = num_logits * (shape.element_bytes + _TRANSFORMED_BYTES) + at_once * _SAMPLING_BYTES
+    at_once = min(num_logits, max(shape.numbers_at_once, (1 + MAX_CHAIN_NODES) * shape.vocab_size))
+    logits = num_logits * (shape.element_bytes + _TRANSFORMED_BYTES) + at_once * BYTES_PER_NUMBER
     noise = MAX_KEPT_ROWS * shape.vocab_size * _NOISE_BYTES
     # What is added to the scores is kept for each query of a key's head and each reach, and made from another copy.
     num_added = 1 + shape.num_reaches * (shape.num_heads // shape.num_kv_heads)

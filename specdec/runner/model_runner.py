@@ -12,33 +12,29 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from specdec.backends.avx512.fused_layers import fuse_layers
+from specdec.backends.base import Backend
 from specdec.backends.packed_pass import ATTENTION, PackedPass
-from specdec.backends.torch.onednn_linear import pack_linears
 from specdec.core.rounds import ModelInfo
 from specdec.kvcache.block_pool import BlockPool, Move, SequenceCache
 from specdec.kvcache.store import KvStore
 from specdec.passes.outputs import RowOutputs, of_segments
-from specdec.passes.rows import Segment
-from specdec.runner.model_call import call_of
+from specdec.passes.rows import PassRows, Segment
 
 
 class ModelRunner:
     """A loaded model and its KV pool of at least ``num_slots`` tokens."""
 
     def __init__(
-        self, model: PreTrainedModel, info: ModelInfo, num_slots: int, device: str = "cpu", block_size: int = 16
+        self, model: PreTrainedModel, info: ModelInfo, num_slots: int, backend: Backend, block_size: int = 16
     ) -> None:
         model.train(False)
-        self.model: PreTrainedModel = torch.nn.Module.to(model, device)  # transformers hides the signature
+        self.model: PreTrainedModel = torch.nn.Module.to(model, backend.device)  # transformers hides the signature
         self.model.set_attn_implementation(ATTENTION)
         self.info = info
-        self.device = torch.device(device)
-        pack_linears(self.model)
-        fuse_layers(self.model)
+        self.backend = backend
         self.pool = BlockPool(-(-num_slots // block_size), block_size)
-        self._store = KvStore(self.pool, self.device)
-        self._call = call_of(self.model, info.vocab_size, info.context_length)
+        self._store = KvStore(self.pool, backend.device)
+        self._call = backend.take(self.model, info.vocab_size, info.context_length)
 
     @property
     def bytes_per_slot(self) -> int:
@@ -64,18 +60,19 @@ class ModelRunner:
         return self._call.goes_on
 
     def hurry(self, hurried: bool) -> None:
-        """See specdec.runner.model_call.ModelCall."""
+        """See specdec.backends.base.ModelCall."""
         self._call.hurry(hurried)
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
         """One pass over the rows of all ``segments``. Their blocks hold the rows' keys and values afterwards."""
-        packed_pass = PackedPass(self._store, segments, self.pool.block_size, self.device)
+        rows = PassRows(segments, self.pool.block_size)
+        packed_pass = PackedPass(self._store, rows, self.backend.attention(rows, self.pool.block_size))
         token_ids: list[int] = []
         wanted: list[int] = []
         for segment in segments:
             wanted.extend(len(token_ids) + row - segment.num_kept for row in segment.logit_rows)
             token_ids.extend(segment.token_ids)
-        outputs = self._call(token_ids, packed_pass.rows.positions, wanted, packed_pass)
+        outputs = self._call(token_ids, rows.positions, wanted, packed_pass)
         num_rows = [len(segment.token_ids) for segment in segments]
         return of_segments(outputs, num_rows, [len(segment.logit_rows) for segment in segments])

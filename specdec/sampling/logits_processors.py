@@ -25,10 +25,12 @@ import torch
 from torch import Tensor
 
 from specdec.core.errors import InvalidArgument
-from specdec.core.limits import NUMBERS_AT_ONCE
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import ROOT, TokenTree
 from specdec.sampling.token_counts import TokenCounts
+
+_ENTRIES_AT_ONCE = 1 << 18
+"""Rows times penalized tokens that are computed in one call: 2 MiB in float64."""
 
 
 class Mask(Protocol):
@@ -172,7 +174,7 @@ class _Edits:
         lengths = [len(array) for array in arrays[0]]
         splits = torch.split(token_ids, lengths), torch.split(counts, lengths)
         for of_sequence, token_id, count, strength in zip(ranges, *splits, strengths.view(-1, 3), strict=True):
-            most = max(1, NUMBERS_AT_ONCE // max(1, len(token_id)))
+            most = max(1, _ENTRIES_AT_ONCE // max(1, len(token_id)))
             for some in torch.split(rows[of_sequence.start : of_sequence.stop], most):  # [some, vocab] each
                 some[:, token_id] = _penalized(some[:, token_id], count, *strength)
 

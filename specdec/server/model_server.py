@@ -145,6 +145,7 @@ def run(settings: EngineSettings, name: str, build: Callable[[], Callable[[], Mo
                 "model": info.name,
                 "digest": info.model_digest[:12],
                 "dtype": info.dtype,
+                "backend": info.backend,
             },
         )
         if (reason := await _stuck_before_signalled(server)) is not None:

@@ -310,6 +310,7 @@ def write_info(info: ModelInfo) -> common_pb2.ModelInfo:
         capabilities=info.capabilities,
         eos_token_ids=info.eos_token_ids,
         instance=info.instance,
+        backend=info.backend,
     )
 
 
@@ -324,6 +325,7 @@ def read_info(message: common_pb2.ModelInfo) -> ModelInfo:
         tuple(message.capabilities),
         tuple(message.eos_token_ids),
         message.instance,
+        message.backend,
     )
 
 

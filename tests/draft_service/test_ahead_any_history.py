@@ -59,7 +59,8 @@ class Client:
         if not self.spec.keyed_by_token:
             tree = EMPTY_TREE
             for node, token in enumerate(growth.tree.token_ids):
-                [[drawn]] = draw([self._at(self.ids, tree)], [runner.logits_after([*self.ids, *tree.token_ids])[None]])
+                logits = runner.logits_after([*self.ids, *tree.token_ids])[None]
+                [[drawn]] = draw([self._at(self.ids, tree)], [logits], VOCAB)
                 assert (drawn.token_id, drawn.draft_probs) == (token, growth.tree.draft_probs[node])
                 tree = tree.extended([(drawn.token_id, drawn.parent, drawn.draft_probs, drawn.sure)])
             return len(tree)
@@ -69,7 +70,7 @@ class Client:
             text = [*self.ids, *above]
             logits = runner.logits_after(text)[None]
             outputs = PassOutputs(logits, logits, torch.ones(1, dtype=torch.bool)).as_one()
-            [[said]] = guess([(self._at(text, EMPTY_TREE), EMPTY_TREE, outputs)])
+            [[said]] = guess([(self._at(text, EMPTY_TREE), EMPTY_TREE, outputs)], runner.backend)
             assert token in said.token_ids[: max(1, self.tree.parents.count(self.tree.parents[node]))]
             assert not self.tree.sure or self.tree.sure[node] in (0, said.sure), "0: it was asked for alone"
         return len(self.tree) - known

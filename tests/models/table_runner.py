@@ -11,14 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec.core.noise import Key
 from specdec.core.rounds import ModelInfo
 from specdec.core.sequence import Draw
 from specdec.kvcache.block_pool import BlockPool, Move, SequenceCache
 from specdec.passes.outputs import PassOutputs, RowOutputs
 from specdec.passes.rows import PassRows, Segment
-from specdec.sampling.distributions import sample_coupled
-from specdec.sampling.noise_cache import KeptRows, PassNoise
+from tests.models.backends import backend
 
 
 class TableRunner:
@@ -50,7 +48,7 @@ class TableRunner:
             other, weight = blend
             self.table = (1 - weight) * self.table + weight * table(other)
         self.order = order
-        self.device = torch.device("cpu")
+        self.backend = backend()
         self.pool = BlockPool(num_slots // block_size, block_size)
         self.info = ModelInfo(name, f"{name}-{seed}-{blend}", vocab_size, "", context_length)
         self.num_passes = self.num_further_passes = 0
@@ -105,8 +103,7 @@ class TableRunner:
     def _drawn(self, logits: Tensor, draw: Draw | None, number: int) -> int:
         if draw is None:
             return int(logits.argmax())
-        noise = PassNoise([Key(draw.seed, draw.position + number)], len(logits), self.device, KeptRows())
-        return int(sample_coupled(logits[None], [draw.sampling], noise))
+        return int(self.backend.draw(logits[None], [draw._replace(position=draw.position + number)]))
 
     def hurry(self, hurried: bool) -> None:
         self.hurried = hurried

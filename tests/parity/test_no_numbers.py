@@ -17,6 +17,7 @@ from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.runner.model_runner import ModelRunner
 from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job
+from tests.models.backends import backend
 
 VOCAB, CONTEXT, SPOILT = 48, 128, 7
 KINDS = [
@@ -54,7 +55,7 @@ def runner(model: torch.nn.Module, value: float, num_slots: int = 256) -> ModelR
     made = copy.deepcopy(model)
     with torch.no_grad():
         made.get_input_embeddings().weight[SPOILT] = value
-    return ModelRunner(made, ModelInfo("tiny", "", VOCAB, "", CONTEXT), num_slots)
+    return ModelRunner(made, ModelInfo("tiny", "", VOCAB, "", CONTEXT), num_slots, backend())
 
 
 class Run:

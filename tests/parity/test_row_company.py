@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.backends.avx512 import paged_attention, tiled_linear
 from specdec.backends.torch import gathered_attention
 from specdec.core.settings import ModelServiceSettings
 from specdec.kvcache.block_pool import SequenceCache
@@ -24,31 +23,25 @@ MOST_ROWS = 64
 NEAR_BOUNDARIES = (50, 60, 63, 64, 66, 120, 127, 130, 250, 255, 258, 510, 513)
 
 
+def load(dtype: str, backend: str) -> ModelRunner:
+    settings = ModelServiceSettings(model=str(DEMO / "target"), dtype=dtype, backend=backend, kv_slots=8192)
+    return load_runner(settings)
+
+
 @pytest.fixture(scope="module")
 def bfloat16_runner() -> ModelRunner:
-    return load_runner(ModelServiceSettings(model=str(DEMO / "target"), dtype="bfloat16", kv_slots=8192))
+    return load("bfloat16", "auto")
 
 
 @pytest.fixture(scope="module")
 def bfloat16_runner_by_torch() -> ModelRunner:
-    with pytest.MonkeyPatch.context() as patch:
-        without_kernels(patch)
-        return load_runner(ModelServiceSettings(model=str(DEMO / "target"), dtype="bfloat16", kv_slots=8192))
-
-
-def without_kernels(patch: pytest.MonkeyPatch) -> None:
-    """As on a machine that has no use for the C files, or no compiler."""
-    patch.setattr(tiled_linear, "_compute", lambda: None)
-    patch.setattr(paged_attention, "_compute", lambda: None)
+    return load("bfloat16", "torch")
 
 
 @pytest.fixture(params=["float32", "bfloat16", "bfloat16, by torch"])
-def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+def runner(request: pytest.FixtureRequest) -> ModelRunner:
     names = {"float32": "target_runner", "bfloat16": "bfloat16_runner"}
-    if request.param in names:
-        return request.getfixturevalue(names[request.param])
-    made: ModelRunner = request.getfixturevalue("bfloat16_runner_by_torch")
-    without_kernels(monkeypatch)
+    made: ModelRunner = request.getfixturevalue(names.get(request.param, "bfloat16_runner_by_torch"))
     return made
 
 

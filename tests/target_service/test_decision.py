@@ -14,8 +14,10 @@ import torch
 from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.drafters.proposal import draw, guess
+from specdec.backends.base import Backend
+from specdec.backends.torch.backend import TorchBackend
 from specdec.core.errors import InvalidArgument
-from specdec.core.limits import MAX_CHAIN_NODES, NUMBERS_AT_ONCE
+from specdec.core.limits import MAX_CHAIN_NODES
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, SparseDistribution, TokenTree
 from specdec.passes.outputs import PassOutputs, RowOutputs
@@ -24,9 +26,11 @@ from target_service.decision import decide
 from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job
 from tests.models.automaton import Automaton
+from tests.models.backends import backend as backend_named
 from tests.models.table_runner import TableRunner
 
 VOCAB = 300
+BACKEND = backend_named("auto")
 PARAMS = [
     SamplingParams(0.0),
     SamplingParams(1.0),
@@ -64,14 +68,18 @@ def given(logits: torch.Tensor, with_likeliest: bool = False) -> RowOutputs:
     return PassOutputs(logits, logits, torch.ones(len(logits), dtype=torch.bool), likeliest).as_one()
 
 
-def propose(sequences: list[DraftSequence], outputs: list[RowOutputs]) -> list[Any]:
+def propose(sequences: list[DraftSequence], outputs: list[RowOutputs], backend: Backend = BACKEND) -> list[Any]:
     """What a draft proposes after the last row of each."""
     keyed = [i for i, each in enumerate(sequences) if each.spec.keyed_by_token]
     drawn = [i for i in range(len(sequences)) if i not in keyed]
     found: dict[int, Any] = dict(
-        zip(keyed, guess([(sequences[i], sequences[i].tree, outputs[i]) for i in keyed]), strict=True)
+        zip(keyed, guess([(sequences[i], sequences[i].tree, outputs[i]) for i in keyed], backend), strict=True)
     )
-    found |= zip(drawn, draw([sequences[i] for i in drawn], [outputs[i].logits for i in drawn]), strict=True)
+    found |= zip(
+        drawn,
+        draw([sequences[i] for i in drawn], [outputs[i].logits for i in drawn], backend.numbers_at_once),
+        strict=True,
+    )
     return [found[i] for i in range(len(sequences))]
 
 
@@ -105,12 +113,12 @@ def case(rng: random.Random, dtype: torch.dtype) -> Case:
 def test_decisions_and_proposals_do_not_depend_on_the_company(dtype: torch.dtype) -> None:
     rng = random.Random(1)
     cases = [case(rng, dtype) for _ in range(64)]
-    alone = [decide([c.job()], [given(c.logits)])[0] for c in cases]
+    alone = [decide([c.job()], [given(c.logits)], BACKEND)[0] for c in cases]
     proposed = [propose([c.drafting()], [given(c.logits[-1:])])[0] for c in cases]
     for num_jobs in (1, 2, 3, 7, 16, 64):
         order = rng.sample(range(64), num_jobs)
         outputs = [given(cases[i].logits, rng.random() < 0.5) for i in order]
-        assert decide([cases[i].job() for i in order], outputs) == [alone[i] for i in order]
+        assert decide([cases[i].job() for i in order], outputs, BACKEND) == [alone[i] for i in order]
         outputs = [given(cases[i].logits[-1:], rng.random() < 0.5) for i in order]
         nodes = propose([cases[i].drafting() for i in order], outputs)
         assert nodes == [proposed[i] for i in order]
@@ -118,6 +126,9 @@ def test_decisions_and_proposals_do_not_depend_on_the_company(dtype: torch.dtype
     assert len(kinds) == 6
     assert sum(len(decision.accepted) for decision in alone) > 20
     assert any(len(c.tree) and not c.tree.is_chain for c in cases)
+
+
+RACE_OF_COUPLED_DRAWS = "specdec.sampling.distributions._race_of_possible"
 
 
 @pytest.mark.parametrize("method", list(Method))
@@ -135,12 +146,31 @@ def test_however_many_rows_a_pass_has_few_of_them_are_in_float64_at_once(
     )
     jobs = [Job(Memory(SamplingState(spec)), [5, 6], tree) for _ in range(64)]
     sizes: list[int] = []
-    for name in ("target_service.decision.probabilities", "target_service.decision.race", "specdec.sampling.race"):
+    for name in ("target_service.decision.probabilities", "target_service.decision.race", RACE_OF_COUPLED_DRAWS):
         _record(monkeypatch, name, sizes)
-    monkeypatch.setattr("specdec.backends.avx512.coupled_draw.takes", lambda _: False)  # that takes one row at a time
-    [alone] = decide(jobs[:1], [given(logits)])
-    assert decide(jobs, [given(logits)] * 64) == [alone] * 64
-    assert max(sizes) <= NUMBERS_AT_ONCE < 64 * logits.numel()
+    by_torch = backend_named("torch")
+    [alone] = decide(jobs[:1], [given(logits)], by_torch)
+    assert decide(jobs, [given(logits)] * 64, by_torch) == [alone] * 64
+    assert max(sizes) <= by_torch.numbers_at_once < 64 * logits.numel()
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_on_a_device_with_gigabytes_to_spare_a_whole_pass_is_decided_in_one_call(
+    monkeypatch: pytest.MonkeyPatch, method: Method
+) -> None:
+    """32 sequences with four draft tokens each, at a vocabulary of 152,000."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (24 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a stub")
+    device = TorchBackend(torch.device("cuda:0"))
+    spec = SequenceSpec((5, 6), 2, SamplingParams(1.0), 11, method)
+    logits = torch.randn(5, 152_000, generator=torch.Generator().manual_seed(4))
+    probs = [SparseDistribution((token,), (1.0,)) for token in range(4)] if method is not Method.COUPLED else ()
+    jobs = [Job(Memory(SamplingState(spec)), [5, 6], TokenTree.chain(range(4), probs)) for _ in range(32)]
+    sizes: list[int] = []
+    name = RACE_OF_COUPLED_DRAWS if method is Method.COUPLED else "target_service.decision.probabilities"
+    _record(monkeypatch, name, sizes)
+    decide(jobs, [given(logits)] * 32, device)
+    assert sizes == [160 * 152_000]
 
 
 def _record(monkeypatch: pytest.MonkeyPatch, name: str, sizes: list[int]) -> None:
@@ -160,19 +190,18 @@ def test_a_draft_proposes_for_a_few_sequences_at_once(monkeypatch: pytest.Monkey
     drafting = [c.drafting() for c in cases]
     for sequence in drafting:
         sequence.num_guesses = 3
-    proposed = propose(drafting, [given(c.logits[-1:]) for c in cases])
+    outputs = [given(c.logits[-1:]) for c in cases]
+    proposed = propose(drafting, outputs)
     sizes: list[int] = []
-    for name in ("draft_service.drafters.proposal.probabilities", "specdec.sampling.state.runners_up"):
+    for name in ("draft_service.drafters.proposal.probabilities", "specdec.backends.torch.draw.runners_up"):
         _record(monkeypatch, name, sizes)
-    for module in ("draft_service.drafters.proposal", "specdec.sampling.state"):
-        monkeypatch.setattr(f"{module}.NUMBERS_AT_ONCE", 2 * VOCAB)
-    monkeypatch.setattr("specdec.backends.avx512.coupled_draw.takes", lambda _: False)
-    assert propose(drafting, [given(c.logits[-1:]) for c in cases]) == proposed
+    monkeypatch.setattr("specdec.backends.torch.backend._NUMBERS_ON_A_CPU", 2 * VOCAB)
+    assert propose(drafting, outputs, backend_named("torch")) == proposed
     assert max(sizes) <= 2 * VOCAB
 
 
 def test_no_jobs_are_legal() -> None:
-    assert decide([], []) == []
+    assert decide([], [], BACKEND) == []
     assert propose([], []) == []
 
 
@@ -184,11 +213,11 @@ def test_siblings_and_later_rounds_share_the_noise_of_a_position(params: Samplin
     logits = 3.0 * torch.randn(5, VOCAB, generator=generator)
     spec = SequenceSpec((1, 2), 1, params, 77)
     state: Any = Memory(SamplingState(spec))
-    [decision] = decide([Job(state, [1, 2], tree)], [given(logits)])
+    [decision] = decide([Job(state, [1, 2], tree)], [given(logits)], BACKEND)
     for node, path in enumerate([[], [3], [4], [3, 5], [4, 6]]):
         for memory in (Memory(SamplingState(spec)), state if node == 4 else Memory(SamplingState(spec))):
             memory.sampling.take_in([1, 2, *path])
-            [alone] = decide([Job(memory, [1, 2, *path], EMPTY_TREE)], [given(logits[node : node + 1])])
+            [alone] = decide([Job(memory, [1, 2, *path], EMPTY_TREE)], [given(logits[node : node + 1])], BACKEND)
             assert alone.next_token == decision.predictions[node]
 
 
@@ -214,7 +243,7 @@ def written(spec: SequenceSpec, num_tokens: int, num_draft_tokens: int, rng: ran
             texts.append([*texts[parent + 1], token])
         logits = torch.stack([logits_after(text) for text in texts])
         assert memory.sampling.take_in(ids) is None
-        [decision] = decide([Job(memory, ids, tree)], [given(logits)])
+        [decision] = decide([Job(memory, ids, tree)], [given(logits)], BACKEND)
         num_accepted += len(decision.accepted)
         ids += [*(tokens[node] for node in decision.accepted), decision.next_token]
     assert num_accepted > 0 or not num_draft_tokens

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec.backends.avx512.kernels import kernel
-from specdec.backends.avx512.paged_attention import Attention
+from specdec.backends.avx512.paged_attention import LayerAttention, PagedAttention
 from specdec.backends.avx512.tiled_linear import Linear
 from specdec.backends.packed_pass import PackedPass
 from specdec.kvcache.store import KvStore
@@ -143,7 +143,7 @@ class DecoderLayer(torch.nn.Module):
         assert compute is not None
         groups = self.attention.heads // self.attention.kv_heads
         there_was_memory = compute(
-            ctypes.byref(packed_pass.paged.for_groups(groups)),
+            ctypes.byref(PagedAttention.of(packed_pass).for_groups(groups)),
             packed_pass.store.described(self, self._attentions),
             self._all_weights,
             len(self._run),
@@ -155,13 +155,13 @@ class DecoderLayer(torch.nn.Module):
         if not there_was_memory:
             raise MemoryError("there is no memory for what the threads of a pass share")
 
-    def _attentions(self, store: KvStore) -> ctypes.Array[Attention]:
+    def _attentions(self, store: KvStore) -> ctypes.Array[LayerAttention]:
         like = torch.empty(0, self.attention.kv_heads, self.attention.head_dim, dtype=torch.bfloat16)
-        described = (Attention * len(self._run))()
+        described = (LayerAttention * len(self._run))()
         for number, layer in enumerate(self._run):
             asked = layer.attention
             pool = store.layer(asked.layer, like, like)
-            described[number] = Attention.over(*pool, asked.heads, asked.scale, layer.sliding_window)
+            described[number] = LayerAttention.over(*pool, asked.heads, asked.scale, layer.sliding_window)
         return described
 
 

@@ -16,7 +16,7 @@ import torch
 
 from specdec.backends.avx512.coupled_draw import described
 from specdec.backends.avx512.decoder_layer import DecoderLayer, Norm, Work
-from specdec.backends.avx512.paged_attention import LANES
+from specdec.backends.avx512.paged_attention import LANES, PagedAttention
 from specdec.backends.avx512.tiled_linear import Linear, TiledLinear
 from specdec.backends.packed_pass import PackedPass
 from specdec.passes.outputs import PassOutputs
@@ -94,7 +94,7 @@ class DecoderPass:
             self.layers.compute(packed_pass, buffers, ends)
             return PassOutputs(logits[:, : self._vocab_size], features, sound, likeliest.tolist())
         last = [logit_rows.index(row) for row in last_rows]
-        starts = packed_pass.paged.for_groups(self._groups).starts
+        starts = PagedAttention.of(packed_pass).for_groups(self._groups).starts
         chains = np.array([last, starts, [positions[row] + 1 for row in last_rows]], np.int32)
         at, size = chains.ctypes.data, chains.strides[0]
         draws, hurried = described(packed_pass.rows.draws), ctypes.addressof(self._hurried)

@@ -23,24 +23,25 @@ from specdec.backends.avx512.decoder_layer import (
 )
 from specdec.backends.avx512.observed_pass import ObservedPass, agree
 from specdec.backends.avx512.tiled_linear import TiledLinear
+from specdec.backends.base import Backend
 
 _MULTIPLE = 16  # of features, as in decoder_layer.c
 
 
 @torch.inference_mode()
-def fuse_layers(model: PreTrainedModel) -> None:
+def fuse_layers(model: PreTrainedModel, backend: Backend) -> None:
     """Replace layers of ``model``, whose linear layers are packed, in place. Others stay as they are."""
     candidates = {child for child in model.modules() if _has_the_parts(child)}
     if compute_decoder_layers() is None or not candidates:
         return
-    observed = ObservedPass.over(model)
+    observed = ObservedPass.over(model, backend)
     fused: dict[torch.nn.Module, DecoderLayer] = {}
     runs = _Runs()
 
     def compare(layer: torch.nn.Module, inputs: tuple[Any, ...], others: dict[str, Any], output: Any) -> None:
         asked, observed.asked = observed.asked, None
         if asked is not None and _fits(layer, asked) and _is_usual(asked, inputs, others, output):
-            made, own = DecoderLayer(layer, asked), ObservedPass.over(model)
+            made, own = DecoderLayer(layer, asked), ObservedPass.over(model, backend)
             computed = made(*inputs, **(others | {"packed_pass": own}))
             pairs = zip(observed.seen(asked), own.seen(asked), strict=True)
             if all(agree(*pair) for pair in (*pairs, (output, computed))):
@@ -60,11 +61,6 @@ def fuse_layers(model: PreTrainedModel) -> None:
             if child in fused:
                 setattr(parent, name, fused[child])
     runs.compute_together()
-
-
-def report(model: torch.nn.Module) -> dict[str, int]:
-    """For the log."""
-    return {"decoder_layers_in_one_call": sum(isinstance(module, DecoderLayer) for module in model.modules())}
 
 
 class _Runs:

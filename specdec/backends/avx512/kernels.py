@@ -29,6 +29,13 @@ def kernel(name: str, *argument_types: Any, amx_is_faster: bool = True) -> Calla
     return function
 
 
+def why_not() -> str | None:
+    """Why none of them can be called here, in words; None: they can."""
+    if not has_avx512_bf16(and_no_amx=False):
+        return "this CPU has no AVX512-BF16"
+    return None if _library() else "its C files were not compiled, or not for this machine; run `make setup`"
+
+
 @functools.cache
 def has_avx512_bf16(and_no_amx: bool = True) -> bool:
     """AMX computes a prompt's many rows several times as fast, by way of oneDNN."""

@@ -12,10 +12,11 @@ from transformers import PreTrainedModel
 
 from specdec.backends.avx512 import paged_attention
 from specdec.backends.avx512.decoder_layer import AttentionSettings
+from specdec.backends.base import Backend
 from specdec.backends.packed_pass import PackedPass
 from specdec.kvcache.block_pool import BlockPool
 from specdec.kvcache.store import KvStore
-from specdec.passes.rows import Segment
+from specdec.passes.rows import PassRows, Segment
 
 _LENGTHS, _BLOCK = (7, 3), 8
 """Of the texts."""
@@ -35,12 +36,13 @@ class Inputs(NamedTuple):
 class ObservedPass(PackedPass):
     """Remembers what its attention was asked last."""
 
-    def __init__(self, vocab_size: int, max_position: int) -> None:
+    def __init__(self, vocab_size: int, max_position: int, backend: Backend) -> None:
         pools = KvStore(BlockPool(len(_LENGTHS), _BLOCK), torch.device("cpu"))
         segments = [
             Segment(range(length), range(-1, length - 1), 0, [block], []) for block, length in enumerate(_LENGTHS)
         ]
-        super().__init__(pools, segments, _BLOCK, torch.device("cpu"))
+        rows = PassRows(segments, _BLOCK)
+        super().__init__(pools, rows, backend.attention(rows, _BLOCK))
         # From the first to the last that the model knows: some code treats far ones in another way.
         apart = max(1, max_position // max(_LENGTHS))
         num_rows = sum(_LENGTHS)
@@ -51,14 +53,14 @@ class ObservedPass(PackedPass):
         self._query: Tensor | None = None
 
     @classmethod
-    def over(cls, model: PreTrainedModel) -> ObservedPass:
+    def over(cls, model: PreTrainedModel, backend: Backend) -> ObservedPass:
         config = model.config.get_text_config()
-        return cls(config.vocab_size, getattr(config, "max_position_embeddings", None) or 0)
+        return cls(config.vocab_size, getattr(config, "max_position_embeddings", None) or 0, backend)
 
     @classmethod
-    def near(cls, model: PreTrainedModel) -> ObservedPass:
+    def near(cls, model: PreTrainedModel, backend: Backend) -> ObservedPass:
         """With neighbouring positions."""
-        return cls(model.config.get_text_config().vocab_size, 0)
+        return cls(model.config.get_text_config().vocab_size, 0, backend)
 
     def seen(self, of: AttentionSettings) -> tuple[Tensor, Tensor, Tensor]:
         """Of the layer that came last: queries, and its pool's keys and values."""

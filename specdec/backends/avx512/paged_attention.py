@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from specdec.backends.avx512.kernels import kernel
+from specdec.backends.packed_pass import Attention, PackedPass
+from specdec.kvcache.store import KvStore
 from specdec.passes.rows import KeyCounts, PassRows
 
 LANES, _LINE, _MAX_HEAD_DIM = 32, 32, 256  # as in paged_attention.c
@@ -44,7 +46,7 @@ class Pass(ctypes.Structure):
     starts: list[int]
 
 
-class Attention(ctypes.Structure):
+class LayerAttention(ctypes.Structure):
     """A layer's attention, and its pool."""
 
     _fields_ = (
@@ -54,7 +56,7 @@ class Attention(ctypes.Structure):
     )
 
     @classmethod
-    def over(cls, keys: Tensor, values: Tensor, heads: int, scale: float, window: int | None) -> Attention:
+    def over(cls, keys: Tensor, values: Tensor, heads: int, scale: float, window: int | None) -> LayerAttention:
         """``keys`` and ``values``: the layer's whole pool, [num_blocks, block_size, kv_heads, head_dim]."""
         pool = keys.data_ptr(), values.data_ptr()
         return cls(*pool, heads, *keys.shape[2:], window or 2**31 - 1, scale * math.log2(math.e))
@@ -76,26 +78,38 @@ def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 class PagedAttention:
-    """Of one pass, for all its layers."""
+    """Of one pass, for all its layers. What it does not take is left to ``otherwise``."""
 
-    def __init__(self, rows: PassRows) -> None:
+    def __init__(self, rows: PassRows, otherwise: Attention) -> None:
         self._rows = rows
+        self._otherwise = otherwise
         self._passes: dict[int, Pass] = {}
+
+    @staticmethod
+    def of(packed_pass: PackedPass) -> PagedAttention:
+        """The attention of a pass that this backend made."""
+        assert isinstance(packed_pass.attention, PagedAttention)
+        return packed_pass.attention
 
     def attend(
         self,
-        query: Tensor,  # [rows, heads, head_dim], as of takes()
+        store: KvStore,
+        layer: int,
+        query: Tensor,
         key: Tensor,
         value: Tensor,
-        keys: Tensor,  # the layer's whole pool, [num_blocks, block_size, kv_heads, head_dim]
-        values: Tensor,
-        output: Tensor,  # [rows, heads, head_dim]
+        output: Tensor,
         scale: float,
         window: int | None,
+        softcap: float | None,
     ) -> None:
-        """Puts the rows' keys and values into the pool, too; nothing that is no number gets there."""
+        """See specdec.backends.packed_pass.Attention."""
+        if softcap is not None or not takes(query, key, value):
+            self._otherwise.attend(store, layer, query, key, value, output, scale, window, softcap)
+            return
+        keys, values = store.layer(layer, key, value)
         heads, kv_heads = query.shape[1], key.shape[1]
-        attention = Attention.over(keys, values, heads, scale, window)
+        attention = LayerAttention.over(keys, values, heads, scale, window)
         rows = (ctypes.byref(_Rows.of(tensor)) for tensor in (query, key, value, output))
         compute = _compute()
         assert compute is not None

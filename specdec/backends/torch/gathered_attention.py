@@ -9,6 +9,7 @@ see bench/LOG.md): query rows per key head in multiples of four, and keys, from 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -19,16 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.backends.base import COPIES
+from specdec.kvcache.store import KvStore
 from specdec.passes.rows import KeyCounts, Member, PassRows, rounded
 
 ROW_MULTIPLE = 4
 KEY_COUNTS = KeyCounts((64, 128, 256), 512)
 _SMALL = 16
 _FEW_KEYS = 256
-
-COPIES = 2
-"""Slots that the keys and values gathered for a call take at most, per slot of the pool. Sequences that share blocks,
-and the paths of a tree, read them each for itself, so that all those of a pass may be any multiple of the pool."""
 
 
 class Scratch:
@@ -96,16 +95,25 @@ class GatheredAttention:
         self.scratch = Scratch(), Scratch()  # of keys, of values
         self._buckets: dict[int, list[_Bucket]] = {}
 
+    @functools.cached_property
+    def _slots(self) -> Tensor:  # [rows]
+        return self._tensor(self._rows.slots)
+
     def attend(
         self,
-        query: Tensor,  # [rows, heads, head_dim]
-        keys: Tensor,  # the layer's whole pool
-        values: Tensor,
-        output: Tensor,  # [rows, heads, head_dim]
+        store: KvStore,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        output: Tensor,
         scale: float,
         window: int | None,
         softcap: float | None,
     ) -> None:
+        """See specdec.backends.packed_pass.Attention."""
+        store.write(layer, self._slots, key, value)
+        keys, values = store.layer(layer, key, value)
         heads, kv_heads = query.shape[1], keys.shape[2]
         groups = heads // kv_heads
         of_keys, of_values = self.scratch

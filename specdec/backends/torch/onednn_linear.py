@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers.pytorch_utils import Conv1D
 
-from specdec.backends.avx512.tiled_linear import TiledLinear
+from specdec.backends.linears import repacked, replace_linears
 
 _ROWS_EXPECTED = 9
 """oneDNN picks the order of a weight for a number of rows and keeps to it for any."""
@@ -74,19 +73,13 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def pack_linears(model: torch.nn.Module) -> None:
-    """Replace every linear layer of ``model`` that can be packed, in place. Others stay as they are.
-
-    A weight is freed as soon as its layer is packed, unless something else uses it, such as a tied embedding.
-    """
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if _is_linear(child):
-                setattr(parent, name, _packed(child))
+    """Replace every linear layer of ``model`` that can be packed, in place. Others stay as they are."""
+    replace_linears(model, PackedLinear, can_pack)
 
 
 def row_multiple(model: torch.nn.Module) -> int:
     """What a pass's rows, and those of its logits, must be padded to a multiple of, so that no bit depends on it."""
-    if _packed_layers(model):
+    if repacked(model):
         return 2
     # Plain float32 linear on the CPU: 1 to 3, 5 to 7 and, with two threads, 9 to 11 rows have other last bits than 4.
     return 4 if any(parameter.dtype is torch.float32 for parameter in model.parameters()) else 2
@@ -95,35 +88,5 @@ def row_multiple(model: torch.nn.Module) -> int:
 def least_rows(model: torch.nn.Module) -> int:
     """Rows that a pass, and its logits, had better have: oneDNN's AVX-512 kernels read a packed weight faster for four
     of them than for two (bench/LOG.md). No bit depends on it."""
-    by_onednn = any(isinstance(layer, PackedLinear) for layer in _packed_layers(model))
+    by_onednn = any(isinstance(layer, PackedLinear) for layer in model.modules())
     return 4 if by_onednn and torch.backends.cpu.get_cpu_capability() == "AVX512" else 1
-
-
-def weight_bytes(model: torch.nn.Module) -> int:
-    """Memory that the weights of ``model`` take, packed ones included."""
-    tensors = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    return tensors + sum(layer.nbytes for layer in _packed_layers(model))
-
-
-def report(model: torch.nn.Module) -> dict[str, int]:
-    """How many linear layers of ``model`` are computed by whom, for the log."""
-    kinds = {"linear_layers_in_tiles": TiledLinear, "linear_layers_by_onednn": PackedLinear}
-    counts = {name: sum(type(layer) is kind for layer in _packed_layers(model)) for name, kind in kinds.items()}
-    return counts | {"linear_layers_by_torch": sum(map(_is_linear, model.modules()))}
-
-
-def _packed(layer: torch.nn.Module) -> torch.nn.Module:
-    weight: Tensor = layer.weight.t() if isinstance(layer, Conv1D) else layer.weight  # type: ignore
-    bias: Tensor | None = layer.bias  # type: ignore[assignment]
-    if TiledLinear.takes(weight):
-        return TiledLinear(weight, bias)
-    return PackedLinear(weight, bias) if can_pack(weight) else layer
-
-
-def _packed_layers(model: torch.nn.Module) -> list[TiledLinear | PackedLinear]:
-    return [module for module in model.modules() if isinstance(module, (TiledLinear, PackedLinear))]
-
-
-def _is_linear(module: torch.nn.Module) -> bool:
-    """Also a subclass, unless it computes something else."""
-    return type(module).forward in (torch.nn.Linear.forward, Conv1D.forward)

@@ -236,7 +236,7 @@ def test_seeds_can_be_derived_without_torch():
     script = """
 import sys
 sys.modules["torch"] = None
-from specdec.noise import derive_seed
+from specdec.core.noise import derive_seed
 print(derive_seed(5, 2))
 """
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -21,6 +21,7 @@ from specdec.runner import cgroup, loading, memory
 from specdec.runner.checkpoint import Checkpoint
 from specdec.runner.loading import load_runner
 from specdec.runner.model_runner import ModelRunner
+from tests.models.backends import backend
 
 CONTEXT = 40
 
@@ -58,11 +59,16 @@ def load(directory: Path, **settings):
     return load_runner(ModelServiceSettings(model=str(directory), **settings))
 
 
+def found(directory, dtype):
+    here = backend()
+    return Checkpoint.find(str(directory), dtype, here.name, here.fingerprint).info
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_runner_has_the_dtype_and_the_pool_asked_for(directory, dtype):
     runner = load(directory, dtype=dtype, kv_slots=64)
     assert runner.model.dtype == getattr(torch, dtype)
-    assert runner.info == Checkpoint.find(str(directory), dtype).info
+    assert runner.info == found(directory, dtype)
     assert (runner.pool.num_slots, runner.pool.num_used) == (64, 0)
     # Keys and values of two heads of 8 in two layers.
     assert runner.bytes_per_slot == 2 * 2 * 2 * 8 * runner.model.dtype.itemsize
@@ -74,7 +80,7 @@ def test_dtype_auto_is_bfloat16_where_the_cpu_computes_in_it(directory, monkeypa
     runner = load(directory, kv_slots=64)
     assert runner.model.dtype == getattr(torch, dtype)
     assert runner.info.dtype == dtype
-    assert runner.info.model_digest == Checkpoint.find(str(directory), dtype).info.model_digest
+    assert runner.info.model_digest == found(directory, dtype).model_digest
 
 
 def test_linear_layers_are_packed(directory):
@@ -196,8 +202,9 @@ def test_loading_leaves_no_helpers_that_compete_with_those_of_the_model_thread(d
 
 SLOW = """
 import time
-from specdec import loading, model_service
-from specdec.settings import ModelServiceSettings
+from specdec.runner import loading
+from specdec.server import model_server
+from specdec.core.settings import ModelServiceSettings
 
 def slow(settings):
     print("loading", flush=True)
@@ -205,7 +212,7 @@ def slow(settings):
 
 loading._load_runner = slow
 settings = ModelServiceSettings(model="nowhere")
-model_service.run(settings, "draft", lambda: loading.load_runner(settings))
+model_server.run(settings, "draft", lambda: loading.load_runner(settings))
 """
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 import transformers as hf
 
-from specdec.backends.packed_pass import PackedPass
-from specdec.backends.torch.gathered_attention import COPIES
+from specdec.backends.torch.backend import TorchBackend
+from specdec.backends.torch.gathered_attention import COPIES, GatheredAttention
 from specdec.core.rounds import ModelInfo
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
 from specdec.kvcache.block_pool import SequenceCache
 from specdec.passes.rows import Segment
-from specdec.runner import model_runner
 from specdec.runner.model_runner import ModelRunner
+from tests.models.backends import backend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -56,7 +56,7 @@ def tiny_model(name: str) -> torch.nn.Module:
 
 
 def runner_of(model: torch.nn.Module, vocab_size: int = VOCAB, num_slots: int = 256) -> ModelRunner:
-    return ModelRunner(copy.deepcopy(model), ModelInfo("tiny", "", vocab_size, "", CONTEXT), num_slots)
+    return ModelRunner(copy.deepcopy(model), ModelInfo("tiny", "", vocab_size, "", CONTEXT), num_slots, backend())
 
 
 class Plain:
@@ -260,10 +260,9 @@ def test_twins_in_different_branches_see_their_own_ancestors_only(llama):
 
 def test_what_is_gathered_at_a_time_is_bounded_by_the_pool_however_many_share_a_text(llama, monkeypatch):
     """Each reads the text for itself, and specdec.runner.memory sets aside so much and no more."""
-    passes: list[PackedPass] = []
-    monkeypatch.setattr(
-        model_runner, "PackedPass", lambda *arguments: passes.append(PackedPass(*arguments)) or passes[-1]
-    )
+    passes: list[GatheredAttention] = []
+    make = TorchBackend.attention
+    monkeypatch.setattr(TorchBackend, "attention", lambda *arguments: passes.append(make(*arguments)) or passes[-1])
     text = list(range(40))
 
     def told(count: int) -> list[torch.Tensor]:
@@ -276,7 +275,7 @@ def test_what_is_gathered_at_a_time_is_bounded_by_the_pool_however_many_share_a_
             cache.remember(text)
         assert count < 16 or runner.pool.num_used == runner.pool.num_slots
         outputs = runner.forward([segment_of(cache, [number], []) for number, cache in enumerate(caches)])
-        [kept] = {scratch.kept.nbytes for scratch in passes[-1].gathered.scratch}
+        [kept] = {scratch.kept.nbytes for scratch in passes[-1].scratch}
         assert 2 * kept <= COPIES * runner.pool.num_slots * runner.bytes_per_slot // llama.config.num_hidden_layers
         return [output.logits for output in outputs]
 

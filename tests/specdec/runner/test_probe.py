@@ -9,11 +9,12 @@ import pytest
 import torch
 import transformers as hf
 
-from specdec.backends import packed_pass as packed_attention
+from specdec.backends import packed_pass
 from specdec.core.rounds import ModelInfo
 from specdec.passes.rows import Segment
 from specdec.runner import model_runner, probe
 from specdec.runner.model_runner import ModelRunner
+from tests.models.backends import backend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -88,7 +89,7 @@ def model_of(make_config, dtype: torch.dtype = torch.float32) -> torch.nn.Module
 def prove(model: torch.nn.Module) -> ModelRunner:
     expected = probe.plain_logits(model, VOCAB)
     info = ModelInfo("tiny", "", VOCAB, "", 64)
-    return probe.prove(partial(ModelRunner, model, info, probe.NUM_SLOTS), expected)
+    return probe.prove(partial(ModelRunner, model, info, probe.NUM_SLOTS, backend()), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -117,9 +118,9 @@ def test_a_window_that_attention_is_not_told_of_is_found(monkeypatch):
     """Its length in the checkpoint is far beyond what a probe feeds."""
 
     def unlimited(*arguments, sliding_window=None, **others):
-        return packed_attention.packed_attention(*arguments, **others)
+        return packed_pass.packed_attention(*arguments, **others)
 
-    monkeypatch.setitem(hf.AttentionInterface._global_mapping, packed_attention.ATTENTION, unlimited)
+    monkeypatch.setitem(hf.AttentionInterface._global_mapping, packed_pass.ATTENTION, unlimited)
     prove(model_of(ACCEPTED["llama"]))
     for name in ("mistral, sliding", "gemma3"):
         with pytest.raises(ValueError, match="off by"):
@@ -128,8 +129,8 @@ def test_a_window_that_attention_is_not_told_of_is_found(monkeypatch):
 
 @pytest.mark.parametrize("mistake", ["parents", "num_context"])
 def test_wrong_trees_and_positions_are_found(monkeypatch, mistake):
-    class Wrong(model_runner.PackedPass):
-        def __init__(self, store, segments, *others):
+    class Wrong(model_runner.PassRows):
+        def __init__(self, segments, block_size):
             wrong = [
                 Segment(
                     each.token_ids,
@@ -140,9 +141,9 @@ def test_wrong_trees_and_positions_are_found(monkeypatch, mistake):
                 )
                 for each in segments
             ]
-            super().__init__(store, wrong, *others)
+            super().__init__(wrong, block_size)
 
-    monkeypatch.setattr(model_runner, "PackedPass", Wrong)
+    monkeypatch.setattr(model_runner, "PassRows", Wrong)
     with pytest.raises(ValueError, match="off by"):
         prove(model_of(ACCEPTED["llama"]))
 

@@ -153,7 +153,7 @@ def test_penalties_of_many_tokens_are_written_a_few_rows_at_a_time(monkeypatch):
     place = Transforms(SequenceSpec(tuple(range(50)), 20, params)), tree
     whole = transformed([logits], [place])
     for numbers in (1, 60, 120):
-        monkeypatch.setattr(transforms, "NUMBERS_AT_ONCE", numbers)
+        monkeypatch.setattr(transforms, "_ENTRIES_AT_ONCE", numbers)
         assert torch.equal(transformed([logits], [place]), whole)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
+from specdec.backends.torch.draw import TorchDraw
 from specdec.core.noise import Domain, Key, exponentials
-from specdec.core.sequence import SamplingParams, SequenceSpec
+from specdec.core.sequence import Draw, SamplingParams
 from specdec.sampling.noise_cache import MAX_KEPT_ROWS, KeptRows, PassNoise
-from specdec.sampling.state import SamplingState, choose, rank
 
 VOCAB = 40
 CPU = torch.device("cpu")
@@ -46,19 +45,15 @@ def test_those_used_last_are_kept_and_the_others_are_drawn_again_with_the_same_b
     assert kept.get(keys[0]) is None
 
 
-def test_however_many_sequences_and_positions_there_are_a_model_keeps_no_more_than_is_reckoned_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_however_many_sequences_and_positions_there_are_a_model_keeps_no_more_than_is_reckoned_with() -> None:
     """A long text that is only ranked, and never drafted from again, once kept a row for each of its positions."""
-    monkeypatch.setattr("specdec.backends.avx512.coupled_draw.takes", lambda _: False)  # that keeps none
-    kept = KeptRows()
-    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
+    model, logits = TorchDraw(1 << 18), torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
     alone, beside = [], []
     for seed in range(4):
-        spec = SequenceSpec((1, 2), 2, SamplingParams(), seed)
-        shared, fresh = SamplingState(spec, kept=kept), SamplingState(spec)
+        fresh = TorchDraw(1 << 18)
         for position in range(MAX_KEPT_ROWS):
-            beside += [*choose(logits, [(shared, position)]), *rank(logits, [(shared, position)], 3)[0]]
-            alone += [*choose(logits, [(fresh, position)]), *rank(logits, [(fresh, position)], 3)[0]]
-    assert len(kept) == MAX_KEPT_ROWS
+            draws = [Draw(SamplingParams(), seed, position)]
+            for by, found in ((model, beside), (fresh, alone)):
+                found += [*by.draw(logits, draws), *by.leaders(logits, draws, 3)[0]]
+    assert len(model._kept) == MAX_KEPT_ROWS
     assert all(torch.equal(one, other) for one, other in zip(alone, beside, strict=True))

@@ -194,7 +194,7 @@ def test_the_trace_context_survives_being_told_to_a_peer(spans):
 SPAN = """
 import sys
 from opentelemetry import trace, metrics
-from specdec import telemetry
+from specdec.telemetry import setup as telemetry
 from specdec.settings import ServiceSettings
 telemetry.set_up("specdec-test", ServiceSettings(log_level="INFO"))
 trace.get_tracer("x").start_span("one span").end()

@@ -18,6 +18,7 @@ from specdec.core.rounds import ModelInfo
 from specdec.kvcache.block_pool import SequenceCache
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
+from tests.models.backends import backend
 
 VOCAB, CONTEXT, NUM_LAYERS = 96, 256, 4
 POISON = VOCAB - 1
@@ -73,8 +74,8 @@ def model_of(make_config: Callable[[], hf.PreTrainedConfig], dtype: torch.dtype 
     return model
 
 
-def runner_of(model: Any) -> ModelRunner:
-    return ModelRunner(copy.deepcopy(model), ModelInfo("tiny", "", VOCAB, "", CONTEXT), 4096)
+def runner_of(model: Any, name: str = "auto") -> ModelRunner:
+    return ModelRunner(copy.deepcopy(model), ModelInfo("tiny", "", VOCAB, "", CONTEXT), 4096, backend(name))
 
 
 def num_taken(runner: ModelRunner) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -11,13 +10,13 @@ from torch import Tensor
 
 from specdec.backends.avx512 import coupled_draw
 from specdec.core.noise import Key
-from specdec.core.sequence import Draw, SamplingParams, SequenceSpec
+from specdec.core.sequence import Draw, SamplingParams
 from specdec.sampling.distributions import runners_up, sample_coupled
 from specdec.sampling.noise_cache import KeptRows, PassNoise
-from specdec.sampling.state import SamplingState, choose
+from tests.models.backends import AVX512_ONLY
 from tests.specdec.backends.avx512.common_layers import threads_for_passes
 
-pytestmark = pytest.mark.skipif(not coupled_draw.takes(torch.zeros(1, 1)), reason="not on this CPU, or not built")
+pytestmark = AVX512_ONLY
 
 
 def by_torch(logits: Tensor, draws: list[Draw]) -> list[int]:
@@ -141,11 +140,3 @@ def test_a_token_whose_logit_is_nothing_is_never_drawn_and_numbers_that_are_none
 )
 def test_rows_of_another_kind_are_left_to_torch(logits: Tensor, taken: bool) -> None:
     assert coupled_draw.takes(logits) is taken
-
-
-def test_a_sequence_draws_with_its_own_seed_and_sampling() -> None:
-    logits = some_logits(random.Random(6), 4, 500, torch.float32)
-    states: list[Any] = [SamplingState(SequenceSpec((1,), 1, SamplingParams(0.9), seed)) for seed in (3, 4)]
-    places = [(states[0], 1), (states[0], 2), (states[1], 1), (states[1], 2)]
-    draws = [Draw(SamplingParams(0.9), state.spec.seed, position) for state, position in places]
-    assert choose(logits, places).tolist() == by_torch(logits, draws)

@@ -18,6 +18,7 @@ from specdec.passes.rows import PassRows, Segment
 from specdec.runner.model_runner import ModelRunner
 from specdec.sampling.distributions import sample_coupled
 from specdec.sampling.noise_cache import KeptRows, PassNoise
+from tests.models.backends import backend
 from tests.specdec.backends.avx512.common_layers import (
     IN_C,
     TAKEN,
@@ -114,7 +115,7 @@ class TestInC:
         model.get_output_embeddings().weight.data[VOCAB - 40 :] *= 50
         runner = runner_of(model)
         less = replace(runner.info, vocab_size=VOCAB - 40)
-        small = ModelRunner(model, less, 4096)
+        small = ModelRunner(model, less, 4096, backend())
         [output] = small.forward([asked(small.new_cache(), random_ids(random.Random(1), 9), 5)])
         assert output.logits.shape == (14, VOCAB - 40)
         assert output.likeliest == output.logits.float().argmax(-1).tolist()

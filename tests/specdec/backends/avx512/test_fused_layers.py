@@ -18,10 +18,12 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from specdec.backends.avx512 import fused_layers
 from specdec.backends.avx512.decoder_layer import DecoderLayer
 from specdec.backends.avx512.fused_layers import fuse_layers
+from specdec.backends.base import Backend
 from specdec.core.rounds import ModelInfo
 from specdec.passes.outputs import RowOutputs
-from specdec.runner import model_runner, probe
+from specdec.runner import probe
 from specdec.runner.model_runner import ModelRunner
+from tests.models.backends import backend
 from tests.specdec.backends.avx512.common_layers import (
     CONTEXT,
     IN_C,
@@ -244,7 +246,7 @@ def prove() -> ModelRunner:
     model = model_of(lambda: hf.MistralConfig(**SHAPE, sliding_window=32))
     expected = probe.plain_logits(model, VOCAB)
     return probe.prove(
-        partial(ModelRunner, model, ModelInfo("tiny", "", VOCAB, "", CONTEXT), probe.NUM_SLOTS), expected
+        partial(ModelRunner, model, ModelInfo("tiny", "", VOCAB, "", CONTEXT), probe.NUM_SLOTS, backend()), expected
     )
 
 
@@ -255,11 +257,11 @@ def test_a_window_is_short_while_a_model_is_proved() -> None:
 
 
 def test_a_window_that_a_layer_does_not_keep_to_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_windows(model: hf.PreTrainedModel) -> None:
-        fuse_layers(model)
+    def without_windows(model: hf.PreTrainedModel, backend: Backend) -> None:
+        fuse_layers(model, backend)
         for layer in model.model.layers:
             layer.sliding_window = None
 
-    monkeypatch.setattr(model_runner, "fuse_layers", without_windows)
+    monkeypatch.setattr("specdec.backends.avx512.backend.fuse_layers", without_windows)
     with pytest.raises(ValueError, match="off by"):
         prove()

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 import gc
-import shutil
-import sysconfig
 import weakref
 
 import pytest
 import torch
 import transformers as hf
 
-from specdec.backends.avx512 import tiled_linear
-from specdec.backends.avx512.kernels import has_avx512_bf16
 from specdec.backends.avx512.tiled_linear import TiledLinear
-from specdec.backends.torch import onednn_linear as packed_linear
+from specdec.backends.linears import replace_linears
+from specdec.backends.torch import onednn_linear
 from specdec.backends.torch.onednn_linear import PackedLinear, can_pack, least_rows, pack_linears, row_multiple
+from tests.models.backends import AVX512_ONLY, BACKENDS, backend
 
 ROWS = (*range(2, 71), 96, 128, 255, 256, 257, 512)
 SHAPES = ((2816, 1024), (1024, 2816), (864, 320), (1000, 200), (96, 192), (130, 4100), (33, 17))  # out, in
@@ -31,9 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 TAKES_TILES = TiledLinear.takes(torch.zeros(2, 2, dtype=BFLOAT16))
-tiled = pytest.param(
-    TiledLinear, BFLOAT16, id="tiled", marks=pytest.mark.skipif(not TAKES_TILES, reason="not on this CPU, or not built")
-)
+tiled = pytest.param(TiledLinear, BFLOAT16, id="tiled", marks=AVX512_ONLY)
 KINDS = [
     tiled,
     pytest.param(PackedLinear, BFLOAT16, id="oneDNN bfloat16"),
@@ -66,14 +62,6 @@ def packed(linear: torch.nn.Linear, kind: type = PackedLinear) -> PackedLinear |
     if kind is TiledLinear and not TiledLinear.takes(linear.weight):
         pytest.skip("an odd number of inputs")
     return kind(linear.weight, linear.bias)
-
-
-@pytest.mark.skipif(not has_avx512_bf16(), reason="this CPU has no use for it")
-def test_the_c_file_was_compiled_where_there_is_a_compiler():
-    compiler, *_ = (sysconfig.get_config_var("CC") or "cc").split()
-    if shutil.which(compiler) is None:
-        pytest.skip(f"there is no {compiler}")
-    assert TAKES_TILES
 
 
 @torch.inference_mode()
@@ -170,18 +158,26 @@ CONFIGS = {
 }
 
 
+def take(name: str, model: torch.nn.Module) -> None:
+    """Replace its linear layers as this backend does."""
+    if name == "avx512":
+        replace_linears(model, TiledLinear, TiledLinear.takes)
+    pack_linears(model)
+
+
 @torch.inference_mode()
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_whole_model_is_packed_and_keeps_its_logits(name, dtype):
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_whole_model_is_packed_and_keeps_its_logits(config, name, dtype):
     torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(CONFIGS[name], dtype=dtype).eval()
+    model = hf.AutoModelForCausalLM.from_config(CONFIGS[config], dtype=dtype).eval()
     plain = copy.deepcopy(model)
-    pack_linears(model)
+    take(name, model)
     left = [m for m in model.modules() if isinstance(m, (torch.nn.Linear, hf.pytorch_utils.Conv1D))]
     assert not left
-    assert type(model.lm_head) is (TiledLinear if TAKES_TILES and dtype is BFLOAT16 else PackedLinear)
+    assert type(model.lm_head) is (TiledLinear if name == "avx512" and dtype is BFLOAT16 else PackedLinear)
     assert model.dtype == dtype
     ids = torch.arange(11)[None]
     for keep in (0, 2, torch.tensor([1, 4, 4])):
@@ -189,12 +185,13 @@ def test_a_whole_model_is_packed_and_keeps_its_logits(name, dtype):
         torch.testing.assert_close(got, expected, atol=1e-5 if dtype == torch.float32 else 0.02, rtol=1e-5)
 
 
-def test_a_packed_weight_is_freed_but_a_tied_embedding_stays():
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_packed_weight_is_freed_but_a_tied_embedding_stays(name):
     model = hf.AutoModelForCausalLM.from_config(CONFIGS["llama-tied"], dtype=torch.bfloat16)
     freed = weakref.ref(model.model.layers[0].mlp.up_proj.weight)
     tied = model.model.embed_tokens.weight
     assert tied is model.lm_head.weight
-    pack_linears(model)
+    take(name, model)
     gc.collect()
     assert freed() is None
     assert model.model.embed_tokens.weight is tied
@@ -215,15 +212,14 @@ def test_a_layer_that_computes_something_else_is_left_alone():
     pack_linears(model)
     assert [type(layer) for layer in model] == [Scaled, PackedLinear, PackedLinear, torch.nn.LayerNorm]
     model.append(torch.nn.Linear(4, 4).half())
-    counts = packed_linear.report(model)
-    assert list(counts.values()) == [0, 2, 1]  # in tiles, by oneDNN, by torch
+    assert list(backend("torch").report(model).values()) == [2, 1]  # by oneDNN, by torch
 
 
 def test_what_cannot_be_packed_stays_plain_and_its_passes_are_padded_further(monkeypatch):
     half = torch.nn.Sequential(torch.nn.Linear(4, 4).half())
     pack_linears(half)
     assert type(half[0]) is torch.nn.Linear
-    monkeypatch.setattr(packed_linear, "can_pack", lambda weight: False)
+    monkeypatch.setattr(onednn_linear, "can_pack", lambda weight: False)
     plain = torch.nn.Sequential(torch.nn.Linear(4, 4))
     pack_linears(plain)
     assert type(plain[0]) is torch.nn.Linear
@@ -231,10 +227,6 @@ def test_what_cannot_be_packed_stays_plain_and_its_passes_are_padded_further(mon
     assert row_multiple(plain.bfloat16()) == 2
     assert least_rows(plain) == 1
     monkeypatch.undo()
-    monkeypatch.setattr(tiled_linear, "_compute", lambda: None)
-    not_compiled = torch.nn.Sequential(torch.nn.Linear(4, 4)).bfloat16()
-    pack_linears(not_compiled)
-    assert type(not_compiled[0]) is PackedLinear
     packable = torch.nn.Sequential(torch.nn.Linear(4, 4))
     pack_linears(packable)
     assert row_multiple(packable) == 2
@@ -242,7 +234,7 @@ def test_what_cannot_be_packed_stays_plain_and_its_passes_are_padded_further(mon
     assert not can_pack(torch.zeros(2, 2, device="meta"))
 
 
-@pytest.mark.skipif(not TAKES_TILES, reason="not on this CPU, or not built")
+@AVX512_ONLY
 def test_rows_of_another_width_are_refused_before_memory_is_read():
     layer = TiledLinear(torch.zeros(64, 64, dtype=torch.bfloat16), None)
     with pytest.raises(ValueError, match="rows of 128 numbers, where the weight takes 64"):

@@ -1,0 +1,68 @@
+"""The backend for CPUs with AVX512-BF16: kernels in C for bfloat16 weights, and for draws.
+
+What they do not take, such as float32 weights, capped scores or unusual layers, the torch backend computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.backends.avx512 import coupled_draw, kernels
+from specdec.backends.avx512.decoder_layer import DecoderLayer
+from specdec.backends.avx512.fused_layers import fuse_layers
+from specdec.backends.avx512.one_call import in_one_call
+from specdec.backends.avx512.paged_attention import PagedAttention
+from specdec.backends.avx512.tiled_linear import TiledLinear
+from specdec.backends.base import Backend, ModelCall
+from specdec.backends.linears import replace_linears
+from specdec.core.sequence import Draw, SamplingParams
+from specdec.passes.rows import PassRows
+
+_VERSION = 1
+"""To be raised when the kernels would give other bits than before."""
+
+
+class Avx512Backend:
+    """See specdec.backends.base.Backend. ``torch_backend`` computes the rest."""
+
+    name = "avx512"
+
+    def __init__(self, torch_backend: Backend) -> None:
+        self._torch = torch_backend
+        self.device = torch_backend.device
+        self.numbers_at_once = torch_backend.numbers_at_once
+        self.fingerprint = f"avx512 {_VERSION}, {torch_backend.fingerprint}"
+
+    @staticmethod
+    def why_not(device: torch.device) -> str | None:
+        """Why it cannot compute on this device; None: it can."""
+        return f"it computes on the CPU, not on {device}" if device.type != "cpu" else kernels.why_not()
+
+    def take(self, model: PreTrainedModel, vocab_size: int, context_length: int) -> ModelCall:
+        replace_linears(model, TiledLinear, TiledLinear.takes)
+        own = self._torch.take(model, vocab_size, context_length)
+        fuse_layers(model, self)
+        return in_one_call(model, own, self, vocab_size, context_length) or own
+
+    def attention(self, rows: PassRows, block_size: int) -> PagedAttention:
+        return PagedAttention(rows, self._torch.attention(rows, block_size))
+
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+        if not coupled_draw.takes(logits):
+            return self._torch.draw(logits, draws)
+        return coupled_draw.coupled_draw(logits, draws)
+
+    def leaders(self, logits: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:
+        if not coupled_draw.takes(logits):
+            return self._torch.leaders(logits, draws, count)
+        unfiltered = [Draw(SamplingParams(sampling.temperature), seed, position) for sampling, seed, position in draws]
+        return coupled_draw.leaders(logits, unfiltered, min(count, logits.shape[-1]))
+
+    def report(self, model: PreTrainedModel) -> dict[str, int]:
+        kinds = {"decoder_layers_in_one_call": DecoderLayer, "linear_layers_in_tiles": TiledLinear}
+        counts = {name: sum(type(module) is kind for module in model.modules()) for name, kind in kinds.items()}
+        return counts | self._torch.report(model)

@@ -1,0 +1,24 @@
+"""Which backend computes a model here: the one place that knows them all."""
+
+from __future__ import annotations
+
+import torch
+
+from specdec.backends.avx512.backend import Avx512Backend
+from specdec.backends.base import Backend
+from specdec.backends.torch.backend import TorchBackend
+
+
+def choose(name: str, device: torch.device) -> Backend:
+    """The backend of that name: torch, avx512, or auto, which is the quickest one that this machine can run.
+
+    Raises ValueError, with a sentence for the operator, if the machine cannot run it.
+    """
+    by_torch = TorchBackend(device)
+    if name == "torch":
+        return by_torch
+    if (why_not := Avx512Backend.why_not(device)) is None:
+        return Avx512Backend(by_torch)
+    if name == "avx512":
+        raise ValueError(f"--backend avx512 cannot be used: {why_not}")
+    return by_torch

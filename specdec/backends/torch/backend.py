@@ -1,0 +1,74 @@
+"""The backend that works everywhere: torch's kernels, on any device, with oneDNN's packed weights on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.backends.base import BYTES_PER_NUMBER
+from specdec.backends.linears import is_linear
+from specdec.backends.torch.draw import TorchDraw
+from specdec.backends.torch.gathered_attention import GatheredAttention
+from specdec.backends.torch.onednn_linear import PackedLinear, pack_linears
+from specdec.backends.torch.own_code import OwnCode
+from specdec.core.sequence import Draw
+from specdec.passes.rows import PassRows
+
+_NUMBERS_ON_A_CPU = 1 << 18
+"""Rows times vocabulary, 2 MiB in float64: more would go back and forth between processor and memory."""
+
+_SHARE_OF_FREE_MEMORY = 1 / 16
+"""Of a GPU, which one call may take: the fewer calls, the fewer kernels wait for each other."""
+
+
+class TorchBackend:
+    """See specdec.backends.base.Backend."""
+
+    name = "torch"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.fingerprint = f"torch {torch.__version__}, {_hardware(device)}"
+        self.numbers_at_once = _numbers_at_once(device)
+        self._draw = TorchDraw(self.numbers_at_once)
+
+    def take(self, model: PreTrainedModel, vocab_size: int, context_length: int) -> OwnCode:
+        pack_linears(model)
+        return OwnCode(model, vocab_size)
+
+    def attention(self, rows: PassRows, block_size: int) -> GatheredAttention:
+        return GatheredAttention(rows, block_size, self.device)
+
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+        return self._draw.draw(logits, draws)
+
+    def leaders(self, logits: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:
+        return self._draw.leaders(logits, draws, count)
+
+    def report(self, model: PreTrainedModel) -> dict[str, int]:
+        modules = list(model.modules())
+        return {
+            "linear_layers_by_onednn": sum(type(module) is PackedLinear for module in modules),
+            "linear_layers_by_torch": sum(map(is_linear, modules)),
+        }
+
+
+def _numbers_at_once(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _NUMBERS_ON_A_CPU
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(_NUMBERS_ON_A_CPU, int(free * _SHARE_OF_FREE_MEMORY) // BYTES_PER_NUMBER)
+
+
+def _hardware(device: torch.device) -> str:
+    """What decides which kernels torch and its libraries choose."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return device.type
+    found = torch.cpu.get_capabilities()
+    kinds = sorted(name for name, value in found.items() if value is True)
+    return " ".join([str(found.get("architecture", "")), torch.backends.cpu.get_cpu_capability(), *kinds])

@@ -1,0 +1,48 @@
+"""Greedy and coupled draws by torch, some rows at a time. Knows draws; refuses to know models and who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.core.limits import portions
+from specdec.core.noise import Key
+from specdec.core.sequence import Draw, SamplingParams
+from specdec.sampling.distributions import Noise, runners_up, sample_coupled
+from specdec.sampling.noise_cache import KeptRows, PassNoise
+
+
+class TorchDraw:
+    """Of one model: whole rows of noise are kept for all its sequences together."""
+
+    def __init__(self, numbers_at_once: int) -> None:
+        self._numbers_at_once = numbers_at_once
+        self._kept = KeptRows()
+
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:  # [rows, vocab] -> [rows] int64
+        """See specdec.backends.base.Backend."""
+        [tokens] = self._by_portions(lambda some, params, noise: (sample_coupled(some, params, noise),), logits, draws)
+        return tokens
+
+    def leaders(self, logits: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:
+        """See specdec.backends.base.Backend."""
+        tokens, scores = self._by_portions(
+            lambda some, params, noise: runners_up(some, params, noise, count), logits, draws
+        )
+        return tokens, scores
+
+    def _by_portions(
+        self,
+        draw: Callable[[Tensor, Sequence[SamplingParams], Noise], tuple[Tensor, ...]],
+        logits: Tensor,
+        draws: Sequence[Draw],
+    ) -> Sequence[Tensor]:  # [rows, ...] each
+        drawn = []
+        for part in portions([logits.shape[-1]] * len(logits), self._numbers_at_once):
+            some = [draws[row] for row in part]
+            keys = [Key(seed, position) for _, seed, position in some]
+            noise = PassNoise(keys, logits.shape[-1], logits.device, self._kept)
+            drawn.append(draw(logits[part.start : part.stop], [sampling for sampling, *_ in some], noise))
+        return drawn[0] if len(drawn) == 1 else [torch.cat(parts) for parts in zip(*drawn, strict=True)]

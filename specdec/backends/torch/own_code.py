@@ -1,0 +1,66 @@
+"""A pass computed by the model's own code, as transformers has it.
+
+Knows a model's call; refuses to know architectures, and what its layers are computed by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.backends.packed_pass import PackedPass
+from specdec.backends.torch.onednn_linear import least_rows, row_multiple
+from specdec.passes.outputs import PassOutputs
+from specdec.passes.rows import rounded
+
+
+class OwnCode:
+    """See specdec.backends.base.ModelCall."""
+
+    goes_on = False
+
+    def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
+        self._model, self._device = model, model.device
+        self._vocab_size = vocab_size
+        self._row_multiple, self._least_rows = row_multiple(model), least_rows(model)
+        self._features: Tensor | None = None
+        head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        head.register_forward_pre_hook(self._remember_features)
+
+    def hurry(self, hurried: bool) -> None:
+        pass  # there are no such rows
+
+    def __call__(
+        self, token_ids: Sequence[int], positions: Sequence[int], logit_rows: Sequence[int], packed_pass: PackedPass
+    ) -> PassOutputs:
+        padding = [0] * self._padding(len(token_ids))
+        # Also a pass that wants no logits (taking in a prompt) reads some.
+        logits_to_keep = [*logit_rows, *[logit_rows[-1] if logit_rows else 0] * self._padding(len(logit_rows))]
+        output = self._model(
+            input_ids=self._tensor([*token_ids, *padding])[None],
+            position_ids=self._tensor([*positions, *padding])[None],
+            use_cache=False,
+            logits_to_keep=self._tensor(logits_to_keep),
+            packed_pass=packed_pass,
+        )
+        features, self._features = self._features, None
+        assert features is not None, "the output embedding is part of the pass"
+        logits, sound = output.logits[0, : len(logit_rows), : self._vocab_size], packed_pass.sound()
+        if logit_rows:
+            # Some models rule a token out by -inf; it is never all of them, and anything else shows in the largest.
+            sound[self._tensor(logit_rows)] &= logits.amax(-1).isfinite()
+        return PassOutputs(logits, features[0, : len(logit_rows)], sound)
+
+    def _remember_features(self, _: Any, inputs: tuple[Tensor]) -> None:
+        self._features = inputs[0]
+
+    def _padding(self, num_rows: int) -> int:
+        """Rows to add for as many as there must be."""
+        return rounded(max(num_rows, self._least_rows), self._row_multiple) - num_rows
+
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
