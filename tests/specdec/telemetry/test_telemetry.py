@@ -195,7 +195,7 @@ SPAN = """
 import sys
 from opentelemetry import trace, metrics
 from specdec.telemetry import setup as telemetry
-from specdec.settings import ServiceSettings
+from specdec.core.settings import ServiceSettings
 telemetry.set_up("specdec-test", ServiceSettings(log_level="INFO"))
 trace.get_tracer("x").start_span("one span").end()
 metrics.get_meter("x").create_counter("one_counter").add(1)
