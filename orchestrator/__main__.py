@@ -10,7 +10,7 @@ import uvloop
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.core.settings import parse
-from specdec.server import garbage
+from specdec.server.process import freeze_garbage
 from specdec.telemetry import setup as telemetry
 from specdec.transport import rpc
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 async def serve(settings: OrchestratorSettings) -> None:
     server = OrchestratorServer(settings)
     await server.start()
-    garbage.settle()
+    freeze_garbage()
     log.info("serving", extra={"address": settings.address(server.port)})
     await rpc.signalled()
     log.info("draining")

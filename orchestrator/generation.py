@@ -14,8 +14,6 @@ from functools import partial
 from opentelemetry import trace
 from tokenizers import Tokenizer
 
-from orchestrator.api.request import Request
-from orchestrator.api.responses import write_chunk
 from orchestrator.control.concert import Concert
 from orchestrator.control.controller import Adaptive, Controller, Fixed
 from orchestrator.control.costs import Costs
@@ -25,6 +23,7 @@ from orchestrator.drafting.draft_client import DraftClient
 from orchestrator.drafting.speculation import Speculation
 from orchestrator.outbox import Outbox
 from orchestrator.replicas.pool import Pool
+from orchestrator.request import Chunk, Request
 from orchestrator.sequence import Sequence
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.target_client import TargetClient
@@ -34,7 +33,6 @@ from orchestrator.text import Piece
 from specdec.core.noise import derive_seed
 from specdec.speculation.acceptance import Chances
 from specdec.telemetry import setup as telemetry
-from specdec.v1 import generation_pb2
 
 _MANY_RECEIVED = 256
 
@@ -64,9 +62,7 @@ class Generator:
         self._costs = Costs(_MOST_DRAFT_TOKENS, ahead, siblings)
         self._concert = Concert(self._costs)
 
-    async def chunks(
-        self, request: Request, model_digest: str, arrived: float
-    ) -> AsyncGenerator[generation_pb2.Chunk, None]:
+    async def chunks(self, request: Request, model_digest: str, arrived: float) -> AsyncGenerator[Chunk, None]:
         """All chunks of all samples; the request ``arrived`` then (monotonic clock). Raises the first SpecdecError that
         ends one of them; closed, it ends them all."""
         outbox = Outbox(self._settings.park_after_s)
@@ -77,8 +73,8 @@ class Generator:
         try:
             unfinished = len(samples)
             while unfinished:
-                chunk: generation_pb2.Chunk = await outbox.get()
-                unfinished -= chunk.HasField("finish")
+                chunk: Chunk = await outbox.get()
+                unfinished -= chunk.finish is not None
                 yield chunk
         finally:
             for sample in samples:
@@ -147,7 +143,7 @@ class Generator:
                     draft.park()
 
                 if sequence.finished:
-                    await outbox.put(write_chunk(index, position, Piece(), sequence), park)
+                    await outbox.put(Chunk.of(index, position, Piece(), sequence), park)
                 async for step in steps:
                     split = clock.split(step.verdict)
                     self._metrics.round_ended(step, split, draft.tally)
@@ -156,7 +152,7 @@ class Generator:
                     if span.is_recording():
                         span.add_event("round", _round_attributes(index, step, split))
                     if handed_over := bool(step.piece) or sequence.finished:
-                        chunk = write_chunk(index, position, step.piece, sequence)
+                        chunk = Chunk.of(index, position, step.piece, sequence)
                         clock.hands_over()
                         await outbox.put(chunk, park)
                         position += len(step.piece.token_ids)

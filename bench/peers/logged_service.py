@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.peers.pass_log import Pass, now, write_pass
-from specdec.backends.avx512 import openmp
 from specdec.passes.rows import Segment
+from specdec.server.process import let_threads_sleep
 
 _FLAG = "--pass-log="
 
@@ -22,7 +22,7 @@ def main() -> None:
     name, *arguments = sys.argv[1:]
     [log] = [argument.removeprefix(_FLAG) for argument in arguments if argument.startswith(_FLAG)]
     sys.argv = [name, *(argument for argument in arguments if not argument.startswith(_FLAG))]
-    openmp.sleep_soon()  # as a service does before it loads torch
+    let_threads_sleep()  # as a service does before it loads torch
     from specdec.runner.model_runner import ModelRunner
 
     forward = ModelRunner.forward

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.replicas.pool import Pool
-from orchestrator.sequence import FinishReason, Sequence
+from orchestrator.request import Chunk
+from orchestrator.sequence import FinishReason
 from orchestrator.statistics import Statistics
-from orchestrator.text import Origin, Piece
+from orchestrator.text import Origin
 from specdec.core.rounds import ModelInfo
 from specdec.transport import wire
 from specdec.transport.rpc import keepalive
@@ -27,27 +28,26 @@ _REASONS = {
 }
 
 
-def write_chunk(index: int, position: int, piece: Piece, sequence: Sequence) -> generation_pb2.Chunk:
-    """``piece`` of the sample ``index``, whose first id is the sample's id number ``position``; at the end, why."""
-    chunk = generation_pb2.Chunk(
-        index=index,
+def write_chunk(chunk: Chunk) -> generation_pb2.Chunk:
+    piece, finish = chunk.piece, chunk.finish
+    message = generation_pb2.Chunk(
+        index=chunk.index,
         text=piece.text,
         token_ids=piece.token_ids,
-        first_position=position,
+        first_position=chunk.position,
         origins=[_ORIGINS[origin] for origin in piece.origins],
         text_ends=piece.text_ends,
     )
-    if sequence.finish_reason is not None:
-        finish = chunk.finish
-        finish.reason = _REASONS[sequence.finish_reason]
-        if isinstance(sequence.matched, str):
-            finish.stop = sequence.matched
-        elif sequence.matched is not None:
-            finish.stop_token_id = sequence.matched
-        finish.usage.prompt_tokens = sequence.num_prompt_tokens
-        finish.usage.completion_tokens = position + len(piece.token_ids)
-        finish.speculation.CopyFrom(_write_statistics(sequence.statistics))
-    return chunk
+    if finish is not None:
+        message.finish.reason = _REASONS[finish.reason]
+        if isinstance(finish.matched, str):
+            message.finish.stop = finish.matched
+        elif finish.matched is not None:
+            message.finish.stop_token_id = finish.matched
+        message.finish.usage.prompt_tokens = finish.num_prompt_tokens
+        message.finish.usage.completion_tokens = finish.num_completion_tokens
+        message.finish.speculation.CopyFrom(_write_statistics(finish.statistics))
+    return message
 
 
 def _write_statistics(statistics: Statistics) -> generation_pb2.SpeculationStats:

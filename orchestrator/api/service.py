@@ -22,10 +22,11 @@ from tokenizers import Tokenizer
 from orchestrator.api.admission import Admission
 from orchestrator.api.api_keys import Account, ApiKeys
 from orchestrator.api.bounds import MAX_REQUEST_ID
-from orchestrator.api.request import Request, read_request, requested_samples
-from orchestrator.api.responses import write_server_info
+from orchestrator.api.request_checks import read_request, requested_samples
+from orchestrator.api.responses import write_chunk, write_server_info
 from orchestrator.generation import Generator
 from orchestrator.replicas.pool import Pool
+from orchestrator.request import Request
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.telemetry.metrics import Metrics, RequestClock
 from specdec.core.errors import CALLERS_FAULTS, DeadlineExceeded, NoReplica, ReplicaLost
@@ -152,8 +153,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     )
                 )
                 async for chunk in chunks:
-                    account.spend(len(chunk.token_ids))
-                    yield generation_pb2.GenerateResponse(chunk=chunk)
+                    account.spend(len(chunk.piece.token_ids))
+                    yield generation_pb2.GenerateResponse(chunk=write_chunk(chunk))
 
     async def _read(self, message: generation_pb2.GenerateRequest, target: ModelInfo) -> Request:
         read = partial(read_request, message, target, self._tokenizer, self._settings.num_draft_tokens)

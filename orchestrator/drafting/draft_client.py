@@ -16,8 +16,7 @@ from orchestrator.control.costs import Costs
 from orchestrator.replicas.frames import chunked
 from orchestrator.replicas.link import Lane
 from orchestrator.replicas.pool import Pool
-from orchestrator.replicas.replica import Replica
-from orchestrator.replicas.tally import Tally
+from orchestrator.replicas.replica import Replica, Tally
 from orchestrator.sequence import Sequence
 from specdec.core.errors import Draining, Overloaded, ReplicaLost, SpecdecError
 from specdec.core.rounds import AHEAD, SIBLINGS, Advance, Budget, Growth, GrowthEnd

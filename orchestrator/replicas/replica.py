@@ -19,7 +19,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from orchestrator.replicas.link import HostileReplica, Lane, Link, WatchdogFired
-from orchestrator.replicas.tally import Tally
 from specdec.core.errors import ModelMismatch, ReplicaLost, SpecdecError
 from specdec.core.rounds import Load, ModelInfo
 from specdec.security.tls import Tls
@@ -45,6 +44,20 @@ _UNKNOWN_LATENCY_S = 0.001
 
 class _NoConnection(ReplicaLost):
     """The two ends do not agree on TLS, which does not mend itself."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one replica of the draft was good for, since the endpoint was found: totals, added to once per round.
+
+    A round counts for the replica that its sequence has when it ends.
+    """
+
+    num_rounds: int = 0  # with draft tokens
+    num_draft_tokens: int = 0  # verified
+    num_accepted_tokens: int = 0
+    num_late: int = 0  # rounds that gave up waiting
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from orchestrator.decoder import Step
-from orchestrator.replicas.tally import Tally
+from orchestrator.replicas.replica import Tally
 from orchestrator.statistics import Statistics
 from orchestrator.telemetry.round_clock import PARTS, Split
 from specdec.telemetry.instruments import Instruments, Points

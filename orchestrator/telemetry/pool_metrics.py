@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from orchestrator.replicas.pool import Pool
-from orchestrator.replicas.replica import Replica
-from orchestrator.replicas.tally import Tally
+from orchestrator.replicas.replica import Replica, Tally
 from specdec.telemetry.instruments import Instruments, Points
 
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import uvloop
 
-from specdec.backends.avx512 import openmp
 from specdec.core.rounds import Load, ModelInfo
 from specdec.core.settings import EngineSettings
 from specdec.security import tls
-from specdec.server import garbage, liveness
+from specdec.server import liveness
+from specdec.server.process import freeze_garbage, let_threads_sleep
 from specdec.server.step_loop import Engine
 from specdec.server.streams import Codec, StreamServer
 from specdec.telemetry import model_metrics
@@ -126,7 +126,7 @@ def run(settings: EngineSettings, name: str, build: Callable[[], Callable[[], Mo
     try:
         telemetry.set_up(f"specdec-{name}", settings)
         tls.of(settings, name)  # before minutes of loading a model
-        openmp.sleep_soon()
+        let_threads_sleep()
         with _left_at_signals():
             make_server = build()
     except ValueError as error:
@@ -136,7 +136,7 @@ def run(settings: EngineSettings, name: str, build: Callable[[], Callable[[], Mo
     async def main() -> None:
         server = make_server()
         await server.start()
-        garbage.settle()
+        freeze_garbage()
         info = server.servicer.info
         log.info(
             "serving",

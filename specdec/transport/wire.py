@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
+from dataclasses import fields
 
 from specdec.core.errors import InvalidArgument
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo, Round, Timings, Verdict
@@ -300,18 +301,7 @@ def read_growth(message: draft_pb2.Growth, vocab_size: int) -> Growth:
 
 
 def write_info(info: ModelInfo) -> common_pb2.ModelInfo:
-    return common_pb2.ModelInfo(
-        name=info.name,
-        model_digest=info.model_digest,
-        vocab_size=info.vocab_size,
-        tokenizer_fingerprint=info.tokenizer_fingerprint,
-        context_length=info.context_length,
-        dtype=info.dtype,
-        capabilities=info.capabilities,
-        eos_token_ids=info.eos_token_ids,
-        instance=info.instance,
-        backend=info.backend,
-    )
+    return common_pb2.ModelInfo(**{field.name: getattr(info, field.name) for field in fields(info)})
 
 
 def read_info(message: common_pb2.ModelInfo) -> ModelInfo:

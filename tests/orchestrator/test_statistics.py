@@ -7,6 +7,7 @@ import pytest
 from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.responses import write_chunk
 from orchestrator.drafting.speculation import Speculation
+from orchestrator.request import Chunk
 from orchestrator.rounds import Proposal, RoundPlan
 from orchestrator.statistics import Statistics
 from orchestrator.text import Piece
@@ -150,5 +151,5 @@ def test_every_field_of_the_contract_is_told():
     for number, field in enumerate(generation_pb2.SpeculationStats.DESCRIPTOR.fields, 1):
         expected[field.name] = [number] if field.is_repeated else number
         setattr(sequence.statistics, field.name, expected[field.name])
-    told = write_chunk(0, 0, Piece(), sequence).finish.speculation
+    told = write_chunk(Chunk.of(0, 0, Piece(), sequence)).finish.speculation
     assert {name: getattr(told, name) for name in expected} == expected

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer
 
 from orchestrator.api import bounds
 from orchestrator.api.bounds import MAX_PROMPT_BYTES
-from orchestrator.api.request import Request, read_request
+from orchestrator.api.request_checks import read_request
+from orchestrator.request import Request
 from specdec.core.errors import ContextExceeded, InvalidArgument
 from specdec.core.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
 from specdec.core.sequence import Method, SamplingParams

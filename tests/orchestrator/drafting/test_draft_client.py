@@ -11,7 +11,7 @@ from orchestrator.drafting import draft_client
 from orchestrator.drafting.draft_client import DraftClient
 from orchestrator.replicas import link
 from orchestrator.replicas.link import Lane
-from orchestrator.replicas.tally import Tally
+from orchestrator.replicas.replica import Tally
 from orchestrator.sequence import Sequence
 from specdec.core.errors import Overloaded, PassFailed, ReplicaLost
 from specdec.core.rounds import AHEAD, Budget, Growth, GrowthEnd, ModelInfo

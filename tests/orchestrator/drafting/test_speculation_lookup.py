@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.decoder import Step
 from orchestrator.drafting.speculation import Speculation
-from orchestrator.replicas.tally import Tally
+from orchestrator.replicas.replica import Tally
 from orchestrator.rounds import Guess, Proposal, Rival, RoundPlan
 from orchestrator.sequence import Sequence
 from orchestrator.telemetry.metrics import Metrics

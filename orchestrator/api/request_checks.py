@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from tokenizers import Tokenizer
 
 from orchestrator.api.bounds import MAX_SAMPLES, MAX_STOP_CHARACTERS, size_problems
+from orchestrator.request import Request
 from specdec.core.errors import ContextExceeded, InvalidArgument
 from specdec.core.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
 from specdec.core.sequence import Method, SamplingParams
@@ -28,23 +28,6 @@ _UNSUPPORTED = (
     "grammar",
 )
 _TRANSFORMS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A checked request, with nothing left to default."""
-
-    prompt_ids: tuple[int, ...]
-    max_tokens: int
-    sampling: SamplingParams
-    seed: int
-    num_samples: int
-    stop: tuple[str, ...]
-    stop_token_ids: frozenset[int]
-    method: Method
-    num_draft_tokens: int | None  # None: as many as pay
-    resume: Mapping[int, tuple[int, ...]]  # ids that the client has, by index
-    cache_salt: bytes
 
 
 def requested_samples(message: generation_pb2.GenerateRequest) -> int:

@@ -1,0 +1,66 @@
+"""What goes into the orchestrator and what comes out: a checked request, and the chunks of its samples.
+
+Plain values; refuses to know the public API's messages (orchestrator.api) and how a sample is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.sequence import FinishReason, Sequence
+from orchestrator.statistics import Statistics
+from orchestrator.text import Piece
+from specdec.core.sequence import Method, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request, with nothing left to default."""
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams
+    seed: int
+    num_samples: int
+    stop: tuple[str, ...]
+    stop_token_ids: frozenset[int]
+    method: Method
+    num_draft_tokens: int | None  # None: as many as pay
+    resume: Mapping[int, tuple[int, ...]]  # ids that the client has, by index
+    cache_salt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a sample ended, and what it took."""
+
+    reason: FinishReason
+    matched: str | int | None  # the stop string or stop token that ended it
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    statistics: Statistics
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """New output of the sample ``index``; ``position`` is that of its first id in the output."""
+
+    index: int
+    position: int
+    piece: Piece
+    finish: Finish | None = None  # with the last chunk
+
+    @staticmethod
+    def of(index: int, position: int, piece: Piece, sequence: Sequence) -> Chunk:
+        """With the end of ``sequence``, if it has ended."""
+        if sequence.finish_reason is None:
+            return Chunk(index, position, piece)
+        finish = Finish(
+            sequence.finish_reason,
+            sequence.matched,
+            sequence.num_prompt_tokens,
+            position + len(piece.token_ids),
+            sequence.statistics,
+        )
+        return Chunk(index, position, piece, finish)
