@@ -1,5 +1,5 @@
-"""What all services share: the values on the wire, the algorithm, passes, streams, the client and the command line.
+"""What all services share: values on the wire, the algorithm, passes, streams, the client and the command line.
 
-A room imports only rooms before it (tests/test_architecture.py has the order); no service is imported from here.
-Start at core/tree.py, then speculation/verification.py.
+Imports no service; a room imports only rooms before it (the order is in tests/test_architecture.py).
+Start at core/tree.py, then speculation/verification.py; clients at client.py.
 """

@@ -1,4 +1,4 @@
-"""A small asynchronous client of GenerationService. Errors are those of specdec.core.errors.
+"""A small asynchronous client of GenerationService. Every error is a SpecdecError.
 
 It survives the loss of an orchestrator: a request goes on at the next address with the ids received so far, and no
 token is lost or repeated. It survives new certificates, too: its files are read again when they changed.
@@ -16,10 +16,12 @@ from typing import Any
 
 import grpc
 
-from specdec.core.errors import DeadlineExceeded, ModelMismatch, ReplicaLost
+from specdec.core.errors import DeadlineExceeded, ModelMismatch, ReplicaLost, SpecdecError
 from specdec.security.tls import Tls
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
+
+__all__ = ["Client", "Sample", "SpecdecError", "Tls"]
 
 _ROUNDS = 3
 """How often all addresses are tried before a request is given up, unless ids come meanwhile."""

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdec.client import Client, Sample
-from specdec.core.errors import SpecdecError
+from specdec.client import Client, Sample, SpecdecError
 
 REQUEST: dict[str, Any] = {
     "text": "def main(",

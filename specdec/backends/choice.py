@@ -7,6 +7,14 @@ import torch
 from specdec.backends.avx512.backend import Avx512Backend
 from specdec.backends.base import Backend
 from specdec.backends.torch.backend import TorchBackend
+from specdec.backends.torch.onednn_linear import has_native_bfloat16
+
+
+def default_dtype(device: torch.device) -> str:
+    """Of weights and cache on this device; "auto": that of the checkpoint."""
+    if device.type != "cpu":
+        return "auto"
+    return "bfloat16" if has_native_bfloat16() else "float32"
 
 
 def choose(name: str, device: torch.device) -> Backend:

@@ -8,36 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from enum import Enum
 
 from specdec.passes.prefill import ROWS_PER_PASS, fair_share
 from specdec.planner.ahead import Ahead
 from specdec.planner.events import Events
 from specdec.planner.pass_time import PassTime
-from specdec.planner.request import Advance, Request
-
-
-class _State(Enum):
-    FEEDING = 0  # its prompt
-    GROWING = 1
-    AHEAD = 2
-    IDLE = 3
-
-
-class Work:
-    """What the draft does for one advance."""
-
-    __slots__ = ("ahead_from", "began", "behind", "done_at", "flying", "number", "request", "state", "wanted")
-
-    def __init__(self, request: Request, number: int, wanted: int) -> None:
-        self.request = request
-        self.number = number
-        self.wanted = wanted
-        self.state = _State.IDLE
-        self.done_at = 0  # the step after which what is wanted is there
-        self.flying = self.behind = 0
-        self.began = -1.0  # when what was wanted was there
-        self.ahead_from = 0  # passes ahead before that
+from specdec.planner.request import Advance, State, Work
 
 
 class Draft:
@@ -107,7 +83,7 @@ class Draft:
         request, before = advance.request, advance.request.work
         found = 0
         if before is not None:
-            if before.state is _State.GROWING:  # an open that was not answered in time
+            if before.state is State.GROWING:  # an open that was not answered in time
                 before.behind = before.wanted - (before.done_at - self._steps)
             passes = len(self._ahead_ended) - before.ahead_from if before.began >= 0 else 0
             if passes or before.behind:
@@ -121,7 +97,7 @@ class Draft:
             return None
         work.behind = found
         if request.unfed_draft:
-            work.state = _State.FEEDING
+            work.state = State.FEEDING
             self._feeding.append(work)
             return None
         return self._grow(work, advance.wanted - found)
@@ -132,7 +108,7 @@ class Draft:
             flying = work.wanted if work.number else 0
             self._begin(work, flying, max(work.behind, work.wanted) - flying)
             return work
-        work.state = _State.GROWING
+        work.state = State.GROWING
         work.done_at = self._steps + num_steps
         self._num_growing += 1
         self._done.setdefault(work.done_at, []).append(work)
@@ -142,7 +118,7 @@ class Draft:
         self._steps += 1
         answered = []
         for work in self._done.pop(self._steps, ()):
-            if work.state is _State.GROWING:
+            if work.state is State.GROWING:
                 self._num_growing -= 1
                 answered.append(work)
         for work in answered:
@@ -160,9 +136,9 @@ class Draft:
         work.flying, work.behind = flying, behind
         work.began = self._events.now
         work.ahead_from = len(self._ahead_ended)
-        work.state = _State.IDLE
+        work.state = State.IDLE
         if self._ahead:
-            work.state = _State.AHEAD
+            work.state = State.AHEAD
             self._count_ahead(work, 1)
             until = work.ahead_from + self._ahead.most_passes(flying, behind)
             self._full.setdefault(until, []).append(work)
@@ -174,18 +150,18 @@ class Draft:
     def _grown_ahead(self, _: None) -> None:
         self._ahead_ended.append(self._events.now)
         for work in self._full.pop(len(self._ahead_ended), ()):
-            if work.state is _State.AHEAD:
+            if work.state is State.AHEAD:
                 self._leave(work)
         self._go()
 
     def _leave(self, work: Work) -> None:
-        if work.state is _State.GROWING:
+        if work.state is State.GROWING:
             self._num_growing -= 1
-        elif work.state is _State.AHEAD:
+        elif work.state is State.AHEAD:
             self._count_ahead(work, -1)
-        elif work.state is _State.FEEDING:
+        elif work.state is State.FEEDING:
             self._feeding.remove(work)
-        work.state = _State.IDLE
+        work.state = State.IDLE
 
     def _answer(self, works: Sequence[Work]) -> None:
         frames: dict[int, list[Work]] = {}

@@ -11,11 +11,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from specdec.planner.draft import Draft, Work
 from specdec.planner.events import Events
-from specdec.planner.request import Advance, Met, Request
+from specdec.planner.request import Advance, Draft, Met, Request, Target, Work
 from specdec.planner.scenario import Scenario
-from specdec.planner.target import Target
 
 _Replica = TypeVar("_Replica", Target, Draft)
 

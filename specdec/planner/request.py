@@ -5,13 +5,39 @@ A tree is counted, not held: the chain in flight and how far it is known to go o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from specdec.planner.draft import Draft, Work
-    from specdec.planner.orchestrator import Orchestrator
-    from specdec.planner.target import Target
+
+class Owner(Protocol):
+    """The orchestrator of a request, as both services see it."""
+
+    def verdicts(self, frame: Sequence[Request]) -> None: ...
+
+    def growths(self, frame: Sequence[Work]) -> None: ...
+
+
+class Target(Protocol):
+    """The target of a request, as its orchestrator sees it. ``live``: sequences that it has."""
+
+    live: int
+
+    def receive(self, requests: Sequence[Request]) -> None: ...
+
+    def close(self, request: Request) -> None: ...
+
+
+class Draft(Protocol):
+    """The draft of a request, as its orchestrator sees it."""
+
+    live: int
+
+    def receive(self, advances: Sequence[Advance]) -> None: ...
+
+    def passes_ahead(self, work: Work, by: float) -> int: ...
+
+    def below(self, work: Work, advance: Advance, passes: int) -> int: ...
 
 
 class Met(Enum):
@@ -49,13 +75,36 @@ class Request:
         self.output = self.left = output
         self.unfed = self.unfed_draft = prompt  # of the prompt, what the services have yet to take in
         self.unasked = 0  # tokens that the target may make by itself
-        self.orchestrator: Orchestrator | None = None
+        self.orchestrator: Owner | None = None
         self.target: Target | None = None
         self.draft: Draft | None = None
         self.advance = 0  # number of the last one
         self.flying = 0  # nodes that are being verified
         self.behind = 0  # nodes of the same chain that were known when they were sent
         self.work: Work | None = None  # the draft's own
+
+
+class State(Enum):
+    FEEDING = 0  # its prompt
+    GROWING = 1
+    AHEAD = 2
+    IDLE = 3
+
+
+class Work:
+    """What the draft does for one advance."""
+
+    __slots__ = ("ahead_from", "began", "behind", "done_at", "flying", "number", "request", "state", "wanted")
+
+    def __init__(self, request: Request, number: int, wanted: int) -> None:
+        self.request = request
+        self.number = number
+        self.wanted = wanted
+        self.state = State.IDLE
+        self.done_at = 0  # the step after which what is wanted is there
+        self.flying = self.behind = 0
+        self.began = -1.0  # when what was wanted was there
+        self.ahead_from = 0  # passes ahead before that
 
 
 class Advance(NamedTuple):

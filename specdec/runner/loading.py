@@ -14,9 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from specdec.backends.base import Backend
-from specdec.backends.choice import choose
+from specdec.backends.choice import choose, default_dtype
 from specdec.backends.linears import weight_bytes
-from specdec.backends.torch.onednn_linear import has_native_bfloat16
 from specdec.core.settings import ModelServiceSettings
 from specdec.runner import cgroup, memory, probe
 from specdec.runner.checkpoint import Checkpoint
@@ -46,9 +45,7 @@ def load_runner(settings: ModelServiceSettings) -> ModelRunner:
 
 def _load_runner(settings: ModelServiceSettings) -> ModelRunner:
     device = _device(settings.device)
-    dtype: str = settings.dtype
-    if dtype == "auto" and device.type == "cpu":
-        dtype = "bfloat16" if has_native_bfloat16() else "float32"
+    dtype = default_dtype(device) if settings.dtype == "auto" else settings.dtype
     backend = choose(settings.backend, device)
     checkpoint = Checkpoint.find(settings.model, dtype, backend.name, backend.fingerprint)
     try:

@@ -15,6 +15,7 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
+from specdec.backends import choice
 from specdec.backends.torch.onednn_linear import PackedLinear
 from specdec.core.settings import ModelServiceSettings
 from specdec.runner import cgroup, loading, memory
@@ -76,7 +77,7 @@ def test_a_runner_has_the_dtype_and_the_pool_asked_for(directory, dtype):
 
 @pytest.mark.parametrize(("native", "dtype"), [(True, "bfloat16"), (False, "float32")])
 def test_dtype_auto_is_bfloat16_where_the_cpu_computes_in_it(directory, monkeypatch, native, dtype):
-    monkeypatch.setattr(loading, "has_native_bfloat16", lambda: native)
+    monkeypatch.setattr(choice, "has_native_bfloat16", lambda: native)
     runner = load(directory, kv_slots=64)
     assert runner.model.dtype == getattr(torch, dtype)
     assert runner.info.dtype == dtype
