@@ -29,11 +29,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from bench.harness.command import run_benchmark
-from draft_service.drafters.proposal import sureness
+from draft_service.drafters.proposal import confidence_of
 from specdec.cli.demo import MODELS
 from specdec.core.noise import Domain, Key, exponentials
 from specdec.core.tree import ROOT, TokenTree
-from specdec.speculation.acceptance import PRIOR, Chances
+from specdec.speculation.acceptance import PRIOR, AcceptanceModel
 
 FIRST = (1, 2, 4)
 NODES = (1, 2, 4, 8, 16, 32)
@@ -67,7 +67,7 @@ def main(
     for column in ("T", "a guess is worth by its", *(f"accepted of\n{nodes} nodes" for nodes in NODES)):
         trees.add_column(column, justify="right", no_wrap=True)
     for each in temperature or [0.6, 1.0]:
-        hits, learnt, guesses = Hits(), Chances(), []
+        hits, learnt, guesses = Hits(), AcceptanceModel(), []
         for seed, text in enumerate(track(texts, f"T = {each:g}", transient=True)):
             ids = tokenizer.encode(text).ids
             sampled, log_q, raced = _sampled(target, draft, ids, tokens, seed, each)
@@ -82,7 +82,9 @@ def main(
             shares += [f"{hits.corrections[ranking, n] / hits.num_rejected:.2f}" for n in FIRST]
             table.add_row(f"{each:g}", ranking, *shares)
         for name, levels in (("rank", False), ("rank and how sure", True)):
-            accepted = _accepted([[_chance(learnt, rank, sure * levels) for rank, sure in text] for text in guesses])
+            accepted = _accepted(
+                [[_chance(learnt, rank, confidence * levels) for rank, confidence in text] for text in guesses]
+            )
             trees.add_row(f"{each:g}", name, *(f"{number:.2f}" for number in accepted))
     console = Console()
     console.print(table)
@@ -131,18 +133,18 @@ def _right(tokens: Tensor, raced: Tensor) -> list[tuple[int, int]]:
     best = raced.topk(len(PRIOR))
     found = best.indices == tokens[:, None]
     ranks = found.int().argmax(-1).masked_fill(~found.any(-1), -1)
-    return list(zip(ranks.tolist(), sureness(best.values).tolist(), strict=True))
+    return list(zip(ranks.tolist(), confidence_of(best.values).tolist(), strict=True))
 
 
-def _learn(chances: Chances, text: Sequence[tuple[int, int]]) -> None:
+def _learn(chances: AcceptanceModel, text: Sequence[tuple[int, int]]) -> None:
     size = len(PRIOR)
-    for rank, sure in text:
-        guesses = TokenTree(tuple(range(size)), (ROOT,) * size, sure=(sure,) * size)
+    for rank, confidence in text:
+        guesses = TokenTree(tuple(range(size)), (ROOT,) * size, confidence=(confidence,) * size)
         chances.observe(guesses, [] if rank < 0 else [rank], ended=True)
 
 
-def _chance(chances: Chances, rank: int, sure: int) -> float:
-    return chances.where_sure(sure)[rank] if rank >= 0 else 0.0
+def _chance(chances: AcceptanceModel, rank: int, confidence: int) -> float:
+    return chances.at_confidence(confidence)[rank] if rank >= 0 else 0.0
 
 
 def _accepted(texts: Sequence[Sequence[float]]) -> list[float]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from draft_service.drafter import DraftSequence, Node, Spot
 from specdec.core.rounds import Budget, Growth, GrowthEnd
 from specdec.core.tree import EMPTY_TREE, TokenTree
-from specdec.speculation.acceptance import Chances
+from specdec.speculation.acceptance import AcceptanceModel
 from specdec.speculation.tree_growth import Frontier
 
 
@@ -24,7 +24,7 @@ class Work:
     beside it grows, of which every node is said once."""
 
     sequence: DraftSequence
-    chances: Chances
+    chances: AcceptanceModel
     advance: int
     budget: Budget
     context_length: int
@@ -102,7 +102,7 @@ class Work:
 
     def _begin(self) -> Frontier:
         max_depth = min(self.budget.max_depth, self.context_length - self.sequence.base)
-        return Frontier(self.chances.where_sure, self.sequence.tree, max_depth)
+        return Frontier(self.chances.at_confidence, self.sequence.tree, max_depth)
 
     def grow_ahead(self, nodes: Sequence[Node], every: int = 1) -> list[Growth]:
         """A pass proposed these at its spots. Returns what is said of it: something after ``every`` so many passes."""
@@ -146,4 +146,4 @@ class Work:
 
 
 def _extended(tree: TokenTree, nodes: Sequence[Node]) -> TokenTree:
-    return tree.extended([(node.token_id, node.parent, node.draft_probs, node.sure) for node in nodes])
+    return tree.extended([(node.token_id, node.parent, node.draft_probs, node.confidence) for node in nodes])

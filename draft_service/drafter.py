@@ -27,7 +27,7 @@ class Node:
     parent: int
     token_id: int
     draft_probs: SparseDistribution | None = None
-    sure: int = 0
+    confidence: int = 0
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class Drafter(Protocol):
         has), the children that they lack.
         """
 
-    def hurry(self, hurried: bool) -> None:
+    def request_yield(self, requested: bool) -> None:
         """Whether of several nodes at once one will do. From any thread, also during ``grow``."""
 
     def cache_use(self) -> tuple[int, int]:

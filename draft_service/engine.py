@@ -18,7 +18,7 @@ from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE
 from specdec.server.step_loop import Key, Results, nothing
-from specdec.speculation.acceptance import PRIOR, Chances
+from specdec.speculation.acceptance import PRIOR, AcceptanceModel
 from specdec.speculation.tree_growth import PASS_ROWS
 
 _TOLD_AT_ONCE = 8
@@ -41,7 +41,7 @@ class DraftEngine:
         self._drafter = drafter
         self._context_length = drafter.info.context_length
         self._max_sequences = max_sequences
-        self._chances = Chances()
+        self._chances = AcceptanceModel()
         self._works: dict[Key, Work] = {}
         self._fresh: dict[Key, Work] = {}  # have an advance that no step has seen yet
         self._batch: list[Key] = []
@@ -62,7 +62,9 @@ class DraftEngine:
         ids = list(open_.spec.token_ids)
         sequence = DraftSequence(open_.spec, ids, memory=memory)
         _expect(sequence, budget)
-        self._works[key] = self._fresh[key] = Work(sequence, Chances(self._chances), 0, budget, self._context_length)
+        self._works[key] = self._fresh[key] = Work(
+            sequence, AcceptanceModel(self._chances), 0, budget, self._context_length
+        )
 
     def submit(self, key: Key, advance: Advance, arrived: float | None = None) -> None:
         work = self._works.get(key)
@@ -123,8 +125,8 @@ class DraftEngine:
             return False
         return not any(self._grows(key, work) or not work.learnt for key, work in self._works.items())
 
-    def hurry(self, hurried: bool) -> None:
-        self._drafter.hurry(hurried)
+    def request_yield(self, requested: bool) -> None:
+        self._drafter.request_yield(requested)
 
     def working_on(self) -> Sequence[Key]:
         return self._batch

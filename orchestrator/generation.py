@@ -31,7 +31,7 @@ from orchestrator.telemetry.metrics import Metrics
 from orchestrator.telemetry.round_clock import PARTS, RoundClock, Split
 from orchestrator.text import Piece
 from specdec.core.noise import derive_seed
-from specdec.speculation.acceptance import Chances
+from specdec.speculation.acceptance import AcceptanceModel
 from specdec.telemetry import setup as telemetry
 
 _MANY_RECEIVED = 256
@@ -111,7 +111,7 @@ class Generator:
         sequence = await asyncio.to_thread(make) if len(received) > _MANY_RECEIVED else make()
         fixed = request.num_draft_tokens
         lookup = PromptLookup(self._costs.hit_rates) if fixed is None and sequence.keyed_by_token else None
-        chances = Chances(self._costs.chances)
+        chances = AcceptanceModel(self._costs.chances)
         ahead, siblings = self._settings.num_ahead_tokens, self._settings.num_siblings
         controller: Controller = (
             Adaptive(self._concert, lookup, chances, ahead > 0 and sequence.keyed_by_token)

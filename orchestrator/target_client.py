@@ -259,7 +259,7 @@ class TargetClient:
             return verdict if accepted == verdict.accepted else replace(verdict, accepted=accepted)
         error = HostileReplica(f"the target answered nonsense: {nonsense}")
         if self._replica is not None:
-            self._replica.set_aside(str(error))
+            self._replica.eject(str(error))
         self.park()
         raise error
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.backends.base import Backend
-from specdec.core.limits import portions
+from specdec.core.limits import chunked
 from specdec.core.noise import Domain, Key, exponentials, uniforms
 from specdec.core.sequence import Draw, Method
 from specdec.core.tree import TokenTree
@@ -39,10 +39,10 @@ def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs], backend: Backend)
     chained = [index for index in others if not _state(jobs[index]).spec.keyed_by_token]
     logits = {index: outputs[index].logits for index in others}
     drawn: list[Tensor] = []
-    for part in _portions(keyed, logits, backend.numbers_at_once):
+    for part in _chunks(keyed, logits, backend.logits_per_call):
         drawn.append(_target_tokens([jobs[i] for i in part], [logits[i] for i in part], backend))
     accepted: list[int] = []
-    for part in _portions(chained, logits, backend.numbers_at_once):
+    for part in _chunks(chained, logits, backend.logits_per_call):
         num_accepted, after = _verify_chains([jobs[i] for i in part], [logits[i] for i in part])
         accepted += num_accepted
         drawn.append(after)
@@ -61,9 +61,9 @@ def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs], backend: Backend)
     return [decisions[index] for index in range(len(jobs))]
 
 
-def _portions(indices: Sequence[int], logits: Mapping[int, Tensor], most: int) -> Iterator[list[int]]:
+def _chunks(indices: Sequence[int], logits: Mapping[int, Tensor], most: int) -> Iterator[list[int]]:
     """Whole jobs, a few at a time: float64 takes several times the memory of what the model gives."""
-    for part in portions([logits[index].numel() for index in indices], most):
+    for part in chunked([logits[index].numel() for index in indices], most):
         yield [indices[place] for place in part]
 
 

@@ -172,7 +172,7 @@ class TargetEngine:
         num_leaving = sum(sequence.leaves for sequence in here)
         return self._gathering.rest_s(len(here), num_leaving, sum(each.num_rows for each in here), self._clock())
 
-    def hurry(self, hurried: bool) -> None:
+    def request_yield(self, requested: bool) -> None:
         pass  # there is nothing in a pass that could wait
 
     def working_on(self) -> Sequence[Key]:

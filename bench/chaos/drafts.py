@@ -37,7 +37,7 @@ async def _abused(outcome: Outcome, lab: Lab, found: Deployment, name: str, addr
     replicas = (await found.client.server_info()).replicas
     problem = next(each.problem for each in replicas if each.address == address)
     if name in hostile.INVALID:
-        outcome.check("set aside" in problem, f"{name}: {problem or 'not quarantined'}")
+        outcome.check("ejected" in problem, f"{name}: {problem or 'not quarantined'}")
     if name == "no answer":
         longest = percentile((gap for answer in answers for gap in answer.gaps), 1.0)
         outcome.at_most("no answer: longest gap", longest, 1.5)

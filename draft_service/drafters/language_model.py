@@ -59,8 +59,8 @@ class LanguageModelDrafter:
         memory.cache.text.release()
         self._caches.discard(memory.cache)
 
-    def hurry(self, hurried: bool) -> None:
-        self._runner.hurry(hurried)
+    def request_yield(self, requested: bool) -> None:
+        self._runner.request_yield(requested)
 
     def cache_use(self) -> tuple[int, int]:
         return self._runner.pool.num_used, self._runner.pool.num_slots
@@ -86,7 +86,7 @@ class LanguageModelDrafter:
         }
         drawn = [index for index in ready if index not in keyed]
         logits = [read[index].logits[-1:] for index in drawn]
-        drawings = draw([ready[index] for index in drawn], logits, self._runner.backend.numbers_at_once)
+        drawings = draw([ready[index] for index in drawn], logits, self._runner.backend.logits_per_call)
         nodes.update(zip(drawn, drawings, strict=True))
         return [nodes[index] if outcome is True else outcome or None for index, outcome in enumerate(done)]
 
@@ -195,7 +195,7 @@ def _children(sequence: DraftSequence, spots: Sequence[Spot]) -> list[Node]:
     for spot in spots:
         guesses = cache.guesses(spot.parent)
         nodes += [
-            Node(spot.parent, token, sure=guesses.sure)
+            Node(spot.parent, token, confidence=guesses.confidence)
             for token in guesses.token_ids[: spot.num_children]
             if (spot.parent, token) not in there
         ]
@@ -220,5 +220,5 @@ def _chain(sequence: DraftSequence) -> list[Node]:
     known = cache.guesses_down(len(sequence.tree) - 1)
     for parent, guesses in enumerate(itertools.islice(known, sequence.num_wanted), len(sequence.tree) - 1):
         children = guesses.token_ids[: 1 + sequence.num_siblings]
-        nodes += [Node(parent, token, sure=guesses.sure) for token in children]
+        nodes += [Node(parent, token, confidence=guesses.confidence) for token in children]
     return nodes

@@ -15,10 +15,10 @@ from torch import Tensor
 from draft_service.drafter import DraftSequence, Node
 from draft_service.drafters.tree_cache import Guesses
 from specdec.backends.base import Backend
-from specdec.core.limits import portions
+from specdec.core.limits import chunked
 from specdec.core.noise import Domain, Key, exponentials_at
 from specdec.core.sequence import Draw
-from specdec.core.tree import MOST_SURE, SparseDistribution, TokenTree
+from specdec.core.tree import MAX_CONFIDENCE, SparseDistribution, TokenTree
 from specdec.passes.outputs import RowOutputs
 from specdec.sampling.distributions import probabilities, race, sparse_support
 from specdec.sampling.state import SamplingState, rows_of
@@ -59,28 +59,31 @@ def _ranked(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]], backend: 
     best: list[int] = backend.draw(rows, draws).tolist()
     most = max(sequence.num_guesses for sequence, *_ in places)
     ranked: list[list[int]] = [[] for _ in best]
-    sure = [0] * len(best)
+    confidence = [0] * len(best)
     if most > 1:
         tokens, scores = backend.leaders(rows, draws, most)
-        ranked, sure = tokens.tolist(), sureness(scores).tolist()
+        ranked, confidence = tokens.tolist(), confidence_of(scores).tolist()
     distinct = (tuple(dict.fromkeys((first, *others))) for first, others in zip(best, ranked, strict=True))
-    guesses = zip(distinct, sure, strict=True)
+    guesses = zip(distinct, confidence, strict=True)
     return [
-        [Guesses(each[: sequence.num_guesses], sure) for each, sure in itertools.islice(guesses, len(logits))]
+        [
+            Guesses(each[: sequence.num_guesses], confidence)
+            for each, confidence in itertools.islice(guesses, len(logits))
+        ]
         for sequence, _, logits in places
     ]
 
 
-def sureness(scores: Tensor) -> Tensor:  # [rows] int64
+def confidence_of(scores: Tensor) -> Tensor:  # [rows] int64
     """How far the best score is ahead of the second, in octaves, from 1 to MOST_SURE: scores [rows, n] are sorted, the
     best first."""
     if scores.shape[-1] < 2:
-        return scores.new_full(scores.shape[:1], MOST_SURE, dtype=torch.int64)
+        return scores.new_full(scores.shape[:1], MAX_CONFIDENCE, dtype=torch.int64)
     margins = (scores[:, 0] - scores[:, 1]).nan_to_num(nan=0.0)
-    return (margins.clamp(_LEAST_MARGIN).log2() - math.log2(_LEAST_MARGIN)).long().clamp(max=MOST_SURE - 1) + 1
+    return (margins.clamp(_LEAST_MARGIN).log2() - math.log2(_LEAST_MARGIN)).long().clamp(max=MAX_CONFIDENCE - 1) + 1
 
 
-def draw(sequences: Sequence[DraftSequence], logits: Sequence[Tensor], numbers_at_once: int) -> list[list[Node]]:
+def draw(sequences: Sequence[DraftSequence], logits: Sequence[Tensor], logits_per_call: int) -> list[list[Node]]:
     """Token and block: a draw of the draft's own below the last node of each tree, by its logits [1, vocab], and what
     it was drawn from; none where the model gives no numbers.
 
@@ -89,7 +92,7 @@ def draw(sequences: Sequence[DraftSequence], logits: Sequence[Tensor], numbers_a
     """
     drawn: list[list[Node]] = []
     # A few at a time: float64 takes several times the memory of what the model gives.
-    for part in portions([each.numel() for each in logits], numbers_at_once):
+    for part in chunked([each.numel() for each in logits], logits_per_call):
         some = sequences[part.start : part.stop]
         places = [(_state(sequence), sequence.tree) for sequence in some]
         drawn += _with_distributions(some, rows_of(logits[part.start : part.stop], places))

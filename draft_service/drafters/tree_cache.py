@@ -21,7 +21,7 @@ class Guesses(NamedTuple):
     of them (specdec.speculation.acceptance)."""
 
     token_ids: tuple[int, ...] = ()
-    sure: int = 0
+    confidence: int = 0
 
 
 NOT_KNOWN = Guesses()

@@ -16,7 +16,7 @@ from orchestrator.control.prompt_lookup import MOST_GUESSED, PromptLookup
 from orchestrator.rounds import NO_GUESS, Guess, Proposal, Rival, RoundPlan
 from orchestrator.sequence import Sequence
 from specdec.core.rounds import Budget, Verdict
-from specdec.speculation.acceptance import Chances, best_chances
+from specdec.speculation.acceptance import AcceptanceModel, best_chances
 
 _FIRST_TOKENS = 4
 """Draft tokens while nothing is known."""
@@ -80,14 +80,14 @@ class Adaptive:
         self,
         concert: Concert,
         lookup: PromptLookup | None = None,
-        chances: Chances | None = None,
+        chances: AcceptanceModel | None = None,
         ahead: bool = False,
     ) -> None:
         """``lookup``: of this sequence, whose guesses are verified where they promise more than the draft does;
         ``chances`` of its draft tokens are learnt here; ``ahead``: the draft is asked to grow ahead."""
         self._concert = concert
         self._costs = concert.costs
-        self._chances = chances or Chances(concert.costs.chances)
+        self._chances = chances or AcceptanceModel(concert.costs.chances)
         self._guesses = Guesses(concert.costs, lookup) if lookup is not None else None
         self._ahead = ahead
         self._num_draft_tokens = 0

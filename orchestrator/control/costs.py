@@ -21,7 +21,7 @@ from orchestrator.control.savings import PROBING, Savings
 from orchestrator.control.way import Way
 from orchestrator.control.worked_out import WorkedOut
 from specdec.core.rounds import Timings
-from specdec.speculation.acceptance import Chances
+from specdec.speculation.acceptance import AcceptanceModel
 
 _LATE = 1.25
 """A growth that nobody waited for any longer would have taken at least so many times what was waited."""
@@ -79,7 +79,7 @@ class Costs:
         self._worked_out = WorkedOut()
         self._num_passes = self._num_wide = 0
         self._foresight = Foresight()
-        self.chances = Chances()
+        self.chances = AcceptanceModel()
         """Of draft tokens, over all requests."""
         self.hit_rates = HitRates()
         """Of the prompt lookups of all requests."""

@@ -11,7 +11,7 @@ from bisect import bisect
 from collections.abc import Sequence
 
 from specdec.core.tree import EMPTY_TREE, TokenTree
-from specdec.speculation.acceptance import Acceptance
+from specdec.speculation.acceptance import AcceptanceRate
 
 MOST_GUESSED = 16
 """Tokens of one guess."""
@@ -48,9 +48,9 @@ class HitRates:
     def __init__(self, of_all: HitRates | None = None) -> None:
         self._of_all = of_all
         if of_all is None:
-            self._by_length = [Acceptance(_MEMORY_OF_ALL, prior, _PRIOR_TRIALS) for prior in _PRIORS]
+            self._by_length = [AcceptanceRate(_MEMORY_OF_ALL, prior, _PRIOR_TRIALS) for prior in _PRIORS]
         else:
-            self._by_length = [Acceptance(_MEMORY) for _ in _PRIORS]
+            self._by_length = [AcceptanceRate(_MEMORY) for _ in _PRIORS]
 
     def observe(self, num_agreed: int, right: bool) -> None:
         """After ``num_agreed`` tokens."""

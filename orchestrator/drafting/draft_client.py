@@ -231,11 +231,11 @@ class DraftClient:
         """The number of the last advance."""
         return self._advance
 
-    def set_aside(self, reason: str) -> None:
+    def eject(self, reason: str) -> None:
         """This draft breaks the contract: use another."""
         self.park()
         if self._replica is not None:
-            self._replica.set_aside(reason)
+            self._replica.eject(reason)
 
     def _open(self, sequence: Sequence, budget: Budget) -> None:
         self._replica = self._pool.pick(needs=sequence.draft_needs)

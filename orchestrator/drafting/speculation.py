@@ -16,7 +16,7 @@ from orchestrator.rounds import NO_GUESS, Proposal, Rival, RoundPlan
 from orchestrator.sequence import Sequence
 from specdec.core.rounds import Budget, Growth
 from specdec.core.tree import EMPTY_TREE, TokenTree
-from specdec.speculation.acceptance import Chances
+from specdec.speculation.acceptance import AcceptanceModel
 
 _MOST_EARLY = 256
 """Nodes of a round that is sent early, which the target has to look at between two passes."""
@@ -36,11 +36,11 @@ class Speculation:
         draft: DraftClient,
         max_ahead: int = 0,
         max_siblings: int = 0,
-        chances: Chances | None = None,
+        chances: AcceptanceModel | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._draft = draft
-        self._chances = chances or Chances()
+        self._chances = chances or AcceptanceModel()
         self._max_ahead = max_ahead
         self._max_siblings = max_siblings
         self._clock = clock
@@ -193,4 +193,4 @@ class Speculation:
 
     def _refuse(self, reason: str) -> None:
         self._growing, self._trie = False, EMPTY_TREE
-        self._draft.set_aside(reason)
+        self._draft.eject(reason)

@@ -161,7 +161,7 @@ class Pool:
             known = {replica: replica.num_observed for replica in self.replicas}
             for replica, why in slow.items():
                 if replica in before:  # once may be a machine that is busy with something else
-                    replica.set_aside(why)
+                    replica.eject(why)
 
     def _slow(self, known: Mapping[Replica, int]) -> dict[Replica, str]:
         """Who is, and why, of those that answered since so many of their answers were ``known``."""

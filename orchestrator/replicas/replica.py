@@ -29,9 +29,9 @@ from specdec.v1 import common_pb2
 log = logging.getLogger(__name__)
 
 _INFO_TIMEOUT_S = 2.0
-_FIRST_ASIDE_S = 10.0
+_FIRST_EJECTION_S = 10.0
 _PROOF_ANSWERS = 64
-_LONGEST_ASIDE_S = 300.0
+_LONGEST_EJECTION_S = 300.0
 _SMOOTHING = 0.1
 _LOSSES = ("DRAINING", "REPLICA_LOST", "SET_ASIDE", "WATCHDOG_FIRED")
 _SHORT_S = 5.0
@@ -89,9 +89,9 @@ class Replica:
         self.num_refused = 0  # opens, for want of room; counted again whenever one comes back
         self.tally = Tally()  # if it is a draft
         self._serving = True
-        self._aside = asyncio.Event()
-        self._aside_s = _FIRST_ASIDE_S
-        self._unproven = 0  # answers that it owes before it is trusted again
+        self._ejected = asyncio.Event()
+        self._ejection_s = _FIRST_EJECTION_S
+        self._on_probation = 0  # answers that it owes before it is trusted again
         self._num_silent = 0  # streams in a row that ended before anything was heard
         self._dead: set[str] = set()  # instances that are known to have ended
         self._left: set[str] = set()  # instances that said that they were going away: those did not crash
@@ -105,7 +105,7 @@ class Replica:
     @property
     def ready(self) -> bool:
         """For new sequences."""
-        return self.in_use and self._serving and not self._aside.is_set()
+        return self.in_use and self._serving and not self._ejected.is_set()
 
     @property
     def why_not(self) -> str:
@@ -129,7 +129,7 @@ class Replica:
     @property
     def trusted(self) -> bool:
         """Not set aside before, or proven since: until then it gets one sequence at a time."""
-        return self._unproven == 0 or (self.link is not None and self.link.num_lanes == 0)
+        return self._on_probation == 0 or (self.link is not None and self.link.num_lanes == 0)
 
     @property
     def score(self) -> float:
@@ -166,7 +166,7 @@ class Replica:
 
     def answered(self) -> None:
         """It does what it should."""
-        self._unproven = max(0, self._unproven - 1)
+        self._on_probation = max(0, self._on_probation - 1)
 
     def observe(self, latency_s: float) -> None:
         """An answer took so long."""
@@ -178,13 +178,13 @@ class Replica:
             self.latency_s += _SMOOTHING * (latency_s - self.latency_s)
             self.usual_sequences += _SMOOTHING * (self.num_sequences - self.usual_sequences)
 
-    def set_aside(self, reason: str) -> None:
+    def eject(self, reason: str) -> None:
         """Do without it for a while, twice as long each time; its sequences move."""
-        if not self._aside.is_set():
-            self._log(logging.WARNING, "replica set aside", reason=reason)
+        if not self._ejected.is_set():
+            self._log(logging.WARNING, "replica ejected", reason=reason)
             self.losses["SET_ASIDE"] += 1
-            self.problem = f"set aside: {reason}"
-            self._aside.set()
+            self.problem = f"ejected: {reason}"
+            self._ejected.set()
 
     def compare(self) -> None:
         """Once more with those whom it serves with, who may be others by now."""
@@ -192,7 +192,7 @@ class Replica:
             try:
                 self.role.admit(self.address, self.info)
             except ModelMismatch as error:
-                self.set_aside(str(error))
+                self.eject(str(error))
             except ReplicaLost:  # nobody is there to be compared with
                 pass
 
@@ -226,11 +226,11 @@ class Replica:
                     changed()
             if self._num_silent:
                 await asyncio.sleep(min(0.02 * 2.0 ** min(self._num_silent, 9), _LONGEST_PAUSE_S))
-            if self._aside.is_set():
-                self._unproven = _PROOF_ANSWERS
-                await asyncio.sleep(self._aside_s)
-                self._aside_s = min(2 * self._aside_s, _LONGEST_ASIDE_S)
-                self._aside.clear()
+            if self._ejected.is_set():
+                self._on_probation = _PROOF_ANSWERS
+                await asyncio.sleep(self._ejection_s)
+                self._ejection_s = min(2 * self._ejection_s, _LONGEST_EJECTION_S)
+                self._ejected.clear()
 
     async def _reach(self, channel: grpc.aio.Channel, tls_version: int) -> tuple[ModelInfo, Load]:
         """Tries until it succeeds. Raises SpecdecError only if the certificates are no longer those of the channel."""
@@ -261,14 +261,14 @@ class Replica:
         self._fate_known.clear()
         started = time.monotonic()
         stream = asyncio.create_task(link.run())
-        others = {asyncio.create_task(self._aside.wait()), asyncio.create_task(self._watch_health(channel, changed))}
+        others = {asyncio.create_task(self._ejected.wait()), asyncio.create_task(self._watch_health(channel, changed))}
         try:
             pending: set[asyncio.Task[Any]] = {stream, *others}
             while True:
                 # Also where it was set aside meanwhile: a stream that never began would not tell its lanes of its end.
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 # The health watch may end by itself: not every server has one.
-                if stream.done() or self._aside.is_set():
+                if stream.done() or self._ejected.is_set():
                     break
             if stream.done():
                 error, lived_s = stream.exception(), time.monotonic() - started
@@ -278,16 +278,16 @@ class Replica:
                 if link.draining:
                     self._left.add(self.instance)
                 elif lived_s < _SHORT_S or (isinstance(error, WatchdogFired) and error.stood_still):
-                    self._unproven = _PROOF_ANSWERS
+                    self._on_probation = _PROOF_ANSWERS
                 self._log(logging.WARNING, "replica lost", reason=str(error))
                 if isinstance(error, HostileReplica):
-                    self.set_aside(str(error))
+                    self.eject(str(error))
         finally:
             for task in (stream, *others):
                 task.cancel()
             await asyncio.gather(stream, *others, return_exceptions=True)
-        if time.monotonic() - started > 2 * self._aside_s:
-            self._aside_s = _FIRST_ASIDE_S  # it has behaved for a while
+        if time.monotonic() - started > 2 * self._ejection_s:
+            self._ejection_s = _FIRST_EJECTION_S  # it has behaved for a while
 
     async def _watch_health(self, channel: grpc.aio.Channel, changed: Callable[[], None]) -> None:
         """NOT_SERVING: no new sequences, while those that are there go on."""

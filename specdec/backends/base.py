@@ -17,7 +17,7 @@ from specdec.core.sequence import Draw
 from specdec.passes.outputs import PassOutputs
 from specdec.passes.rows import PassRows
 
-BYTES_PER_NUMBER = 6 * 8
+BYTES_PER_LOGIT = 6 * 8
 """Of those that are drawn from or verified at once: distributions of target and draft in float64, and what it takes to
 find them."""
 
@@ -40,8 +40,8 @@ class ModelCall(Protocol):
         packed_pass: PackedPass,
     ) -> PassOutputs: ...
 
-    def hurry(self, hurried: bool) -> None:
-        """While ``hurried``, no further row is computed, not even in the pass at hand. May be called from any
+    def request_yield(self, requested: bool) -> None:
+        """While ``requested``, no further row is computed, not even in the pass at hand. May be called from any
         thread."""
 
 
@@ -57,7 +57,7 @@ class Backend(Protocol):
 
     device: torch.device
 
-    numbers_at_once: int
+    logits_per_call: int
     """Rows times vocabulary that are drawn from, or verified, in one call."""
 
     def take(self, model: PreTrainedModel, vocab_size: int, context_length: int) -> ModelCall:

@@ -20,7 +20,7 @@ MAX_CHAIN_NODES = 64
 """Of a chain that is verified against the distributions it was drawn from: all its rows are needed together."""
 
 
-def portions(sizes: Sequence[int], most: int) -> list[range]:
+def chunked(sizes: Sequence[int], most: int) -> list[range]:
     """Neighbours together as far as they have ``most`` in all. Who is larger than that is alone."""
     found: list[range] = []
     start = total = 0
@@ -40,7 +40,7 @@ def take_turns(line: dict[_Name, Any], sizes: Mapping[_Name, int], most: int) ->
     If that is not everybody, they go to the end of the line.
     """
     waiting = [name for name in line if name in sizes]
-    parts = portions([sizes[name] for name in waiting], most)
+    parts = chunked([sizes[name] for name in waiting], most)
     taken = waiting[: parts[0].stop] if parts else []
     for name in taken if len(parts) > 1 else ():
         line[name] = line.pop(name)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 MAX_TREE_NODES = 1024
 """Of a tree that a peer sends."""
 
-MOST_SURE = 15
-"""See TokenTree.sure."""
+MAX_CONFIDENCE = 15
+"""See TokenTree.confidence."""
 
 ROOT = -1
 """The parent of a tree's topmost nodes: the last committed token."""
@@ -37,15 +37,15 @@ class TokenTree:
     """Draft tokens below the root, parents before children.
 
     ``parents[i] < i`` is a node index or ROOT; siblings have different tokens. Hence every prefix of the node list is
-    itself a tree. ``draft_probs`` is empty, or has one entry per node (None: the draft was certain). So is ``sure``:
-    how sure the draft was of its best guess where it guessed the node (specdec.speculation.acceptance; 0: nobody
-    knows), which says nothing of which tree it is.
+    itself a tree. ``draft_probs`` is empty, or has one entry per node (None: the draft was certain). So is
+    ``confidence``: how sure the draft was of its best guess where it guessed the node (specdec.speculation.acceptance;
+    0: nobody knows), which says nothing of which tree it is.
     """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     draft_probs: tuple[SparseDistribution | None, ...] = ()
-    sure: tuple[int, ...] = field(default=(), compare=False)
+    confidence: tuple[int, ...] = field(default=(), compare=False)
 
     @staticmethod
     def chain(token_ids: Sequence[int], draft_probs: Sequence[SparseDistribution | None] = ()) -> TokenTree:
@@ -72,8 +72,8 @@ class TokenTree:
             return f"{len(self.token_ids)} token_ids but {len(self.parents)} parents"
         if self.draft_probs and len(self.draft_probs) != len(self.token_ids):
             return f"{len(self.token_ids)} token_ids but {len(self.draft_probs)} draft_probs"
-        if self.sure and len(self.sure) != len(self.token_ids):
-            return f"{len(self.token_ids)} token_ids but {len(self.sure)} sure"
+        if self.confidence and len(self.confidence) != len(self.token_ids):
+            return f"{len(self.token_ids)} token_ids but {len(self.confidence)} confidence"
         # Every tree that comes is looked at, and nearly all are sound: so no loop over nodes before something is wrong.
         nodes = range(len(self))
         if nodes and not 0 <= min(self.token_ids) <= max(self.token_ids) < vocab_size:
@@ -96,7 +96,7 @@ class TokenTree:
             self.token_ids[:num_nodes],
             self.parents[:num_nodes],
             self.draft_probs[:num_nodes],
-            self.sure[:num_nodes],
+            self.confidence[:num_nodes],
         )
 
     def trunk(self) -> TokenTree:
@@ -160,7 +160,7 @@ class TokenTree:
             tuple(self.token_ids[node] for node in nodes),
             tuple(place[self.parents[node]] for node in nodes),
             tuple(self.draft_probs[node] for node in nodes) if self.draft_probs else (),
-            tuple(self.sure[node] for node in nodes) if self.sure else (),
+            tuple(self.confidence[node] for node in nodes) if self.confidence else (),
         )
 
     def descend(self, path: Sequence[int]) -> TokenTree:
@@ -175,7 +175,7 @@ class TokenTree:
         with_probs = bool(self.draft_probs or other.draft_probs)
         tokens, parents = list(self.token_ids), list(self.parents)
         probs = list(self.draft_probs or (None,) * len(self)) if with_probs else []
-        sure = list(self.sure or (0,) * len(self)) if self.sure or other.sure else []
+        confidence = list(self.confidence or (0,) * len(self)) if self.confidence or other.confidence else []
         index_of = {edge: i for i, edge in enumerate(zip(parents, tokens, strict=True))}
         here: dict[int, int] = {ROOT: ROOT}
         for node, (token, parent) in enumerate(zip(other.token_ids, other.parents, strict=True)):
@@ -186,25 +186,25 @@ class TokenTree:
                 parents.append(edge[0])
                 if with_probs:
                     probs.append(other.draft_probs[node] if other.draft_probs else None)
-                if sure:
-                    sure.append(0)
+                if confidence:
+                    confidence.append(0)
             here[node] = index_of[edge]
-            if other.sure:
-                sure[here[node]] = sure[here[node]] or other.sure[node]
-        return TokenTree(tuple(tokens), tuple(parents), tuple(probs), tuple(sure))
+            if other.confidence:
+                confidence[here[node]] = confidence[here[node]] or other.confidence[node]
+        return TokenTree(tuple(tokens), tuple(parents), tuple(probs), tuple(confidence))
 
     def extended(self, nodes: Sequence[tuple[int, int, SparseDistribution | None, int]]) -> TokenTree:
         """This tree with these nodes appended: a token each, its parent, what it was sampled from, how sure the draft
         was."""
         if not nodes:
             return self
-        token_ids, parents, probs, sure = zip(*nodes, strict=True)
+        token_ids, parents, probs, confidence = zip(*nodes, strict=True)
         with_probs = bool(self.draft_probs) or any(probs)
         return TokenTree(
             self.token_ids + token_ids,
             self.parents + parents,
             (self.draft_probs or (None,) * len(self)) + probs if with_probs else (),
-            (self.sure or (0,) * len(self)) + sure if self.sure or any(sure) else (),
+            (self.confidence or (0,) * len(self)) + confidence if self.confidence or any(confidence) else (),
         )
 
     def path(self, node: int) -> list[int]:
@@ -225,8 +225,8 @@ class TokenTree:
         kept = sorted({*itertools.chain.from_iterable(path[len(above) :] for path in paths), *new})
         place = {above[-1] if above else ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
         token_ids = tuple(self.token_ids[node] for node in kept)
-        sure = tuple(self.sure[node] for node in kept) if self.sure else ()
-        tree = TokenTree(token_ids, tuple(place[self.parents[node]] for node in kept), sure=sure)
+        confidence = tuple(self.confidence[node] for node in kept) if self.confidence else ()
+        tree = TokenTree(token_ids, tuple(place[self.parents[node]] for node in kept), confidence=confidence)
         return tuple(self.token_ids[node] for node in above), tree
 
     def under(self, path: Sequence[int]) -> TokenTree:
@@ -237,7 +237,7 @@ class TokenTree:
             chain.token_ids + self.token_ids,
             chain.parents + tuple(shift + parent for parent in self.parents),
             (None,) * shift + self.draft_probs if self.draft_probs else (),
-            (0,) * shift + self.sure if self.sure else (),
+            (0,) * shift + self.confidence if self.confidence else (),
         )
 
 

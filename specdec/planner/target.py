@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specdec.core.limits import MAX_TREE_ROWS, portions
+from specdec.core.limits import MAX_TREE_ROWS, chunked
 from specdec.passes.prefill import ROWS_PER_PASS, fair_share
 from specdec.planner.events import Events
 from specdec.planner.pass_time import PassTime
@@ -61,7 +61,7 @@ class Target:
             self._begin()
 
     def _begin(self) -> None:
-        turn = portions([1 + request.flying for request in self._waiting], MAX_TREE_ROWS)[0]
+        turn = chunked([1 + request.flying for request in self._waiting], MAX_TREE_ROWS)[0]
         batch, self._waiting = self._waiting[: turn.stop], self._waiting[turn.stop :]
         self._busy = True
         prompts = [request for request in batch if request.unfed]

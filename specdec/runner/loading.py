@@ -130,5 +130,5 @@ def _shape(runner: ModelRunner) -> memory.Shape:
         num_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         num_reaches=len(set(getattr(config, "layer_types", None) or [""])),
         caps_scores=getattr(config, "attn_logit_softcapping", None) is not None,
-        numbers_at_once=runner.backend.numbers_at_once,
+        logits_per_call=runner.backend.logits_per_call,
     )

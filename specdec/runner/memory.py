@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from specdec.backends.base import BYTES_PER_NUMBER, COPIES
+from specdec.backends.base import BYTES_PER_LOGIT, COPIES
 from specdec.core.limits import MAX_CHAIN_NODES, MAX_TREE_ROWS
 from specdec.passes.prefill import ROWS_PER_PASS
 from specdec.runner import cgroup
@@ -42,7 +42,7 @@ class Shape:
     num_kv_heads: int
     num_reaches: int = 1  # of attention: layers that see all, layers with a window
     caps_scores: bool = False
-    numbers_at_once: int = 0  # see specdec.backends.base.Backend
+    logits_per_call: int = 0  # see specdec.backends.base.Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ def largest_pass(shape: Shape) -> int:
     rows = ROWS_PER_PASS + MAX_TREE_ROWS
     per_row = (6 * shape.hidden_size + 3 * shape.widest) * shape.element_bytes + 3 * shape.hidden_size * 4
     num_logits = MAX_TREE_ROWS * shape.vocab_size
-    at_once = min(num_logits, max(shape.numbers_at_once, (1 + MAX_CHAIN_NODES) * shape.vocab_size))
-    logits = num_logits * (shape.element_bytes + _TRANSFORMED_BYTES) + at_once * BYTES_PER_NUMBER
+    at_once = min(num_logits, max(shape.logits_per_call, (1 + MAX_CHAIN_NODES) * shape.vocab_size))
+    logits = num_logits * (shape.element_bytes + _TRANSFORMED_BYTES) + at_once * BYTES_PER_LOGIT
     noise = MAX_KEPT_ROWS * shape.vocab_size * _NOISE_BYTES
     # What is added to the scores is kept for each query of a key's head and each reach, and made from another copy.
     num_added = 1 + shape.num_reaches * (shape.num_heads // shape.num_kv_heads)

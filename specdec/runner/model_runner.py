@@ -59,9 +59,9 @@ class ModelRunner:
         """Further rows may follow those of a pass."""
         return self._call.goes_on
 
-    def hurry(self, hurried: bool) -> None:
+    def request_yield(self, requested: bool) -> None:
         """See specdec.backends.base.ModelCall."""
-        self._call.hurry(hurried)
+        self._call.request_yield(requested)
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:

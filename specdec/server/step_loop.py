@@ -69,7 +69,7 @@ class Engine(Protocol):
         """One pass for everything that waits. Before it says what came of it an engine may ``look`` what was ordered
         meanwhile, which is then carried out."""
 
-    def hurry(self, hurried: bool) -> None:
+    def request_yield(self, requested: bool) -> None:
         """Whether orders have come that had better be carried out soon. From any thread, also during ``step``."""
 
     def working_on(self) -> Sequence[Key]:
@@ -124,7 +124,7 @@ class StepLoop:
         orders, self._orders = self._orders, []
         if orders:
             self._inbox.put(orders)
-            self.engine.hurry(True)
+            self.engine.request_yield(True)
 
     @property
     def died(self) -> bool:
@@ -135,7 +135,7 @@ class StepLoop:
         """Finish the pass at hand, carry out what was posted, and end the thread."""
         self._stopping = True
         self._inbox.put([])
-        self.engine.hurry(True)
+        self.engine.request_yield(True)
         await asyncio.to_thread(self._thread.join)
 
     def _guarded(self, verb: Callable[[Key, Any], None], key: Key, entry: object) -> None:
@@ -169,7 +169,7 @@ class StepLoop:
             self.busy_since = time.monotonic()
             self._carry_out(orders)
             # Before it is looked what has come: whatever comes after that is in a hurry again.
-            self.engine.hurry(self._stopping)
+            self.engine.request_yield(self._stopping)
             self._carry_out_posted()
             rest_s = self._rest_s()
             if rest_s and not self.engine.idle:

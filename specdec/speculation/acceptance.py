@@ -19,12 +19,12 @@ PRIOR = (0.7, 0.33, 0.22, 0.17, 0.13, 0.11, 0.1, 0.09)
 reaches, the others are of a small model at temperature 1 (bench/LOG.md)."""
 
 _PRIOR_TRIALS = 6
-_SURE_TRIALS = 12
+_CONFIDENCE_TRIALS = 12
 """That what is known of a rank counts for, beside what was seen of it where the draft was so sure."""
 _MEMORY, _MEMORY_OF_ALL = 100, 500
 
 
-class Acceptance:
+class AcceptanceRate:
     """Of tokens that were tried; ``memory`` is about how many of them are remembered.
 
     It begins as if ``trials`` had been tried, a share of ``prior`` of them rightly.
@@ -52,19 +52,19 @@ class Acceptance:
         return (self._right + trials * prior) / (self._tried + trials)
 
 
-class Chances:
+class AcceptanceModel:
     """Of every rank, how often that guess was right where those before it were wrong; and how much more often where the
     draft was surer, which is alike for all texts.
 
     ``of_all`` is what it begins with, and learns what is learnt here."""
 
-    def __init__(self, of_all: Chances | None = None) -> None:
+    def __init__(self, of_all: AcceptanceModel | None = None) -> None:
         self._of_all = of_all
         if of_all is None:
-            self._by_rank = [Acceptance(_MEMORY_OF_ALL, share, _PRIOR_TRIALS) for share in PRIOR]
+            self._by_rank = [AcceptanceRate(_MEMORY_OF_ALL, share, _PRIOR_TRIALS) for share in PRIOR]
         else:
-            self._by_rank = [Acceptance(_MEMORY) for _ in PRIOR]
-        self._where_sure: dict[int, list[Acceptance]] = {}  # of all
+            self._by_rank = [AcceptanceRate(_MEMORY) for _ in PRIOR]
+        self._by_confidence: dict[int, list[AcceptanceRate]] = {}  # of all
         self._num_observed = 0
         self._found: dict[int, list[float]] = {}
         self._found_after = 0  # observations of all texts
@@ -86,24 +86,26 @@ class Chances:
         return tree.descend(token_ids)
 
     def _tried(self, tree: TokenTree, children: list[int], right: int | None) -> None:
-        sure = next((tree.sure[child] for child in children if tree.sure[child]), 0) if tree.sure else 0
+        confidence = (
+            next((tree.confidence[child] for child in children if tree.confidence[child]), 0) if tree.confidence else 0
+        )
         for rank, child in enumerate(children[: len(PRIOR)]):
-            self._observe(rank, sure, child == right)
+            self._observe(rank, confidence, child == right)
             if child == right:
                 return
 
-    def _observe(self, rank: int, sure: int, right: bool) -> None:
+    def _observe(self, rank: int, confidence: int, right: bool) -> None:
         self._num_observed += 1
         self._by_rank[rank].observe(right, 1)
         if self._of_all is not None:
-            self._of_all._observe(rank, sure, right)
-        elif sure:
-            self._of_sure(sure)[rank].observe(right, 1)
+            self._of_all._observe(rank, confidence, right)
+        elif confidence:
+            self._rates_at(confidence)[rank].observe(right, 1)
 
-    def _of_sure(self, sure: int) -> list[Acceptance]:
-        if sure not in self._where_sure:
-            self._where_sure[sure] = [Acceptance(_MEMORY_OF_ALL) for _ in PRIOR]
-        return self._where_sure[sure]
+    def _rates_at(self, confidence: int) -> list[AcceptanceRate]:
+        if confidence not in self._by_confidence:
+            self._by_confidence[confidence] = [AcceptanceRate(_MEMORY_OF_ALL) for _ in PRIOR]
+        return self._by_confidence[confidence]
 
     def forget(self) -> None:
         """What was learnt here hardly counts from now on."""
@@ -119,31 +121,31 @@ class Chances:
     @property
     def of_ranks(self) -> list[float]:
         """How often a node's first, second, ... child is right."""
-        return self.where_sure(0)
+        return self.at_confidence(0)
 
-    def where_sure(self, sure: int) -> list[float]:
+    def at_confidence(self, confidence: int) -> list[float]:
         """The same where the draft was so sure (specdec.core.tree.TokenTree), of this text; 0: as a rule."""
         num_observed = (self._of_all or self)._num_observed
         if num_observed != self._found_after:
             self._found, self._found_after = {}, num_observed
-        if sure not in self._found:
+        if confidence not in self._found:
             wrong, least = 1.0, 1.0
             found: list[float] = []
             for rank in range(len(PRIOR)):
-                share = self._share_where(rank, sure)
+                share = self._share_at(rank, confidence)
                 # None is likelier than the one before it, or what is likeliest of a tree would change their order.
                 least = min(wrong * share, least)
                 found.append(least)
                 wrong *= 1.0 - share
-            self._found[sure] = found
-        return self._found[sure]
+            self._found[confidence] = found
+        return self._found[confidence]
 
-    def _share_where(self, rank: int, sure: int) -> float:
+    def _share_at(self, rank: int, confidence: int) -> float:
         own, of_all = self._share(rank), self._of_all or self
-        if not sure:
+        if not confidence:
             return own
         general = of_all._share(rank)
-        share = of_all._of_sure(sure)[rank].share(general, _SURE_TRIALS)
+        share = of_all._rates_at(confidence)[rank].share(general, _CONFIDENCE_TRIALS)
         # What this text is, compared with all, is a factor of the odds.
         right, wrong = share * own * (1.0 - general), (1.0 - share) * (1.0 - own) * general
         return right / (right + wrong) if right + wrong else own
@@ -173,13 +175,15 @@ class Chances:
         """That each is committed."""
         num_children: Counter[int] = Counter()
         # A guess from elsewhere, among the draft's, knows nothing of this.
-        sures = {parent: sure for parent, sure in zip(tree.parents, tree.sure, strict=False) if sure}
+        confidences = {
+            parent: confidence for parent, confidence in zip(tree.parents, tree.confidence, strict=False) if confidence
+        }
         chances: list[float] = []
         for parent in tree.parents:
             rank = num_children[parent]
             num_children[parent] += 1
             above = 1.0 if parent == ROOT else chances[parent]
-            of_ranks = self.where_sure(sures.get(parent, 0))
+            of_ranks = self.at_confidence(confidences.get(parent, 0))
             chances.append(above * of_ranks[rank] if rank < len(of_ranks) else 0.0)
         return chances
 

@@ -69,9 +69,9 @@ class Frontier:
         self._num_children += [0] * len(new)
         self._of_children += [self._of_any] * len(new)
         self._open_ranks += [_NONE] * len(new)
-        for node in new if tree.sure else ():
-            if tree.sure[node] and self._of_children[tree.parents[node] + 1] is self._of_any:
-                self._learn(tree.parents[node], tree.sure[node])
+        for node in new if tree.confidence else ():
+            if tree.confidence[node] and self._of_children[tree.parents[node] + 1] is self._of_any:
+                self._learn(tree.parents[node], tree.confidence[node])
         for node in new:
             above = tree.parents[node] + 1
             self._chances.append(self._chance(tree.parents[node], self._num_children[above]))
@@ -84,11 +84,11 @@ class Frontier:
         of_ranks = self._of_children[parent + 1]
         return self._chances[parent + 1] * of_ranks[rank] if rank < len(of_ranks) else 0.0
 
-    def _learn(self, parent: int, sure: int) -> None:
+    def _learn(self, parent: int, confidence: int) -> None:
         """How sure the draft was of what comes after a node is told with its first child."""
         rank = self._open_ranks[parent + 1]
         before = self._chance(parent, rank)
-        self._of_children[parent + 1] = self._of_ranks(sure)
+        self._of_children[parent + 1] = self._of_ranks(confidence)
         if rank != _NONE and self._chance(parent, rank) != before:
             self._push(parent, rank)
 

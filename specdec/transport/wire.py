@@ -14,7 +14,7 @@ from dataclasses import fields
 from specdec.core.errors import InvalidArgument
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo, Round, Timings, Verdict
 from specdec.core.sequence import Method, SequenceSpec
-from specdec.core.tree import EMPTY_TREE, MAX_TREE_NODES, MOST_SURE, SparseDistribution, TokenTree
+from specdec.core.tree import EMPTY_TREE, MAX_CONFIDENCE, MAX_TREE_NODES, SparseDistribution, TokenTree
 from specdec.transport.sampling_wire import read_sampling, sampling_problems, unknown_fields, write_sampling
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
@@ -111,7 +111,7 @@ def write_tree(tree: TokenTree) -> common_pb2.TokenTree:
             else common_pb2.SparseDistribution()
             for d in tree.draft_probs
         ],
-        sure=tree.sure,
+        sure=tree.confidence,
     )
 
 
@@ -131,7 +131,9 @@ def read_tree(message: common_pb2.TokenTree, vocab_size: int, field: str = "tree
         SparseDistribution(tuple(d.token_ids), tuple(d.weights)) if d.token_ids or d.weights else None
         for d in message.draft_probs
     )
-    tree = TokenTree(token_ids, parents, draft_probs, tuple(min(sure, MOST_SURE) for sure in message.sure))
+    tree = TokenTree(
+        token_ids, parents, draft_probs, tuple(min(confidence, MAX_CONFIDENCE) for confidence in message.sure)
+    )
     if problem := tree.problem(vocab_size):
         raise InvalidArgument([(field, problem)])
     if draft_probs and not tree.is_chain:

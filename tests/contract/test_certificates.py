@@ -180,7 +180,7 @@ async def test_a_target_that_refuses_the_orchestrator_is_set_aside(ours: Path, m
         try:
             [replica] = orchestrator.targets.replicas
             async with asyncio.timeout(PATIENCE_S):
-                while "set aside: it refuses this orchestrator: this call is for orchestrator" not in replica.problem:
+                while "ejected: it refuses this orchestrator: this call is for orchestrator" not in replica.problem:
                     await asyncio.sleep(0.01)
             async with Client(f"127.0.0.1:{orchestrator.port}", tls=stranger(ours), tls_name="draft") as client:
                 with pytest.raises(NoReplica, match="made out to draft"):

@@ -62,7 +62,7 @@ class Client:
                 logits = runner.logits_after([*self.ids, *tree.token_ids])[None]
                 [[drawn]] = draw([self._at(self.ids, tree)], [logits], VOCAB)
                 assert (drawn.token_id, drawn.draft_probs) == (token, growth.tree.draft_probs[node])
-                tree = tree.extended([(drawn.token_id, drawn.parent, drawn.draft_probs, drawn.sure)])
+                tree = tree.extended([(drawn.token_id, drawn.parent, drawn.draft_probs, drawn.confidence)])
             return len(tree)
         known, self.tree = len(self.tree), self.tree.merge(growth.tree.under(growth.path))
         for node in range(known, len(self.tree)):
@@ -72,7 +72,9 @@ class Client:
             outputs = PassOutputs(logits, logits, torch.ones(1, dtype=torch.bool)).as_one()
             [[said]] = guess([(self._at(text, EMPTY_TREE), EMPTY_TREE, outputs)], runner.backend)
             assert token in said.token_ids[: max(1, self.tree.parents.count(self.tree.parents[node]))]
-            assert not self.tree.sure or self.tree.sure[node] in (0, said.sure), "0: it was asked for alone"
+            assert not self.tree.confidence or self.tree.confidence[node] in (0, said.confidence), (
+                "0: it was asked for alone"
+            )
         return len(self.tree) - known
 
     def _at(self, ids: list[int], tree: TokenTree) -> DraftSequence:

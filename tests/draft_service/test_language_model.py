@@ -76,12 +76,12 @@ def test_equal_prompts_are_computed_once(asked: bool) -> None:
 
 
 def grown(
-    budgets: Sequence[int], hurried: bool = False, sampling: SamplingParams = LIKELIEST
+    budgets: Sequence[int], requested: bool = False, sampling: SamplingParams = LIKELIEST
 ) -> tuple[list[TokenTree], int]:
     """What sequences get that ask for so many nodes at once; and passes for it."""
     runner = TableRunner(seed=3)
     engine = DraftEngine(LanguageModelDrafter(runner))
-    engine.hurry(hurried)
+    engine.request_yield(requested)
     for number, nodes in enumerate(budgets):
         spec = SequenceSpec((1, number % 8, 2), 3, sampling, 0, cache_salt=bytes([number]))
         engine.open(Key(1, number), DraftOpen(spec, Budget(nodes, nodes)))
@@ -96,7 +96,7 @@ def test_a_chain_is_grown_in_one_pass_where_nobody_else_comes(sampling: Sampling
     trees, num_passes = grown([5, 5, 5], sampling=sampling)
     assert num_passes == 1
     assert [len(tree) for tree in trees] == [5, 5, 5]
-    assert grown([5, 5, 5], hurried=True, sampling=sampling) == (trees, 5), "who comes is in the next pass"
+    assert grown([5, 5, 5], requested=True, sampling=sampling) == (trees, 5), "who comes is in the next pass"
 
 
 def test_chains_of_different_lengths_are_as_long_as_they_are_wanted() -> None:
@@ -117,12 +117,12 @@ def test_where_penalties_decide_what_is_drawn_nothing_follows_in_a_pass() -> Non
     while len(at_once.tree) < 6:
         [nodes] = drafter.grow([at_once])
         assert isinstance(nodes, list)
-        at_once.tree = at_once.tree.extended([(node.token_id, node.parent, None, node.sure) for node in nodes])
+        at_once.tree = at_once.tree.extended([(node.token_id, node.parent, None, node.confidence) for node in nodes])
         at_once.num_wanted = 6 - len(at_once.tree)
         num_rounds += 1
     for _ in range(6):
         [[node]] = drafter.grow([one_by_one])
-        one_by_one.tree = one_by_one.tree.extended([(node.token_id, node.parent, None, node.sure)])
+        one_by_one.tree = one_by_one.tree.extended([(node.token_id, node.parent, None, node.confidence)])
     assert at_once.tree == one_by_one.tree
     assert num_rounds == 6
     assert runner.num_further_passes == 0

@@ -143,7 +143,7 @@ class HostileDrafter:
     def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node]]:
         return [self._nodes(sequence) for sequence in sequences]
 
-    def hurry(self, hurried: bool) -> None: ...
+    def request_yield(self, requested: bool) -> None: ...
 
     def cache_use(self) -> tuple[int, int]:
         return 0, 0
@@ -190,15 +190,15 @@ async def test_a_hostile_drafter_does_no_harm(kind: str, method: str) -> None:
             assert_same(samples, expected)
         assert [len(sample.token_ids) for sample in samples] == [LENGTH] * 3
         if refused:
-            await set_aside(running.client)
+            await eject(running.client)
         await running.settled(PATIENCE_S)
 
 
-async def set_aside(client: Client) -> None:
+async def eject(client: Client) -> None:
     """GetServerInfo says that the draft is not used, and why."""
     [replica] = [replica for replica in (await client.server_info()).replicas if replica.role == "draft"]
     assert not replica.ready
-    assert replica.problem.startswith("set aside: ")
+    assert replica.problem.startswith("ejected: ")
     assert len(replica.problem) > 20
 
 
@@ -306,7 +306,7 @@ async def test_a_hostile_draft_service_does_no_harm(kind: str, method: str) -> N
         if method == COUPLED or kind in REFUSED or kind == "silence":
             assert [sample.token_ids for sample in samples] == expected
         if kind in ("bases of the future", "paths out of range", "parents that are not there"):
-            await set_aside(client)
+            await eject(client)
         [after] = await client.generate(
             token_ids={"token_ids": [1]}, max_tokens=3, num_draft_tokens=0, timeout_s=PATIENCE_S
         )

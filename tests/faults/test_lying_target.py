@@ -133,4 +133,4 @@ async def test_a_target_that_lies_is_set_aside_and_harms_nobody(lie, at_once):
     assert num_lies > 0
     assert found == expected
     assert not replica.ready
-    assert replica.problem.startswith("set aside: ")
+    assert replica.problem.startswith("ejected: ")

@@ -47,7 +47,7 @@ class FakeDrafter:
     def close(self, memory: dict) -> None:
         self.live = [each for each in self.live if each is not memory]
 
-    def hurry(self, hurried: bool) -> None: ...
+    def request_yield(self, requested: bool) -> None: ...
 
     def cache_use(self) -> tuple[int, int]:
         return 3, 5

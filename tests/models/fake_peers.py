@@ -43,7 +43,7 @@ class FakeDraft:
         self.answer = answer
         self.script: list[Growth | None] = []
         self.budgets: list[Budget] = []
-        self.set_aside_for: list[str] = []
+        self.ejected_for: list[str] = []
         self.there = True
         self.num_caught_up = 0
         self.in_flight: list[TokenTree] = []
@@ -74,8 +74,8 @@ class FakeDraft:
         await asyncio.sleep(0)
         return self.script.pop(0)
 
-    def set_aside(self, reason: str) -> None:
-        self.set_aside_for.append(reason)
+    def eject(self, reason: str) -> None:
+        self.ejected_for.append(reason)
 
     def grow(
         self,

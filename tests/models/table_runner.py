@@ -52,7 +52,7 @@ class TableRunner:
         self.pool = BlockPool(num_slots // block_size, block_size)
         self.info = ModelInfo(name, f"{name}-{seed}-{blend}", vocab_size, "", context_length)
         self.num_passes = self.num_further_passes = 0
-        self.hurried, self.goes_on = False, True
+        self.requested, self.goes_on = False, True
         self._token_of_slot: dict[int, int] = {}
 
     def new_cache(self, salt: bytes = b"") -> SequenceCache:
@@ -74,7 +74,7 @@ class TableRunner:
         ]
         further: list[list[int]] = [[] for _ in segments]
         for _ in range(PassRows(segments, self.pool.block_size).num_further):
-            if self.hurried:
+            if self.requested:
                 break
             self.num_further_passes += 1
             for segment, of, logits, tokens in zip(segments, texts, rows, further, strict=True):
@@ -105,8 +105,8 @@ class TableRunner:
             return int(logits.argmax())
         return int(self.backend.draw(logits[None], [draw._replace(position=draw.position + number)]))
 
-    def hurry(self, hurried: bool) -> None:
-        self.hurried = hurried
+    def request_yield(self, requested: bool) -> None:
+        self.requested = requested
 
     def _slot(self, segment: Segment, position: int) -> int:
         block, offset = divmod(position, self.pool.block_size)

@@ -26,6 +26,7 @@ from target_service.decision import decide
 from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job
 from tests.models.automaton import Automaton
+from tests.models.backends import CPU
 from tests.models.backends import backend as backend_named
 from tests.models.table_runner import TableRunner
 
@@ -77,7 +78,7 @@ def propose(sequences: list[DraftSequence], outputs: list[RowOutputs], backend: 
     )
     found |= zip(
         drawn,
-        draw([sequences[i] for i in drawn], [outputs[i].logits for i in drawn], backend.numbers_at_once),
+        draw([sequences[i] for i in drawn], [outputs[i].logits for i in drawn], backend.logits_per_call),
         strict=True,
     )
     return [found[i] for i in range(len(sequences))]
@@ -151,7 +152,7 @@ def test_however_many_rows_a_pass_has_few_of_them_are_in_float64_at_once(
     by_torch = backend_named("torch")
     [alone] = decide(jobs[:1], [given(logits)], by_torch)
     assert decide(jobs, [given(logits)] * 64, by_torch) == [alone] * 64
-    assert max(sizes) <= by_torch.numbers_at_once < 64 * logits.numel()
+    assert max(sizes) <= by_torch.logits_per_call < 64 * logits.numel()
 
 
 @pytest.mark.parametrize("method", list(Method))
@@ -195,8 +196,7 @@ def test_a_draft_proposes_for_a_few_sequences_at_once(monkeypatch: pytest.Monkey
     sizes: list[int] = []
     for name in ("draft_service.drafters.proposal.probabilities", "specdec.backends.torch.draw.runners_up"):
         _record(monkeypatch, name, sizes)
-    monkeypatch.setattr("specdec.backends.torch.backend._NUMBERS_ON_A_CPU", 2 * VOCAB)
-    assert propose(drafting, outputs, backend_named("torch")) == proposed
+    assert propose(drafting, outputs, TorchBackend(CPU, logits_per_call=2 * VOCAB)) == proposed
     assert max(sizes) <= 2 * VOCAB
 
 

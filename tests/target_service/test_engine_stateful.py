@@ -250,7 +250,8 @@ class TargetHistory(RuleBasedStateMachine):
         assert all(victim.age <= known.age for known in same), "of those the youngest"
 
     def take(self, known: Known, verdict: Verdict) -> None:
-        expected = known.answer()
+        is_short = self.num_slots < 1 << 20
+        expected = known.answer(tree_gave_way=is_short and not verdict.accepted)
         if known.pending is not None:
             came_unasked = verdict.base - known.pending.base
             known.last, known.run_on = known.pending.number, max(0, known.pending.run_on - came_unasked)

@@ -34,7 +34,7 @@ class Avx512Backend:
     def __init__(self, torch_backend: Backend) -> None:
         self._torch = torch_backend
         self.device = torch_backend.device
-        self.numbers_at_once = torch_backend.numbers_at_once
+        self.logits_per_call = torch_backend.logits_per_call
         self.fingerprint = f"avx512 {_VERSION}, {torch_backend.fingerprint}"
 
     @staticmethod

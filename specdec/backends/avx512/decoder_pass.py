@@ -67,7 +67,7 @@ class DecoderPass:
             embedding=self._embedding.data_ptr(), norm=Norm.of(norm), head=head.described, num_tokens=vocab_size
         )
         self._num_positions = self._num_rows = 0
-        self._hurried = ctypes.c_int32()
+        self._yield_requested = ctypes.c_int32()
 
     def __call__(
         self, token_ids: Sequence[int], positions: Sequence[int], logit_rows: Sequence[int], packed_pass: PackedPass
@@ -97,9 +97,9 @@ class DecoderPass:
         starts = PagedAttention.of(packed_pass).for_groups(self._groups).starts
         chains = np.array([last, starts, [positions[row] + 1 for row in last_rows]], np.int32)
         at, size = chains.ctypes.data, chains.strides[0]
-        draws, hurried = described(packed_pass.rows.draws), ctypes.addressof(self._hurried)
+        draws, requested = described(packed_pass.rows.draws), ctypes.addressof(self._yield_requested)
         tokens = np.empty((num_passes, len(last)), np.int32)
-        pointers = at, at + size, at + 2 * size, ctypes.addressof(draws), hurried, tokens.ctypes.data
+        pointers = at, at + size, at + 2 * size, ctypes.addressof(draws), requested, tokens.ctypes.data
         further = _Further(*pointers, num_passes, len(last))
         self.layers.compute(packed_pass, buffers, ends, further)
         num_done = further.num_done
@@ -108,8 +108,8 @@ class DecoderPass:
         logits, features = logits[:end, : self._vocab_size], features[:end]
         return PassOutputs(logits, features, sound, likeliest[:end].tolist(), tokens[:num_done].T.tolist())
 
-    def hurry(self, hurried: bool) -> None:
-        self._hurried.value = hurried
+    def request_yield(self, requested: bool) -> None:
+        self._yield_requested.value = requested
 
     def _have_rows(self, num_rows: int) -> None:
         if num_rows <= self._num_rows:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.backends.base import BYTES_PER_NUMBER
+from specdec.backends.base import BYTES_PER_LOGIT
 from specdec.backends.linears import is_linear
 from specdec.backends.torch.draw import TorchDraw
 from specdec.backends.torch.gathered_attention import GatheredAttention
@@ -17,7 +17,7 @@ from specdec.backends.torch.own_code import OwnCode
 from specdec.core.sequence import Draw
 from specdec.passes.rows import PassRows
 
-_NUMBERS_ON_A_CPU = 1 << 18
+_LOGITS_PER_CALL_ON_A_CPU = 1 << 18
 """Rows times vocabulary, 2 MiB in float64: more would go back and forth between processor and memory."""
 
 _SHARE_OF_FREE_MEMORY = 1 / 16
@@ -29,11 +29,12 @@ class TorchBackend:
 
     name = "torch"
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, logits_per_call: int | None = None) -> None:
+        """``logits_per_call``: see Backend; None: what suits the device."""
         self.device = device
         self.fingerprint = f"torch {torch.__version__}, {_hardware(device)}"
-        self.numbers_at_once = _numbers_at_once(device)
-        self._draw = TorchDraw(self.numbers_at_once)
+        self.logits_per_call = logits_per_call or _logits_per_call(device)
+        self._draw = TorchDraw(self.logits_per_call)
 
     def take(self, model: PreTrainedModel, vocab_size: int, context_length: int) -> OwnCode:
         pack_linears(model)
@@ -56,11 +57,11 @@ class TorchBackend:
         }
 
 
-def _numbers_at_once(device: torch.device) -> int:
+def _logits_per_call(device: torch.device) -> int:
     if device.type != "cuda":
-        return _NUMBERS_ON_A_CPU
+        return _LOGITS_PER_CALL_ON_A_CPU
     free, _ = torch.cuda.mem_get_info(device)
-    return max(_NUMBERS_ON_A_CPU, int(free * _SHARE_OF_FREE_MEMORY) // BYTES_PER_NUMBER)
+    return max(_LOGITS_PER_CALL_ON_A_CPU, int(free * _SHARE_OF_FREE_MEMORY) // BYTES_PER_LOGIT)
 
 
 def _hardware(device: torch.device) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec.core.limits import portions
+from specdec.core.limits import chunked
 from specdec.core.noise import Key
 from specdec.core.sequence import Draw, SamplingParams
 from specdec.sampling.distributions import Noise, runners_up, sample_coupled
@@ -17,30 +17,30 @@ from specdec.sampling.noise_cache import KeptRows, PassNoise
 class TorchDraw:
     """Of one model: whole rows of noise are kept for all its sequences together."""
 
-    def __init__(self, numbers_at_once: int) -> None:
-        self._numbers_at_once = numbers_at_once
+    def __init__(self, logits_per_call: int) -> None:
+        self._logits_per_call = logits_per_call
         self._kept = KeptRows()
 
     def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:  # [rows, vocab] -> [rows] int64
         """See specdec.backends.base.Backend."""
-        [tokens] = self._by_portions(lambda some, params, noise: (sample_coupled(some, params, noise),), logits, draws)
+        [tokens] = self._by_chunks(lambda some, params, noise: (sample_coupled(some, params, noise),), logits, draws)
         return tokens
 
     def leaders(self, logits: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:
         """See specdec.backends.base.Backend."""
-        tokens, scores = self._by_portions(
+        tokens, scores = self._by_chunks(
             lambda some, params, noise: runners_up(some, params, noise, count), logits, draws
         )
         return tokens, scores
 
-    def _by_portions(
+    def _by_chunks(
         self,
         draw: Callable[[Tensor, Sequence[SamplingParams], Noise], tuple[Tensor, ...]],
         logits: Tensor,
         draws: Sequence[Draw],
     ) -> Sequence[Tensor]:  # [rows, ...] each
         drawn = []
-        for part in portions([logits.shape[-1]] * len(logits), self._numbers_at_once):
+        for part in chunked([logits.shape[-1]] * len(logits), self._logits_per_call):
             some = [draws[row] for row in part]
             keys = [Key(seed, position) for _, seed, position in some]
             noise = PassNoise(keys, logits.shape[-1], logits.device, self._kept)

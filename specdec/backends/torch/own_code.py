@@ -31,7 +31,7 @@ class OwnCode:
         head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         head.register_forward_pre_hook(self._remember_features)
 
-    def hurry(self, hurried: bool) -> None:
+    def request_yield(self, requested: bool) -> None:
         pass  # there are no such rows
 
     def __call__(

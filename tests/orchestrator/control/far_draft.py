@@ -26,7 +26,7 @@ from orchestrator.statistics import Statistics
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Timings, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.step_loop import Key
-from specdec.speculation.acceptance import Chances
+from specdec.speculation.acceptance import AcceptanceModel
 from tests.models.fake_peers import new_sequence, still_to_come
 
 KEY = Key(0, 0)
@@ -146,7 +146,7 @@ class FarDraft:
         self._down += [(self._free_at + back_s, cast(Growth, growth)) for _, growth in results]
         return True
 
-    def set_aside(self, reason: str) -> None:
+    def eject(self, reason: str) -> None:
         raise AssertionError(reason)
 
 
@@ -238,7 +238,7 @@ async def decoded(
     world = World(place, seed)
     sequence = new_sequence((1, 2, 3 + seed), num_tokens, temperature=0.0)
     sequence.statistics.clock = lambda: world.now
-    chances = Chances(costs.chances)
+    chances = AcceptanceModel(costs.chances)
     if controller is None:
         adaptive = Adaptive(Concert(costs), None, chances, max_ahead > 0)
         controller = adaptive if num_draft_tokens is None else Fixed(num_draft_tokens)

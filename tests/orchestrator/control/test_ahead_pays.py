@@ -11,7 +11,7 @@ import pytest
 from orchestrator.control.concert import Concert
 from orchestrator.control.controller import Adaptive, Fixed
 from orchestrator.control.costs import Costs
-from specdec.speculation.acceptance import Chances
+from specdec.speculation.acceptance import AcceptanceModel
 from tests.orchestrator.control.far_draft import Outcome, Place, decoded
 
 FAR = [0.0, 5.0, 20.0, 50.0, 200.0]
@@ -124,7 +124,7 @@ async def test_a_draft_that_moves_away_is_still_used_where_it_pays():
     for distance_ms in (0.0, 20.0, 50.0):
         place, rates = Place(0.8, distance_ms=distance_ms), []
         for seed in range(10):
-            controller = Adaptive(concert, None, Chances(costs.chances))
+            controller = Adaptive(concert, None, AcceptanceModel(costs.chances))
             outcome = await decoded(place, 120, max_ahead=0, costs=costs, seed=seed, controller=controller)
             rates.append(outcome.tokens_per_s / place.alone)
         means[distance_ms] = statistics.mean(rates)

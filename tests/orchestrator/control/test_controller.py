@@ -231,7 +231,7 @@ async def driven(method: Method, first: int) -> tuple[list[Budget], list[TokenTr
         sequence.extend(tree, verdict)
         controller.observe(Proposal(tree), verdict)
         speculation.advance(sequence, controller.plan(sequence))
-    assert not draft.set_aside_for
+    assert not draft.ejected_for
     assert not sequence.finished
     return draft.budgets, trees
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.control import prompt_lookup
 from orchestrator.control.prompt_lookup import MOST_GUESSED, HitRates, PromptLookup
 from specdec.core.tree import EMPTY_TREE, TokenTree
-from specdec.speculation.acceptance import Acceptance
+from specdec.speculation.acceptance import AcceptanceRate
 from tests.models.fake_peers import hit_rates
 
 LONGEST, SHORTEST = 16, 2
@@ -123,7 +123,7 @@ def test_a_guess_is_what_followed_the_last_time_and_goes_on_as_that_did():
 
 
 def test_what_is_remembered_fades():
-    acceptance = Acceptance(100, prior=0.5, trials=4)
+    acceptance = AcceptanceRate(100, prior=0.5, trials=4)
     for _ in range(400):
         acceptance.observe(4, 4)
     assert acceptance.share() > 0.97

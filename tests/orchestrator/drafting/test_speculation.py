@@ -90,7 +90,7 @@ async def test_late_growth_that_does_not_match_is_dropped(options):
     draft.grow(3, chain([7, 9]), path=(9,), advance=1)
     draft.grow(5, chain([1]))
     assert (await speculation.next(sequence)).tree == chain([1])
-    assert not draft.set_aside_for
+    assert not draft.ejected_for
 
 
 async def test_what_is_left_of_the_trie_after_a_verdict_is_verified_next():
@@ -174,7 +174,7 @@ async def test_what_was_asked_for_before_may_be_deeper_than_what_is_asked_for_no
     speculation.advance(sequence, RoundPlan(Budget(1, 1)))
     draft.grow(4, chain([2, 3, 4]))
     assert (await speculation.next(sequence)).tree == chain([2])
-    assert not draft.set_aside_for
+    assert not draft.ejected_for
 
 
 async def test_a_draft_that_goes_deeper_than_was_asked_for_is_set_aside():
@@ -182,7 +182,7 @@ async def test_a_draft_that_goes_deeper_than_was_asked_for_is_set_aside():
     sequence, speculation = begun(draft)
     draft.grow(3, chain([1, 2, 3, 4, 5, 6]))
     assert (await speculation.next(sequence)).tree == EMPTY_TREE
-    assert draft.set_aside_for
+    assert draft.ejected_for
 
 
 async def test_a_draft_of_which_nothing_was_asked_for_long_may_say_that_it_knows_the_text():
@@ -194,7 +194,7 @@ async def test_a_draft_of_which_nothing_was_asked_for_long_may_say_that_it_knows
     draft.pushed = [Growth(1, sequence.base, (), EMPTY_TREE, GrowthEnd.BUDGET)]
     commit(sequence, 7)
     speculation.advance(sequence, RoundPlan(Budget()))
-    assert not draft.set_aside_for
+    assert not draft.ejected_for
 
 
 # --- hostile drafts -----------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ async def test_a_growth_from_where_no_base_can_be_is_refused(base, options):
     sequence, speculation = begun(draft, **options)
     draft.grow(base, chain([6]))
     assert (await speculation.next(sequence)).tree == EMPTY_TREE
-    assert len(draft.set_aside_for) == 1
+    assert len(draft.ejected_for) == 1
 
 
 @pytest.mark.parametrize("options", CHAINED)
@@ -229,7 +229,7 @@ async def test_under_token_and_block_anything_but_the_chain_asked_for_is_refused
     for number, (tree, path) in enumerate(growths):
         draft.grow(3, tree, path=path, end=GrowthEnd.BUDGET if number == len(growths) - 1 else None)
     assert (await speculation.next(sequence)).tree == EMPTY_TREE
-    assert len(draft.set_aside_for) == 1
+    assert len(draft.ejected_for) == 1
 
 
 @pytest.mark.parametrize("options", KEYED)

@@ -46,7 +46,7 @@ async def test_a_verdict_that_was_foreseen_has_its_next_tree_at_once(committed, 
     assert draft.budgets[-1] == Budget(0, 5, 20)
     assert draft.in_flight[-1] == chain(left)
     assert (await speculation.next(sequence)).tree == chain(left), "nobody was asked for it"
-    assert not draft.set_aside_for
+    assert not draft.ejected_for
 
 
 async def test_a_verdict_that_was_not_foreseen_waits_as_without():
@@ -144,7 +144,7 @@ async def test_a_draft_that_grows_ahead_deeper_than_it_may_is_set_aside():
     draft.pushed = [Growth(1, 3, (), chain(range(6)), None)]
     commit(sequence, 6, 7, 8)
     speculation.advance(sequence, RoundPlan(Budget(2, 2)))
-    assert draft.set_aside_for
+    assert draft.ejected_for
 
 
 @pytest.mark.parametrize("max_ahead", [0, 20])

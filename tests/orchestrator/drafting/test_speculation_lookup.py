@@ -65,7 +65,7 @@ async def test_a_draft_that_grows_ahead_hears_of_a_guess_in_doubt_and_what_it_gr
     speculation.advance(sequence, RoundPlan(BUDGET))
     proposal = await speculation.next(sequence)
     assert proposal.tree == chain([1, 2])
-    assert not draft.set_aside_for
+    assert not draft.ejected_for
     assert proposal.num_received == 4, "what was guessed is not the draft's"
 
 

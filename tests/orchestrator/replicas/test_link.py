@@ -143,7 +143,7 @@ async def test_a_replica_that_was_set_aside_before_its_stream_began_tells_its_la
     replica = Replica("127.0.0.1:1", Role("target", never, never, never))
     link = Link(Call, TargetFrames(9), 1.0, 1.0)
     lane = link.lane()
-    replica.set_aside("it answered nonsense a moment ago")
+    replica.eject("it answered nonsense a moment ago")
     async with asyncio.timeout(PATIENCE_S), grpc.aio.insecure_channel(replica.address) as channel:
         await replica._carry(channel, link, lambda: None)
         with pytest.raises(ReplicaLost):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.core.limits import portions, take_turns
+from specdec.core.limits import chunked, take_turns
 
 sizes = st.lists(st.integers(1, 20), max_size=30)
 
 
 @given(sizes, st.integers(1, 30))
 def test_portions_are_neighbours_and_as_large_as_they_may_be(sizes, most):
-    parts = portions(sizes, most)
+    parts = chunked(sizes, most)
     assert [index for part in parts for index in part] == list(range(len(sizes)))
     totals = [sum(sizes[index] for index in part) for part in parts]
     assert all(total <= most or len(part) == 1 for part, total in zip(parts, totals, strict=True))

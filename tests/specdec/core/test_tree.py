@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.core.tree import EMPTY_TREE, MOST_SURE, ROOT, SparseDistribution, TokenTree
+from specdec.core.tree import EMPTY_TREE, MAX_CONFIDENCE, ROOT, SparseDistribution, TokenTree
 
 VOCAB = 4
 Path = tuple[int, ...]
@@ -22,7 +22,7 @@ def of_paths(paths: list[Path], *, probs: bool = False) -> TokenTree:
         tuple(path[-1] for path in paths),
         tuple(paths.index(path[:-1]) if len(path) > 1 else ROOT for path in paths),
         tuple(marker(path) for path in paths) if probs else (),
-        tuple(sure(path) for path in paths) if probs else (),
+        tuple(confidence(path) for path in paths) if probs else (),
     )
 
 
@@ -31,9 +31,9 @@ def marker(path: Path) -> SparseDistribution:
     return SparseDistribution(path, (1.0,) * len(path))
 
 
-def sure(path: Path) -> int:
+def confidence(path: Path) -> int:
     """The same, as far as it goes."""
-    return 1 + sum(path) % MOST_SURE
+    return 1 + sum(path) % MAX_CONFIDENCE
 
 
 def paths_of(tree: TokenTree) -> list[Path]:
@@ -93,7 +93,7 @@ def test_below_a_node_is_the_tree_of_its_descendants(paths, probs):
         assert paths_of(sub) == [paths[i][len(root) :] for i in kept]
         assert sub.problem(VOCAB) is None
         assert sub.draft_probs == (tuple(marker(paths[i]) for i in kept) if probs else ())
-        assert sub.sure == (tuple(sure(paths[i]) for i in kept) if probs else ())
+        assert sub.confidence == (tuple(confidence(paths[i]) for i in kept) if probs else ())
 
 
 @given(ordered_paths(), paths_st)
@@ -119,7 +119,7 @@ def test_merging_is_the_union_and_keeps_the_first_trees_nodes_in_place(mine, the
     assert merged.problem(VOCAB) is None
     if probs:
         assert merged.draft_probs == tuple(marker(path) for path in paths_of(merged))
-        assert merged.sure == tuple(sure(path) for path in paths_of(merged))
+        assert merged.confidence == tuple(confidence(path) for path in paths_of(merged))
 
 
 @given(ordered_paths(), ordered_paths(), st.booleans())
@@ -129,8 +129,8 @@ def test_merging_trees_of_which_one_has_distributions_gives_a_wellformed_tree(mi
     assert set(paths_of(merged)) == {*mine, *theirs}
     known = mine if first else theirs
     if known:
-        expected = [sure(path) if path in known else 0 for path in paths_of(merged)]
-        assert list(merged.sure) == expected, "also of nodes that the other tree has, too"
+        expected = [confidence(path) if path in known else 0 for path in paths_of(merged)]
+        assert list(merged.confidence) == expected, "also of nodes that the other tree has, too"
 
 
 @given(ordered_paths(), paths_st, st.booleans())
@@ -142,7 +142,7 @@ def test_under_a_path_every_node_moves_down_by_it(paths, path, probs):
     assert moved.descend(path) == of_paths(paths, probs=probs and bool(paths))
     if probs and paths:
         assert moved.draft_probs == (*(None for _ in path), *(marker(p) for p in paths))
-        assert moved.sure == (*(0 for _ in path), *(sure(p) for p in paths))
+        assert moved.confidence == (*(0 for _ in path), *(confidence(p) for p in paths))
 
 
 @given(ordered_paths(), st.integers(0, 12))
@@ -154,7 +154,7 @@ def test_what_came_since_is_all_that_the_older_part_lacks(paths, num_nodes):
     assert new.problem(VOCAB) is None
     assert older.merge(told).token_ids == tree.token_ids
     assert older.merge(told).parents == tree.parents
-    assert older.merge(told).sure == tree.sure
+    assert older.merge(told).confidence == tree.confidence
     needed = {p[:length] for p in paths[num_nodes:] for length in range(1, len(p) + 1)}
     assert set(paths_of(told)) == needed, "and no more than leads to it"
     lone = [p for p in paths[:num_nodes] if len(p) == len(path) + 1 and p[: len(path)] == path and p in needed]
@@ -183,7 +183,7 @@ def test_no_draft_is_the_empty_tree():
         (TokenTree((1, 2), (-1,)), "2 token_ids but 1 parents"),
         (TokenTree((), (-1,)), "0 token_ids but 1 parents"),
         (TokenTree((1,), (-1,), (None, None)), "1 token_ids but 2 draft_probs"),
-        (TokenTree((1,), (-1,), sure=(1, 1)), "1 token_ids but 2 sure"),
+        (TokenTree((1,), (-1,), confidence=(1, 1)), "1 token_ids but 2 confidence"),
         (TokenTree((1, 4), (-1, 0)), r"token_ids\[1\] = 4 is outside"),
         (TokenTree((-1,), (-1,)), r"token_ids\[0\] = -1 is outside"),
         (TokenTree((1,), (0,)), r"parents\[0\] = 0"),

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
-from specdec.speculation.acceptance import PRIOR, Chances
+from specdec.speculation.acceptance import PRIOR, AcceptanceModel
 from tests.specdec.core.trees import chances_by_hand, trees
 
 
 @pytest.mark.parametrize("shares", [(0.7, 0.1, 0.3), (0.4, 0.35, 0.0)])
 def test_the_shares_of_the_ranks_are_learnt_whatever_the_trees_look_like(shares):
-    chances, rng = Chances(), random.Random(1)
+    chances, rng = AcceptanceModel(), random.Random(1)
     for _ in range(4000):
         # Two levels, each with one to three children; the text goes on by the shares.
         tree = EMPTY_TREE
@@ -38,31 +38,31 @@ def test_the_shares_of_the_ranks_are_learnt_whatever_the_trees_look_like(shares)
 
 def test_what_was_not_tried_is_not_learnt():
     tree = TokenTree.chain([5, 6, 7])
-    never, cut = Chances(), Chances()
+    never, cut = AcceptanceModel(), AcceptanceModel()
     never.observe(tree, [0], ended=False)
     cut.observe(tree.prefix(1), [0], ended=True)
     assert never.of_ranks == cut.of_ranks, "what would have come after the first token is not known"
-    assert Chances().of_ranks[0] < never.of_ranks[0]
-    ended = Chances()
+    assert AcceptanceModel().of_ranks[0] < never.of_ranks[0]
+    ended = AcceptanceModel()
     ended.observe(tree, [0], ended=True)
     assert ended.of_ranks[0] < never.of_ranks[0]
 
 
 def test_of_committed_tokens_it_learns_and_what_is_left_is_the_tree_below():
     tree = TokenTree.chain([5, 6]).merge(TokenTree.chain([8, 9]))
-    chances = Chances()
+    chances = AcceptanceModel()
     assert chances.descended(tree, [8]) == TokenTree.chain([9])
-    assert chances.of_ranks[1] > Chances().of_ranks[1]
+    assert chances.of_ranks[1] > AcceptanceModel().of_ranks[1]
     assert chances.descended(tree, [8, 1]) == EMPTY_TREE
     assert chances.descended(tree, []) == tree
 
 
 def test_a_sequence_begins_with_what_all_have_learnt_and_goes_its_own_way():
-    of_all = Chances()
+    of_all = AcceptanceModel()
     for _ in range(200):
-        Chances(of_all).observe(TokenTree.chain([1]), [], ended=True)
+        AcceptanceModel(of_all).observe(TokenTree.chain([1]), [], ended=True)
     assert of_all.of_ranks[0] < 0.1
-    own = Chances(of_all)
+    own = AcceptanceModel(of_all)
     assert own.of_ranks[0] == pytest.approx(of_all.of_ranks[0])
     for _ in range(60):
         own.observe(TokenTree.chain([1]), [0], ended=True)
@@ -75,7 +75,7 @@ def test_a_sequence_begins_with_what_all_have_learnt_and_goes_its_own_way():
 
 @given(st.lists(st.tuples(trees(), st.booleans()), max_size=20))
 def test_chances_are_chances(observed):
-    chances = Chances(Chances())
+    chances = AcceptanceModel(AcceptanceModel())
     for tree, ended in observed:
         chances.observe(tree, [0] if tree else [], ended)
     assert len(chances.of_ranks) == len(PRIOR)
@@ -84,38 +84,50 @@ def test_chances_are_chances(observed):
 
 
 def test_what_a_guess_is_worth_depends_on_how_sure_the_draft_was():
-    of_all, rng = Chances(), random.Random(2)
-    own = Chances(of_all)
+    of_all, rng = AcceptanceModel(), random.Random(2)
+    own = AcceptanceModel(of_all)
     shares = {3: 0.4, 9: 0.9}
     for _ in range(2000):
-        sure = rng.choice([3, 9])
-        right = rng.random() < shares[sure]
-        tree = TokenTree((1, 2), (ROOT, ROOT), sure=(sure, sure))
-        own.observe(tree, [0] if right else [1] if sure == 3 else [], ended=True)
-    for sure, share in shares.items():
-        assert of_all.where_sure(sure)[0] == pytest.approx(share, abs=0.1)
-        assert own.where_sure(sure)[0] == pytest.approx(share, abs=0.15)
-    assert of_all.where_sure(5)[0] == pytest.approx(of_all.of_ranks[0]), "never seen"
+        confidence = rng.choice([3, 9])
+        right = rng.random() < shares[confidence]
+        tree = TokenTree((1, 2), (ROOT, ROOT), confidence=(confidence, confidence))
+        own.observe(tree, [0] if right else [1] if confidence == 3 else [], ended=True)
+    for confidence, share in shares.items():
+        assert of_all.at_confidence(confidence)[0] == pytest.approx(share, abs=0.1)
+        assert own.at_confidence(confidence)[0] == pytest.approx(share, abs=0.15)
+    assert of_all.at_confidence(5)[0] == pytest.approx(of_all.of_ranks[0]), "never seen"
     tokens, parents = (5, 6, 7), (ROOT, 0, ROOT)
-    assert own.best(TokenTree(tokens, parents, sure=(9, 9, 9)), 2).token_ids == (5, 6)
-    assert own.best(TokenTree(tokens, parents, sure=(3, 9, 3)), 2).token_ids == (5, 7), "here the second is as good"
-    assert own.best(TokenTree(tokens, parents, sure=(0, 9, 3)), 2).token_ids == (5, 7), "one guess is from elsewhere"
+    assert own.best(TokenTree(tokens, parents, confidence=(9, 9, 9)), 2).token_ids == (5, 6)
+    assert own.best(TokenTree(tokens, parents, confidence=(3, 9, 3)), 2).token_ids == (5, 7), (
+        "here the second is as good"
+    )
+    assert own.best(TokenTree(tokens, parents, confidence=(0, 9, 3)), 2).token_ids == (5, 7), (
+        "one guess is from elsewhere"
+    )
 
 
 def test_a_text_for_which_the_draft_is_better_is_better_however_sure_it_is():
-    of_all = Chances()
-    poor, good = Chances(of_all), Chances(of_all)
+    of_all = AcceptanceModel()
+    poor, good = AcceptanceModel(of_all), AcceptanceModel(of_all)
     for number in range(600):
-        sure = (3, 9)[number % 2]
-        poor.observe(TokenTree((1,), (ROOT,), sure=(sure,)), [0] if sure == 9 and number % 4 else [], ended=True)
-        good.observe(TokenTree((1,), (ROOT,), sure=(sure,)), [0] if sure == 9 or number % 4 else [], ended=True)
-    for sure in (3, 9):
-        assert poor.where_sure(sure)[0] < of_all.where_sure(sure)[0] < good.where_sure(sure)[0]
+        confidence = (3, 9)[number % 2]
+        poor.observe(
+            TokenTree((1,), (ROOT,), confidence=(confidence,)),
+            [0] if confidence == 9 and number % 4 else [],
+            ended=True,
+        )
+        good.observe(
+            TokenTree((1,), (ROOT,), confidence=(confidence,)), [0] if confidence == 9 or number % 4 else [], ended=True
+        )
+    for confidence in (3, 9):
+        assert (
+            poor.at_confidence(confidence)[0] < of_all.at_confidence(confidence)[0] < good.at_confidence(confidence)[0]
+        )
 
 
 @given(trees(), st.lists(st.floats(0.1, 9), min_size=1, max_size=9))
 def test_no_other_number_of_nodes_promises_more_per_second(tree, rounds):
-    chances = Chances()
+    chances = AcceptanceModel()
     part = chances.most_per_second(tree, rounds)
     assert part.problem(100) is None
     assert bool(part) == (bool(tree) and len(rounds) > 1)
@@ -125,20 +137,20 @@ def test_no_other_number_of_nodes_promises_more_per_second(tree, rounds):
 
 
 def test_what_other_texts_teach_counts_at_once_and_no_guess_is_likelier_than_one_before_it():
-    of_all = Chances()
-    resting, other = Chances(of_all), Chances(of_all)
+    of_all = AcceptanceModel()
+    resting, other = AcceptanceModel(of_all), AcceptanceModel(of_all)
     before = resting.of_ranks
     for _ in range(200):
-        other.observe(TokenTree((1, 2), (ROOT, ROOT), sure=(4, 4)), [1], ended=True)
-    assert resting.of_ranks == pytest.approx(Chances(of_all).of_ranks) != before
-    for sure in (0, 4):
-        assert resting.where_sure(sure) == sorted(resting.where_sure(sure), reverse=True)
-        assert sum(resting.where_sure(sure)) <= 1
+        other.observe(TokenTree((1, 2), (ROOT, ROOT), confidence=(4, 4)), [1], ended=True)
+    assert resting.of_ranks == pytest.approx(AcceptanceModel(of_all).of_ranks) != before
+    for confidence in (0, 4):
+        assert resting.at_confidence(confidence) == sorted(resting.at_confidence(confidence), reverse=True)
+        assert sum(resting.at_confidence(confidence)) <= 1
 
 
 @given(trees(), st.integers(0, 12))
 def test_the_best_part_of_a_tree_is_a_tree_and_no_part_is_likelier(tree, num_nodes):
-    chances = Chances()
+    chances = AcceptanceModel()
     part = chances.best(tree, num_nodes)
     assert part.problem(100) is None
     assert len(part) == min(num_nodes, len(tree))

@@ -41,7 +41,7 @@ def test_the_likeliest_children_come_first_and_none_that_is_there(tree, max_dept
 
 
 def always(of_ranks: Sequence[float]) -> Callable[[int], Sequence[float]]:
-    return lambda sure: of_ranks
+    return lambda confidence: of_ranks
 
 
 def below(tree: TokenTree, *parents: int) -> TokenTree:
@@ -64,7 +64,7 @@ def test_what_has_grown_is_as_if_it_were_looked_at_anew(tree, max_depth, passes)
 
 def test_where_the_draft_was_surer_it_grows_deeper_and_elsewhere_wider():
     of_ranks = {0: (0.7, 0.2), 1: (0.4, 0.3), 9: (0.95, 0.02)}
-    tree = TokenTree((1, 2), (ROOT, ROOT), sure=(0, 9)).extended([(3, 0, None, 1)])
+    tree = TokenTree((1, 2), (ROOT, ROOT), confidence=(0, 9)).extended([(3, 0, None, 1)])
     found = Frontier(of_ranks.__getitem__, tree, 9).take(4, EVERYTHING)
     assert [(each.parent, each.rank) for each in found] == [(0, 1), (2, 0), (2, 1), (1, 0)]
     expected = [0.95 * 0.3, 0.95 * 0.4 * 0.7, 0.95 * 0.4 * 0.2, 0.02 * 0.7]

@@ -93,10 +93,10 @@ def test_a_tree_survives(tree):
 
 
 def test_how_sure_the_draft_was_survives():
-    tree = TokenTree((1, 2, 3), (-1, -1, 0), sure=(7, 7, 15))
-    assert wire.read_tree(sent(wire.write_tree(tree)), VOCAB).sure == (7, 7, 15)
+    tree = TokenTree((1, 2, 3), (-1, -1, 0), confidence=(7, 7, 15))
+    assert wire.read_tree(sent(wire.write_tree(tree)), VOCAB).confidence == (7, 7, 15)
     newer = common_pb2.TokenTree(token_ids=[1, 2], sure=[3, 99])
-    assert wire.read_tree(sent(newer), VOCAB).sure == (3, 15), "a hint is no reason to refuse a tree"
+    assert wire.read_tree(sent(newer), VOCAB).confidence == (3, 15), "a hint is no reason to refuse a tree"
 
 
 def test_a_chain_needs_no_parents_on_the_wire():
@@ -184,7 +184,7 @@ def dist(ids, weights):
         (dict(token_ids=[1, 1], parents=[-1, -1]), "tree", "sibling"),
         (dict(token_ids=[1, 2], draft_probs=[dist([1], [1])]), "tree", "draft_probs"),
         (dict(sure=[1]), "tree", "no token_ids"),
-        (dict(token_ids=[1, 2], sure=[1]), "tree", "1 sure"),
+        (dict(token_ids=[1, 2], sure=[1]), "tree", "1 confidence"),
         (
             dict(token_ids=[1, 2], parents=[-1, -1], draft_probs=[dist([1], [1]), dist([2], [1])]),
             "tree.draft_probs",

@@ -138,10 +138,10 @@ class TestInC:
     def test_in_a_hurry_no_row_follows(self) -> None:
         runner = runner_of(model_of(TAKEN["llama"]))
         chain = asked(runner.new_cache(), [1, 2, 3], 4)
-        runner.hurry(True)
+        runner.request_yield(True)
         [output] = runner.forward([chain])
         assert (list(output.further), len(output.logits), output.sound) == ([], 3, [True] * 3)
-        runner.hurry(False)
+        runner.request_yield(False)
         [output] = runner.forward([chain])
         assert len(output.further) == 4
 
