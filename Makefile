@@ -5,10 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test check format protos clean
+.PHONY: help setup demo test test-fast check format protos clean
 
 help: ## Show what can be made
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 setup: $(READY) ## Make .venv with everything in it
 
@@ -28,7 +28,10 @@ demo: setup ## Serve the bundled pair and generate with and without speculation
 # By files, whose fixtures start services once for all their tests; in the order of tests/conftest.py, slow ones first.
 # Many tests wait for processes more than they compute.
 test: setup ## Run every test
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10
+
+test-fast: setup ## Run the tests that start no process and take no time
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
 
 check: setup ## Lint and type-check
 	$(BIN)/ruff check .

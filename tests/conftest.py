@@ -1,7 +1,8 @@
 """Examples may take as long as a busy machine needs. In CI they are always the same, at a desk always new ones."""
 
 import os
-from pathlib import Path
+import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,30 +17,29 @@ settings.register_profile(
 settings.load_profile("patient")
 
 
-TESTS = Path(__file__).parent
-SLOW = [
-    "parity/test_row_company.py",
-    "parity/test_joint_law.py",
-    "specdec/cli/test_secrets.py",
-    "parity/test_greedy.py",
-    "parity/test_coupled.py",
-    "faults/test_chaos_short.py",
-    "faults/test_drafts.py",
-    "specdec/cli/test_main.py",
-    "bench/peers/test_peers.py",
-    "parity/test_ahead_schedules.py",
-    "parity/test_marginals.py",
-    "parity/test_transforms.py",
-    "parity/test_bfloat16.py",
-    "faults/test_collector_down.py",
-    "test_stateful.py",
-]
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow files first: one that is begun last runs while the other core has nothing left to do."""
-    rank = {TESTS / name: number for number, name in enumerate(SLOW)}
-    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+    """Files with slow tests first: one that is begun last runs while the other core has nothing left to do."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+_STARTS = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty")
+
+
+@pytest.fixture(scope="session")
+def started() -> list[str]:
+    """What starts processes, from now on. An audit hook cannot be removed, so there is one for all tests."""
+    events: list[str] = []
+    sys.addaudithook(lambda event, details: events.append(f"{event} {details}") if event in _STARTS else None)
+    return events
+
+
+@pytest.fixture(autouse=True)
+def no_processes(request: pytest.FixtureRequest, started: list[str]) -> Iterator[None]:
+    """Only tests that are marked as slow start processes; `make test-fast` leaves those out."""
+    started.clear()
+    yield
+    assert not started or request.node.get_closest_marker("slow"), f"needs the marker `slow`: {started[0]}"
 
 
 @pytest.fixture

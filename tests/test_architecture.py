@@ -275,6 +275,7 @@ def test_exceptions_are_still_needed():
         assert other in arrows()[module], "take it off the list"
 
 
+@pytest.mark.slow
 def test_the_orchestrator_and_the_command_line_run_without_torch():
     """Also what functions import when they are called."""
     without = [

@@ -32,6 +32,8 @@ from tests.cluster import connected
 from tests.models.faulty import BranchingDrafter, FaultyVerifier
 from tests.models.table_reader import TABLE, Reader, directly
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 30.0
 """Only something broken takes that long."""
 

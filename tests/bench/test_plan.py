@@ -26,6 +26,7 @@ def test_a_pass_takes_at_least_its_sleep_and_more_rows_no_less():
         assert 0.002 <= times.seconds(1) <= times.seconds(many)
 
 
+@pytest.mark.slow
 async def test_a_cell_is_measured_and_simulated():
     models = Models(3.0, 0.5, 0.8)
     async with _lab(models) as lab:

@@ -36,6 +36,7 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", [True, False], ids=["health port", "main port"])
 async def test_a_service_with_tls_is_asked_in_the_clear_or_by_its_certificates_name(alone: bool, foreign: Path) -> None:
     own = files(foreign, "target")
@@ -48,6 +49,7 @@ async def test_a_service_with_tls_is_asked_in_the_clear_or_by_its_certificates_n
         assert await health(HOST="0.0.0.0", PORT=str(server.port), **environment, **port) == (1, "NOT_SERVING\n")
 
 
+@pytest.mark.slow
 async def test_without_any_port_it_says_what_is_missing() -> None:
     status, said = await health()
     assert status == 2

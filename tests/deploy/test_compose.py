@@ -45,12 +45,14 @@ def settings_of(service):
     return SETTINGS[service](**{name: value for name, value in fields.items() if name in names})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_every_compose_file_passes_the_schema(file):
     done = validate(file)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deployment", DEPLOYMENTS)
 def test_what_compose_makes_of_them_passes_the_schema(deployment, tmp_path):
     file = tmp_path / "merged.yml"
@@ -59,6 +61,7 @@ def test_what_compose_makes_of_them_passes_the_schema(deployment, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_schema_is_really_asked(tmp_path):
     file = tmp_path / "wrong.yml"
     wrong = load(BASE)

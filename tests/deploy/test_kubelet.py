@@ -28,7 +28,7 @@ from tests.deploy.kubelet import OURS, Node, Pod, status_of
 from tests.deploy.load import Load
 from tests.deploy.manifests import ROLES, needs_kubectl, rendered
 
-pytestmark = [needs_kubectl, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, needs_kubectl, pytest.mark.asyncio(loop_scope="module")]
 
 ORCHESTRATOR = ("specdec", "serve", "orchestrator")
 TABLES = {

@@ -96,6 +96,7 @@ def test_the_images_and_commands_are_those_of_the_dockerfile_and_the_command_lin
     assert 'ENTRYPOINT ["specdec"]' in dockerfile
 
 
+@pytest.mark.slow
 @needs_kubectl
 @combinations
 def test_every_combination_renders_and_is_valid(overlay: str, components: tuple[str, ...]) -> None:
@@ -110,6 +111,7 @@ def test_every_combination_renders_and_is_valid(overlay: str, components: tuple[
     assert {"Namespace", "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"} <= ours
 
 
+@pytest.mark.slow
 @needs_kubectl
 @combinations
 def test_what_is_set_is_what_the_services_take(
@@ -180,6 +182,7 @@ def test_there_is_time_to_end_in_good_order(overlay: str, components: tuple[str,
         assert window_s > scaled["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
 
 
+@pytest.mark.slow
 @needs_kubectl
 @combinations
 def test_pods_are_restricted(overlay: str, components: tuple[str, ...]) -> None:
@@ -203,6 +206,7 @@ def test_pods_are_restricted(overlay: str, components: tuple[str, ...]) -> None:
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
+@pytest.mark.slow
 @needs_kubectl
 @combinations
 def test_everything_that_is_named_is_there(overlay: str, components: tuple[str, ...]) -> None:
@@ -305,6 +309,7 @@ def test_the_job_that_takes_models_is_valid_and_as_restricted_as_the_services() 
     assert pod["nodeSelector"] == node["spec"]["template"]["spec"]["nodeSelector"]
 
 
+@pytest.mark.slow
 @needs_kubectl
 def test_on_one_node_all_pods_go_where_the_claim_and_the_gpus_are() -> None:
     [claim] = kind(rendered("single-node-gpu"), "PersistentVolumeClaim").values()

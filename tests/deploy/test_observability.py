@@ -82,6 +82,7 @@ def test_names_and_labels_are_found_in_a_query():
     assert labels_in(query) == {"le", "a", "b", "e"}
 
 
+@pytest.mark.slow
 async def test_every_query_names_only_metrics_and_labels_that_exist(told):
     assert len(list(queries())) > 30
     for where, expression in queries():
@@ -119,6 +120,7 @@ def test_the_dashboard_has_a_panel_for_every_question():
     assert all(panel["description"] for panel in panels() if panel["type"] != "row")
 
 
+@pytest.mark.slow
 def test_the_dashboard_is_what_its_script_makes(tmp_path):
     program = (
         "import runpy, pathlib; made = runpy.run_path('deploy/observability/grafana/make_dashboard.py');"

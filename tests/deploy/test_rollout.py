@@ -6,6 +6,8 @@ import pytest
 
 from tests.deploy.manifests import OVERLAYS, container, kind, needs_kubectl, rendered
 
+pytestmark = pytest.mark.slow
+
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)

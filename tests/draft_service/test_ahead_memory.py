@@ -75,6 +75,7 @@ def verdict(tree: TokenTree, flying: TokenTree, chance: random.Random) -> list[i
     return [*accepted, chance.choice(foreseen if foreseen and chance.random() < 0.7 else others)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_node_that_is_dropped_frees_its_row(temperature: float) -> None:
     chance = random.Random(7)

@@ -9,6 +9,7 @@ from bench.chaos.__main__ import ROWS, done, run
 QUICK = (1, 3, 4, 5, 19)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", QUICK, ids=lambda number: f"row_{number:02}")
 async def test_nothing_is_lost_repeated_or_changed(number):
     outcome = await run(number, seed=1, short=True)

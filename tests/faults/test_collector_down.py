@@ -11,6 +11,8 @@ from bench.chaos.traffic import Asked
 from bench.models.table_model import Table
 from tests.observed import PROMPT, observed
 
+pytestmark = pytest.mark.slow
+
 REQUEST = {"max_tokens": 120, "num_draft_tokens": 3, "temperature": 0.8}
 
 

@@ -23,7 +23,7 @@ from specdec.core.errors import ReplicaLost
 PATIENCE_S = 120.0
 """Only a broken service takes that long, however busy the machine."""
 GRACE = ["--shutdown-grace-s=60"]
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 REQUESTS = [
     Asked((number, 2, 3), 200, seed=5 + number, temperature=0.8 if number % 2 else 0.0, num_draft_tokens=1)
     for number in range(4)

@@ -51,6 +51,7 @@ async def test_all_requests_of_a_client_survive_the_loss_of_its_first_orchestrat
             await second.stop()
 
 
+@pytest.mark.slow
 async def test_connections_that_break_are_no_crashes():
     """A request once ended as poison after two resets, when its target lived all along."""
     target = create_target_server(verifier(), EngineSettings())
@@ -146,6 +147,7 @@ class Wedged(TableVerifier):
         return super().verify(jobs)
 
 
+@pytest.mark.slow
 async def test_a_target_that_lives_but_makes_no_pass_is_left():
     wedged = Wedged()
     async with cluster([wedged, verifier()], watchdog_s=30.0, stuck_after_s=0.5) as found:
@@ -181,6 +183,7 @@ class WedgedBy(TableVerifier):
         return super().verify(jobs)
 
 
+@pytest.mark.slow
 async def test_a_request_in_which_targets_stand_still_stops_two_at_most():
     go_on = threading.Event()
     verifiers = [WedgedBy(go_on) for _ in range(4)]
@@ -196,6 +199,7 @@ async def test_a_request_in_which_targets_stand_still_stops_two_at_most():
             go_on.set()
 
 
+@pytest.mark.slow
 async def test_an_outage_is_told_to_all_at_the_same_time():
     """Once the replays took turns in waiting for a target, and the last of them was told by its deadline."""
     held = Held()

@@ -224,6 +224,7 @@ async def test_a_parked_sequence_goes_on_elsewhere() -> None:
             assert await decoded(another, undisturbed, 60) == sequence.ids
 
 
+@pytest.mark.slow
 async def test_the_service_is_heard_while_it_goes_on() -> None:
     """Longer passes than the silence after which a replica counts as lost."""
     verifier = GatedTable(TABLE, closes_at=10)

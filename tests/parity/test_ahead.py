@@ -74,6 +74,7 @@ def waits(running: Cluster) -> float:
     return running.orchestrator._servicer._generator._costs.waits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ahead_tokens", [4, 30])
 async def test_the_text_is_the_same_and_many_verdicts_were_foreseen(num_ahead_tokens: int) -> None:
     verifier, drafter = language_models()
@@ -87,6 +88,7 @@ async def test_the_text_is_the_same_and_many_verdicts_were_foreseen(num_ahead_to
         await running.settled()
 
 
+@pytest.mark.slow
 async def test_the_text_is_the_same_where_the_draft_has_no_memory_for_branches() -> None:
     verifier, drafter = language_models(slots=128)
     asked = requests(random.Random(4), 12, SAMPLINGS[:2])

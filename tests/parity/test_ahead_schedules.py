@@ -36,6 +36,8 @@ from tests.cluster import connected
 from tests.models.table_reader import TABLE, oracle
 from tests.models.table_runner import TableRunner
 
+pytestmark = pytest.mark.slow
+
 LINES = 6
 """Orchestrators side by side, each with a line of its own to the one draft. They share the target."""
 

@@ -23,6 +23,8 @@ from tests.models.scripted import BranchingDrafter, RandomDrafter, WatchingVerif
 from tests.parity.conftest import Reference
 from tests.parity.reference import Race, coupled_exponentials, sample_seed
 
+pytestmark = pytest.mark.slow
+
 PROMPT_LENGTH = 24  # all alike, so that the reference can compute them side by side without padding
 NUM_TOKENS = 24
 FILTERS: list[dict[str, Any]] = [{}, {"top_k": 20}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.8}]

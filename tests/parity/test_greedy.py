@@ -21,6 +21,8 @@ from tests.parity.conftest import Reference
 from tests.parity.raw_streams import services
 from tests.parity.reference import Race, coupled_exponentials
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (8, 24, 32, 40)
 PER_LENGTH = 12
 """Prompts; those of one length the reference computes side by side without padding."""

@@ -140,12 +140,14 @@ def test_the_table_of_noise_is_the_generator(monkeypatch: pytest.MonkeyPatch) ->
     assert all(torch.equal(a, b) for a, b in zip(generated, numbers(), strict=True))
 
 
+@pytest.mark.slow
 @PAIRS
 @BOTH
 async def test_joint_law_is_the_targets(monkeypatch: pytest.MonkeyPatch, pair: Pair, method: Method) -> None:
     assert await run(monkeypatch, pair, method, 150) > 1e-3
 
 
+@pytest.mark.slow
 async def test_joint_law_is_the_targets_through_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, request_seeds, samples = THREE, range(3), 64
     seeds = [sample_seed(seed, index) for seed in request_seeds for index in range(samples)]
@@ -180,6 +182,7 @@ async def test_joint_law_is_the_targets_through_the_orchestrator(monkeypatch: py
 # --- planted mutants: the same check must find them -------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_noise_keyed_by_position_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Block verification looks at uniforms beyond the token it stops at; they must not come back."""
     for module, name in (
@@ -198,6 +201,7 @@ def _without_base(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+@pytest.mark.slow
 async def test_target_rows_off_by_one_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     verify = decision.verify_block
     monkeypatch.setattr(decision, "verify_block", lambda target_probs, *rest: verify(target_probs.roll(1, 0), *rest))
@@ -210,6 +214,7 @@ async def test_draft_rows_off_by_one_are_found(monkeypatch: pytest.MonkeyPatch) 
     assert await run(monkeypatch, VARIED, Method.BLOCK, 100) < 1e-6
 
 
+@pytest.mark.slow
 async def test_a_residual_that_is_the_target_itself_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "_residual", lambda joint, target_row, draft_row: target_row)
     assert await run(monkeypatch, THREE, Method.BLOCK, 100) < 1e-6

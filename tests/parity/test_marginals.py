@@ -15,6 +15,8 @@ from tests.models.table_runner import TableRunner
 from tests.parity.chi_square import p_value
 from tests.parity.reference import Filtered
 
+pytestmark = pytest.mark.slow
+
 NUM_TOKENS = 6
 NUM_REQUESTS, SAMPLES = 30, 64
 PROMPT = [1, 2]

@@ -142,6 +142,7 @@ def check(
     return different
 
 
+@pytest.mark.slow
 def test_a_rows_logits_do_not_depend_on_its_company(target_runner: ModelRunner, threads: int) -> None:
     num_trials = 100 if threads == 1 else 10  # two threads on a shared core are slow
     different = check(target_runner, random.Random(threads), num_trials)
@@ -149,6 +150,7 @@ def test_a_rows_logits_do_not_depend_on_its_company(target_runner: ModelRunner, 
     assert not different
 
 
+@pytest.mark.slow
 def test_company_does_not_show_where_the_number_of_keys_changes(target_runner: ModelRunner, threads: int) -> None:
     num_trials = 80 if threads == 1 else 8
     different = check(target_runner, random.Random(threads), num_trials, NEAR_BOUNDARIES)
@@ -156,6 +158,7 @@ def test_company_does_not_show_where_the_number_of_keys_changes(target_runner: M
     assert not different
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", ["bfloat16", "bfloat16, by torch"], indirect=True)
 def test_company_does_not_show_in_bfloat16_either(runner: ModelRunner) -> None:
     different = check(runner, random.Random(5), 60) + check(runner, random.Random(5), 40, NEAR_BOUNDARIES)
@@ -193,6 +196,7 @@ def test_a_rows_logits_do_not_depend_on_the_tree_below_it(runner: ModelRunner) -
     assert worst == 0.0
 
 
+@pytest.mark.slow
 def test_a_rows_logits_do_not_depend_on_how_its_text_was_fed(runner: ModelRunner, threads: int) -> None:
     """The same text again and again, in other chunks, beside other neighbours and with other trees below its end."""
     rng = random.Random(7)
@@ -298,6 +302,7 @@ def branches_that_differ(runner: ModelRunner, num_context: int, exact: bool = Tr
     return different
 
 
+@pytest.mark.slow
 def test_a_branch_has_the_bits_of_its_text_fed_as_a_chain(runner: ModelRunner) -> None:
     lengths = (1, 10, 59, 61, 123, 125, 250, 252, 300, 505, 509, 700)
     different = {num_context: branches_that_differ(runner, num_context) for num_context in lengths}

@@ -10,6 +10,7 @@ from tests.cluster import cluster
 from tests.parity.test_ahead import SAMPLINGS, language_models, requests, samples_of, texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ahead_tokens", [0, 30])
 async def test_the_text_is_the_same_and_more_is_accepted(num_ahead_tokens: int) -> None:
     asked = requests(random.Random(3), 32, SAMPLINGS)

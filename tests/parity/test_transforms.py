@@ -161,6 +161,7 @@ def branching(target: ModelRunner, draft: ModelRunner, texts: dict[Case, list[in
     return [BranchingDrafter(target.info, continuation)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafters", "num_draft_tokens"),
     [(nobody, [0]), (demo_draft, range(1, 9)), (branching, [4, 8, 20])],

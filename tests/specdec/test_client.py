@@ -95,6 +95,7 @@ async def test_a_deadline_holds_while_it_tries_again(monkeypatch: pytest.MonkeyP
             await caller.generate(timeout_s=0.5, text="a")
 
 
+@pytest.mark.slow
 async def test_a_client_that_runs_takes_a_new_ca_over(tmp_path: Path) -> None:
     own, spare = tmp_path / "own", tmp_path / "spare"
     for directory in (own, spare):

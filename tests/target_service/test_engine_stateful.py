@@ -29,6 +29,8 @@ from target_service.engine import TargetEngine
 from target_service.verifier import TargetOpen
 from tests.target_service.contract_model import CONTEXT, TABLE, VOCAB, Known, trees
 
+pytestmark = pytest.mark.slow
+
 MAX_SEQUENCES, CHUNK_ROWS = 6, 8
 
 

@@ -221,6 +221,7 @@ def test_a_chart_has_a_panel_per_pair_and_temperature(tmp_path):
     assert [places["b"] - places["a"], places["c"] - places["b"]] == pytest.approx([0.5, 0.5])
 
 
+@pytest.mark.slow
 async def test_every_mode_says_the_same_whatever_happens_to_the_draft(tmp_path):
     async with lab(table_pair(tmp_path, pass_ms=2.0, step_ms=0.2, row_us=20.0), 20) as running:
         request = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 60, "temperature": 1.0, "seed": 3}

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def children(pid: int) -> list[int]:
     """Processes whose parent it is."""

@@ -29,6 +29,7 @@ async def services(small_pair, tmp_path_factory) -> AsyncIterator[Services]:
         yield found
 
 
+@pytest.mark.slow
 async def test_everybody_in_one_process_says_what_generate_says(small_pair):
     prompts = PromptSource(SMALL.vocab_size).take(3, 20)
     theirs = TransformersPair(small_pair, "float32")
@@ -61,6 +62,7 @@ def test_a_packed_pass_leaves_the_pool_as_it_was(small_pair):
     assert ours.target_runner.pool.num_used == 0
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 async def test_ratios_come_out_of_real_services(small_pair, services):
     plan = Plan(

@@ -136,6 +136,7 @@ async def test_without_a_seed_64_bits_are_drawn_and_returned_and_are_all_that_an
         assert max(seeds) >= 1 << 56, "64 bits, nine times: one in 2**72 has none of the first eight"
 
 
+@pytest.mark.slow
 async def test_a_client_that_reads_nothing_holds_no_memory_and_then_gets_the_same(monkeypatch):
     async with _deployment(park_after_s=0.05) as running, AsyncExitStack() as stack:
         request = dict(token_ids={"token_ids": [1, 2, 3]}, max_tokens=4000, seed=5)

@@ -64,6 +64,7 @@ async def test_the_way_to_the_target_leaves_it_too():
     assert early > 1.1 * asked
 
 
+@pytest.mark.slow
 async def test_a_draft_that_is_right_less_than_every_other_time_still_pays():
     """Because it grows wide, and because nobody waits for it."""
     for distance_ms in (0.0, 20.0):
@@ -93,6 +94,7 @@ async def test_a_second_request_knows_what_the_first_has_learnt():
     assert second.tokens_per_s > first.tokens_per_s
 
 
+@pytest.mark.slow
 async def test_the_choice_between_waiting_and_going_on_is_close_to_the_better_one():
     """Neither is best everywhere: near by a wait is short, far away it is not."""
     for distance_ms in (0.0, 5.0, 20.0, 50.0):
@@ -104,6 +106,7 @@ async def test_the_choice_between_waiting_and_going_on_is_close_to_the_better_on
         assert chosen > 0.97 * always
 
 
+@pytest.mark.slow
 async def test_what_other_texts_found_foreseen_does_not_make_this_one_wait():
     place = Place(0.7, pass_ms=26.0, row_ms=1.2, step_ms=3.6, distance_ms=20.0, beyond_ms=2.0)
     after, fresh = [], []

@@ -102,6 +102,7 @@ def test_none_of_many_good_texts_leaves_the_others(acceptance, knee_rows):
     assert all(all(depths) for depths in drafting)
 
 
+@pytest.mark.slow
 def test_it_comes_close_to_the_best_number_that_could_have_been_chosen_beforehand():
     """Within a tenth nearly everywhere. Where it is not, drafts take many passes, so that to find out takes long."""
     shares = {}

@@ -58,6 +58,7 @@ async def sample(running: Cluster, **fields: Any) -> Any:
     return one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("draft", ["none", "dead", "silent"])
 async def test_without_a_draft_a_text_that_repeats_itself_takes_fewer_passes_than_tokens(draft, temperature):

@@ -166,6 +166,7 @@ async def test_a_name_service_that_is_down_takes_no_replica_with_it(monkeypatch)
         assert "no answer" in next(iter(pool.unresolved.values()))
 
 
+@pytest.mark.slow
 async def test_a_replica_much_slower_than_the_fastest_is_set_aside_and_its_sequences_move():
     table = Table()
     async with cluster(

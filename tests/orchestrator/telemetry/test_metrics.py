@@ -48,6 +48,7 @@ async def test_a_target_that_drains_is_counted_with_its_reason_and_the_tokens_fe
     assert 8 < tokens < 8 + LENGTH, "the prompt and what had been committed"
 
 
+@pytest.mark.slow
 async def test_a_target_that_stands_still_is_counted_as_the_watchdogs_and_so_is_its_replay(measured):
     verifiers = [GatedTable(Table(), closes_at=10) for _ in range(2)]
     async with cluster(verifiers, watchdog_s=30.0, stuck_after_s=0.3) as deployment:

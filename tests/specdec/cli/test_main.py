@@ -52,6 +52,7 @@ def served():
     return cluster([LmVerifier(runners[0])], [LanguageModelDrafter(runners[1])], tokenizer=TOKENIZER)
 
 
+@pytest.mark.slow
 async def test_a_benchmark_is_found_wherever_one_stands(tmp_path: Path):
     status, out, err = await run("bench", "lookup", "--help", directory=tmp_path)
     assert (status, err) == (0, "")
@@ -80,6 +81,7 @@ def test_help_says_what_there_is():
     assert bare.exit_code != 1, "asking for nothing is no failure of the deployment"
 
 
+@pytest.mark.slow
 async def test_serve_by_itself_says_which_roles_there_are():
     status, out, err = await run("serve", "--help")
     assert (status, err) == (0, "")
@@ -89,12 +91,14 @@ async def test_serve_by_itself_says_which_roles_there_are():
     assert "'nonsense' is none of target, draft, orchestrator" in err
 
 
+@pytest.mark.slow
 async def test_a_services_own_help_is_reached_through_serve():
     status, out, _ = await run("serve", "orchestrator", "--help")
     assert status == 0
     assert "--num-draft-tokens" in out
 
 
+@pytest.mark.slow
 async def test_generate_prints_one_json_object_and_speculation_does_not_change_it():
     async with served() as deployment:
         address = f"--address=127.0.0.1:{deployment.orchestrator.port}"
@@ -124,6 +128,7 @@ async def test_generate_prints_one_json_object_and_speculation_does_not_change_i
     assert streamed == (0, sample.text + "\n", "")
 
 
+@pytest.mark.slow
 async def test_generate_passes_every_option_on():
     async with served() as deployment:
         request = dict(text="x", max_tokens=8, seed=9, temperature=0.5, top_p=0.9, top_k=50, min_p=0.01)
@@ -146,6 +151,7 @@ async def test_generate_passes_every_option_on():
     assert stopped.text != sample.text
 
 
+@pytest.mark.slow
 async def test_generate_says_what_is_wrong_in_a_sentence_and_exits_with_1():
     [port] = free_ports(1)
     nobody = await run("generate", "x", f"--address=127.0.0.1:{port}", "--timeout-s=5")
@@ -169,6 +175,7 @@ def test_bad_usage_of_generate_exits_with_2():
     assert "hope" in refused.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -200,6 +207,7 @@ def test_a_model_that_cannot_be_loaded_exits_with_2_and_a_sentence(capsys, monke
     assert capsys.readouterr().err == "specdec target: no such model\n"
 
 
+@pytest.mark.slow
 async def test_a_port_in_use_exits_with_1_and_a_sentence():
     async with served() as deployment:
         port = deployment.orchestrator.port
@@ -208,6 +216,7 @@ async def test_a_port_in_use_exits_with_1_and_a_sentence():
     assert f"specdec orchestrator: cannot listen on 127.0.0.1:{port}" in err
 
 
+@pytest.mark.slow
 async def test_health_says_whether_a_service_serves_by_its_exit_status():
     [port] = free_ports(1)
     async with served() as deployment:

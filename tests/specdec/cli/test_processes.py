@@ -24,6 +24,7 @@ def said_by_grpc(experiments: str) -> str:
     return ended.stderr
 
 
+@pytest.mark.slow
 def test_grpc_knows_the_experiments_that_services_are_started_with():
     experiments = environment()["GRPC_EXPERIMENTS"]
     assert "Unknown experiment" not in said_by_grpc(experiments)

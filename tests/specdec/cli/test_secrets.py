@@ -73,6 +73,7 @@ def test_a_key_is_shown_once_and_its_line_is_for_the_file(tmp_path: Path) -> Non
     assert CliRunner().invoke(app, ["key", "alice", "--max-sequences=0"]).exit_code == 2
 
 
+@pytest.mark.slow
 async def test_generate_and_doctor_with_certificates_and_a_key(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +118,7 @@ async def test_doctor_says_what_is_wrong_with_whose_certificate(made: Path, tmp_
         assert f"draft {target}: TLS: its certificate is not made out to draft" in [f.what for f in found]
 
 
+@pytest.mark.slow
 async def test_health_over_tls_and_in_words_where_that_fails(made: Path) -> None:
     async with cluster([TableVerifier(TABLE)], (), made, health_port=0) as running:
         target = running.orchestrator.targets.replicas[0].address
@@ -134,6 +136,7 @@ async def test_health_over_tls_and_in_words_where_that_fails(made: Path) -> None
     assert (status, "need a CA" in err) == (2, True)
 
 
+@pytest.mark.slow
 async def test_a_service_with_a_bad_file_or_on_an_open_address_does_not_start(made: Path, tmp_path: Path) -> None:
     """Exit status 2, in words, before a model is loaded."""
     keys = tmp_path / "keys.jsonl"
@@ -154,6 +157,7 @@ async def test_a_service_with_a_bad_file_or_on_an_open_address_does_not_start(ma
         assert words.split(": ")[-1] in err
 
 
+@pytest.mark.slow
 async def test_the_three_processes_speak_tls(made: Path) -> None:
     """The bundled pair, from start to text, as `specdec up --certificates` runs it."""
     target, draft = str(DEMO / "target"), str(DEMO / "draft")

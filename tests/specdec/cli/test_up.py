@@ -19,6 +19,8 @@ from specdec.cli import processes, up
 from specdec.cli.processes import Service, StartError, free_ports, healthy, service
 from tests.specdec.cli.test_main import ROOT, run
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 60.0
 DEMO = ROOT / "models" / "demo"
 

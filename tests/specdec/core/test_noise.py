@@ -232,6 +232,7 @@ def test_a_seed_out_of_range_is_refused(seed):
         derive_seed(seed, 1)
 
 
+@pytest.mark.slow
 def test_seeds_can_be_derived_without_torch():
     script = """
 import sys

@@ -74,6 +74,7 @@ def never_apart(segment: Segment, start: int, positions: list[int], counts: KeyC
         yield replace(member, keys=range(member.rows[-1] + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [by_slot, by_segment, never_apart])
 def test_another_rule_is_found(rule: Callable[..., Iterator[Member]]) -> None:
     assert mistakes(rule)

@@ -70,6 +70,7 @@ def test_the_message_path_can_be_what_bench_rounds_measured(tmp_path):
     assert per_token_s == pytest.approx(0.010 + (22 * (0.001 + 0.001 + 0.0502) + 0.0251) / 23, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_it_runs_without_torch_and_numpy():
     program = (
         "import sys\n"

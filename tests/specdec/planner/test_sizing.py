@@ -33,6 +33,7 @@ def test_nothing_is_drafted_where_nothing_is_accepted():
     assert (found.drafting.num_draft_tokens, found.drafts) == (0, 0)
 
 
+@pytest.mark.slow
 def test_the_further_the_draft_the_more_it_drafts_at_a_time_until_it_does_not_pay():
     pair = Pair(PassTime.line(0.02), PassTime.line(0.003), 0.8)
     ways_s = (0.0, 0.03, 0.5)
@@ -54,6 +55,7 @@ def test_growing_ahead_is_chosen_where_the_draft_is_slow_and_foresees():
     assert found.outcome.foreseen > 0.5
 
 
+@pytest.mark.slow
 def test_a_draft_whose_steps_are_free_for_many_serves_several_targets():
     free, busy = (
         size(4, pair=Pair(PassTime.line(0.02), PassTime.line(*step), 0.8)) for step in ((1e-4,), (1e-4, 1e-3))
@@ -71,6 +73,7 @@ def test_it_breaks_where_all_are_busy_and_each_asks_for_more():
     assert alone.breaks_at == alone.alone_breaks_at
 
 
+@pytest.mark.slow
 def test_more_targets_than_a_cell_are_so_many_cells():
     small, large = Sizing(DEMAND, 2).size(2), Sizing(DEMAND, 2).size(1000)
     assert (large.simulated_targets, large.scale) == (2, 500)
@@ -88,6 +91,7 @@ def test_nothing_is_simulated_twice():
     assert len(noted) == before > 0
 
 
+@pytest.mark.slow
 def test_arrivals_that_are_too_many_for_every_choice_are_answered_all_the_same():
     found = size(streams=None, rate=500.0)
     assert found.outcome.growth > 0.05

@@ -217,6 +217,7 @@ model_server.run(settings, "draft", lambda: loading.load_runner(settings))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_service_that_loads_its_model_leaves_when_it_is_told_to(number):
     """It once waited until everything was loaded, which takes minutes, and was killed before."""

@@ -68,6 +68,7 @@ async def test_a_pass_that_hangs_is_first_not_ready_and_then_not_alive() -> None
         verifier.gate.set()
 
 
+@pytest.mark.slow
 async def test_a_pass_that_was_only_slow_makes_its_service_ready_again() -> None:
     verifier = Held()
     async with target(verifier, hung_pass_s=1.5) as service:
@@ -122,6 +123,7 @@ async def test_a_model_thread_that_died_is_given_up() -> None:
         assert "thread has died" in await asyncio.wait_for(service.server.stuck(), PATIENCE_S)
 
 
+@pytest.mark.slow
 async def test_a_process_that_was_stopped_for_a_while_has_not_hung() -> None:
     flags = ["--pass-ms=150", "--hung-pass-s=1"]
     async with Lab(1).deployment(num_drafts=0, target=flags) as found:
@@ -137,6 +139,7 @@ async def test_a_process_that_was_stopped_for_a_while_has_not_hung() -> None:
         assert target_.returncode is None
 
 
+@pytest.mark.slow
 async def test_a_service_that_is_stuck_ends_with_a_status_of_failure() -> None:
     poison = 7
     flags = [f"--hang-on-token={poison}", "--hung-pass-s=1"]
@@ -153,6 +156,7 @@ async def test_a_service_that_is_stuck_ends_with_a_status_of_failure() -> None:
         await asyncio.gather(request, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_a_service_that_hangs_while_it_drains_ends_all_the_same() -> None:
     poison = 7
     flags = [f"--hang-on-token={poison}", "--shutdown-grace-s=0.2"]

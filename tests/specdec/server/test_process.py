@@ -39,6 +39,7 @@ def test_what_is_there_is_not_looked_at_again_and_what_comes_later_is():
         gc.unfreeze()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.system() != "Linux", reason="GNU's OpenMP is torch's on Linux alone")
 def test_a_services_threads_sleep_soon():
     """By what libgomp says of itself, in a target service that loads torch and then finds no model."""

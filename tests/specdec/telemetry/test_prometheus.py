@@ -133,6 +133,7 @@ async def test_trouble_is_counted_from_zero_so_that_a_first_one_is_an_increase(s
     assert found["specdec_parked_total"] == {(): 0}
 
 
+@pytest.mark.slow
 def test_a_metrics_port_in_use_is_said_in_a_sentence(monkeypatch):
     monkeypatch.setattr(telemetry.logging, "basicConfig", lambda **_: None)
     with socket.socket() as taken:

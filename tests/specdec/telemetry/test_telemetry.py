@@ -211,11 +211,13 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_exported_by_default():
     run = python("-c", SPAN)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_the_console_exporters_are_chosen_by_the_standard_variables():
     run = python(
         "-c", SPAN, OTEL_TRACES_EXPORTER="console", OTEL_METRICS_EXPORTER="console", OTEL_SERVICE_NAME="renamed"
@@ -226,6 +228,7 @@ def test_the_console_exporters_are_chosen_by_the_standard_variables():
     assert '"service.name": "renamed"' in run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal", ["TRACES", "METRICS"])
 def test_an_unknown_exporter_is_refused_in_words(signal):
     run = python(*("-m", "orchestrator", "--target", "127.0.0.1:1"), **{f"OTEL_{signal}_EXPORTER": "carrier-pigeon"})
@@ -283,6 +286,7 @@ def test_what_cannot_be_done_is_refused_by_its_name(environment, words, monkeypa
         telemetry._exporters("traces") and telemetry._exporters("metrics")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "name"),
     [

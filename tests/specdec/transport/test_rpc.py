@@ -104,6 +104,7 @@ async def test_clients_and_orchestrators_give_each_other_longer_than_services_do
         await each.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agree", [True, False])
 async def test_an_idle_stream_outlives_its_keepalive_pings(agree: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shortened: gRPC itself pings at most once a second. Where they disagree the stream is lost."""
@@ -182,6 +183,7 @@ async def test_waiting_for_a_lane_with_a_time_out_does_not_cancel_the_stream() -
         await asyncio.gather(run, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_a_server_that_waits_for_long_does_not_cancel_its_reading() -> None:
     """The heartbeat has a time-out; it is on our own event, never on the read."""
     async with target(TableVerifier(Table(), pass_s=2 * HEARTBEAT_S)) as service:
@@ -197,6 +199,7 @@ async def test_a_server_that_waits_for_long_does_not_cancel_its_reading() -> Non
 # --- calls that nobody wants any more -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_cancelled_calls_leave_no_call_and_no_task() -> None:
     async with served() as (server, channel):
 
@@ -229,6 +232,7 @@ async def test_cancelled_calls_leave_no_call_and_no_task() -> None:
 # --- deadlines ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_deadline_is_carried_to_the_server() -> None:
     remaining: list[float | None] = []
 
