@@ -1,5 +1,5 @@
-"""Every number that the documentation claims, by a command; LOG.md is their history, RESULTS.md the current ones.
+"""Commands that measure every figure in the documentation. RESULTS.md has the current figures, LOG.md the history.
 
-Imports everything; nothing that is shipped imports it.
+May import everything; no shipped package imports it.
 Start at micro/rounds.py.
 """

@@ -1,7 +1,7 @@
-"""What guessing from the text itself brings, and what a guess costs: ``specdec bench lookup``.
+"""``specdec bench lookup``: the speedup from prompt lookup, and the cost of one lookup.
 
-Table models that sleep behind the real services: a text that repeats itself and one that does not, without a draft,
-with one that is killed and with one that lives, each beside the target alone. Then microseconds of a look at a context.
+Sleeping table models behind the real services generate a repetitive and a non-repetitive text: without a draft, with a
+killed one and with a live one, each beside the target alone. Then one lookup in a context is timed, in microseconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VOCABULARY = 32_000
 
 
 async def _run(client: Client, tokens: int, seed: int, **fields: int) -> tuple[float, SpeculationStats]:
-    """Tokens per second, and what is told of it."""
+    """Tokens per second of one request, and its speculation statistics."""
     started = time.perf_counter()
     [sample] = await client.generate(
         token_ids={"token_ids": [1, 2, 3]}, max_tokens=tokens, temperature=1.0, seed=seed, **fields
@@ -36,8 +36,8 @@ async def _run(client: Client, tokens: int, seed: int, **fields: int) -> tuple[f
 
 
 async def _turns(client: Client, tokens: int, repeats: int) -> tuple[list[float], list[float], list[SpeculationStats]]:
-    """Tokens per second of the target alone and adaptive, and what is told of the latter; a run of either before that
-    nobody counts."""
+    """Tokens per second of each run of the target alone and of each adaptive run, and the statistics of the latter. The
+    two modes take turns. The first run of each is a warm-up and is left out."""
     alone, rates, told = [], [], []
     for seed in range(1 + repeats):
         alone.append((await _run(client, tokens, seed, num_draft_tokens=0))[0])
@@ -70,7 +70,7 @@ async def _measure(period: int, draft: str, tokens: int, repeats: int) -> str:
 
 
 def _us_per_look(base: Sequence[int], news: Sequence[int]) -> float:
-    """A token more and a look, on average; the best of several."""
+    """Mean microseconds to append a token and look up, the best of five runs. CPU time."""
     best_s = float("inf")
     for _ in range(5):
         lookup, text = PromptLookup(HitRates()), list(base)
@@ -84,24 +84,22 @@ def _us_per_look(base: Sequence[int], news: Sequence[int]) -> float:
 
 
 def main(
-    tokens: Annotated[int, typer.Option(help="per run")] = 160,
-    repeats: Annotated[int, typer.Option(help="runs of each, in turns; medians, and sums of tokens")] = 3,
-    period: Annotated[int, typer.Option(help="tokens after which the text repeats itself")] = 40,
+    tokens: Annotated[int, typer.Option(help="tokens per run")] = 160,
+    repeats: Annotated[int, typer.Option(help="runs of each mode, in turns: median speed, sum of tokens")] = 3,
+    period: Annotated[int, typer.Option(help="period of the repetitive text, in tokens")] = 40,
 ) -> None:
-    """Measure what guessing from the text itself brings, with and without a draft, and what a guess costs."""
-    print(
-        "| text | draft | alone, tokens/s | adaptive | ratio | passes a run | guessed tokens accepted | of the draft |"
-    )
+    """Measure the speedup from prompt lookup, with and without a draft, and the cost of a lookup."""
+    print("| text | draft | alone, tokens/s | adaptive | ratio | passes a run | lookup accepted | draft accepted |")
     print("|---|---|---|---|---|---|---|---|")
-    for name, every in (("repeats itself", period), ("does not", 0)):
+    for name, every in (("repetitive", period), ("not repetitive", 0)):
         for draft in _DRAFTS:
             figures = asyncio.run(_measure(every, draft, tokens, repeats))
             print(f"| {name} | {draft} | {figures} |", flush=True)
-    print("\n| us per look | 1024 ids | 8192 | 32768 |\n|---|---|---|---|")
+    print("\n| us per lookup | 1024 ids | 8192 | 32768 |\n|---|---|---|---|")
     dice = random.Random(0)
     contexts = [[dice.randrange(_VOCABULARY) for _ in range(size)] for size in (1024, 8192, 32_768)]
     unseen = [dice.randrange(_VOCABULARY, 2 * _VOCABULARY) for _ in range(1000)]
-    print("| nothing found | " + " | ".join(f"{_us_per_look(each, unseen):.1f}" for each in contexts) + " |")
+    print("| no match | " + " | ".join(f"{_us_per_look(each, unseen):.1f}" for each in contexts) + " |")
     print("| copying | " + " | ".join(f"{_us_per_look(each, each[:1000]):.1f}" for each in contexts) + " |")
 
 

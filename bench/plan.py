@@ -1,8 +1,8 @@
-"""``specdec bench plan``: whether what ``specdec plan`` simulates is what our services do.
+"""``specdec bench plan``: compares the simulation of ``specdec plan`` with the real services.
 
-Table models behind the real services, a fault proxy before the draft, this process as the load. What passes and the
-message path cost on this machine is measured first, with other pass times; then every cell is simulated from that,
-measured, and compared.
+Table models run behind the real services, with a fault proxy in front of the draft; this process is the load. First the
+costs of passes and of the message path are measured on this machine, with other pass times. Then each cell is measured,
+simulated from these costs, and compared.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from specdec.speculation.acceptance import PRIOR
 
 _NUM_AHEAD = 60
 _SEEDS = 8
-_REPEATS = 3  # of what is measured first
-_PROMPT = 3
-_MOST_WORK_S = 4e-3
+_MESSAGE_PATH_REPEATS = 3
+_PROMPT_TOKENS = 3
+_MAX_WORK_S = 4e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Of the table pair: milliseconds that a pass and a step are asleep."""
+    """The table pair. ``pass_ms`` and ``step_ms``: how long a target pass and a draft step sleep."""
 
     pass_ms: float
     step_ms: float
@@ -51,7 +51,7 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """So many requests that begin together and are ``tokens`` long."""
+    """One point of the grid: ``streams`` requests that start together, each with ``tokens`` output tokens."""
 
     streams: int
     num_draft_tokens: int
@@ -63,7 +63,7 @@ class Cell:
 @dataclass(frozen=True, slots=True)
 class Speed:
     tokens_per_s: float
-    ms_per_token: float  # from a request's first token to its last: median
+    ms_per_token: float  # between a request's first and last token; the median of the requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Row:
 
     @property
     def misses(self) -> tuple[float, float]:
-        """Of tokens/s and of the time per token: how far the simulation is off."""
+        """Relative error of the simulated tokens/s and of the simulated time per token."""
         return (
             self.simulated.tokens_per_s / self.measured.tokens_per_s - 1,
             self.simulated.ms_per_token / self.measured.ms_per_token - 1,
@@ -82,15 +82,15 @@ class Row:
 
 
 def main(
-    pass_ms: Annotated[float, typer.Option(help="of the table target")] = 60.0,
-    step_ms: Annotated[float, typer.Option(help="of the table draft")] = 6.0,
-    acceptance: Annotated[float, typer.Option(help="of the table pair")] = 0.8,
-    runner_up: Annotated[float, typer.Option(help="how often its second guess is right if not the first")] = PRIOR[1],
-    streams: Annotated[list[int] | None, typer.Option(help="requests at a time; may be repeated")] = None,
-    round_trip_ms: Annotated[list[float] | None, typer.Option(help="to the draft; may be repeated")] = None,
-    rounds: Annotated[int, typer.Option(help="per stream and run, about; more where there are few streams")] = 20,
+    pass_ms: Annotated[float, typer.Option(help="milliseconds of a pass of the table target")] = 60.0,
+    step_ms: Annotated[float, typer.Option(help="milliseconds of a step of the table draft")] = 6.0,
+    acceptance: Annotated[float, typer.Option(help="acceptance rate of the table pair")] = 0.8,
+    runner_up: Annotated[float, typer.Option(help="how often a second candidate is right if not the first")] = PRIOR[1],
+    streams: Annotated[list[int] | None, typer.Option(help="concurrent requests; may be repeated")] = None,
+    round_trip_ms: Annotated[list[float] | None, typer.Option(help="round trip to the draft; may be repeated")] = None,
+    rounds: Annotated[int, typer.Option(help="approximate rounds per stream and run; more for few streams")] = 20,
     repeats: Annotated[int, typer.Option(help="runs of each cell; medians are compared")] = 3,
-    json_file: Annotated[str | None, typer.Option("--json", help="write the figures here")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="file to write the figures to")] = None,
 ) -> None:
     """Measure a small deployment and compare it with its simulation."""
     console = Console()
@@ -120,7 +120,7 @@ def main(
 
 
 def _rounds(rounds: int, streams: int, num_draft_tokens: int) -> int:
-    """What few streams accept is a matter of luck. Without a draft a run is shorter: more of it is its beginning."""
+    """Rounds per stream. Few streams need more: their acceptance varies. So do short runs, those without a draft."""
     return rounds * (2 if not num_draft_tokens else max(1, 8 // (streams + 1)))
 
 
@@ -149,13 +149,13 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 async def _compare(console: Console, models: Models, cells: Sequence[Cell], repeats: int) -> tuple[Paths, list[Row]]:
-    with console.status("Measuring what passes cost ...") as status:
+    with console.status("Measuring the passes ...") as status:
         target, draft = target_pass_time(models.pass_ms / 1e3), draft_step_time(models.step_ms / 1e3)
         status.update("Measuring the message path ...")
         paths = await _message_path(replace(models, pass_ms=models.pass_ms / 2, step_ms=models.step_ms / 2))
         console.print(
-            f"On this machine ({os.cpu_count()} cores): an exchange takes {paths.overhead_s * 1e3:.2f} ms beside the "
-            f"models, {paths.work_s * 1e3:.2f} ms for every sequence more; a pass {target.seconds(1) * 1e3:.1f} and "
+            f"On this machine ({os.cpu_count()} cores): RPC overhead {paths.overhead_s * 1e3:.2f} ms per exchange and "
+            f"{paths.work_s * 1e3:.2f} ms per additional sequence; a pass {target.seconds(1) * 1e3:.1f} and "
             f"{target.seconds(320) * 1e3:.1f} ms (1 and 320 rows), a step {draft.seconds(1) * 1e3:.1f} and "
             f"{draft.seconds(64) * 1e3:.1f} ms (1 and 64 rows).",
             highlight=False,
@@ -170,14 +170,14 @@ async def _compare(console: Console, models: Models, cells: Sequence[Cell], repe
 
 
 def _simulated(cell: Cell, pair: Pair, paths: Paths, seeds: int = _SEEDS) -> Speed:
-    """Mean of several seeds."""
+    """The simulated speed of a cell, the mean over ``seeds`` seeds."""
     outcomes = [
         simulate(
             Scenario(
                 pair,
                 Paths(cell.round_trip_ms / 1e3, paths.overhead_s, paths.work_s),
                 Deployment(),
-                Workload(_PROMPT, cell.tokens, cell.streams, streams=cell.streams),
+                Workload(_PROMPT_TOKENS, cell.tokens, cell.streams, streams=cell.streams),
                 Drafting(cell.num_draft_tokens, _NUM_AHEAD if cell.ahead else 0),
                 seed,
             )
@@ -191,18 +191,18 @@ def _simulated(cell: Cell, pair: Pair, paths: Paths, seeds: int = _SEEDS) -> Spe
 
 
 async def _message_path(models: Models) -> Paths:
-    """From a target and a draft with other pass times: what of a round is neither a pass nor a step."""
+    """The part of a round that is neither a pass nor a step, measured with other pass times than the cells have."""
     target, draft = target_pass_time(models.pass_ms / 1e3), draft_step_time(models.step_ms / 1e3)
     few, many = (
         Cell(count, 4, False, 0.0, _tokens(rounds, 4, models.acceptance)) for count, rounds in ((1, 60), (64, 20))
     )
     async with _lab(models) as lab:
-        round_s = await lab.seconds_per_round(few, _REPEATS)
-        crowd = await lab.measure(many, _REPEATS)
+        round_s = await lab.seconds_per_round(few, _MESSAGE_PATH_REPEATS)
+        crowd = await lab.measure(many, _MESSAGE_PATH_REPEATS)
     exchange_s = max(0.0, round_s - target.seconds(5) - 4 * draft.seconds(1)) / 2
-    # The more of it is work, the longer takes a crowd. All processes share few cores here: a crowd may need more of
-    # them per answer than one stream.
-    low, high = 0.0, _MOST_WORK_S
+    # Bisection: a larger share of work per answer slows many streams down. One stream does not show it: all processes
+    # share a few cores here, and many streams may need more core time per answer.
+    low, high = 0.0, _MAX_WORK_S
     for _ in range(8):
         work_s = (low + high) / 2
         paths = Paths(0.0, max(0.0, exchange_s - work_s), work_s)
@@ -213,14 +213,14 @@ async def _message_path(models: Models) -> Paths:
 
 @dataclass(slots=True)
 class _Lab:
-    """Running services: an orchestrator without and one with growing ahead."""
+    """Running services. ``clients`` is keyed by whether the orchestrator lets the draft grow ahead."""
 
     clients: dict[bool, Client]
     proxy: FaultProxy
     seed: int = 0
 
     async def measure(self, cell: Cell, repeats: int = 1) -> Speed:
-        """Medians."""
+        """Tokens per second and time per token of a cell, medians over ``repeats`` runs after a warm-up."""
         self.proxy.set(latency_s=cell.round_trip_ms / 2e3)
         await self._run(cell, 12)
         runs = [await self._run(cell, cell.tokens) for _ in range(repeats)]
@@ -230,14 +230,14 @@ class _Lab:
         )
 
     async def seconds_per_round(self, cell: Cell, repeats: int = 1) -> float:
-        """Of one stream: median."""
+        """Seconds per round of a cell with one stream, the median over ``repeats`` runs after a warm-up."""
         self.proxy.set(latency_s=cell.round_trip_ms / 2e3)
         await self._run(cell, 12)
         runs = [await self._run(cell, cell.tokens) for _ in range(repeats)]
         return statistics.median(times[0] * (cell.tokens - 1) / (rounds - 1) for times, rounds, _ in runs)
 
     async def _run(self, cell: Cell, tokens: int) -> tuple[list[float], int, float]:
-        """Seconds per token of every stream, rounds of all, and seconds from the first request to the last end."""
+        """Seconds per token of each stream, the number of rounds of all, and the wall-clock seconds of the run."""
         client, times, rounds = self.clients[cell.ahead], [], 0
         self.seed += 1
 

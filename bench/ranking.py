@@ -1,11 +1,11 @@
-"""``specdec bench ranking``: how often the target's token is among the bundled draft's likeliest, by their ranking.
+"""``specdec bench ranking``: how often the target's token is among the bundled draft's first F candidates.
 
-Texts are sampled from the target with coupled noise, and both models are read at every position. A token that follows
-the last node in flight is looked for among the draft's first F; a correction among the first F that are left once the
-token that was drafted, and rejected, is taken away. Ranked by log q + noise, as siblings and branches are; and by q.
+Texts are sampled from the target with coupled noise, and both models are evaluated at every position. A bonus token is
+searched among the first F candidates. A correction is searched among the first F after the rejected draft token is
+removed. Candidates are ranked by log q + noise, as siblings and branches are, and by q.
 
-And how many tokens are accepted of the best trees of so many nodes, where a guess is worth what guesses of its rank are
-as a rule, or what they are where the draft is as sure: learnt on every second text, looked up on the others.
+The second table has the accepted tokens of the best trees of N nodes. The acceptance of a node is estimated from its
+rank, or from its rank and the draft's confidence bucket. It is learnt on every second text and applied to the others.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from specdec.speculation.acceptance import PRIOR, AcceptanceModel
 
 FIRST = (1, 2, 4)
 NODES = (1, 2, 4, 8, 16, 32)
-_MOST_DEPTH = 8
+_MAX_DEPTH = 8
 RANKINGS = ("log q + noise", "q")
 
 
 @dataclass(slots=True)
 class Hits:
-    """By (ranking, F): how often the target's token was among the first F."""
+    """How often the target's token was among the first F candidates, by (ranking, F)."""
 
     bonuses: dict[tuple[str, int], int] = field(default_factory=dict)
     corrections: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -52,11 +52,11 @@ class Hits:
 
 
 def main(
-    temperature: Annotated[list[float] | None, typer.Option(help="may be repeated")] = None,
-    prompts: Annotated[int, typer.Option(help="held-out ones, from the first on")] = 24,
-    tokens: Annotated[int, typer.Option(help="sampled after each")] = 64,
+    temperature: Annotated[list[float] | None, typer.Option(help="sampling temperature; may be repeated")] = None,
+    prompts: Annotated[int, typer.Option(help="number of held-out prompts, from the first on")] = 24,
+    tokens: Annotated[int, typer.Option(help="tokens sampled after each prompt")] = 64,
 ) -> None:
-    """Compare two rankings of the draft's guesses."""
+    """Compare two rankings of the draft's candidates."""
     target, draft = (_model(MODELS / role) for role in ("target", "draft"))
     tokenizer = Tokenizer.from_file(str(MODELS / "target" / "tokenizer.json"))
     texts = [each["text"] for each in json.loads((MODELS / "prompts.json").read_text())][:prompts]
@@ -64,7 +64,7 @@ def main(
     for column in ("T", "ranked by", *(f"{what}\nF = {n}" for what in ("bonus", "correction") for n in FIRST)):
         table.add_column(column, justify="right", no_wrap=True)
     trees = Table(box=None, header_style="bold")
-    for column in ("T", "a guess is worth by its", *(f"accepted of\n{nodes} nodes" for nodes in NODES)):
+    for column in ("T", "acceptance by", *(f"accepted of\n{nodes} nodes" for nodes in NODES)):
         trees.add_column(column, justify="right", no_wrap=True)
     for each in temperature or [0.6, 1.0]:
         hits, learnt, guesses = Hits(), AcceptanceModel(), []
@@ -81,7 +81,7 @@ def main(
             shares = [f"{hits.bonuses[ranking, n] / hits.num_positions:.2f}" for n in FIRST]
             shares += [f"{hits.corrections[ranking, n] / hits.num_rejected:.2f}" for n in FIRST]
             table.add_row(f"{each:g}", ranking, *shares)
-        for name, levels in (("rank", False), ("rank and how sure", True)):
+        for name, levels in (("rank", False), ("rank and confidence", True)):
             accepted = _accepted(
                 [[_chance(learnt, rank, confidence * levels) for rank, confidence in text] for text in guesses]
             )
@@ -99,7 +99,7 @@ def _model(path: Path) -> Any:
 def _sampled(
     target: Any, draft: Any, ids: list[int], num_tokens: int, seed: int, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The target's tokens [n], and at their positions the draft's log q [n, vocab] and log q + noise [n, vocab]."""
+    """The target's sampled tokens [n], and the draft's log q [n, vocab] and log q + noise [n, vocab] there."""
     text, past, noises = list(ids), None, []
     for _ in range(num_tokens):
         output = target(torch.tensor([text if past is None else text[-1:]]), past_key_values=past, use_cache=True)
@@ -129,7 +129,7 @@ def _count(hits: Hits, tokens: Tensor, log_q: Tensor, raced: Tensor) -> None:
 
 
 def _right(tokens: Tensor, raced: Tensor) -> list[tuple[int, int]]:
-    """At every position, which of the draft's guesses is right, by its rank (-1: none), and how sure it was."""
+    """For each position, the rank of the draft's correct candidate (-1: none) and the draft's confidence bucket."""
     best = raced.topk(len(PRIOR))
     found = best.indices == tokens[:, None]
     ranks = found.int().argmax(-1).masked_fill(~found.any(-1), -1)
@@ -148,15 +148,15 @@ def _chance(chances: AcceptanceModel, rank: int, confidence: int) -> float:
 
 
 def _accepted(texts: Sequence[Sequence[float]]) -> list[float]:
-    """By NODES: what is accepted of trees that hold every node whose chance is over some limit, ``texts`` being the
-    chances of the guesses that are right.
+    """Accepted tokens per tree, for each size in NODES; ``texts`` has the probabilities of the correct candidates.
 
-    Only the right path of a tree is known here. A node of chance c is on it every 1/c times, so it stands for so many.
+    A tree holds all nodes with a probability above a threshold. Only its correct path is known here. A node of
+    probability c is on that path once in 1/c trees, so it counts as 1/c nodes.
     """
     sizes, accepted = [0.0], [0.0]
     for limit in (0.95**step for step in range(120)):
         num_nodes = num_right = 0.0
-        starts = [text[start : start + _MOST_DEPTH] for text in texts for start in range(len(text) - _MOST_DEPTH)]
+        starts = [text[start : start + _MAX_DEPTH] for text in texts for start in range(len(text) - _MAX_DEPTH)]
         for path in starts:
             for chance in itertools.takewhile(limit.__le__, itertools.accumulate(path, operator.mul)):
                 num_nodes, num_right = num_nodes + 1 / chance, num_right + 1

@@ -1,7 +1,7 @@
-"""``specdec bench soak``: many short requests, some cancelled, and what is left of them in each process.
+"""``specdec bench soak``: many short requests, some of them cancelled, and the resources they leave in each process.
 
-Table models behind the real services as processes. Memory, descriptors, threads, tasks, sequences and streams are read
-after equal numbers of requests; what grows after the warm-up is a leak.
+Table models run behind the real services, each in its own process. Memory, descriptors, threads, tasks, sequences and
+streams are read at equal intervals of requests. Growth after the warm-up is a leak.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from specdec.transport import rpc
 from specdec.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
 
 _PARTS = 10
-_LAST = 2
-"""Parts that are the end."""
+_NUM_LAST_READINGS = 2
+"""Readings that count as the end of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Of one process, after so many requests and with nothing under way."""
+    """Resources of one process after ``requests`` requests, read while no request runs."""
 
     requests: int
     process: str
@@ -47,13 +47,13 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Soaked:
-    """What was read of each process, and what is left in the services when nobody generates."""
+    """``readings`` by process, and in ``left`` what the services still hold at the end, without live requests."""
 
     readings: dict[str, list[Reading]]
     left: dict[str, int]
 
     def kib_per_10000(self, process: str) -> float:
-        """How fast its memory grows after the warm-up, least squares."""
+        """Memory growth after the warm-up in KiB per 10,000 requests, a least-squares slope."""
         late = self.late(process)
         x = [reading.requests for reading in late]
         y = [reading.rss_kib for reading in late]
@@ -62,24 +62,24 @@ class Soaked:
         return slope * 10_000
 
     def levels(self, process: str, what: str) -> tuple[int, int]:
-        """Of descriptors, threads or tasks, the fewest early after the warm-up and the fewest at the end: a pool's
-        threads come and go, what leaks stays."""
+        """The smallest count of descriptors, threads or tasks soon after the warm-up, and at the end. The minimum
+        ignores the threads of a pool, which start and stop; leaked resources stay."""
         counts = [getattr(reading, what) for reading in self.late(process)]
-        return min(counts[:-_LAST]), min(counts[-_LAST:])
+        return min(counts[:-_NUM_LAST_READINGS]), min(counts[-_NUM_LAST_READINGS:])
 
     def late(self, process: str) -> list[Reading]:
-        """Without the warm-up."""
+        """The readings after the warm-up."""
         return self.readings[process][_PARTS // 2 :]
 
 
 def main(
-    requests: Annotated[int, typer.Option(help="requests in all")] = 20_000,
-    concurrency: Annotated[int, typer.Option(help="requests at a time")] = 64,
-    cancelled: Annotated[float, typer.Option(help="share of them that is cancelled at random")] = 0.1,
-    seed: Annotated[int, typer.Option()] = 1,
-    json_file: Annotated[str | None, typer.Option("--json", help="write the figures here")] = None,
+    requests: Annotated[int, typer.Option(help="total number of requests")] = 20_000,
+    concurrency: Annotated[int, typer.Option(help="concurrent requests")] = 64,
+    cancelled: Annotated[float, typer.Option(help="share of requests that are cancelled at a random point")] = 0.1,
+    seed: Annotated[int, typer.Option(help="seed of the requests and of the cancellations")] = 1,
+    json_file: Annotated[str | None, typer.Option("--json", help="file to write the figures to")] = None,
 ) -> None:
-    """Run many short requests and show what grows."""
+    """Run many short requests and show which resources grow."""
     console = Console()
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("requests", total=requests)
@@ -115,7 +115,7 @@ async def soak(
     chance: random.Random,
     advance: Callable[[int], object] = lambda done: None,
 ) -> Soaked:
-    """``advance`` is told of every part of the requests that is done."""
+    """Run the requests and read every process after each part; ``advance`` gets the requests of each finished part."""
     names = ("target", "draft", "orchestrator")
     async with Processes() as made:
         metrics_ports = dict(zip(names, free_ports(3), strict=True))
@@ -185,7 +185,7 @@ def _read(service: Service, name: str, requests: int, tasks: int) -> Reading:
 
 
 async def _left(services: dict[str, Service], client: Client) -> dict[str, int]:
-    """Sequences, KV slots and streams on the model services when nobody generates (one stream each is the link)."""
+    """Sequences, KV slots and streams left in the services without live requests; one stream of each is the link."""
     left = {"orchestrator_sequences": (await client.server_info()).live_sequences}
     for name, stub_class in (("target", target_pb2_grpc.TargetServiceStub), ("draft", draft_pb2_grpc.DraftServiceStub)):
         async with rpc.channel(services[name].address) as channel:

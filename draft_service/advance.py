@@ -1,6 +1,6 @@
-"""One advance of a sequence: what was asked for, how much of it is there, and what is said of it.
+"""One advance of a sequence: its budget, the progress of its growth, and the growths that it reports.
 
-Knows budgets and trees; refuses to know passes and other sequences.
+Knows budgets and trees; does not know passes and other sequences.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from specdec.speculation.tree_growth import Frontier
 
 @dataclass(slots=True)
 class Work:
-    """On advance ``advance`` (0: the open). A newer one is new work. ``chances`` are those of the sequence's guesses,
-    and the drafter's context has ``context_length`` positions.
+    """The work on advance ``advance`` (0: the open); each newer advance gets a new Work.
 
-    First grows what was asked for, of which all is said when it is there. From then on (``ahead``) what is below it and
-    beside it grows, of which every node is said once."""
+    ``chances`` is the acceptance model of the sequence; the drafter's context has ``context_length`` positions.
+    First the requested nodes (``max_nodes``) grow, and one growth reports them all when they are complete. Then, with
+    ``ahead`` set, the tree grows below and beside them, and each node is reported once."""
 
     sequence: DraftSequence
     chances: AcceptanceModel
@@ -31,27 +31,27 @@ class Work:
     ahead: bool = False
     answered: bool = False
     learnt: bool = False
-    num_told: int = 0  # of the tree's nodes, the first ones, are known to who asked
+    num_told: int = 0  # nodes at the start of the tree that the caller knows
     superseded: list[Growth] = field(default_factory=list)
     _num_grown: int = 0
     _num_ahead: int = 0
-    _num_untold: int = 0  # passes of which nothing was said yet
-    _frontier: Frontier | None = None  # since it grows ahead
-    spots: tuple[Spot, ...] = ()  # where the next pass grows ahead; that no pass has answered yet
-    _siblings: list[Node] = field(default_factory=list)  # of what was grown; leaves, which the chain does without
+    _num_unreported: int = 0  # passes since the last growth
+    _frontier: Frontier | None = None  # set once the tree grows ahead
+    spots: tuple[Spot, ...] = ()  # where the next pass grows ahead; kept until a pass has grown there
+    _siblings: list[Node] = field(default_factory=list)  # of the requested chain; leaves, kept out of ``tree``
 
     def ended(self) -> list[Growth]:
-        """What is said once what was asked for is there. Then it may go on below that."""
+        """The growth to report if the requested nodes are complete, else nothing. May switch to growing ahead."""
         end = self._end()
         if end is None:
             return []
         if end is not GrowthEnd.BUDGET or not self.budget.max_ahead:
             return [self.answer(end)]
         self.ahead = True
-        return [self._growth(self._asked_for(), end=None)] if self.budget.max_nodes else []
+        return [self._growth(self._requested(), end=None)] if self.budget.max_nodes else []
 
     def _end(self) -> GrowthEnd | None:
-        """Why nothing more may be drafted, if so."""
+        """Why no further requested node may be drafted; None: one may."""
         if self._num_within_budget() <= 0:
             return GrowthEnd.BUDGET
         if self._num_within_context() <= 0:
@@ -59,10 +59,10 @@ class Work:
         return None
 
     def _num_within_budget(self) -> int:
-        """Nodes that are still to be grown, one below the other."""
+        """Nodes that the budget still allows, one below the other."""
         tree = self.sequence.tree
         num = min(self.budget.max_nodes - self._num_grown, self.budget.max_depth - 1 - max(tree.depths, default=-1))
-        # Some may have been grown ahead, and what is still to come need not be waited for.
+        # Nodes grown ahead earlier count towards max_nodes, so that the caller waits for the missing ones only.
         return min(num, self.budget.max_nodes - len(tree)) if self.budget.max_ahead else num
 
     def _num_within_context(self) -> int:
@@ -71,11 +71,11 @@ class Work:
 
     @property
     def num_wanted(self) -> int:
-        """Nodes below the last one."""
+        """How many nodes to grow below the last one."""
         return min(self._num_within_budget(), self._num_within_context())
 
     def grow(self, nodes: Sequence[Node]) -> list[Growth]:
-        """A pass proposed these for what was asked for. Returns what is said of it."""
+        """Add the nodes that a pass proposed for the requested chain. Returns the growths to report."""
         self.learnt = True
         if not nodes:
             return [self.answer(GrowthEnd.UNLIKELY)]
@@ -89,7 +89,7 @@ class Work:
         return self.ended()
 
     def choose_spots(self, pass_rows: float) -> tuple[Spot, ...]:
-        """See Frontier.take. Where the last pass should have grown, if that took in the text."""
+        """Where the next pass grows ahead (see Frontier.take). Unchanged if the last pass only took in the text."""
         if self.spots:
             return self.spots
         if self._frontier is None:
@@ -105,7 +105,7 @@ class Work:
         return Frontier(self.chances.at_confidence, self.sequence.tree, max_depth)
 
     def grow_ahead(self, nodes: Sequence[Node], every: int = 1) -> list[Growth]:
-        """A pass proposed these at its spots. Returns what is said of it: something after ``every`` so many passes."""
+        """Add the nodes that a pass proposed at ``spots``. Returns the growths to report: one per ``every`` passes."""
         self.spots = ()
         size = len(self.sequence.tree)
         tree = _extended(self.sequence.tree, nodes[: self.budget.max_ahead - self._num_ahead])
@@ -114,34 +114,34 @@ class Work:
         self._frontier.grow(tree)
         self._num_ahead += len(tree) - size
         self.sequence.tree = tree
-        self._num_untold += 1
-        if self._num_untold < every:
+        self._num_unreported += 1
+        if self._num_unreported < every:
             return []
-        return [self._growth(*self._untold(), end=None)]
+        return [self._growth(*self._unreported(), end=None)]
 
     def answer(self, end: GrowthEnd) -> Growth:
-        """Nothing more comes."""
+        """The last growth of this advance."""
         self.answered = True
         if self.ahead:
-            return self._growth(*self._untold(), end=end)
-        return self._growth(EMPTY_TREE if end is GrowthEnd.SUPERSEDED else self._asked_for(), end=end)
+            return self._growth(*self._unreported(), end=end)
+        return self._growth(EMPTY_TREE if end is GrowthEnd.SUPERSEDED else self._requested(), end=end)
 
     def _growth(self, tree: TokenTree, path: tuple[int, ...] = (), *, end: GrowthEnd | None) -> Growth:
         return Growth(self.advance, self.sequence.base, path, tree, end)
 
-    def _untold(self) -> tuple[TokenTree, tuple[int, ...]]:
-        """What is new to who asked, and the path to it."""
+    def _unreported(self) -> tuple[TokenTree, tuple[int, ...]]:
+        """The nodes that the caller does not know, and the path to them; marks them as known."""
         path, tree = self.sequence.tree.since(self.num_told)
-        self.num_told, self._num_untold = len(self.sequence.tree), 0
+        self.num_told, self._num_unreported = len(self.sequence.tree), 0
         return tree, path
 
-    def _asked_for(self) -> TokenTree:
-        """All of it, with the siblings."""
+    def _requested(self) -> TokenTree:
+        """The whole tree with the siblings; marks it as known to the caller."""
         self.num_told = len(self.sequence.tree)
         tree = self.sequence.tree
         if not self._siblings:
             return tree
-        there = set(zip(tree.parents, tree.token_ids, strict=True))  # what grew ahead has some of them, too
+        there = set(zip(tree.parents, tree.token_ids, strict=True))  # nodes grown ahead may include some siblings
         return _extended(tree, [node for node in self._siblings if (node.parent, node.token_id) not in there])
 
 

@@ -1,4 +1,4 @@
-"""What an advance may ask for. Knows the limits of the contract and of a drafter; refuses to know what grows."""
+"""What an advance may request. Knows the limits of the contract and of a drafter; does not know how trees grow."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import MAX_TREE_NODES, TokenTree
 
 MOST_NODES = 256
-"""In flight, and ahead of it."""
+"""Nodes of a tree in flight at most, and nodes grown ahead of it at most."""
 
 _MOST_SIBLINGS = 8
 
 
 def granted(spec: SequenceSpec, budget: Budget, drafter: ModelInfo) -> Budget:
-    """What of a budget counts: more nodes than there can be are none.
+    """``budget``, its node counts clipped to what a tree may have.
 
-    Raises InvalidArgument, naming everything that this drafter cannot do for this sequence.
+    Raises InvalidArgument, which names everything that this drafter cannot do for this sequence.
     """
     if problems := list(_problems(spec, budget, drafter)):
         raise InvalidArgument(problems)
-    # A caller that wants as many as possible may name any number, and how much is reckoned with depends on it.
+    # A caller that wants as many nodes as possible may send any number, which must not size later computations.
     most = MAX_TREE_NODES if spec.keyed_by_token else MAX_CHAIN_NODES
     return dataclasses.replace(
         budget, max_nodes=min(budget.max_nodes, most), max_ahead=min(budget.max_ahead, MOST_NODES)
@@ -45,7 +45,7 @@ def _problems(spec: SequenceSpec, budget: Budget, drafter: ModelInfo) -> Iterato
 
 
 def check_in_flight(tree: TokenTree, base: int, drafter: ModelInfo) -> None:
-    """Raises InvalidArgument."""
+    """Raises InvalidArgument if the tree has more than MOST_NODES nodes or exceeds the context."""
     if len(tree) > MOST_NODES:
         raise InvalidArgument([("in_flight", f"at most {MOST_NODES} nodes, not {len(tree)}")])
     if tree and base + max(tree.depths) >= drafter.context_length:

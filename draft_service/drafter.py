@@ -1,4 +1,4 @@
-"""What a draft service is built around: something that proposes, and what it sees of a sequence. Imports no torch."""
+"""The interface of a drafter, and its view of a sequence. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec.core.tree import EMPTY_TREE, SparseDistribution, TokenTree
 
 
 class Spot(NamedTuple):
-    """A node, or ROOT, that is to have its likeliest children; some of them may be there already."""
+    """A node (or ROOT) that is to get its ``num_children`` likeliest children; the tree may have some already."""
 
     parent: int
     num_children: int
@@ -21,7 +21,7 @@ class Spot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A proposal: the child ``token_id`` of node ``parent`` (-1: the root) of the sequence's tree. ``sure``: see
+    """A proposal: the child ``token_id`` of node ``parent`` (-1: the root) of the sequence's tree. ``confidence``: see
     specdec.core.tree.TokenTree."""
 
     parent: int
@@ -32,11 +32,11 @@ class Node:
 
 @dataclass(slots=True)
 class DraftSequence:
-    """What a drafter sees of a sequence: the committed ids and the tree grown below the last of them.
+    """A drafter's view of a sequence: the committed ids and the tree grown below the last of them.
 
-    ``spots`` is where a drafter with the capability "ahead" grows it in this pass, if not just at its last node: then
-    the tree may branch. ``num_siblings`` runners-up are wanted beside the node below the last one, and no spot will
-    have more than ``num_guesses`` children. ``num_wanted`` nodes are wanted below the last one, each below the other.
+    ``spots``: where a drafter with the capability "ahead" grows the tree in this pass, which may then branch; empty:
+    below the last node. There ``num_wanted`` nodes are wanted, each below the one before, with ``num_siblings``
+    runners-up beside each. ``num_guesses``: children that a node gets at most.
     """
 
     spec: SequenceSpec
@@ -54,7 +54,7 @@ class DraftSequence:
 
 
 class Drafter(Protocol):
-    """A method of proposing. Each has a file in draft_service/drafters/ and two verbs beside open and close."""
+    """A method of drafting. Each has a file in draft_service/drafters/; its verbs are learn and grow."""
 
     info: ModelInfo
 
@@ -64,22 +64,21 @@ class Drafter(Protocol):
     def close(self, memory: Any) -> None: ...
 
     def learn(self, sequences: Sequence[DraftSequence]) -> Sequence[SpecdecError | bool]:
-        """Take in what was committed, for all of them in one pass. An error ends its sequence alone.
+        """Feed the committed ids of all sequences in one pass.
 
-        False: a long prompt goes on in the next pass.
+        True: done; False: a long prompt continues in the next pass; an error ends that sequence only.
         """
 
     def grow(self, sequences: Sequence[DraftSequence]) -> Sequence[Sequence[Node] | SpecdecError | None]:
-        """The next nodes of each tree, in one pass; none: there is nothing likely to propose.
+        """The next nodes of each tree, in one pass; an empty list: nothing is likely enough to propose.
 
-        Takes in what was committed first where that was not done. None: that takes another pass. Without spots, one
-        node below the last, and after it its siblings if they are wanted, then perhaps one below that, and so on;
-        with spots (all of them have some, or none
-        has), the children that they lack.
+        First feeds the committed ids that are missing; None: that takes another pass. Without spots: a node below the
+        last one, then its siblings if they are wanted, then perhaps a node below it, and so on. With spots: the
+        children that they lack. Either all sequences have spots or none has. An error ends that sequence only.
         """
 
     def request_yield(self, requested: bool) -> None:
-        """Whether of several nodes at once one will do. From any thread, also during ``grow``."""
+        """While requested, ``grow`` should return early, with one node. May be called from any thread, at any time."""
 
     def cache_use(self) -> tuple[int, int]:
-        """KV slots taken and in total."""
+        """KV slots used, and KV slots in total."""

@@ -1,7 +1,7 @@
-"""The draft's side: which sequences have budget left, what was committed, what has grown.
+"""The engine of the draft service: applies advances, chooses what the next pass grows, and reports growths.
 
-Knows the protocol (advances, budgets, superseding, draining); refuses to know how a node is proposed: a Drafter
-does. Imports no torch.
+Knows the protocol (advances, budgets, superseding, draining); does not know how a node is proposed (see Drafter).
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from specdec.server.step_loop import Key, Results, nothing
 from specdec.speculation.acceptance import PRIOR, AcceptanceModel
 from specdec.speculation.tree_growth import PASS_ROWS
 
-_TOLD_AT_ONCE = 8
-"""Of twice as many sequences each is told after every second pass what has grown ahead, and so on: with 32 the messages
-of every pass took an orchestrator two thirds more time than those of every fourth, for no hit more."""
+_REPORTS_PER_PASS = 8
+"""Growths ahead reported per pass, about: of n sequences each reports every n / 8 passes. With 32 sequences, reports
+after every pass cost the orchestrator two thirds more time than after every fourth, at the same hit rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class DraftEngine:
         self._max_sequences = max_sequences
         self._chances = AcceptanceModel()
         self._works: dict[Key, Work] = {}
-        self._fresh: dict[Key, Work] = {}  # have an advance that no step has seen yet
+        self._fresh: dict[Key, Work] = {}  # submitted since the last step
         self._batch: list[Key] = []
-        self._held: set[int] = set()  # streams
+        self._held: set[int] = set()  # streams under backpressure
         self._passes = 0
         self._draining = False
 
@@ -80,13 +80,13 @@ class DraftEngine:
         superseded = list(work.superseded)
         if not work.answered:
             superseded.append(work.answer(GrowthEnd.SUPERSEDED))
-        # A chain that is verified against its distribution is drawn afresh for every base.
+        # Under token and block verification the draws depend on the base, so a new base starts an empty tree.
         keyed = sequence.spec.keyed_by_token
         told = sequence.tree.prefix(work.num_told).descend(advance.token_ids) if keyed else EMPTY_TREE
         sequence.tree = work.chances.descended(sequence.tree, advance.token_ids) if keyed else EMPTY_TREE
         sequence.ids.extend(advance.token_ids)
         in_flight = advance.in_flight if budget.max_ahead else EMPTY_TREE
-        # What is in flight, then what was told, then the rest: nodes keep their order.
+        # Nodes in flight come first, then the nodes reported before, then the rest. Each group keeps its order.
         num_told = len(in_flight.merge(told))
         sequence.tree = in_flight.merge(sequence.tree).prefix(2 * MOST_NODES)
         if budget.max_nodes:
@@ -98,7 +98,7 @@ class DraftEngine:
             advance.number,
             budget,
             self._context_length,
-            # Growing takes in what was committed; where nothing is to be grown, that is done when nobody waits.
+            # Growing feeds the committed ids. If nothing is to be grown, they are fed in a pass with spare time.
             learnt=bool(budget.max_nodes or budget.max_ahead),
             num_told=min(num_told, len(sequence.tree)),
             superseded=superseded,
@@ -117,7 +117,7 @@ class DraftEngine:
 
     @property
     def rest_s(self) -> float:
-        return 0.0  # a step is short, and whoever comes back joins the next one
+        return 0.0  # a step is short, and a sequence that returns joins the next one
 
     @property
     def idle(self) -> bool:
@@ -139,8 +139,8 @@ class DraftEngine:
         return Load(len(works), num_waiting, used, total, self._passes)
 
     def step(self, look: Callable[[], None] = nothing) -> Results:
-        """One more level of every tree that somebody waits for, or several where the drafter has them. Else a pass for
-        prompts that wait for none; and only when there are none of those, below what is in flight."""
+        """One pass. It grows every requested tree by a level, or by several if the drafter can. If none is requested,
+        it feeds committed ids; if all are fed, it grows ahead of the nodes in flight."""
         self._batch = []
         results: list[tuple[Key, Growth | SpecdecError]] = []
         for key, work in self._fresh.items():
@@ -149,7 +149,7 @@ class DraftEngine:
             results.extend((key, growth) for growth in work.ended())
         self._fresh.clear()
         if results:
-            return results  # before a pass that may fail; what is left waits for the next step
+            return results  # delivered before a pass that may fail; the remaining work waits for the next step
         unanswered = {key: work for key, work in self._works.items() if self._grows(key, work)}
         growing = self._in_turn({key: 1 for key, work in unanswered.items() if not work.ahead})
         learning = {} if growing else {key: work for key, work in self._works.items() if not work.learnt}
@@ -162,7 +162,7 @@ class DraftEngine:
         if ahead:
             results.extend(self._grow_ahead(ahead))
         if self._draining:
-            # What grows ahead is asked for by nobody, and may never end: every verdict brings more of it.
+            # No caller waits for growth ahead, and every verdict brings more of it: it must not delay a drain.
             for key in [key for key, work in self._works.items() if work.answered or work.ahead]:
                 self.close(key)
                 results.append((key, Draining("this draft is draining; open the sequence on another one")))
@@ -173,11 +173,11 @@ class DraftEngine:
         return not (work.answered or held)
 
     def _in_turn(self, num_rows: Mapping[Key, int]) -> dict[Key, Work]:
-        """Of these those who are in the next pass, which has no more than so many rows."""
+        """The part of these sequences that is in the next pass, which has at most MAX_TREE_ROWS rows."""
         return {key: self._works[key] for key in take_turns(self._works, num_rows, MAX_TREE_ROWS)}
 
     def _ahead_in_turn(self, unanswered: Mapping[Key, Work]) -> dict[Key, Work]:
-        # The time of a pass is everybody's, but a row's only who asks for it.
+        # All sequences share the fixed time of a pass; the time of a row is charged to the sequence that adds it.
         pass_rows = PASS_ROWS / max(1, len(unanswered))
         return self._in_turn({key: max(1, len(work.choose_spots(pass_rows))) for key, work in unanswered.items()})
 
@@ -207,14 +207,14 @@ class DraftEngine:
         grown = self._drafter.grow([work.sequence for work in growing.values()]) if growing else []
         self._passes += bool(growing)
         for (key, work), nodes in zip(growing.items(), grown, strict=True):
-            work.sequence.spots = ()  # None: that pass took in the text
+            work.sequence.spots = ()  # work.spots stays, for the next pass, if this one only took in the text (None)
             if isinstance(nodes, Overloaded):
-                results.append((key, work.answer(GrowthEnd.UNLIKELY)))  # no memory for more than is asked for
+                results.append((key, work.answer(GrowthEnd.UNLIKELY)))  # no memory for nodes grown ahead
             elif isinstance(nodes, SpecdecError):
                 self.close(key)
                 results.append((key, nodes))
             elif nodes is not None:
-                results.extend((key, growth) for growth in work.grow_ahead(nodes, len(growing) // _TOLD_AT_ONCE))
+                results.extend((key, growth) for growth in work.grow_ahead(nodes, len(growing) // _REPORTS_PER_PASS))
         return results
 
     def _learn(self, learning: dict[Key, Work]) -> list[tuple[Key, Growth | SpecdecError]]:

@@ -23,7 +23,7 @@ class DraftServicer(ModelServicer, draft_pb2_grpc.DraftServiceServicer):
 
 
 def create_server(drafter: Drafter, settings: EngineSettings) -> ModelServer:
-    """Not yet started. Call it on the event loop that will serve."""
+    """A server that is not started yet. Call this on the event loop that will serve."""
     engine = DraftEngine(drafter, settings.max_sequences)
     servicer = DraftServicer(engine, DraftCodec(drafter.info), drafter.info, "draft-model")
     return ModelServer(

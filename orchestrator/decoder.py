@@ -2,9 +2,9 @@
 
     request -> Speculation (draft service) -> tree -> target service -> verdict -> Sequence -> client
 
-The draft grows a trie ahead of the text, the target decides, the sequence alone knows the truth. Everything that can go
-wrong is somebody else's business: a missing draft is an empty tree (orchestrator/drafting/speculation.py), a lost
-target is a replay (orchestrator/target_client.py).
+The draft grows a trie ahead of the text, the target decides, the sequence alone holds the committed text. Failures are
+handled elsewhere: a missing draft is an empty tree (orchestrator/drafting/speculation.py), a lost target is a replay
+(orchestrator/target_client.py).
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from specdec.core.tree import TokenTree
 
 
 class Target(Protocol):
-    """Whoever verifies."""
+    """The side that verifies."""
 
     async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int, early: Early | None) -> Verdict:
-        """The next pass of the target: the accepted nodes of ``tree`` and the token after them.
+        """The next verdict of the target: the accepted nodes of ``tree`` and the token after them.
 
-        The tree may go unused (a first token, a replay): then nothing of it is accepted. So many verdicts as
-        ``run_on`` may be made unasked afterwards; they are the answers to the next calls, whose trees are empty. A
-        verdict's own ``run_on`` tells how many these are, unless one of those calls wants more or fewer.
+        A first token and a replay do not use the tree, and accept nothing of it. After this verdict the target may make
+        up to ``run_on`` more autonomously. These answer the next calls, which pass empty trees. A verdict's own
+        ``run_on`` tells how many follow, unless one of those calls asks for more or fewer.
 
-        ``early`` may be asked for the round after while this one is at the target. If that was sent and stands, the
-        verdict's ``under_way`` is what is left of its tree, and of the next call.
+        ``early`` gives the next round while this one is at the target (pipelined verification). If that round was sent
+        and not dropped, the verdict's ``under_way`` is what is left of its tree, and is the tree of the next call.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One turn of the loop: what was verified, what came of it, and the new output."""
+    """One turn of the loop: the verified proposal, the verdict on it, and the new output."""
 
     proposal: Proposal
     verdict: Verdict

@@ -1,7 +1,6 @@
-"""A checked request becomes samples, decoded side by side, and their chunks in the order in which they come.
+"""Generation: decodes the samples of a checked request concurrently, and yields their chunks as they come.
 
-Knows what a sample is made of; refuses to know what the loop decides (orchestrator.decoder), deadlines and who may
-start.
+Knows the parts of a sample; does not know what the loop decides (orchestrator.decoder), deadlines and admission.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from specdec.core.noise import derive_seed
 from specdec.speculation.acceptance import AcceptanceModel
 from specdec.telemetry import setup as telemetry
 
-_MANY_RECEIVED = 256
+_MANY_RECEIVED_IDS = 256
 
-_MOST_DRAFT_TOKENS = 8
-"""Where nobody named a number."""
+_MAX_ADAPTIVE_DRAFT_TOKENS = 8
+"""Draft tokens per round at most if neither the request nor the settings fix a number."""
 
 _PARTS = [(part, f"{part.removeprefix('model_')}_us") for part in PARTS]
 
@@ -59,12 +58,12 @@ class Generator:
         self._settings = settings
         self._metrics = metrics
         ahead, siblings = settings.num_ahead_tokens > 0, settings.num_siblings
-        self._costs = Costs(_MOST_DRAFT_TOKENS, ahead, siblings)
+        self._costs = Costs(_MAX_ADAPTIVE_DRAFT_TOKENS, ahead, siblings)
         self._concert = Concert(self._costs)
 
     async def chunks(self, request: Request, model_digest: str, arrived: float) -> AsyncGenerator[Chunk, None]:
-        """All chunks of all samples; the request ``arrived`` then (monotonic clock). Raises the first SpecdecError that
-        ends one of them; closed, it ends them all."""
+        """All chunks of all samples. ``arrived``: when the request arrived (monotonic clock). Raises the first
+        SpecdecError that ends a sample. Closing the generator ends all samples."""
         outbox = Outbox(self._settings.park_after_s)
         samples = [
             asyncio.create_task(self._sample(request, index, model_digest, arrived, outbox))
@@ -82,15 +81,15 @@ class Generator:
             await asyncio.gather(*samples, return_exceptions=True)
 
     async def _sample(self, request: Request, index: int, model_digest: str, arrived: float, outbox: Outbox) -> None:
-        """Decode one sample into the outbox; whatever goes wrong goes there too."""
+        """Decode one sample into the outbox, with any error."""
         try:
             await self._decode(request, index, model_digest, arrived, outbox)
         except Exception as error:
             await outbox.fail(error)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic in Rust is no Exception, and nobody would be told
-            await outbox.fail(RuntimeError(f"a sample broke off: {error!r}"))
+        except BaseException as error:  # a panic in Rust is not an Exception, and must not be lost
+            await outbox.fail(RuntimeError(f"a sample failed: {error!r}"))
 
     async def _decode(self, request: Request, index: int, model_digest: str, arrived: float, outbox: Outbox) -> None:
         received = request.resume.get(index, ())
@@ -107,8 +106,8 @@ class Generator:
             received,
             request.cache_salt,
         )
-        # To make text of many ids takes long, in which nobody else must stand still.
-        sequence = await asyncio.to_thread(make) if len(received) > _MANY_RECEIVED else make()
+        # Detokenizing many ids takes long and must not block the event loop.
+        sequence = await asyncio.to_thread(make) if len(received) > _MANY_RECEIVED_IDS else make()
         fixed = request.num_draft_tokens
         lookup = PromptLookup(self._costs.hit_rates) if fixed is None and sequence.keyed_by_token else None
         chances = AcceptanceModel(self._costs.chances)
@@ -137,7 +136,7 @@ class Generator:
             ):
 
                 def park() -> None:
-                    """A client that does not read stops its own sequences; then they hold no memory either."""
+                    """Release the replicas: the sequences of a client that does not read must hold no memory."""
                     self._metrics.parked()
                     target.park()
                     draft.park()
@@ -164,7 +163,7 @@ class Generator:
 
 
 def _round_attributes(index: int, step: Step, split: Split) -> dict[str, int]:
-    """Microseconds, and counts; what is 0 is left out, as each attribute costs 2 us. Rows are told by the target."""
+    """Microseconds and counts. Zeros are left out: each attribute costs 2 us. The target's span has the rows."""
     verdict = step.verdict
     attributes = {"round": verdict.round, "base": verdict.base}
     if index:

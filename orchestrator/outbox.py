@@ -1,6 +1,6 @@
-"""Chunks between a request's samples and its client, who may read slowly.
+"""The queue of chunks between a request's samples and its client, which may read slowly.
 
-Knows who waits for whom; refuses to know what a chunk says and what parking is.
+Knows backpressure; does not know what a chunk contains and what parking does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 BUFFERED_CHUNKS = 32
-"""Chunks a client may be behind before its sequences stand still."""
+"""Chunks that a client may lag behind before its samples wait."""
 
 
 class Outbox:
@@ -25,10 +25,10 @@ class Outbox:
         self._num_waiting = 0
 
     async def put(self, chunk: Any, park: Callable[[], None]) -> None:
-        """Hand over a chunk as soon as there is room. If that takes long, ``park()`` is called first.
+        """Put a chunk as soon as there is room. If that takes longer than the patience, ``park()`` is called first.
 
-        Once somebody was parked, nobody hands over anything until the client has read all that was there: a client
-        that reads one chunk now and then must not cost a replay each time.
+        After a sample was parked, no sample puts a chunk until the client has read the whole queue. Otherwise a client
+        that reads a chunk now and then would cost a replay each time.
         """
         if not self._num_waiting and self._open.is_set() and not self._chunks.full():
             self._chunks.put_nowait(chunk)
@@ -55,11 +55,11 @@ class Outbox:
             await self._chunks.put(chunk)
 
     async def fail(self, error: Exception) -> None:
-        """Hand over what ends the request."""
+        """Put the error that ends the request."""
         await self._chunks.put(error)
 
     async def get(self) -> Any:
-        """The next chunk. Raises what ended the request."""
+        """The next chunk. Raises the error that ended the request."""
         chunk = await self._chunks.get()
         if self._chunks.empty():
             self._open.set()

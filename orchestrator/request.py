@@ -1,6 +1,6 @@
-"""What goes into the orchestrator and what comes out: a checked request, and the chunks of its samples.
+"""The input and output of the orchestrator: a checked request, and the chunks of its samples.
 
-Plain values; refuses to know the public API's messages (orchestrator.api) and how a sample is decoded.
+Plain values; does not know the public API's messages (orchestrator.api) and how a sample is decoded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specdec.core.sequence import Method, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A checked request, with nothing left to default."""
+    """A checked request, with every default filled in."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
@@ -26,14 +26,14 @@ class Request:
     stop: tuple[str, ...]
     stop_token_ids: frozenset[int]
     method: Method
-    num_draft_tokens: int | None  # None: as many as pay
-    resume: Mapping[int, tuple[int, ...]]  # ids that the client has, by index
+    num_draft_tokens: int | None  # per round; None: adaptive
+    resume: Mapping[int, tuple[int, ...]]  # output ids that the client has already, by sample
     cache_salt: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a sample ended, and what it took."""
+    """Why a sample ended, its token counts and its statistics."""
 
     reason: FinishReason
     matched: str | int | None  # the stop string or stop token that ended it
@@ -53,7 +53,7 @@ class Chunk:
 
     @staticmethod
     def of(index: int, position: int, piece: Piece, sequence: Sequence) -> Chunk:
-        """With the end of ``sequence``, if it has ended."""
+        """A chunk, with the finish of ``sequence`` if it has ended."""
         if sequence.finish_reason is None:
             return Chunk(index, position, piece)
         finish = Finish(

@@ -1,4 +1,4 @@
-"""What passes between the controller, which decides, and the speculation, which carries it out: a value each way."""
+"""The values between the controller and the speculation: the plan of a round, and the proposal made from it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from specdec.core.tree import EMPTY_TREE, TokenTree
 
 
 class Rival(IntEnum):
-    """What else could be verified, the worst first: nothing (the draft gave none), a tree that is still to be waited
-    for, a tree of the draft's that is there."""
+    """The alternatives to a prompt-lookup proposal, the worst first: nothing (the draft gave no tree), a tree that the
+    round has to wait for, a tree of the draft that has arrived."""
 
     NOTHING = 0
     WAIT = 1
@@ -21,9 +21,9 @@ class Rival(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What the text's own past holds likely. It is verified instead of ``beats`` and of what is worse.
+    """A prompt-lookup proposal. It is verified instead of ``beats`` and of worse alternatives.
 
-    ``in_doubt``: it will rather fail somewhere than not.
+    ``in_doubt``: a rejection somewhere in it is more likely than none.
     """
 
     tree: TokenTree = EMPTY_TREE
@@ -36,14 +36,14 @@ NO_GUESS = Guess()
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """Of the round to come.
+    """The plan of the next round.
 
-    ``budget``: nodes of the draft that are worth waiting for, and as ``max_depth`` how many are worth verifying if more
-    are there already; 0 and some: they may be grown, but nobody waits. ``rounds``: seconds with 0, 1, ... nodes that
-    are there; of such a tree as many are verified as promise the most per second. Empty: max_depth of them, always.
-    ``soon``: none is verified yet, as the verdict comes unasked. ``run_on``: after this round the target may make so
-    many tokens unasked, and if it does so already, no more. ``early``: the round after it may be sent before its
-    verdict.
+    ``budget.max_nodes``: draft tokens that the round waits for. ``budget.max_depth``: draft tokens that are verified if
+    they have arrived; with max_nodes = 0 they may grow, but the round does not wait. ``rounds``: duration in seconds of
+    a round with 0, 1, ... nodes; of an arrived tree the part with the most tokens per second is verified. Empty: always
+    the likeliest max_depth nodes. ``soon``: nothing is verified yet, because the next verdict is autonomous.
+    ``run_on``: autonomous verdicts allowed after this round, those in flight included. ``early``: the next round may be
+    sent before the verdict on this one.
     """
 
     budget: Budget
@@ -55,18 +55,18 @@ class RoundPlan:
 
 
 Early = Callable[[], tuple[TokenTree, int]]
-"""What the round after may verify: a tree below the last committed token, as that is before the verdict, and of what is
-left of it then how many nodes, the first ones. Empty: nothing is there yet."""
+"""Makes the next round before the verdict on this one: a tree below the present base, and how many nodes to verify of
+what is left of it after the verdict (the first ones). An empty tree: none has arrived yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What is verified, and how it came. ``guessed``: what the guess that it is was preferred to; None: it is none.
+    """The tree to verify, and its origin.
 
-    ``foreseen``: whether something to verify was there when the draft was asked for more; None: it was not asked.
-    ``was_there``: something of the draft's was there as soon as the verdict before. ``num_received``: nodes of the
-    draft's that have come since the proposal before. ``waited_s``: for the draft; None: nobody waited. ``early``: of
-    the round after, if that may be sent early.
+    ``guessed``: the alternative that a prompt-lookup proposal replaced; None: the tree is the draft's. ``foreseen``:
+    speculation hit, a tree had arrived when the draft was asked for more; None: it was not asked. ``was_there``: a tree
+    of the draft was there at the last verdict. ``num_received``: draft nodes received since the last proposal.
+    ``waited_s``: time spent waiting for the draft; None: no wait. ``early``: makes the next round, if it may be early.
     """
 
     tree: TokenTree = EMPTY_TREE

@@ -1,7 +1,7 @@
-"""One sample being generated: the truth about its ids, and when it ends.
+"""One sample being generated: its committed ids, and when it ends.
 
-Knows what was committed; refuses to know who proposed or verified it. Everything that must be right when a
-replica is lost lives here.
+Knows what was committed; does not know the draft and the target. All state that must survive the loss of a replica is
+here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FinishReason(Enum):
 
 
 class Sequence:
-    """Prompt + committed ids of one sample, and its output as it may be shown."""
+    """Prompt + committed ids of one sample, and its output as the client may see it."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Sequence:
         received: Seq[int] = (),
         cache_salt: bytes = b"",
     ) -> None:
-        """``received`` is output that the client has from before, on another orchestrator."""
+        """``received``: output ids that the client has already, from another orchestrator."""
         self.ids = list(prompt_ids)
         self.num_prompt_tokens = len(prompt_ids)
         self.stop_token_ids = stop_token_ids
@@ -88,7 +88,7 @@ class Sequence:
 
     @property
     def draft_needs(self) -> frozenset[str]:
-        """Capabilities that its draft must have: one that does not know the transforms only guesses worse."""
+        """Capabilities that its draft must have. A draft without the transforms is allowed: it only guesses worse."""
         return frozenset({CACHE_SALT} if self._cache_salt else ())
 
     @property
@@ -96,8 +96,8 @@ class Sequence:
         return self._sampling.greedy or self._method is Method.COUPLED
 
     def extend(self, tree: TokenTree, verdict: Verdict) -> Piece:
-        """Commit a verdict on ``tree``, token by token: what follows a stop inside the block never happened."""
-        # An open verifies nothing, also where it replays a round that had a tree.
+        """Commit a verdict on ``tree``, token by token up to a stop; the tokens after the stop are dropped."""
+        # An open verifies nothing, even when it replays a round with a tree.
         end = Origin.BONUS if not verdict.round or tree.ends_with(verdict.accepted) else Origin.CORRECTION
         for token_id, origin in (
             *((tree.token_ids[node], Origin.DRAFT) for node in verdict.accepted),

@@ -1,6 +1,6 @@
-"""What speculation did for one sample, as its client is told: counts, and where the time of its rounds went.
+"""Speculation statistics of one sample, as reported to its client: counts, and the time spent in its rounds.
 
-Knows proposals, verdicts and a clock; refuses to know tokens and why they were proposed.
+Knows proposals, verdicts and a clock; does not know tokens and why they were proposed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specdec.core.rounds import Verdict
 
 @dataclass(slots=True)
 class Statistics:
-    """See SpeculationStats in the contract; the names are the same. Mean accepted length =
+    """The fields of SpeculationStats in the contract, under the same names. Mean accepted length =
     1 + num_accepted_tokens / num_drafts. ``clock`` counts seconds."""
 
     num_rounds: int = 0
@@ -37,14 +37,14 @@ class Statistics:
     target_sample_us: int = 0
     num_lookup_tokens: int = 0
     num_accepted_lookup_tokens: int = 0
-    replays: list[tuple[str, int]] = field(default_factory=list)  # why, and how many tokens were fed again
+    replays: list[tuple[str, int]] = field(default_factory=list)  # cause, and number of tokens fed again
     clock: Callable[[], float] = time.perf_counter
-    _first: float | None = None  # when the first verdict came
-    _corrected_at: int | None = None  # by the last verdict; None: it was a bonus
-    _undecided: bool = False  # whether it was foreseen
+    _first: float | None = None  # time of the first verdict
+    _corrected_at: int | None = None  # depth of the last verdict's correction; None: it was a bonus
+    _undecided: bool = False  # the last verdict is not yet counted as a hit or a miss
 
     def observe(self, proposal: Proposal, verdict: Verdict) -> None:
-        """A verdict on a proposal."""
+        """Count a verdict on a proposal."""
         now = self.clock()
         self._decided(proposal.was_there)
         self.num_rounds += 1
@@ -54,14 +54,14 @@ class Statistics:
         elif proposal.waited_s is not None:
             self.draft_wait_us += int(proposal.waited_s * 1e6)
         self.elapsed_us = int((now - self._first) * 1e6)
-        if verdict.round:  # an open's pass has a prefill in it
+        if verdict.round:  # the pass of an open contains a prefill
             self.target_queue_us += verdict.timings.queue_us
             self.target_pass_us += verdict.timings.pass_us
             self.target_sample_us += verdict.timings.sample_us
         tree = proposal.tree
         self._undecided = bool(tree and verdict.round)
         if not self._undecided:
-            return  # an open verifies nothing, also where it replays a round that had a tree
+            return  # an open verifies nothing, even when it replays a round with a tree
         num_accepted = len(verdict.accepted)
         self._corrected_at = None if tree.ends_with(verdict.accepted) else num_accepted
         self.num_drafts += 1
@@ -76,7 +76,7 @@ class Statistics:
             self.num_accepted_tokens_per_pos[depth] += 1
 
     def _decided(self, foreseen: bool) -> None:
-        """There is a round after the last one; ``foreseen``: something to verify in it was there at once."""
+        """Count the last verdict, now that a round follows. ``foreseen``: a speculation hit, a tree was there."""
         if not self._undecided:
             return
         if self._corrected_at is None:

@@ -1,8 +1,8 @@
-"""One sequence's target: a lane on some replica, and another lane when that one is lost.
+"""The target of one sequence: a lane on some replica, and another lane when that one is lost.
 
 Knows replay, the one recovery path: the sequence is opened again, on any replica of the same model, with prompt +
-committed ids, and the loop does not notice. A crash, a drain, a preemption and a parked client all lead here.
-Refuses to know what a verdict means.
+committed ids, and the loop does not notice. A crash, a drain, a preemption and a parked client all use it.
+Does not know what a verdict means.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from specdec.v1 import target_pb2
 
 MAX_HARM, MAX_HARM_IN_ALL = 4, 8
 _HARM_OF_CRASH, _HARM_OF_FAILED_PASS = 2, 1
-"""It may be the request that fails its replicas. Two crashes in a row end it; a failed pass, which leaves its replica
-alive, counts half. In all, also with progress in between, which shows that the text so far is harmless, twice that."""
+"""A request may be the cause of its replicas' failures. Two crashes in a row end it; a failed pass, which its replica
+survives, counts half. Progress proves the text so far harmless; with progress in between, twice as much ends it."""
 
 _REPLAY = (ReplicaLost, OutOfStep, Preempted, Overloaded)
 _FATE_TIMEOUT_S = 1.0
@@ -50,7 +50,7 @@ _backoff = wait_random_exponential(multiplier=0.02, max=1.0)
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """Of a replica under this request. If it did not fail or stand still in a pass it may have been the network."""
+    """The loss of a replica during this request. With neither flag set, the network may be the cause."""
 
     replica: Replica
     instance: str
@@ -61,7 +61,7 @@ class _Loss:
 class TargetClient:
     """See orchestrator.decoder.Target. ``async with`` closes the sequence on its replica.
 
-    ``arrived`` (monotonic clock) is the request's, so that a replay keeps its age.
+    ``arrived``: arrival time of the request (monotonic clock), so that a replay keeps its age.
     """
 
     def __init__(
@@ -77,15 +77,15 @@ class TargetClient:
         self._lane: Lane | None = None
         self._instance = ""
         self._round = 0
-        self._answered = 0  # of the rounds, the last one that a verdict came of
-        self._rounds: list[Round] = []  # that more verdicts may come of: the last one, and one that it supersedes
+        self._answered = 0  # number of the last round with a verdict
+        self._rounds: list[Round] = []  # rounds that still get verdicts: the last one, and one that it supersedes
         self._num_passes = 0  # of the replica, at the last verdict
         self._opened_before = False
         self._cause = ""  # of the next replay
-        self._refused = False  # the last attempt found no room, and so was none
+        self._refused = False  # the last attempt found no room; it does not count as a replay
         self._num_preemptions = 0
         self._losses: list[_Loss] = []
-        self._num_harmless = 0  # of them: a verdict came after
+        self._num_harmless = 0  # losses with a verdict after them
 
     async def __aenter__(self) -> TargetClient:
         return self
@@ -102,12 +102,12 @@ class TargetClient:
             self._cause = "PARKED"
 
     async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int = 0, early: Early | None = None) -> Verdict:
-        """The next verdict, from whichever replica gives it; bounded by the request's deadline alone.
+        """The next verdict, from any replica; only the request's deadline limits the time.
 
-        Raises NoReplica if none can be reached, or if too many failed under this request.
+        Raises NoReplica if no replica can be reached, or if too many failed under this request.
         """
         if self._lane is not None and self._lane.lost and not self._rounds:
-            self.park()  # nothing of it was unanswered, so it cannot be what ended the replica: no suspect
+            self.park()  # no round was unanswered, so this sequence did not end the replica: no suspect
             self._cause = "REPLICA_LOST"
         if self._lane is not None:
             with suppress(*_REPLAY):
@@ -125,13 +125,13 @@ class TargetClient:
             await self._send_early(lane, sequence, early, asked + self._costs.early_s(len(tree), under_way))
             return await self._answer(lane, sequence, tree, asked, under_way)
         to_come = _to_come(self._rounds[-1], sequence.base)
-        # Before the target rests: to be asked again would cost it a pass where others are in every one.
+        # Renew the allowance before it runs out: a sequence that pauses misses a pass that the others are in.
         if self._answered == self._round and (2 * to_come <= run_on or run_on + OVERRUN < to_come):
             self._ask(lane, Round(self._round + 1, sequence.base, EMPTY_TREE, run_on))
         return await self._answer(lane, sequence)
 
     async def _send_early(self, lane: Lane, sequence: Sequence, early: Early | None, at: float) -> None:
-        """The round after the one that the target is in, unless the verdict comes before it is time."""
+        """Send the next round early, at the time ``at``, unless the verdict comes before that."""
         if early is None or not self._can(EARLY) or await lane.arrives(at - time.monotonic()):
             return
         tree, max_nodes = early()
@@ -147,11 +147,11 @@ class TargetClient:
         lane.send(write_round(lane.sequence, round_))
 
     async def _begin(self, sequence: Sequence) -> Verdict:
-        """The first verdict of the sequence on a replica; the first of all, or that of a replay."""
+        """The first verdict of the sequence on a new replica: the first of all, or that of a replay."""
         if self._opened_before:
             await self._refuse_poison()
         try:
-            # Before a turn is taken: who waits for a replica must not keep others from waiting, too.
+            # Wait before taking a turn: a sequence without a replica must not block the turns of others.
             replica = await self._pool.wait_for_one(self._wait_s, self._replica, sequence.needs, sequence.base)
         except ReplicaLost as error:
             raise NoReplica(str(error)) from error
@@ -159,7 +159,7 @@ class TargetClient:
             self._opened_before = True
             return await self._first_answer(sequence, replica)
         async with self._pool.replays.turn(self._arrived, suspect=self._suspect):
-            # There may be another by now, or none. Who gave the sequence back is asked only if there is no other.
+            # Choose again: replicas may have come or gone. The last replica is used only if there is no other.
             replica = await self._pool.wait_for_one(0.0, self._replica, sequence.needs, sequence.base)
             if not self._refused:
                 sequence.statistics.replayed(self._cause, sequence.base)
@@ -179,8 +179,8 @@ class TargetClient:
         asked: float | None = None,
         under_way: bool = False,
     ) -> Verdict:
-        """On ``tree``, which may be what is left of the one that was sent. ``asked``: when, unless the target went on
-        by itself; ``under_way``: before the verdict before, which that is the time of."""
+        """The next verdict, on ``tree``: the tree sent, or what is left of it. ``asked``: start of the round; None: an
+        autonomous verdict, or an open. ``under_way``: the round was sent early, and starts at the last verdict."""
         try:
             verdict = self._checked(await lane.receive(), sequence, tree)
         except _REPLAY as error:
@@ -192,15 +192,15 @@ class TargetClient:
         assert self._replica is not None, "an open lane is some replica's"
         self._num_harmless, self._refused = len(self._losses), False
         num_passes, self._num_passes = self._replica.num_passes - self._num_passes, self._replica.num_passes
-        everybody, timings = self._replica.num_sequences, verdict.timings
+        num_live, timings = self._replica.num_sequences, verdict.timings
         if asked is not None:
             latency_s = lane.heard - asked
             self._replica.observe(latency_s)
-            self._costs.verified(len(tree), latency_s, timings, num_passes, everybody, under_way)
-        elif verdict.round:  # an open's answer has a prefill in it
-            # When it came tells nothing of how long one waits here.
+            self._costs.verified(len(tree), latency_s, timings, num_passes, num_live, under_way)
+        elif verdict.round:  # the answer to an open contains a prefill
+            # The arrival of an autonomous verdict tells nothing of the replica's latency.
             self._replica.answered()
-            self._costs.went_on(timings, everybody)
+            self._costs.went_on(timings, num_live)
         self._replica.observe_pass(timings.pass_us / 1e6)
         if not (self._rounds and self._rounds[-1].number > verdict.round):
             return verdict
@@ -208,10 +208,10 @@ class TargetClient:
         if later.tree:
             committed = [*(tree.token_ids[node] for node in verdict.accepted), verdict.next_token]
             return replace(verdict, under_way=later.tree.descend(committed).prefix(later.max_nodes))
-        return replace(verdict, run_on=_to_come(later, verdict.base + 1))  # which supersedes this one
+        return replace(verdict, run_on=_to_come(later, verdict.base + 1))  # the later round supersedes this one
 
     def _open(self, sequence: Sequence, replica: Replica) -> Lane:
-        """Open the sequence there. Its first verdict is a plain token, whatever the draft proposes."""
+        """Open the sequence there. Its first verdict is a plain token, without draft tokens."""
         self._lane = lane = replica.lane()
         self._instance = replica.instance
         self._round = self._answered = 0
@@ -234,30 +234,30 @@ class TargetClient:
         return lane
 
     def _checked(self, verdict: Verdict, sequence: Sequence, tree: TokenTree) -> Verdict:
-        """The verdict on ``tree``, whose nodes the accepted ones are now. What it answers is answered.
+        """The verdict with its accepted nodes as nodes of ``tree``. Marks the round as answered.
 
-        A target that answers what cannot be is left by everyone; this sequence is replayed elsewhere.
+        A target that sends an invalid verdict is ejected, and this sequence is replayed elsewhere.
         """
         round_ = next((round_ for round_ in self._rounds if round_.number == verdict.round), None)
         later = [each for each in self._rounds if each.number > verdict.round]
         if round_ is None or verdict.base != sequence.base:
             expected = " or ".join(str(round_.number) for round_ in self._rounds)
-            nonsense = f"round {verdict.round} at base {verdict.base} for {expected} at {sequence.base}"
+            problem = f"round {verdict.round} at base {verdict.base} for {expected} at {sequence.base}"
         elif (accepted := _accepted(round_, verdict, sequence.ids[round_.base :], tree)) is None:
-            nonsense = f"accepted nodes {verdict.accepted}, which are no path of the tree it was sent"
+            problem = f"accepted nodes {verdict.accepted}, which are no path of the tree it was sent"
         elif verdict.run_on > round_.run_on:
-            nonsense = f"{verdict.run_on} tokens to come unasked where {round_.run_on} were allowed"
+            problem = f"{verdict.run_on} autonomous verdicts to come, more than the allowed {round_.run_on}"
         elif verdict.dropped and [verdict.dropped] != [each.number for each in later if each.tree]:
-            nonsense = f"round {verdict.dropped} dropped, which was not sent early"
+            problem = f"round {verdict.dropped} dropped, which was not sent early"
         else:
             if verdict.dropped:
                 later, self._round = [], verdict.round
             base = verdict.base + len(verdict.accepted) + 1
-            goes_on = [Round(round_.number, base, run_on=verdict.run_on - 1)] if verdict.run_on else []
-            self._rounds = [*goes_on, *later]
+            autonomous = [Round(round_.number, base, run_on=verdict.run_on - 1)] if verdict.run_on else []
+            self._rounds = [*autonomous, *later]
             self._answered = verdict.round
             return verdict if accepted == verdict.accepted else replace(verdict, accepted=accepted)
-        error = HostileReplica(f"the target answered nonsense: {nonsense}")
+        error = HostileReplica(f"the target sent an invalid verdict: {problem}")
         if self._replica is not None:
             self._replica.eject(str(error))
         self.park()
@@ -265,7 +265,7 @@ class TargetClient:
 
     @property
     def _suspect(self) -> bool:
-        """A replica was lost under this text, as it is now."""
+        """Whether a replica was lost since the last verdict: the present text may be the cause."""
         return len(self._losses) > self._num_harmless
 
     def _remember(self, error: SpecdecError) -> None:
@@ -280,7 +280,7 @@ class TargetClient:
             self._losses.append(_Loss(self._replica, self._instance, isinstance(error, PassFailed), stood_still))
 
     async def _refuse_poison(self) -> None:
-        """A lost stream is a crash only if the process behind it ended, or stood still in a pass."""
+        """Raises NoReplica after too much harm. A lost stream is a crash only if its process ended, or stood still."""
         recent = self._losses[self._num_harmless :]
         if len(recent) * _HARM_OF_CRASH < MAX_HARM and len(self._losses) * _HARM_OF_CRASH < MAX_HARM_IN_ALL:
             return
@@ -289,8 +289,8 @@ class TargetClient:
 
 
 def _accepted(round_: Round, verdict: Verdict, since: Seq[int], tree: TokenTree) -> tuple[int, ...] | None:
-    """The accepted nodes of the round's tree as nodes of ``tree``, which is left of it now that ``since`` is committed.
-    None: they are no path there."""
+    """The accepted nodes of the round's tree as nodes of ``tree``, the part of it that is left after ``since``. None:
+    they are no path there."""
     above = round_.tree.trace(since)
     if (len(above) < len(since) and verdict.accepted) or not round_.tree.is_path((*above, *verdict.accepted)):
         return None
@@ -299,13 +299,13 @@ def _accepted(round_: Round, verdict: Verdict, since: Seq[int], tree: TokenTree)
 
 
 def _to_come(round_: Round, base: int) -> int:
-    """Verdicts that are still to come of a round at ``base``."""
+    """Verdicts of a round that are still to come at ``base``."""
     return 1 + max(0, round_.run_on - (base - round_.base))
 
 
 async def _harm(losses: Iterable[_Loss]) -> int:
     harm = 0
-    ended: set[tuple[Replica, str]] = set()  # streams of these processes
+    ended: set[tuple[Replica, str]] = set()  # processes with a lost stream
     for loss in losses:
         if loss.failed_pass:
             harm += _HARM_OF_FAILED_PASS
@@ -313,7 +313,7 @@ async def _harm(losses: Iterable[_Loss]) -> int:
             harm += _HARM_OF_CRASH
         else:
             ended.add((loss.replica, loss.instance))
-    # A process that is dead by now crashed once, however many streams to it had ended before.
+    # A process that is dead by now crashed once, even if several streams to it ended before.
     for replica, instance in ended:
         if await replica.is_dead(instance, _FATE_TIMEOUT_S):
             harm += _HARM_OF_CRASH

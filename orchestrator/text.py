@@ -1,6 +1,6 @@
-"""Token ids -> text, as it may be shown: never half a character, never part of a stop string.
+"""Token ids -> text that may be sent: never half a character, never part of a stop string.
 
-Knows one sample's output and what of it was handed out; refuses to know why tokens come.
+Knows one sample's output and how much of it was sent; does not know where tokens come from.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 _PRIMING_TOKENS = 16
-"""Prompt tokens the decoder sees first: some tokenizers write a word's leading space only after another word."""
+"""Prompt tokens that the decoder sees first: some tokenizers write a word's leading space only after another word."""
 
-_MOST_TOKENS_OF_A_CHARACTER = 4
-"""The bytes of one in UTF-8, where each is a token."""
+_MAX_TOKENS_PER_CHARACTER = 4
+"""A character has at most four bytes in UTF-8, and each may be a token."""
 
-_MOST_PENDING = 64
-"""Tokens in a row that end in no whole character: bytes that are none, or special tokens. The decoder looks at all of
-them again with every token."""
+_MAX_PENDING = 64
+"""Tokens in a row without a whole character (invalid bytes or special tokens), after which the decoder restarts. It
+decodes all pending tokens again with every token."""
 
 
 class Origin(Enum):
@@ -33,7 +33,7 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Output that may be sent: text, and the ids all of whose text has now been handed out."""
+    """Output that may be sent: text, and the ids that have no unsent text any more."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
@@ -48,38 +48,38 @@ class Piece:
 class _Held:
     token_id: int
     origin: Origin
-    end: int | None  # where its text ends in the output; None: not yet a whole character
+    end: int | None  # where its text ends in the output, in characters; None: not yet a whole character
 
 
 class Output:
-    """One sample's output. Without a tokenizer it hands out ids alone."""
+    """One sample's output. Without a tokenizer it has ids only."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], stop: Sequence[str], min_tokens: int = 0
     ) -> None:
-        """In the text of the first ``min_tokens`` tokens no stop string is looked for."""
+        """The text of the first ``min_tokens`` tokens is not searched for stop strings."""
         self._tokenizer = tokenizer
         self._num_exempt_tokens = min_tokens
         self._num_exempt = 0  # characters
         self._decoder = _primed(tokenizer, prompt_ids) if tokenizer else None
-        self._ids = list(prompt_ids[-_PRIMING_TOKENS - _MOST_TOKENS_OF_A_CHARACTER :])
+        self._ids = list(prompt_ids[-_PRIMING_TOKENS - _MAX_TOKENS_PER_CHARACTER :])
         self._stop = tuple(stop)
         self._text = ""
         self._num_sent = 0  # characters
-        self._num_pending = 0  # tokens since the last that ended in a whole character
+        self._num_pending = 0  # tokens since the last whole character
         self._held: list[_Held] = []
 
     def push(self, token_id: int, origin: Origin) -> str | None:
-        """Append a committed token. The stop string it completes, if any: nothing may be pushed after that."""
+        """Append a committed token. Returns the stop string that it completes; after one, nothing may be pushed."""
         text = self._decoded(token_id)
         before = len(self._text)
         self._ids.append(token_id)
         self._text += text
         self._held.append(_Held(token_id, origin, None))
         self._num_pending = 0 if text else self._num_pending + 1
-        if self._tokenizer is not None and self._num_pending == _MOST_PENDING:
-            # They have no text; it goes on as if they were not there.
-            self._decoder = _primed(self._tokenizer, self._ids[:-_MOST_PENDING])
+        if self._tokenizer is not None and self._num_pending == _MAX_PENDING:
+            # The pending tokens have no text: the decoder continues from the tokens before them.
+            self._decoder = _primed(self._tokenizer, self._ids[:-_MAX_PENDING])
             self._num_pending = 0
         if not self._num_pending or self._decoder is None:
             for held in self._held:
@@ -90,8 +90,8 @@ class Output:
         return self._cut_at_stop(before)
 
     def finish(self) -> str | None:
-        """No token follows: of a last token that ends in half a character, the whole ones before that are text too.
-        The half one is dropped, though not its ids. The stop string that is complete now, if any."""
+        """No token follows: decode the pending tokens. Their whole characters become text; a half one at the end is
+        dropped, but its ids stay. Returns the stop string that this completes, if any."""
         num_pending = sum(held.end is None for held in self._held)
         if self._tokenizer is None or not num_pending:
             return None
@@ -104,14 +104,14 @@ class Output:
         return self._cut_at_stop(before)
 
     def _decoded(self, token_id: int) -> str:
-        """The text that became whole with this token."""
+        """The text that this token completes."""
         if self._decoder is None or self._tokenizer is None:
             return ""
         try:
             return self._decoder.step(self._tokenizer, token_id) or ""
         except Exception:  # the only class that tokenizers raises
-            # Byte tokens that are not UTF-8 would change text before them, which was handed out: it stays, and the
-            # decoder starts afresh with the tokens that have no text yet.
+            # Byte tokens that are not UTF-8 would change earlier text, which may be sent already. That text stays, and
+            # a new decoder starts with the tokens that have no text yet.
             self._decoder = DecodeStream(skip_special_tokens=True)
             pending = [held.token_id for held in self._held if held.end is None]
             return "".join(self._decoder.step(self._tokenizer, each) or "" for each in [*pending, token_id])
@@ -130,13 +130,13 @@ class Output:
         return stop
 
     def skip(self) -> None:
-        """What was pushed so far is with the client already."""
+        """Mark the output so far as sent: the client has it already."""
         self._held, self._num_sent = [], len(self._text)
 
     def take(self, finished: bool = False) -> Piece:
-        """What may be sent now; everything that is left if no token follows.
+        """The output that may be sent now; all that is left if no token follows.
 
-        Text goes out token by token, together with the ids, so that whoever has the ids knows which text came.
+        Text is sent with the ids it belongs to, so that a client with the ids knows which text it has.
         """
         num_whole, end = len(self._held), len(self._text)
         if not finished:
@@ -153,12 +153,12 @@ class Output:
         )
 
     def _num_suspicious(self) -> int:
-        """Length of the longest tail that may be the beginning of a stop string."""
+        """Length of the longest tail that may be the start of a stop string."""
         longest, last = 0, self._text[-1:]
         num_searched = len(self._text) - self._num_exempt
         for stop in self._stop:
             length = min(len(stop) - 1, num_searched)
-            # Of its beginnings those that end as the text does, the longest first.
+            # Try the prefixes of the stop string with the text's last character at their end, the longest first.
             while length > longest and (length := stop.rfind(last, longest, length) + 1) > longest:
                 if self._text.endswith(stop[:length]):
                     longest = length
@@ -167,16 +167,16 @@ class Output:
 
 
 def _tail(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """The last ids, but not from the middle of a character on: what follows such a tail would lose its space."""
-    tails = (list(ids[-_PRIMING_TOKENS - more :]) for more in range(_MOST_TOKENS_OF_A_CHARACTER))
-    # From its beginning on a text is whole, whatever it looks like.
+    """The last ids, not starting within a character: text decoded after such a tail would lose its space."""
+    tails = (list(ids[-_PRIMING_TOKENS - more :]) for more in range(_MAX_TOKENS_PER_CHARACTER))
+    # A tail that is the whole text needs no check.
     whole = (each for each in tails if len(each) == len(ids) or not tokenizer.decode(each).startswith("\ufffd"))
     return next(whole, [])
 
 
 def _primed(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> DecodeStream:
     tail = _tail(tokenizer, prompt_ids)
-    # After half a character the decoder would hand out part of the prompt.
+    # After half a character the decoder would return part of the prompt.
     if tokenizer.decode(tail).endswith("\ufffd"):
         tail = []
     return DecodeStream(ids=tail, skip_special_tokens=True)

@@ -1,4 +1,4 @@
-"""The target service: verifies token trees, one packed pass for all sequences that wait.
+"""The target service: verifies token trees, with one packed pass for all waiting sequences.
 
 Imports specdec; torch only in language_model.py and decision.py.
 Start at engine.py, then language_model.py.

@@ -1,7 +1,7 @@
-"""Which opens there is room for, and who comes first where there is too little.
+"""Admission of opens, by the KV slots and sequences that are free, and the order of opens that must wait.
 
-Knows slots, places and the ages of requests; refuses to know passes and tensors. Better not begun than begun and
-preempted: whoever is there must have room to grow for a while.
+Knows slots, sequence limits and the ages of requests; does not know passes and tensors. A late start costs less than a
+preemption, so every open sequence keeps room to grow for a while.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from specdec.server.step_loop import Key
 from target_service.shared_prefixes import SharedTexts
 
 HEADROOM = 32
-"""Tokens that every sequence must have room to grow by, and at least by half of its output, before another is let in:
-who has said much has shown that it may say more."""
+"""Tokens. Before another sequence is admitted, each open one must have room for this many, and for half of its output
+so far if that is more: a long output is likely to become longer."""
 
 RETRY_AFTER_S = 0.25
 BACK_WITHIN_S = 1.0
-"""A refused open that is not back by then, and by the length of a pass later, does not come back."""
+"""A refused open that does not return within this time plus the length of a pass is given up."""
 
 
 @dataclass(slots=True)
 class _Refused:
     spec: SequenceSpec
-    arrived: float  # when its request did
+    arrived: float  # arrival time of its request
     seen: float
-    slowest_pass_s: float = 0.0  # since then: opens are taken in between passes
+    slowest_pass_s: float = 0.0  # since ``seen``: opens are handled between passes
 
     def may_come_back(self, now: float) -> bool:
         return now - self.seen <= BACK_WITHIN_S + self.slowest_pass_s
@@ -44,29 +44,28 @@ class _Admitted:
 
     @property
     def foreseen(self) -> int:
-        """KV slots it is expected to need for a while, beside those that are counted with what is shared."""
+        """KV slots that it is expected to need for a while, without the shareable ones, which SharedTexts counts."""
         return _foreseen(len(self.ids), self.num_prompt_tokens) - self.num_shareable
 
 
 class Admission:
-    """Of at most ``max_sequences``; see SharedTexts for ``block_size``. Times are those of any one clock, in seconds.
+    """Admits at most ``max_sequences``; see SharedTexts for ``block_size``. Times are in seconds of any one clock.
 
-    A refused open leaves nothing at its caller but the wish to try again. If the room went to whoever asks when some is
-    free, many small requests would take it, bit by bit, before there is ever enough for a large one. So the open of the
-    oldest request that was refused is kept in mind as long as it keeps coming back: whose request is younger is let in
-    only if there is room for both.
+    If free room went to the next open that asks, many small requests would take it before there is ever enough for a
+    large one. So the oldest refused request is remembered as long as it keeps returning, and a younger request is
+    admitted only if there is room for both.
     """
 
     def __init__(self, max_sequences: int, block_size: int = 0) -> None:
         self._max_sequences = max_sequences
         self._texts = SharedTexts(block_size)
         self._admitted: dict[Key, _Admitted] = {}
-        self._refused: _Refused | None = None  # of the oldest request
+        self._refused: _Refused | None = None  # the oldest refused request
 
     def check(self, spec: SequenceSpec, arrived: float, now: float, num_slots: int) -> None:
         """Raises Overloaded if the sequence must wait, ContextExceeded if waiting would not help.
 
-        ``arrived``: when its request did, about; ``num_slots``: of the KV cache in all, 0 if it has no bounds.
+        ``arrived``: the approximate arrival time of the request; ``num_slots``: size of the KV cache, 0 if unbounded.
         """
         if num_slots and len(spec.token_ids) >= num_slots:
             raise ContextExceeded(f"{len(spec.token_ids)} token ids do not fit a KV cache of {num_slots} slots")
@@ -76,7 +75,7 @@ class Admission:
         again = before is not None and before.spec == spec
         if before is None or again or arrived < before.arrived:
             if lacking := self._lacking([spec], num_slots):
-                # What it says of its age does not count the time that it waited here for a pass to end.
+                # The age that a retry states leaves out the time that it waited here for a pass to end.
                 arrived = min(arrived, before.arrived) if before is not None and again else arrived
                 self._refused = _Refused(spec, arrived, now)
                 raise Overloaded(lacking, RETRY_AFTER_S)
@@ -84,35 +83,35 @@ class Admission:
             raise Overloaded(f"{lacking}, with an older request that waits for them", RETRY_AFTER_S)
 
     def enter(self, key: Key, spec: SequenceSpec, ids: Sequence[int]) -> None:
-        """It was let in. ``ids`` are its committed ones: more of them as time goes by."""
+        """The sequence was admitted. ``ids`` are its committed ids, a list that grows."""
         shareable, last = self._texts.in_full_blocks(spec), self._texts.add(spec)
         self._admitted[key] = _Admitted(ids, spec.num_prompt_tokens, shareable, last)
         if self._refused is not None and self._refused.spec == spec:
             self._refused = None
 
     def leave(self, key: Key) -> None:
-        """Unknown keys are ignored."""
+        """The sequence was closed. Unknown keys are ignored."""
         if (gone := self._admitted.pop(key, None)) is not None:
             self._texts.remove(gone.last_block)
 
     def passed(self, seconds: float) -> None:
-        """A pass took so long."""
+        """A pass took this long."""
         if self._refused is not None:
             self._refused.slowest_pass_s = max(self._refused.slowest_pass_s, seconds)
 
     def _lacking(self, specs: Sequence[SequenceSpec], num_slots: int) -> str:
-        """Of what there is too little for ``specs`` beside those who are there; empty: of nothing."""
+        """Which resource is too small for ``specs`` beside the admitted sequences, in words; empty: none."""
         if len(self._admitted) + len(specs) > self._max_sequences:
             return f"{len(self._admitted)} sequences are open"
-        if not num_slots or len(self._admitted) + len(specs) == 1:  # who is alone has all the room there is
+        if not num_slots or len(self._admitted) + len(specs) == 1:  # a single sequence may have all slots
             return ""
         taken = self._texts.num_ids + sum(each.foreseen for each in self._admitted.values())
         wanted = sum(
             _foreseen(len(spec.token_ids), spec.num_prompt_tokens) - self._texts.in_full_blocks(spec) for spec in specs
         )
-        if taken + wanted <= num_slots:  # texts are not compared where it is full anyway
+        if taken + wanted <= num_slots:  # texts are compared only if that can matter
             wanted += sum(self._texts.missing(spec) for spec in specs)
-        return f"{taken} of {num_slots} KV slots are spoken for" if taken + wanted > num_slots else ""
+        return f"{taken} of {num_slots} KV slots are reserved" if taken + wanted > num_slots else ""
 
 
 def _foreseen(base: int, num_prompt_tokens: int) -> int:

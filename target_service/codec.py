@@ -30,7 +30,7 @@ class TargetCodec:
             raise ModelMismatch(f"this target serves {self._info.model_digest}, not {wanted}")
         spec = wire.read_spec(message.spec, self._info.vocab_size)
         if spec.sampling.changes_logits and TRANSFORMS not in self._info.capabilities:
-            raise InvalidArgument([("spec.sampling", "this target knows no penalties, logit_bias and min_tokens")])
+            raise InvalidArgument([("spec.sampling", "this target supports no penalties, logit_bias or min_tokens")])
         if spec.cache_salt and CACHE_SALT not in self._info.capabilities:
             raise InvalidArgument([("spec.cache_salt", "not possible with this target")])
         if message.return_predictions and not spec.keyed_by_token:

@@ -1,8 +1,8 @@
-"""What a pass means for its jobs: which nodes are accepted, and the token after them. All jobs at once.
+"""Verification of all jobs of a pass: which nodes are accepted, and the token after them.
 
-Knows sampling and verification; refuses to know the model and its cache. Jobs are sorted by kind, the rows of a kind
-are one batch, and what was drawn for a pass leaves the device as one array. Nothing is drawn where the likeliest
-tokens are wanted and came along with the pass.
+Knows sampling and verification; does not know the model and its cache. Jobs are grouped by verification method and each
+group is one batch. All tokens drawn for a pass leave the device as one array. Nothing is drawn for jobs that want the
+likeliest tokens if the pass has returned these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from target_service.verifier import Decision, Job
 
 
 def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs], backend: Backend) -> list[Decision]:
-    """Verify each job's tree by what the pass gives for its root and each of its nodes.
+    """Verify each job's tree against the outputs of the pass for its root and each of its nodes.
 
     ``job.memory.sampling`` is the sequence's SamplingState, which has taken in the job's ids. A decision does not
     depend on the other jobs.
@@ -62,13 +62,13 @@ def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs], backend: Backend)
 
 
 def _chunks(indices: Sequence[int], logits: Mapping[int, Tensor], most: int) -> Iterator[list[int]]:
-    """Whole jobs, a few at a time: float64 takes several times the memory of what the model gives."""
+    """Whole jobs in chunks of at most ``most`` logits: float64 takes several times the memory of the model's logits."""
     for part in chunked([logits[index].numel() for index in indices], most):
         yield [indices[place] for place in part]
 
 
 def _target_tokens(jobs: Sequence[Job], logits: Sequence[Tensor], backend: Backend) -> Tensor:  # [rows] int64
-    """Greedy and coupled: what the target draws at every job's root and nodes."""
+    """Greedy and coupled: the tokens that the target draws at every job's root and nodes."""
     draws: list[Draw] = []
     for job in jobs:
         state, base = _state(job), len(job.ids)
@@ -103,7 +103,7 @@ def _verify_chains(jobs: Sequence[Job], logits: Sequence[Tensor]) -> tuple[list[
 
 
 def _draft_probs(tree: TokenTree, like: Tensor) -> Tensor:  # [nodes, vocab] float64
-    """What each node was sampled from; one-hot where the draft was certain."""
+    """The distribution that each node was sampled from; one-hot if the draft was certain."""
     rows = like.new_zeros(len(tree), like.shape[-1])
     for node, token in enumerate(tree.token_ids):
         sparse = tree.draft_probs[node] if tree.draft_probs else None

@@ -1,7 +1,7 @@
-"""The target's side of a round: which sequences wait, what they stand at, what their verdicts are.
+"""The engine of the target service: applies rounds, chooses the sequences of each pass, and makes the verdicts.
 
-Knows the protocol (bases, rounds, run-on, draining); refuses to know tensors: a Verifier has those. Imports no
-torch, so that a model made of a table can stand behind the same protocol.
+Knows the protocol (bases, rounds, run-on, draining); does not know tensors (see Verifier). Imports no torch, so that a
+table model can serve the same protocol.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from target_service.admission import Admission
 from target_service.verifier import Decision, Job, TargetOpen, Verifier
 
 MOST_RUN_ON = 64
-"""Verdicts that a round may have beside its own: nobody can have asked for them one by one."""
+"""Autonomous verdicts that a round may allow beside its own."""
 
 
 @dataclass(slots=True)
@@ -30,15 +30,15 @@ class _Sequence:
     open: TargetOpen
     memory: Any
     ids: list[int]
-    arrived: float  # when its request did
-    since: float  # it waits, or waited last
+    arrived: float  # arrival time of its request
+    since: float  # start of its present or last wait
     pending: Round | None = None
-    early: Round | None = None  # that is the next one
-    tree: TokenTree = EMPTY_TREE  # what is left of the pending one's
-    nodes: Sequence[int] = ()  # the index of each of its nodes in the tree as it was sent
-    run_on: int = 0
-    last: int = 0
-    held: bool = False
+    early: Round | None = None  # the round after ``pending``, sent before the verdict
+    tree: TokenTree = EMPTY_TREE  # the part of the pending round's tree that still matches the text
+    nodes: Sequence[int] = ()  # the index of each node of ``tree`` in the tree as it was sent
+    run_on: int = 0  # autonomous verdicts that are still allowed
+    last: int = 0  # the last answered round
+    held: bool = False  # under backpressure
 
     @property
     def base(self) -> int:
@@ -50,17 +50,17 @@ class _Sequence:
 
     @property
     def leaves(self) -> bool:
-        """After the pass that it waits for there is nothing to do for it."""
+        """Whether it is in no pass after the next one until another round arrives."""
         more = self.run_on - 1 if self.pending is None else self.pending.run_on
         return more <= 0 and self.early is None
 
     @property
     def num_rows(self) -> int:
-        """In a pass, at most, beside its prompt."""
+        """Rows that it takes in a pass at most, beside its prompt."""
         return 1 + len(self.tree)
 
     def take(self, round_: Round) -> None:
-        """It is the one to be answered next."""
+        """Make ``round_`` the pending one, its tree reduced to the part below the present base."""
         self.pending, self.run_on = round_, 0
         node = round_.tree.walk(self.ids[round_.base :])
         self.tree, self.nodes = (EMPTY_TREE, ()) if node is None else round_.tree.below(node)
@@ -68,12 +68,12 @@ class _Sequence:
             self.tree = self.tree.prefix(round_.max_nodes)
 
     def answered(self) -> None:
-        """The pending one, if there is any."""
+        """No round is pending any more."""
         self.pending, self.tree, self.nodes = None, EMPTY_TREE, ()
 
 
 class TargetEngine:
-    """See specdec.server.step_loop.Engine. ``clock`` is that of ``submit``'s ``arrived``."""
+    """See specdec.server.step_loop.Engine. ``clock``: the clock of the argument ``arrived`` of ``submit``, seconds."""
 
     def __init__(
         self, verifier: Verifier, max_sequences: int = 1024, clock: Callable[[], float] = time.perf_counter
@@ -85,8 +85,8 @@ class TargetEngine:
         self._gathering = Gathering()
         self._batch: list[Key] = []
         self._passes = self._rows = 0
-        self._unasked: set[Key] = set()  # while what came of their pass is not said yet, which nobody asked for
-        self._put_off: list[tuple[Key, Round, float | None]] = []  # rounds that came for them meanwhile
+        self._autonomous: set[Key] = set()  # sequences with an autonomous verdict in the pass at hand
+        self._deferred: list[tuple[Key, Round, float | None]] = []  # rounds for them, submitted during the pass
         self._draining = False
 
     def open(self, key: Key, open_: TargetOpen) -> None:
@@ -111,8 +111,8 @@ class TargetEngine:
         sequence = self._sequences.get(key)
         if sequence is None:
             return
-        if key in self._unasked:
-            self._put_off.append((key, round_, arrived))
+        if key in self._autonomous:
+            self._deferred.append((key, round_, arrived))
             return
         spec, before = sequence.open.spec, sequence.pending
         if before is not None and (sequence.early or not round_.tree or not spec.keyed_by_token):
@@ -141,7 +141,7 @@ class TargetEngine:
         sequence.take(round_)
         arrived = self._clock() if arrived is None else arrived
         self._gathering.back(key, arrived)
-        # A round that comes while the target goes on has waited since the verdict before it.
+        # A round that arrives during autonomous decoding waits from the last verdict on.
         sequence.since = max(arrived, sequence.since)
 
     def close(self, key: Key) -> None:
@@ -173,7 +173,7 @@ class TargetEngine:
         return self._gathering.rest_s(len(here), num_leaving, sum(each.num_rows for each in here), self._clock())
 
     def request_yield(self, requested: bool) -> None:
-        pass  # there is nothing in a pass that could wait
+        pass  # no work of a target's pass can be put off
 
     def working_on(self) -> Sequence[Key]:
         return self._batch
@@ -213,12 +213,12 @@ class TargetEngine:
         self._admission.passed(took_s)
         results: list[tuple[Key, Verdict | SpecdecError]] = []
         starved = False
-        self._unasked = {key for key in self._batch if self._sequences[key].pending is None}
-        look()  # rounds that were sent early come during the pass before them
-        self._unasked = set()
+        self._autonomous = {key for key in self._batch if self._sequences[key].pending is None}
+        look()  # early rounds arrive during the pass before them
+        self._autonomous = set()
         for key, decision in zip(self._batch, decisions, strict=True):
             if key not in self._sequences:
-                continue  # it was closed meanwhile
+                continue  # closed during the pass
             if isinstance(decision, Preempted):
                 starved = True
             elif isinstance(decision, SpecdecError):
@@ -231,8 +231,8 @@ class TargetEngine:
                     self._gathering.told(key, num_rows[key], sequence.since)
         if starved:
             results.append(self._preempt())
-        put_off, self._put_off = self._put_off, []
-        for key, round_, arrived in put_off:
+        deferred, self._deferred = self._deferred, []
+        for key, round_, arrived in deferred:
             try:
                 self.submit(key, round_, arrived)
             except SpecdecError as error:
@@ -241,9 +241,9 @@ class TargetEngine:
         return results
 
     def _preempt(self) -> tuple[Key, SpecdecError]:
-        """End one sequence, never the oldest: whose request was preempted least often, of those the last to arrive.
+        """End one sequence, never the oldest one: of those preempted least often, the one with the youngest request.
 
-        What one gives back is mostly enough for all that starve; if not, the next pass ends another.
+        The slots of one sequence are mostly enough for all jobs without memory; if not, the next pass ends another.
         """
         oldest, *younger = sorted(self._sequences, key=lambda key: (self._sequences[key].arrived, key))
         youngest_first = list(reversed(younger)) or [oldest]
@@ -254,8 +254,8 @@ class TargetEngine:
     def _commit(self, sequence: _Sequence, decision: Decision, started: float, timings: Timings) -> Verdict:
         if sequence.pending is not None:
             sequence.last = sequence.pending.number
-            came_unasked = sequence.base - sequence.pending.base
-            sequence.run_on = max(0, min(sequence.pending.run_on - came_unasked, MOST_RUN_ON))
+            num_autonomous = sequence.base - sequence.pending.base
+            sequence.run_on = max(0, min(sequence.pending.run_on - num_autonomous, MOST_RUN_ON))
         else:
             sequence.run_on -= 1
         base, queue_us = sequence.base, int((started - sequence.since) * 1e6)
@@ -267,7 +267,7 @@ class TargetEngine:
         ends = full or not sequence.open.stop_token_ids.isdisjoint(committed)
         if ends:
             sequence.run_on = 0
-        dropped = self._go_on(sequence, ends)
+        dropped = self._begin_early(sequence, ends)
         sequence.since = self._clock()
         return Verdict(
             sequence.last,
@@ -281,8 +281,8 @@ class TargetEngine:
             dropped,
         )
 
-    def _go_on(self, sequence: _Sequence, ends: bool) -> int:
-        """With the round that was sent early. Its number if it is dropped, else 0."""
+    def _begin_early(self, sequence: _Sequence, ends: bool) -> int:
+        """Make the early round the pending one, or drop it if its tree is used up. Its number if dropped, else 0."""
         early, sequence.early = sequence.early, None
         if early is None:
             return 0

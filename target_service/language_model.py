@@ -1,6 +1,6 @@
-"""A language model as a verifier: feeds trees, has them decided, keeps the KV of what was accepted.
+"""A language model as a verifier: feeds trees, has them verified, keeps the KV of the accepted nodes.
 
-Knows the model and its cache; refuses to know sampling (target_service.decision), rounds and streams.
+Knows the model and its cache; does not know sampling (target_service.decision), rounds and streams.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class _Memory:
 
 
 class LmVerifier:
-    """See target_service.engine.Verifier. ``runner`` may be anything with its info, backend, new_cache, forward and
-    move."""
+    """See target_service.verifier.Verifier. Of ``runner`` only info, backend, pool, new_cache, forward and move are
+    used."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -70,9 +70,9 @@ class LmVerifier:
         decisions = dict(zip(deciding, decided, strict=True))
         moves: list[Move] = []
         for index, segment in fed.items():
-            job, decision = jobs[index], decisions.get(index)  # none: a prefill that goes on in the next pass
+            job, decision = jobs[index], decisions.get(index)  # None: its prefill continues in the next pass
             kept = _kept(segment, job, decision)
-            sound = outputs[index].sound  # read after what was decided, so that a device has no pause between the two
+            sound = outputs[index].sound  # read after the decisions, so that the device does not idle between the two
             if not all(sound[row] for row in kept):
                 outcome[index] = PassFailed("the model computes NaN or infinity for the text of this sequence")
                 continue
@@ -92,8 +92,8 @@ class LmVerifier:
         return outcome, timings
 
     def _segments(self, jobs: list[Job], outcome: list[Decision | SpecdecError | None]) -> dict[int, Segment]:
-        """The rows of the pass, by job without an ``outcome``. It is Preempted for a job whose text finds no memory. A
-        tree that finds none is taken out of ``jobs``: nobody's text gives way to a guess."""
+        """The segments of the pass, by index of the jobs without an ``outcome``. A job with no memory for its text gets
+        the outcome Preempted. A job with no memory for its tree loses the tree in ``jobs``: texts come first."""
         for job in jobs:
             if len(job.ids) - len(job.memory.cache) > 1:
                 self._runner.move(job.memory.cache.attach(job.ids))
@@ -116,7 +116,7 @@ class LmVerifier:
 
 
 def _kept(segment: Segment, job: Job, decision: Decision | None) -> list[int]:
-    """The rows of text that is committed, with what was accepted."""
+    """The rows to keep in the cache: those of committed text and of accepted nodes."""
     if decision is None:
         return list(range(len(segment.token_ids)))
     first_node = len(segment.token_ids) - len(job.tree)
@@ -124,14 +124,14 @@ def _kept(segment: Segment, job: Job, decision: Decision | None) -> list[int]:
 
 
 def _features(rows: Tensor, decision: Decision) -> Features:
-    """Of the root and the accepted nodes, by rows [1 + nodes, hidden_size]."""
+    """The features of the root and the accepted nodes, from ``rows`` [1 + nodes, hidden_size]."""
     kept = rows[[0, *(1 + node for node in decision.accepted)]].cpu().contiguous()
     data = kept.view(torch.uint8).numpy().tobytes()
     return Features(str(kept.dtype).removeprefix("torch."), kept.shape[1], len(kept), data)
 
 
 def _segment(job: Job, num_rows: int) -> Segment:
-    """The next ``num_rows`` committed ids that are not cached; if the last of them is the root, then the tree."""
+    """The next ``num_rows`` committed ids that are not cached, and the tree if the last of these ids is the root."""
     cache: SequenceCache = job.memory.cache
     num_context = len(cache)
     root = num_rows - 1

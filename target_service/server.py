@@ -25,7 +25,7 @@ class TargetServicer(ModelServicer, target_pb2_grpc.TargetServiceServicer):
 
 
 def create_server(verifier: Verifier, settings: EngineSettings) -> ModelServer:
-    """Not yet started. Call it on the event loop that will serve."""
+    """A server that is not started yet. Call this on the event loop that will serve."""
     engine = TargetEngine(verifier, settings.max_sequences)
     info = dataclasses.replace(verifier.info, capabilities=(*verifier.info.capabilities, RUN_ON, EARLY))
     servicer = TargetServicer(engine, TargetCodec(info), info, "target-model")

@@ -1,10 +1,9 @@
-"""How much of a text the KV cache holds for somebody else anyway, or will.
+"""How much of a text the KV cache shares, or will share, with other open sequences.
 
-Knows the texts of the open sequences as they were opened, fed or not; refuses to know the cache. What it says comes
-true because the cache shares in the same way: full blocks with equal ids after equal text, under one salt, are held
-once. That goes for sequences that are opened at the same moment, too, of which one feeds a block while the others wait
-for it (specdec.passes.prefill). So the cache itself would be the wrong one to ask: it knows of a block only when it is
-full.
+Knows the texts of the open sequences as they were opened, fed or not; does not know the cache. It counts as the cache
+shares: full blocks with equal ids after equal text, under one salt, are held once. Sequences opened at the same moment
+share, too: one feeds a block while the others wait for it (specdec.passes.prefill). The cache itself cannot tell this
+in advance, because it knows only blocks that are full.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from specdec.kvcache.prefix_index import TextBlock
 
 
 class SharedTexts:
-    """With blocks of ``block_size`` ids; 0: nothing is shared."""
+    """The texts of the open sequences, in blocks of ``block_size`` ids; 0: nothing is shared."""
 
     def __init__(self, block_size: int) -> None:
         self._size = block_size
@@ -25,15 +24,15 @@ class SharedTexts:
 
     @property
     def num_ids(self) -> int:
-        """In full blocks, equal ones counted once."""
+        """Ids in full blocks; equal blocks count once."""
         return self._num_blocks * self._size
 
     def in_full_blocks(self, spec: SequenceSpec) -> int:
-        """How many of its ids can be shared."""
+        """How many ids of ``spec`` can be shared."""
         return len(spec.token_ids) // self._size * self._size if self._size else 0
 
     def missing(self, spec: SequenceSpec) -> int:
-        """How many of those no open sequence has."""
+        """How many of the shareable ids are in no open sequence."""
         known = self._roots.get(spec.cache_salt)
         end, start = self.in_full_blocks(spec), 0
         while known is not None and start < end:
@@ -42,7 +41,7 @@ class SharedTexts:
         return end - start
 
     def add(self, spec: SequenceSpec) -> TextBlock:
-        """A sequence was opened. Its last full block, for ``remove``."""
+        """A sequence was opened. Returns its last full block, which ``remove`` takes."""
         last = self._roots.setdefault(spec.cache_salt, TextBlock())
         for start in range(0, self.in_full_blocks(spec), self._size or 1):
             ids = spec.token_ids[start : start + self._size]
@@ -55,7 +54,7 @@ class SharedTexts:
         return last
 
     def remove(self, last: TextBlock) -> None:
-        """It was closed."""
+        """The sequence was closed."""
         while last.parent is not None:
             last.holders -= 1
             if not last.holders:

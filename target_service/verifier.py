@@ -1,6 +1,6 @@
-"""What stands behind a target's rounds: the model, its KV cache and the sampling, as the engine sees them.
+"""The interface between the target's engine and a model with its KV cache and sampling.
 
-Plain data and a protocol; imports no torch, so that a model made of a table can stand there.
+Plain data and a protocol; imports no torch, so that a table model can implement it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TargetOpen:
     stop_token_ids: frozenset[int] = frozenset()
     return_predictions: bool = False
     age_s: float = 0.0  # of the request; a replay keeps it
-    num_preemptions: int = 0  # so far, of this sequence, anywhere
+    num_preemptions: int = 0  # of this sequence so far, on any target
     return_features: bool = False
 
 
@@ -39,9 +39,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the target made of a job: accepted nodes, root downwards, the token after them, its own token at the
-    root and at each node (empty where the method has none; the root's alone where there was no memory for the tree),
-    and if asked for the root's and the accepted nodes' features."""
+    """The accepted nodes of a job, root downwards, and the token after them. ``predictions``: the target's own token at
+    the root and at each node; empty if the method has none, the root's only if there was no memory for the tree.
+    ``features``: of the root and the accepted nodes, if requested."""
 
     accepted: tuple[int, ...]
     next_token: int
@@ -56,19 +56,19 @@ class Verifier(Protocol):
 
     @property
     def block_size(self) -> int:
-        """Full blocks of so many equal ids, after equal text, are in the KV cache once; 0: nothing is shared."""
+        """Ids per block of the KV cache, which holds equal full blocks after equal text once; 0: nothing is shared."""
 
     def open(self, spec: SequenceSpec) -> Any:
-        """The memory of a new sequence; it takes no KV slots yet, which only passes do."""
+        """The memory of a new sequence. It takes no KV slots yet: only passes take slots."""
 
     def close(self, memory: Any) -> None: ...
 
     def verify(self, jobs: Sequence[Job]) -> tuple[Sequence[Decision | SpecdecError | None], Timings]:
-        """One pass; who is first in ``jobs`` gets memory first, and a tree only what all texts leave.
+        """One pass. Memory goes to the jobs in order, first to all texts, then to trees.
 
-        An error ends its sequence alone, but Preempted says that there was no memory for this job: some sequence's
-        is taken, and the job comes again. None: a long prefill goes on in the next pass.
+        An error ends that sequence only. Preempted means that there was no memory for this job: the engine ends some
+        sequence and submits the job again. None: a long prefill continues in the next pass.
         """
 
     def cache_use(self) -> tuple[int, int]:
-        """KV slots taken and in total."""
+        """KV slots used, and KV slots in total."""

@@ -1,2 +1,2 @@
-"""The fault table, run: real services around table models, broken on purpose. Knows faults and their pass criteria;
-refuses to know how the services survive them."""
+"""Runs the fault table: real services around table models, broken on purpose. Knows faults and their pass criteria;
+does not know how the services survive them."""

@@ -1,4 +1,4 @@
-"""``specdec chaos [ROW ...]``: run rows of the fault table and print what was seen."""
+"""``specdec chaos [ROW ...]``: runs rows of the fault table and prints the observations."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ ROWS: dict[int, Row] = {
 
 
 def done(row: Row) -> str:
-    """What a row does, in words: the first paragraph of its docstring."""
+    """The description of a row: the first paragraph of its docstring."""
     return " ".join((inspect.getdoc(row) or "").split("\n\n")[0].split())
 
 
 async def run(number: int, seed: int, short: bool) -> Outcome:
-    """One row with one seed. What it did not foresee fails it."""
+    """Run one row with one seed. An unexpected exception fails the row."""
     try:
         return await ROWS[number](Lab(seed), seed, short)
     except Exception as error:
@@ -75,18 +75,18 @@ async def run(number: int, seed: int, short: bool) -> Outcome:
 
 
 def main(
-    rows: Annotated[list[int] | None, typer.Argument(help="numbers of rows; none: all")] = None,
-    seed: Annotated[int, typer.Option(help="of prompts and of when faults strike")] = 1,
+    rows: Annotated[list[int] | None, typer.Argument(help="row numbers (default: all rows)")] = None,
+    seed: Annotated[int, typer.Option(help="seed of the prompts and of the times of the faults")] = 1,
     seeds: Annotated[int, typer.Option(help="runs of each row, with seed, seed + 1, ...")] = 1,
     short: Annotated[bool, typer.Option("--short", help="a few seconds per row: fewer requests")] = False,
-    json_file: Annotated[str | None, typer.Option("--json", help="write the outcomes here")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="file to write the outcomes to")] = None,
 ) -> None:
-    """Break a deployment on purpose, row by row of the fault table; exit status 1 if a criterion is missed."""
+    """Break a deployment on purpose, row by row of the fault table. The exit status is 1 if a criterion is missed."""
     console = Console()
     if unknown := sorted(set(rows or ()) - ROWS.keys()):
         raise typer.BadParameter(f"no row {unknown[0]}; there are {', '.join(map(str, sorted(ROWS)))}")
     table = Table(header_style="bold", show_lines=True)
-    for column in ("row", "done", "seen", ""):
+    for column in ("row", "fault", "observed", ""):
         table.add_column(column)
     outcomes = []
     for number in sorted(rows or ROWS):
@@ -106,7 +106,7 @@ def main(
                 {"row": number, "seed": each, "passed": outcome.passed, "seconds": round(took_s, 1)}
                 | {"seen": outcome.seen, "failures": failures, "figures": outcome.figures}
             )
-            if json_file:  # after each row: a long run that is cut short leaves what it has
+            if json_file:  # after each row, so that an interrupted run keeps its outcomes
                 with open(json_file, "w") as file:
                     json.dump(outcomes, file, indent=1)
     console.print(table)

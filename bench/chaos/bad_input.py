@@ -1,5 +1,5 @@
-"""Bad frames and requests, generated: random fields of every type, mutated good messages, random bytes. Knows the
-messages' descriptors; refuses to know which values the services take.
+"""Generates bad frames and requests: random fields of every type, mutated valid messages, random bytes. Knows the
+messages' descriptors; does not know which values the services accept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specdec.transport import rpc
 from specdec.v1 import draft_pb2, generation_pb2, target_pb2
 
 _FRAMES_PER_STREAM = 25
-_AT_A_TIME = 8
+_CONCURRENCY = 8
 
 _METHODS: dict[str, tuple[str, Any, Any]] = {
     "target": ("/specdec.v1.TargetService/Verify", target_pb2.VerifyRequest, target_pb2.VerifyResponse),
@@ -34,14 +34,14 @@ _METHODS: dict[str, tuple[str, Any, Any]] = {
 
 
 async def attack(role: str, address: str, count: int, chance: random.Random) -> Counter[str]:
-    """Send ``count`` bad messages; how often each status came. What is not refused counts as OK."""
+    """Send ``count`` bad messages and return how often each status came. An accepted message counts as OK."""
     path, request, response = _METHODS[role]
     statuses: Counter[str] = Counter()
     left = count
     async with rpc.channel(address) as channel:
         while left > 0:
             batch = []
-            for _ in range(_AT_A_TIME):
+            for _ in range(_CONCURRENCY):
                 size = min(left, 1 if role == "orchestrator" else _FRAMES_PER_STREAM)
                 left -= size
                 frames = [_frame(request, role, chance) for _ in range(size)]
@@ -54,14 +54,14 @@ async def attack(role: str, address: str, count: int, chance: random.Random) -> 
 
 
 def _frame(request: Any, role: str, chance: random.Random) -> bytes:
-    """Serialised: mostly messages of wild fields, some mutated bytes, some noise."""
+    """A serialised frame: mostly a message with random fields, sometimes with a flipped bit, or random bytes."""
     kind = chance.random()
     if kind < 0.05:
         return chance.randbytes(chance.randint(1, 200))
     message = _good(role, chance) if kind < 0.6 else request()
     for _ in range(chance.randint(1, 4)):
         _disturb(message, chance)
-    if role == "orchestrator":  # what is good enough to be served is to end soon
+    if role == "orchestrator":  # a request that is accepted should end soon
         message.max_tokens = min(message.max_tokens or 4, 1 << 17 if chance.random() < 0.1 else 8)
     data = bytearray(message.SerializeToString())
     if kind > 0.9 and data:
@@ -82,7 +82,7 @@ def _good(role: str, chance: random.Random) -> Any:
 
 
 def _disturb(message: Any, chance: random.Random) -> None:
-    """Set, add to or clear a field, somewhere in the message."""
+    """Set, extend or clear one random field of the message."""
     field = chance.choice(message.DESCRIPTOR.fields)
     if chance.random() < 0.1:
         message.ClearField(field.name)
@@ -139,7 +139,7 @@ def _count(statuses: Counter[str], status: status_pb2.Status) -> None:
 
 def _count_failed(statuses: Counter[str], error: grpc.aio.AioRpcError) -> None:
     if error.code() is grpc.StatusCode.INTERNAL and error.details() == "Internal error from Core":
-        # Made up by grpcio's own client: it wrote to a stream that the server was just ending, and lost the status.
+        # grpcio's client invents this status when it writes to a stream that the server is just ending.
         statuses["status lost in grpcio's client"] += 1
         return
     status = rpc_status.from_call(error)
@@ -162,7 +162,7 @@ async def _ask(channel: grpc.aio.Channel, path: str, response: Any, data: bytes,
 async def _stream(
     channel: grpc.aio.Channel, path: str, response: Any, frames: list[bytes], statuses: Counter[str]
 ) -> None:
-    """A stream that a bad frame has ended is opened again for the rest."""
+    """Send the frames in one stream; open a new one for the rest after a bad frame has ended it."""
     queue = list(frames)
     while queue:
         call: Any = channel.stream_stream(path, None, response.FromString)(timeout=5)
@@ -172,7 +172,7 @@ async def _stream(
                 await call.write(queue[0])
                 queue.pop(0)
                 await asyncio.sleep(0)
-            await asyncio.sleep(0.05)  # rounds that were taken in are answered meanwhile
+            await asyncio.sleep(0.05)  # for the verdicts on the accepted rounds
             call.cancel()
 
         writer = asyncio.create_task(write())
@@ -183,9 +183,9 @@ async def _stream(
                 statuses["OK"] += len(getattr(frame, "verdicts", ()) or getattr(frame, "growths", ()))
         except grpc.aio.AioRpcError as error:
             _count_failed(statuses, error)
-            queue[:1] = []  # the frame that did it, or its neighbour
+            queue[:1] = []  # the frame that caused it, or its neighbour
         except asyncio.CancelledError:
-            pass  # by our own writer
+            pass  # caused by our own writer
         finally:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Rows 19 and 27: what one failure does to everybody else. Knows failpoints and crowds; refuses to know the network."""
+"""Rows 19 and 27: the effect of one failure on other requests. Knows failpoints and load; does not know the network."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _POISON = 1023
 
 
 async def row_19(lab: Lab, seed: int, short: bool) -> Outcome:
-    """A request whose text makes every pass it is in raise, among 24 others on three targets; then one whose text ends
-    the process, which is started again."""
+    """A poisonous request runs among 24 others on three targets: every pass with its text raises. Then a request with
+    a text that ends the process, which is started again."""
     outcome = Outcome()
     for flag in ("--fail-on-token", "--crash-on-token"):
         async with lab.deployment(num_targets=3, target=[f"{flag}={_POISON}"]) as found:
-            # None of the others may come across the poison by itself.
+            # The other requests must not contain or generate the poison token.
             wanted = 8 if short else 24
             innocent = [
                 each
@@ -42,7 +42,7 @@ async def row_19(lab: Lab, seed: int, short: bool) -> Outcome:
             crashes += sum(each.returncode is not None for each in found.targets)
             failures = sum(each.tracebacks() for each in found.targets)
             outcome.at_most(f"{flag}: replicas stopped", crashes, 2 if "crash" in flag else 0, "")
-            # A failed pass leaves its replica alive and counts half a crash.
+            # A failed pass leaves its replica alive and counts as half a crash, so it may fail more often.
             outcome.at_most(f"{flag}: failed passes", failures, 4, "")
             outcome.note(f"{flag}: {sum(answer.num_replays for answer in answers)} replays of others")
     return outcome
@@ -57,8 +57,8 @@ async def _keep_alive(processes: list[Process]) -> None:
 
 
 async def row_27(lab: Lab, seed: int, short: bool) -> Outcome:
-    """One of two targets dies under about 100 long sequences (prompts of 1,000 ids, 5 us a row); the time per token of
-    those on the other is taken before and while the crowd arrives."""
+    """One of two targets is killed with about 100 long sequences on it (prompts of 1,000 ids, 5 us a row). The time per
+    token of the sequences on the other target is measured before the kill and while the moved sequences arrive."""
     outcome = Outcome()
     count = 24 if short else 200
     async with lab.deployment(num_targets=2, pass_ms=20.0, target=["--row-us=5"]) as found:
@@ -72,7 +72,7 @@ async def row_27(lab: Lab, seed: int, short: bool) -> Outcome:
             await victim.kill()
             answers = await traffic.finished(200.0)
         check_same(outcome, answers, lab.table)
-        outcome.note(f"{lost} sequences were on it")
+        outcome.note(f"{lost} sequences were on the killed target")
         others = [answer for answer in answers if not answer.num_replays and answer.ended > killed + window_s]
         before = [window_s / max(1, a.tokens_between(killed - window_s, killed)) for a in others]
         after = [window_s / max(1, a.tokens_between(killed, killed + window_s)) for a in others]
@@ -84,5 +84,5 @@ async def row_27(lab: Lab, seed: int, short: bool) -> Outcome:
             for x in answers
             if x.num_replays
         ]
-        outcome.note(f"gap of the moved p50 {percentile(gaps, 0.5):.2f} s, longest {max(gaps, default=0.0):.2f} s")
+        outcome.note(f"moved sequences: gap p50 {percentile(gaps, 0.5):.2f} s, longest {max(gaps, default=0.0):.2f} s")
     return outcome

@@ -1,4 +1,4 @@
-"""Rows 14 to 16: clients that go away or do not read. Knows clients; refuses to know replicas' faults."""
+"""Rows 14 to 16: clients that disappear or do not read. Knows clients; does not know faults of replicas."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
 _PASS_S = 0.01
-_KILLED_BOUND_S = 3.5  # its connections end with it
-_UNPLUGGED_BOUND_S = (rpc.PUBLIC_KEEPALIVE_MS + rpc.PUBLIC_PING_TIMEOUT_MS) / 1e3 + 0.5  # to be scheduled
+_KILLED_BOUND_S = 3.5  # the kernel closes the connections of a killed process
+_UNPLUGGED_BOUND_S = (rpc.PUBLIC_KEEPALIVE_MS + rpc.PUBLIC_PING_TIMEOUT_MS) / 1e3 + 0.5  # 0.5 s for scheduling
 
 
 async def row_14(lab: Lab, seed: int, short: bool) -> Outcome:
-    """1,000 requests, 50 at a time, each cancelled at a random point."""
+    """1,000 requests run, 50 at a time, and each is cancelled at a random point."""
     outcome = Outcome()
     async with lab.deployment(pass_ms=_PASS_S * 1e3) as found:
         slowest: list[float] = []
@@ -41,7 +41,7 @@ async def row_14(lab: Lab, seed: int, short: bool) -> Outcome:
 
 
 async def _freed(found: Deployment, timeout_s: float = 20.0) -> float:
-    """Seconds until neither the orchestrator nor a model service had anything left of any request."""
+    """Seconds until the orchestrator and the model services have released all requests; infinity on a timeout."""
 
     async def idle() -> bool:
         info = await found.client.server_info()
@@ -54,7 +54,7 @@ async def _freed(found: Deployment, timeout_s: float = 20.0) -> float:
 
 
 async def row_15(lab: Lab, seed: int, short: bool) -> Outcome:
-    """A client process with 200 streams is killed with -9; another, behind a proxy, is unplugged."""
+    """A client process with 200 streams gets SIGKILL. Another one, behind a proxy, loses its network."""
     outcome = Outcome()
     count = 20 if short else 200
     async with lab.deployment(pass_ms=20.0) as found:
@@ -79,7 +79,7 @@ async def row_15(lab: Lab, seed: int, short: bool) -> Outcome:
             live = (await found.client.server_info()).live_sequences
             proxy.set(hold=True)
             outcome.at_most(f"unplugged with {live}: freed after", await _freed(found), _UNPLUGGED_BOUND_S)
-            with contextlib.suppress(ProcessLookupError):  # it may have ended, told by its own keepalive
+            with contextlib.suppress(ProcessLookupError):  # its own keepalive may have ended it
                 process.kill()
             await process.wait()
         async with Traffic(found.client, several(4, 60, lab.chance)) as traffic:
@@ -88,9 +88,8 @@ async def row_15(lab: Lab, seed: int, short: bool) -> Outcome:
 
 
 async def row_16(lab: Lab, seed: int, short: bool) -> Outcome:
-    """Four readers of one chunk a second beside eight normal ones; the time per token of the eight is compared, in
-    turns, with that beside four normal ones. Then slow readers whose sequences are given up (--park-after-s 1) read on.
-    """
+    """Four clients read one chunk per second beside eight normal clients. The time per token of the eight is compared,
+    in turns, with that beside four normal ones. Then slow readers with parked sequences (--park-after-s 1) read on."""
     outcome = Outcome()
     turns, window_s = (3, 2.0) if short else (4, 4.0)
     async with lab.deployment(pass_ms=20.0, step_ms=0.2) as found:
@@ -118,10 +117,10 @@ async def row_16(lab: Lab, seed: int, short: bool) -> Outcome:
             return running == len(readers) and all(load.live_sequences == 0 for load in await found.loads())
 
         await asyncio.sleep(1.0)
-        outcome.at_most("given up after", 1.0 + await until(parked, 40.0), 41.0)
+        outcome.at_most("parked after", 1.0 + await until(parked, 40.0), 41.0)
         answers = await asyncio.gather(*(reader.hurry() for reader in readers))
         check_same(outcome, answers, lab.table, "slow readers")
-        outcome.at_least("times each was opened again", min(answer.num_replays for answer in answers), 1)
+        outcome.at_least("fewest replays of a slow reader", min(answer.num_replays for answer in answers), 1)
     return outcome
 
 
@@ -133,7 +132,7 @@ async def _time_per_token(traffic: Traffic, window_s: float) -> float:
 
 
 class _Reader:
-    """Waits ``pause_s`` after each chunk, with as little buffering on the way as gRPC allows."""
+    """A client that waits ``pause_s`` after each chunk, with as little buffering as gRPC allows."""
 
     def __init__(self, found: Deployment, asked: Asked, pause_s: float) -> None:
         self._answer = Answer(asked)

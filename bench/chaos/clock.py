@@ -1,4 +1,4 @@
-"""A wall clock that jumps, for processes that are told so (clock.c). Needs a C compiler; knows no services."""
+"""A wall clock that can jump, for processes that preload clock.c. Needs a C compiler; knows no services."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class Clock:
-    """The clock of processes with ``prefix``. The monotonic clock goes on, as it does when a real one is set."""
+    """The wall clock of processes with ``prefix``. Their monotonic clock does not jump, as on a real machine."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="clock-")
@@ -22,7 +22,7 @@ class Clock:
 
     @staticmethod
     async def create() -> Clock | None:
-        """None where there is no compiler."""
+        """A clock; None without a C compiler."""
         if (compiler := shutil.which("cc")) is None:
             return None
         clock = Clock()
@@ -33,12 +33,12 @@ class Clock:
         return None if await process.wait() else clock
 
     def jump(self, seconds: int) -> None:
-        """From now on it is ``seconds`` ahead of the right time."""
-        with self._file.open("r+b" if self._file.exists() else "wb") as file:  # the same file: it is mapped
+        """Set the clock ``seconds`` ahead of the right time."""
+        with self._file.open("r+b" if self._file.exists() else "wb") as file:  # in place: processes map this file
             file.write(struct.pack("=q", seconds))
 
     async def ahead_s(self) -> float:
-        """As a process sees it."""
+        """Seconds by which the clock is ahead, as a process sees it."""
         process = await asyncio.create_subprocess_exec(*self.prefix, "date", "+%s.%N", stdout=asyncio.subprocess.PIPE)
         said, _ = await process.communicate()
         return float(said) - time.time()

@@ -1,4 +1,4 @@
-"""A name service over real DNS, and processes that ask it and nobody else. Needs root; knows no services."""
+"""A DNS server, and a command prefix that makes it a process's only resolver. Needs root; knows no services."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _RESPONSE, _UNKNOWN, _FAILED = 0x8400, 3, 2
 
 
 class Mood(Enum):
-    """How questions are answered."""
+    """How the server reacts to queries."""
 
     ANSWERS = auto()
     FAILS = auto()  # SERVFAIL
-    IS_SILENT = auto()  # a resolver waits 10 s
+    IS_SILENT = auto()  # a resolver waits 10 s for an answer
 
 
 class Names(asyncio.DatagramProtocol):
-    """``addresses`` has the IPv4 addresses of each name. Processes with ``prefix`` resolve by it alone. Addresses of
-    ``network`` (a /24 of loopback) are free for them, but for this service's own."""
+    """The DNS server. ``addresses`` has the IPv4 addresses of each name; processes with ``prefix`` use no other
+    resolver. They may use all addresses of ``network``, a /24 of loopback, except that of the server."""
 
     def __init__(self, addresses: dict[str, list[str]]) -> None:
         self.addresses = addresses
         self.mood = Mood.ANSWERS
         self.num_unanswered = 0
-        # Runs side by side do not meet.
+        # By process id, so that concurrent runs do not collide.
         self.network = f"127.{220 + os.getpid() % 30}.{os.getpid() // 30 % 250}"
         self._file = tempfile.NamedTemporaryFile("w", prefix="resolv-", suffix=".conf")  # noqa: SIM115
         self._file.write(f"nameserver {self.network}.{_PORT}\n")
@@ -48,7 +48,7 @@ class Names(asyncio.DatagramProtocol):
 
     @staticmethod
     async def create(addresses: dict[str, list[str]]) -> Names | None:
-        """None where that is not allowed."""
+        """A server, not yet started; None where the process may not unshare mount namespaces."""
         if os.geteuid() != 0 or shutil.which("unshare") is None:
             return None
         names = Names(addresses)
@@ -81,7 +81,7 @@ class Names(asyncio.DatagramProtocol):
 
 
 def _question(data: bytes) -> tuple[str, int]:
-    """The name that is asked for, and the type of record."""
+    """The queried name and the record type."""
     labels, at = [], 12
     while length := data[at]:
         labels.append(data[at + 1 : at + 1 + length].decode())
@@ -90,7 +90,7 @@ def _question(data: bytes) -> tuple[str, int]:
 
 
 def _reply(data: bytes, status: int, addresses: Sequence[str] = ()) -> bytes:
-    """To a message with one question; what else it has (EDNS) is left out. RFC 1035, section 4."""
+    """The reply to a message with one question, without its additional records (EDNS). RFC 1035, section 4."""
     question = data[12 : data.index(0, 12) + 5]
     header = struct.pack(">2s5H", data[:2], _RESPONSE | status, 1, len(addresses), 0, 0)
     records = (

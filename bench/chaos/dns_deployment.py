@@ -1,5 +1,5 @@
-"""A deployment whose services are found by name, as in a cluster: each process has an address of its own, and all of a
-role have one port. Knows names and addresses; refuses to know what befalls them.
+"""A deployment with services found by DNS name, as in a cluster: each process has its own address, and all processes of
+a role share a port. Knows names and addresses; does not know the faults.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _PASS_MS = {"target": 8, "draft": 1}
 
 
 class Named:
-    """``async with`` starts one of each (and more targets), and stops all. Raises StartError where that is not allowed.
+    """A named deployment. ``async with`` starts the DNS server and stops everything. Raises StartError without root.
 
-    Processes of ``roles`` are listed under their role's name after ``show``.
+    ``show`` publishes the processes in ``roles`` under the name of their role.
     """
 
     client: Client
@@ -34,7 +34,7 @@ class Named:
 
     async def __aenter__(self) -> Named:
         if (names := await Names.create({})) is None:
-            raise StartError("a name service of its own needs root and mount namespaces")
+            raise StartError("a DNS server for the deployment needs root and mount namespaces")
         async with AsyncExitStack() as stack:
             self.names = await stack.enter_async_context(names)
             self._make = await stack.enter_async_context(self._lab.processes())
@@ -45,7 +45,7 @@ class Named:
         await self._stack.aclose()
 
     async def start(self, prefix: Sequence[str] = ()) -> None:
-        """``prefix``: what every process is run under. Returns when the orchestrator uses all."""
+        """Start all processes, each under the command ``prefix``. Returns when the orchestrator uses all replicas."""
         self._prefix = [*self.names.prefix, *prefix]
         for role, count in (("target", self._num_targets), ("draft", 1), ("orchestrator", 1)):
             for _ in range(count):
@@ -59,7 +59,7 @@ class Named:
             raise StartError(f"the orchestrator does not use all replicas: {await self.client.server_info()}")
 
     def add(self, role: str) -> Process:
-        """One more, neither started nor listed."""
+        """Add one more process of ``role``; it is neither started nor published."""
         if role == "orchestrator":
             module = role
             flags = [f"--{name}={name}:{self._ports[name]}" for name in _PASS_MS]
@@ -71,7 +71,7 @@ class Named:
         return self.roles[role][-1]
 
     def show(self, role: str) -> None:
-        """The name of a role has the addresses of all its processes from now on."""
+        """Publish the addresses of all processes of ``role`` under its name."""
         self.names.addresses[role] = [each.address.split(":")[0] for each in self.roles[role]]
 
     @property
@@ -79,7 +79,7 @@ class Named:
         return list(itertools.chain(*self.roles.values()))
 
     async def used(self, orchestrator: Process, timeout_s: float = 30.0) -> float:
-        """Seconds until it used every model service there is."""
+        """Seconds until the orchestrator uses every model service; infinity on a timeout."""
         wanted = len(self.roles["target"]) + len(self.roles["draft"])
         async with Client(orchestrator.address) as client:
 

@@ -1,4 +1,4 @@
-"""Rows 11, 13: drafts that cannot be trusted or do not fit. Knows what a draft may do to a request: nothing."""
+"""Rows 11 and 13: hostile and incompatible drafts. A draft must not be able to change a request's result."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from specdec.v1 import common_pb2, target_pb2
 
 
 async def row_11(lab: Lab, seed: int, short: bool) -> Outcome:
-    """A hostile draft, a raw gRPC server: random tokens, empty trees, then everything that the contract forbids, and
-    one that never answers while its heart beats."""
+    """A hostile draft, a raw gRPC server, sends random tokens, empty trees and everything that the contract forbids.
+    Another one sends heartbeats and never answers."""
     outcome = Outcome()
     modes = {**hostile.HARMLESS, **hostile.INVALID, "no answer": None}
     for name, mode in modes.items():
@@ -37,14 +37,14 @@ async def _abused(outcome: Outcome, lab: Lab, found: Deployment, name: str, addr
     replicas = (await found.client.server_info()).replicas
     problem = next(each.problem for each in replicas if each.address == address)
     if name in hostile.INVALID:
-        outcome.check("ejected" in problem, f"{name}: {problem or 'not quarantined'}")
+        outcome.check("ejected" in problem, f"{name}: {problem or 'not ejected'}")
     if name == "no answer":
         longest = percentile((gap for answer in answers for gap in answer.gaps), 1.0)
         outcome.at_most("no answer: longest gap", longest, 1.5)
 
 
 async def row_13(lab: Lab, seed: int, short: bool) -> Outcome:
-    """A draft with a vocabulary of 512 for a target with 1024; an open that names another model."""
+    """A draft has a vocabulary of 512, its target one of 1024. Then an open frame names another model."""
     outcome = Outcome()
     async with lab.deployment(num_drafts=0) as found:
         async with lab.processes() as make:
@@ -63,7 +63,7 @@ async def row_13(lab: Lab, seed: int, short: bool) -> Outcome:
                 replicas = (await client.server_info()).replicas
                 problem = next(each.problem for each in replicas if each.role == "draft")
                 outcome.check("512" in problem and "1024" in problem, f"the refusal names both: {problem}")
-            outcome.check((await load_of(other.address, "draft")).live_sequences == 0, "nothing was opened there")
+            outcome.check((await load_of(other.address, "draft")).live_sequences == 0, "the draft has no sequences")
         async with target_stream(found.targets[0].address) as stream:
             spec = common_pb2.SequenceSpec(token_ids=[1, 2], num_prompt_tokens=2, model_digest="another")
             spec.sampling.top_p = 1.0

@@ -1,7 +1,7 @@
-"""A TCP proxy that misbehaves on command: latency, jitter, bandwidth, black holes, resets, truncation.
+"""A TCP proxy that injects faults: latency, jitter, limited bandwidth, black holes, resets, truncation.
 
-Knows bytes and time; refuses to know HTTP/2. Stands between an orchestrator and a replica, or a client and an
-orchestrator. Faults may be changed while connections are open.
+Knows bytes and time; does not know HTTP/2. It stands between an orchestrator and a replica, or a client and an
+orchestrator. Faults may change while connections are open.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Direction(Enum):
 
 @dataclass(slots=True)
 class Faults:
-    """Of one direction. ``hold`` is a black hole: bytes are taken and not delivered until it ends."""
+    """Faults of one direction. ``hold`` is a black hole: it takes bytes and does not deliver them until it ends."""
 
     latency_s: float = 0.0
-    jitter_s: float = 0.0  # uniform, on top of the latency; order is kept
+    jitter_s: float = 0.0  # uniform, added to the latency; bytes stay in order
     bytes_per_s: float = 0.0  # 0: unlimited
     hold: bool = False
-    truncate_after: int | None = None  # deliver so many more bytes, then reset the connection
+    truncate_after: int | None = None  # number of bytes to deliver before the connection is reset
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +75,7 @@ class FaultProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def set(self, *directions: Direction, **changes: float | bool | int | None) -> None:
-        """Change faults of these directions (both, if none is named), for bytes yet to come."""
+        """Change faults of ``directions`` (default: both) for bytes to come. Raises TypeError for an unknown fault."""
         for direction in directions or tuple(Direction):
             for name, value in changes.items():
                 if name not in Faults.__dataclass_fields__:
@@ -106,7 +106,7 @@ class FaultProxy:
         }
         self._tasks |= pumps
         try:
-            # A handler that is cancelled, when the whole program ends, makes asyncio complain.
+            # asyncio logs an error for a handler that is cancelled when the program ends.
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -125,7 +125,7 @@ class FaultProxy:
         direction: Direction,
         connection: _Connection,
     ) -> None:
-        """Move bytes one way. A reader of its own stamps them, so that latency does not limit the bandwidth."""
+        """Forward bytes in one direction. A separate reader adds the due times, so latency does not limit bandwidth."""
         stamped: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=256)
         stamping = asyncio.create_task(self._stamp(reader, stamped, direction))
         try:
@@ -167,7 +167,7 @@ class FaultProxy:
                 data = b""
             faults = self.faults[direction]
             delay = faults.latency_s + self._random.uniform(0.0, faults.jitter_s)
-            # Bytes never overtake each other, and a narrow line sends one after the other.
+            # Bytes stay in order, and with limited bandwidth each chunk waits for the one before it.
             due = max(due, loop.time() + delay)
             if faults.bytes_per_s:
                 due += len(data) / faults.bytes_per_s

@@ -1,5 +1,5 @@
-"""A draft service that breaks the contract, one way at a time. A raw gRPC server: nothing of ours stands between it
-and the orchestrator. Knows frames; refuses to know what the orchestrator makes of them.
+"""A draft service that breaks the contract in one way at a time. It is a raw gRPC server, without the checks of our
+server code. Knows frames; does not know the orchestrator's reaction.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ INVALID: dict[str, Tree] = {
 
 
 class HostileDraft(draft_pb2_grpc.DraftServiceServicer):
-    """Answers each advance with a tree of ``mode``; None: heartbeats for ever, and no answer."""
+    """Answers each advance with a tree made by ``mode``. With None it sends heartbeats and never answers."""
 
     def __init__(self, seed: int) -> None:
         self.mode: Tree | None = _empty

@@ -1,5 +1,5 @@
-"""A deployment on loopback to be broken: processes that can be killed, frozen and come back at the same port, and
-proxies between them. Knows processes; refuses to know why they are broken and what should come of it.
+"""A deployment on loopback for fault injection: processes that can be killed, frozen and restarted at one port, and
+proxies between them. Knows processes; does not know faults and their pass criteria.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STOP_TIMEOUT_S = 15.0
 
 
 class Process:
-    """``python -m MODULE --port=P ...``: started, and started again, at one port; 0: a free one."""
+    """``python -m MODULE --port=P ...``, which keeps its port when it is started again. ``port`` 0: a free port."""
 
     def __init__(
         self, module: str, arguments: Sequence[str], prefix: Sequence[str] = (), host: str = "127.0.0.1", port: int = 0
@@ -44,7 +44,7 @@ class Process:
         self.log = tempfile.NamedTemporaryFile(prefix="chaos-", suffix=".log")  # noqa: SIM115
         self.num_starts = 0
         self._command = [*prefix, sys.executable, "-m", *module.split(), f"--port={self.port}", f"--host={host}"]
-        self._command += arguments if host == "127.0.0.1" else ["--insecure", *arguments]  # a network of our own
+        self._command += arguments if host == "127.0.0.1" else ["--insecure", *arguments]  # a private network
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -54,7 +54,7 @@ class Process:
         )
 
     async def healthy(self, timeout_s: float = 60.0) -> None:
-        """Returns once it serves. Raises StartError."""
+        """Wait until the process serves. Raises StartError if it ends or does not serve within ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while not await is_serving(self.address):
             if self.returncode is not None or time.monotonic() > deadline:
@@ -66,7 +66,7 @@ class Process:
             self._process.send_signal(number)
 
     async def kill(self) -> None:
-        """As a machine that loses power, seen from here. Returns when it is gone."""
+        """Send SIGKILL and wait until the process has ended."""
         self.signal(signal.SIGKILL)
         if self._process is not None:
             await self._process.wait()
@@ -88,7 +88,7 @@ class Process:
             await self.kill()
 
     async def ended(self, timeout_s: float) -> int | None:
-        """Its exit status once it has ended by itself. Raises TimeoutError."""
+        """Wait until the process ends without a signal from here; its exit status. Raises TimeoutError."""
         if self._process is not None:
             await asyncio.wait_for(self._process.wait(), timeout_s)
         return self.returncode
@@ -110,13 +110,13 @@ class Process:
         return "\n".join(Path(self.log.name).read_text(errors="replace").splitlines()[-num_lines:])
 
     def tracebacks(self) -> int:
-        """How often something unforeseen was logged."""
+        """The number of tracebacks in the log."""
         return Path(self.log.name).read_text(errors="replace").count("Traceback")
 
 
 @dataclass
 class Deployment:
-    """Targets and drafts, the orchestrator in front of them, a client of it."""
+    """Targets and drafts, the orchestrator in front of them, and its client. ``proxies`` is by proxied process."""
 
     targets: list[Process]
     drafts: list[Process]
@@ -132,17 +132,17 @@ class Deployment:
         return [("target", each) for each in self.targets] + [("draft", each) for each in self.drafts]
 
     def address_of(self, process: Process) -> str:
-        """As the orchestrator knows it: the proxy's, if there is one."""
+        """The address that the orchestrator uses: the proxy's, if there is one."""
         return f"127.0.0.1:{self.proxies[process].port}" if process in self.proxies else process.address
 
     async def replica(self, process: Process) -> generation_pb2.Replica:
-        """What the orchestrator thinks of it."""
+        """The state of the process's replica in the orchestrator."""
         wanted = self.address_of(process)
         info = await self.client.server_info()
         return next(each for each in info.replicas if each.address == wanted)
 
     async def ready(self, timeout_s: float = 30.0) -> float:
-        """Seconds until the orchestrator used all its replicas."""
+        """Seconds until the orchestrator uses all its replicas; infinity on a timeout."""
 
         async def all_ready() -> bool:
             return all(each.ready for each in (await self.client.server_info()).replicas)
@@ -150,7 +150,7 @@ class Deployment:
         return await until(all_ready, timeout_s)
 
     async def left(self, process: Process, timeout_s: float = 15.0) -> float:
-        """Seconds until the orchestrator no longer used this replica."""
+        """Seconds until the orchestrator no longer uses this replica; infinity on a timeout."""
 
         async def gone() -> bool:
             return not (await self.replica(process)).ready
@@ -158,7 +158,7 @@ class Deployment:
         return await until(gone, timeout_s, 0.01)
 
     async def freed(self, timeout_s: float = 15.0, open_streams: int | None = None) -> float:
-        """Seconds until no sequence and no slot was left in any model service (and so many streams)."""
+        """Seconds until the model services have no sequences, no KV slots in use and ``open_streams`` streams each."""
 
         async def empty() -> bool:
             return all(
@@ -171,7 +171,7 @@ class Deployment:
 
 
 async def until(predicate: Callable[[], Any], timeout_s: float, every_s: float = 0.05) -> float:
-    """Seconds until the awaited ``predicate()`` was true; infinity if it was not in time."""
+    """Seconds until the awaited ``predicate()`` is true; infinity after ``timeout_s``. SpecdecError counts as false."""
     started = time.monotonic()
     while time.monotonic() - started < timeout_s:
         with contextlib.suppress(SpecdecError):
@@ -182,7 +182,7 @@ async def until(predicate: Callable[[], Any], timeout_s: float, every_s: float =
 
 
 async def load_of(address: str, role: str, tls: Tls | None = None) -> Load:
-    """What a model service says of itself."""
+    """The load that a model service reports."""
     async with rpc.channel(address, tls, role if tls else "") as channel:
         stub: Any = (target_pb2_grpc.TargetServiceStub if role == "target" else draft_pb2_grpc.DraftServiceStub)(
             channel
@@ -191,7 +191,7 @@ async def load_of(address: str, role: str, tls: Tls | None = None) -> Load:
 
 
 class Lab:
-    """Makes deployments. ``table`` is what all models are; ``chance`` is seeded."""
+    """Makes deployments. ``table`` defines all models; ``chance`` is a seeded generator."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -199,7 +199,7 @@ class Lab:
 
     @asynccontextmanager
     async def processes(self) -> AsyncIterator[Callable[..., Process]]:
-        """A maker of processes, not yet started; all are stopped at the end."""
+        """A factory of processes that are not yet started. All of them are stopped at the end."""
         made: list[Process] = []
 
         def make(module: str, *arguments: str, **options: Any) -> Process:
@@ -226,7 +226,7 @@ class Lab:
         proxied: bool = False,
         extra_drafts: Sequence[str] = (),
     ) -> AsyncIterator[Deployment]:
-        """Arguments are flags of each role. Returns when every replica is used."""
+        """A deployment in which every replica is in use. Sequences are flags of their role. Raises StartError."""
         async with AsyncExitStack() as stack:
             make = await stack.enter_async_context(self.processes())
             targets = [

@@ -1,4 +1,4 @@
-"""A network namespace of its own, whose packets can be dropped for real. Needs root and iproute2; knows no services."""
+"""A network namespace with a link that can drop all packets. Needs root and iproute2; knows no services."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 class Namespace:
-    """``async with`` removes it. Processes with ``prefix`` listen on ``address`` inside it."""
+    """A network namespace, removed by ``async with``. Processes with ``prefix`` listen on ``address`` inside it."""
 
     def __init__(self, number: int) -> None:
         self._name = f"chaos{number}"
@@ -20,7 +20,7 @@ class Namespace:
 
     @staticmethod
     async def create() -> Namespace | None:
-        """None where that is not allowed."""
+        """A new namespace; None without root or iproute2, or if it cannot be created."""
         if shutil.which("ip") is None or os.geteuid() != 0:
             return None
         namespace = Namespace(os.getpid() % 1000)
@@ -48,7 +48,7 @@ class Namespace:
         await _ip(f"netns del {self._name}")
 
     async def cut(self, lost: bool) -> None:
-        """Every packet is lost, and nobody is told: the inner end of the cable goes down."""
+        """Set the inner end of the link down (``lost``) or up. While it is down, packets are lost without an error."""
         await _ip(f"-n {self._name} link set {self._inner} {'down' if lost else 'up'}")
 
 

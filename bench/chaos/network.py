@@ -1,4 +1,4 @@
-"""Rows 6, 8, 10: the network between living processes. Knows proxies and namespaces; refuses to know signals."""
+"""Rows 6, 8 and 10: network faults between live processes. Knows proxies and namespaces; does not know signals."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _KEEPALIVE_LIMIT_S = 10.0
 
 
 async def row_06(lab: Lab, seed: int, short: bool) -> Outcome:
-    """Bytes to and from one of two targets are held, in both directions and in each; then all packets of a real
-    network namespace are lost."""
+    """Bytes between the orchestrator and one of two targets are held, in both directions and then in each. Then all
+    packets of a network namespace are dropped."""
     outcome = Outcome()
     async with lab.deployment(num_targets=2, num_drafts=1, proxied=True) as found:
         for name, directions in (
@@ -36,7 +36,7 @@ async def row_06(lab: Lab, seed: int, short: bool) -> Outcome:
             heard = Direction.DOWN not in directions
             await _partition(outcome, lab, found, found.targets, cut, f"proxy, {name}", short, heard)
     if (namespace := await Namespace.create()) is None:
-        outcome.note("no namespace could be made here: the proxy alone was used")
+        outcome.note("no network namespace available here: only the proxy was used")
         return outcome
     async with namespace, AsyncExitStack() as stack:
         make = await stack.enter_async_context(lab.processes())
@@ -68,10 +68,10 @@ async def _partition(
     short: bool,
     heard: bool = False,
 ) -> None:
-    """``heard``: what it says still comes."""
+    """Cut off one candidate under load and again when idle. ``heard``: its verdicts still reach the orchestrator."""
     async with Traffic(found.client, several(6 if short else 20, 250, lab.chance)) as traffic:
         await traffic.reached(0.2)
-        # The busiest: a replica that nobody waits for is not watched, only kept alive.
+        # The busiest: the watchdog observes only replicas with rounds in flight; keepalive covers the others.
         live = {each: (await load_of(each.address, "target")).live_sequences for each in candidates}
         victim = max(live, key=lambda each: live[each])
         began = time.monotonic()
@@ -79,15 +79,15 @@ async def _partition(
         seen_s = await found.left(victim)
         answers = await traffic.finished(60.0)
     rounds = [gap for answer in answers for gap in answer.gaps if gap < 1.0]
-    # Until it has made what it makes unasked it is heard, and its clients get tokens.
-    unasked_s = MOST_RUN_ON * percentile(rounds, 0.5) if heard else 0.0
+    # A target that is still heard decodes its sequences autonomously for a while, and their clients get tokens.
+    autonomous_s = MOST_RUN_ON * percentile(rounds, 0.5) if heard else 0.0
     outcome.note(f"{name}: {live[victim]} sequences on it")
-    outcome.at_most(f"{name}: seen after", seen_s, unasked_s + max(1.0, 5 * percentile(rounds, 0.99)))
+    outcome.at_most(f"{name}: detected after", seen_s, autonomous_s + max(1.0, 5 * percentile(rounds, 0.99)))
     note_gaps(outcome, added_gaps(answers, began), 2.0, f"{name}: added gap")
     check_same(outcome, answers, lab.table, name)
     await _done(cut(victim, False))
     await found.ready()
-    # Nobody waits for it now, so the watchdog is silent and only keepalive can tell.
+    # No rounds are in flight now, so the watchdog is off and only keepalive can detect the fault.
     await _done(cut(victim, True))
     outcome.at_most(f"{name}: idle, by keepalive", await found.left(victim), _KEEPALIVE_LIMIT_S)
     await _done(cut(victim, False))
@@ -100,12 +100,12 @@ async def _done(result: object) -> None:
 
 
 async def row_08(lab: Lab, seed: int, short: bool) -> Outcome:
-    """100 ms more from one of two targets, under steady load of 16 requests at a time."""
+    """Responses of one of two targets are delayed by 100 ms, under a steady load of 16 concurrent requests."""
     outcome = Outcome()
     window_s, settle_s = (2.0, 4.0) if short else (6.0, 10.0)
     async with lab.deployment(num_targets=2, proxied=True) as found:
         stop = asyncio.Event()
-        chunks: list[tuple[float, float]] = []  # when, and how long after the one before
+        chunks: list[tuple[float, float]] = []  # (time, gap to the previous chunk), seconds
         wrong = 0
 
         async def steady() -> None:
@@ -139,7 +139,7 @@ async def row_08(lab: Lab, seed: int, short: bool) -> Outcome:
 
 
 async def row_10(lab: Lab, seed: int, short: bool) -> Outcome:
-    """Connections to targets and draft are reset, or cut in the middle of a frame, several times a second."""
+    """Connections to targets and draft are reset, or cut inside a frame, several times a second."""
     outcome = Outcome()
     async with lab.deployment(num_targets=2, proxied=True) as found:
         async with Traffic(found.client, several(8 if short else 40, 300, lab.chance)) as traffic:

@@ -1,4 +1,4 @@
-"""What came of one row: sentences with figures, and which criteria were missed. Knows no faults."""
+"""The outcome of one row: observations with figures, and the criteria that were missed. Knows no faults."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Outcome:
-    """``seen`` is shown, ``failures`` and ``slow`` fail the row, ``figures`` go to the JSON file."""
+    """``seen`` are observations, ``failures`` and ``slow`` fail the row, ``figures`` go to the JSON file."""
 
     seen: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    slow: list[str] = field(default_factory=list)  # times that were missed: a busy machine's fault, perhaps
+    slow: list[str] = field(default_factory=list)  # missed time limits, perhaps only because the machine is busy
     figures: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -24,11 +24,11 @@ class Outcome:
         self.seen.append(text)
 
     def check(self, good: bool, text: str) -> None:
-        """``text`` says what was seen; if it is not good, it is what failed."""
+        """Record the observation ``text``; it is a failure unless ``good``."""
         (self.seen if good else self.failures).append(text)
 
     def at_most(self, name: str, value: float, limit: float, unit: str = "s") -> None:
-        """A figure with its bar."""
+        """Record a figure that must not exceed ``limit``. A missed finite time counts as slow, not as a failure."""
         self.figures[name] = round(value, 4)
         shown = f"{name} {value:.3g} {unit}"
         if value <= limit:
@@ -44,6 +44,6 @@ class Outcome:
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The value that ``share`` of them do not exceed; 0 of none."""
+    """The value that ``share`` of the values do not exceed; 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0

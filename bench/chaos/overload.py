@@ -1,4 +1,4 @@
-"""Rows 17, 18, 28: more work than there is room or patience for. Knows load; nothing is broken here."""
+"""Rows 17, 18 and 28: more work than capacity, KV slots or timeouts allow. Knows load; causes no faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec.core.errors import Overloaded
 
 
 async def row_17(lab: Lab, seed: int, short: bool) -> Outcome:
-    """Poisson arrivals at 10 times the measured capacity for 60 s, open loop: 8 live sequences, a queue of 16."""
+    """Poisson arrivals at 10 times the measured capacity for 60 s, open loop; 8 live sequences, a queue of 16."""
     outcome = Outcome()
     seconds = 8.0 if short else 60.0
     flags = ["--max-live-sequences=8", "--max-waiting-requests=16"]
@@ -47,12 +47,12 @@ async def row_17(lab: Lab, seed: int, short: bool) -> Outcome:
         outcome.note(f"{len(answers)} sent, {len(rejected)} rejected")
         outcome.check(not others, f"other errors: {', '.join(others) or 'none'}")
         advised = all(isinstance(a.error, Overloaded) and a.error.retry_after_s > 0 for a in rejected)
-        outcome.check(advised, "all rejects say when to come back")
+        outcome.check(advised, "all rejects have a retry delay")
         times = [answer.ended - answer.started for answer in rejected]
         outcome.note(f"rejects p50 {percentile(times, 0.5) * 1e3:.1f} ms, p99 {percentile(times, 0.99) * 1e3:.1f} ms")
         outcome.at_most("longest reject", max(times) * 1e3, 50.0, "ms")
         check_same(outcome, [a for a in answers if a.error is None], lab.table, "accepted")
-        outcome.at_least("goodput of the peak", goodput / peak, 0.9)
+        outcome.at_least("goodput over capacity", goodput / peak, 0.9)
         outcome.at_most("longest queue", longest_queue, 16, "requests")
         outcome.check(not ill, f"{ill} health checks failed")
         outcome.at_most("recovered after", recovered_s, 5.0)
@@ -62,7 +62,7 @@ async def row_17(lab: Lab, seed: int, short: bool) -> Outcome:
 
 @asynccontextmanager
 async def _steady() -> AsyncIterator[None]:
-    """Without this process's own garbage collector: its pauses of 60 ms would be taken for the orchestrator's."""
+    """Disable this process's garbage collector: its pauses of 60 ms would count as the orchestrator's."""
     gc.disable()
     try:
         yield
@@ -71,7 +71,7 @@ async def _steady() -> AsyncIterator[None]:
 
 
 async def _capacity(lab: Lab, found: Deployment, seconds: float) -> float:
-    """Requests per second, closed loop with a request waiting for each that runs."""
+    """Requests per second in a closed loop of 16 clients: one request waits for each live one."""
     count = 0
     started = time.monotonic()
     end = started + seconds
@@ -87,7 +87,7 @@ async def _capacity(lab: Lab, found: Deployment, seconds: float) -> float:
 
 
 async def _let_in_at_once(lab: Lab, found: Deployment) -> bool:
-    """Whether nobody waits any more, and a new request is admitted within 0.1 s."""
+    """Whether the queue is empty and a new request is admitted within 0.1 s."""
     if (await found.client.server_info()).waiting_requests:
         return False
     answer = await ask(found.client, several(1, 1, lab.chance)[0])
@@ -95,8 +95,8 @@ async def _let_in_at_once(lab: Lab, found: Deployment) -> bool:
 
 
 async def row_18(lab: Lab, seed: int, short: bool) -> Outcome:
-    """A KV pool of 4,096 slots for 32 requests that need 8,192 and more: long prompts, and outputs that grow beyond
-    what admission can foresee."""
+    """32 requests need more than 8,192 KV slots of a pool with 4,096: long prompts, and outputs beyond the estimate of
+    the admission."""
     outcome = Outcome()
     async with lab.deployment(pass_ms=5.0, step_ms=0.2, target=["--kv-slots=4096"]) as found:
         count = 12 if short else 32
@@ -108,17 +108,17 @@ async def row_18(lab: Lab, seed: int, short: bool) -> Outcome:
                 used = max(used, (await found.loads())[0].kv_slots_used)
                 await asyncio.sleep(0.05)
             answers = await traffic.finished(60.0)
-        outcome.note(f"{need} slots wanted, {used} of 4096 used at most")
+        outcome.note(f"{need} slots needed, at most {used} of 4096 used")
         check_same(outcome, answers, lab.table)
         outcome.at_most("replays of one request", max(answer.num_replays for answer in answers), 2, "")
-        outcome.note(f"{sum(answer.num_replays for answer in answers)} replays in all")
-        outcome.check(found.targets[0].returncode is None, "the target lives")
+        outcome.note(f"{sum(answer.num_replays for answer in answers)} replays in total")
+        outcome.check(found.targets[0].returncode is None, "the target is alive")
         outcome.at_most("slots freed after", await found.freed(), 2.0)
     return outcome
 
 
 async def row_28(lab: Lab, seed: int, short: bool) -> Outcome:
-    """Three prompts of 32,000 ids at once, 512 rows a pass: a prefill of several times the watchdog (1 s)."""
+    """Three prompts of 32,000 ids arrive at once. Prefill, 512 rows a pass, takes several watchdog timeouts (1 s)."""
     outcome = Outcome()
     length = 16_000 if short else 32_000
     target = ["--row-us=20"]
@@ -133,6 +133,6 @@ async def row_28(lab: Lab, seed: int, short: bool) -> Outcome:
         check_same(outcome, answers, lab.table)
         replays = sum(answer.num_replays for answer in answers)
         outcome.check(replays == 0, f"{replays} replays")
-        # One prefill each, in passes that are shared or not, and at most 40 rounds each.
+        # One prefill per request, in shared or separate passes, and at most 40 rounds per request.
         outcome.at_most("passes", passes, 3 * (length // 512 + 1 + 40), "")
     return outcome

@@ -1,4 +1,4 @@
-"""Rows 1 to 5: processes that are killed or frozen. Knows signals; refuses to know the network."""
+"""Rows 1 to 5: processes that are killed or frozen. Knows signals; does not know the network."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from bench.chaos.traffic import Traffic, added_gaps, ask, check_same, note_gaps,
 from specdec.client import Client
 from specdec.v1 import generation_pb2
 
-_KEEPALIVE_BOUND_S = 3.5  # rpc.KEEPALIVE_MS + rpc.PING_TIMEOUT_MS, and half a second to be scheduled
+_KEEPALIVE_BOUND_S = 3.5  # rpc.KEEPALIVE_MS + rpc.PING_TIMEOUT_MS, and 0.5 s for scheduling
 _HANG_S = 60.0
 
 
 async def row_01(lab: Lab, seed: int, short: bool) -> Outcome:
-    """kill -9 one of two targets at a random round of 50 requests, three times."""
+    """One of two targets gets SIGKILL at a random round of 50 requests, three times."""
     outcome = Outcome()
     count, times = (12, 1) if short else (50, 3)
     async with lab.deployment(num_targets=2) as found:
@@ -41,7 +41,7 @@ async def row_01(lab: Lab, seed: int, short: bool) -> Outcome:
 
 
 async def row_02(lab: Lab, seed: int, short: bool) -> Outcome:
-    """kill -9 the only target, back after 5 s; half of the requests have a deadline of 3 s."""
+    """The only target gets SIGKILL and is started again after 5 s; half of the requests have a deadline of 3 s."""
     outcome = Outcome()
     count, away_s, deadline_s = (8, 1.5, 1.2) if short else (30, 5.0, 3.0)
     async with lab.deployment(pass_ms=20.0) as found:
@@ -64,7 +64,7 @@ async def row_02(lab: Lab, seed: int, short: bool) -> Outcome:
 
 
 async def row_03(lab: Lab, seed: int, short: bool) -> Outcome:
-    """kill -9 the only draft in mid-stream, and start it again."""
+    """The only draft gets SIGKILL in mid-stream, and is started again."""
     outcome = Outcome()
     async with lab.deployment() as found:
         async with Traffic(found.client, several(8 if short else 30, 300, lab.chance)) as traffic:
@@ -81,7 +81,7 @@ async def row_03(lab: Lab, seed: int, short: bool) -> Outcome:
 
 
 async def _drafting(found: Deployment, lab: Lab) -> float:
-    """Seconds until a new request had tokens from the draft."""
+    """Seconds until a new request gets tokens from the draft."""
 
     async def drafted() -> bool:
         answer = await ask(found.client, several(1, 24, lab.chance)[0])
@@ -91,7 +91,7 @@ async def _drafting(found: Deployment, lab: Lab) -> float:
 
 
 async def row_04(lab: Lab, seed: int, short: bool) -> Outcome:
-    """kill -9 the orchestrator; then again one of two, with clients that know both."""
+    """The orchestrator gets SIGKILL. Then one of two orchestrators gets it, with clients that know both."""
     outcome = Outcome()
     count = 8 if short else 30
     async with lab.deployment() as found, AsyncExitStack() as stack:
@@ -103,10 +103,10 @@ async def row_04(lab: Lab, seed: int, short: bool) -> Outcome:
             freed_s = await found.freed(open_streams=0)
             answers = await traffic.finished(_HANG_S)
         told_s = percentile((answer.ended - killed for answer in answers), 1.0)
-        outcome.at_most("clients told after", told_s, 0.1)
+        outcome.at_most("clients get an error after", told_s, 0.1)
         reasons = {getattr(answer.error, "reason", str(answer.error)) for answer in answers}
         outcome.check(reasons == {"REPLICA_LOST"}, f"with {', '.join(reasons)}")
-        outcome.check(all(answer.same(lab.table) for answer in answers), "what had come was right")
+        outcome.check(all(answer.same(lab.table) for answer in answers), "the tokens received before it are right")
         outcome.at_most("streams and KV freed after", freed_s, _KEEPALIVE_BOUND_S)
         await found.orchestrator.start()
         await found.orchestrator.healthy()
@@ -132,7 +132,7 @@ async def row_04(lab: Lab, seed: int, short: bool) -> Outcome:
 
 
 async def row_05(lab: Lab, seed: int, short: bool) -> Outcome:
-    """SIGSTOP one of two targets for 10 s."""
+    """One of two targets is frozen by SIGSTOP for 10 s."""
     outcome = Outcome()
     frozen_s = 3.0 if short else 10.0
     async with lab.deployment(num_targets=2) as found:
@@ -145,13 +145,13 @@ async def row_05(lab: Lab, seed: int, short: bool) -> Outcome:
             answers = await traffic.finished(_HANG_S)
         round_p99 = percentile((g for a in answers for g in a.gaps if g < 1.0), 0.99)
         outcome.note(f"round p99 {round_p99 * 1e3:.0f} ms")
-        outcome.at_most("seen after", seen_s, max(1.0, 5 * round_p99))
+        outcome.at_most("detected after", seen_s, max(1.0, 5 * round_p99))
         note_gaps(outcome, added_gaps(answers, frozen), 2.0)
         check_same(outcome, answers, lab.table)
         await asyncio.sleep(max(0.0, frozen + frozen_s - time.monotonic()))
         async with Traffic(found.client, several(8, 200, lab.chance)) as traffic:
             await traffic.reached(0.1)
-            victim.thaw()  # what it has to say now is late
+            victim.thaw()  # its verdicts are late now
             check_same(outcome, await traffic.finished(_HANG_S), lab.table, "while it thaws")
         outcome.at_most("used again after", await found.ready(), 5.0)
         outcome.at_most("its old sequences freed after", await found.freed(), 2.0)

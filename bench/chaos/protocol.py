@@ -1,4 +1,4 @@
-"""Rows 12 and 20: frames that break the protocol. Knows what a stranger can send; refuses to know processes."""
+"""Rows 12 and 20: frames that break the protocol. Knows frames of an untrusted peer; does not know process faults."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 
 async def row_12(lab: Lab, seed: int, short: bool) -> Outcome:
-    """Duplicate, reordered, stale and future rounds and advances, unknown and reused sequences, in a stream that
-    another sequence goes on using."""
+    """Duplicate, reordered, stale and future rounds and advances, and unknown and reused sequences arrive in a stream
+    with one well-behaved sequence."""
     outcome = Outcome()
     async with lab.deployment() as found:
         await _abused_target(outcome, lab, found.targets[0].address)
@@ -60,16 +60,16 @@ async def _abused_target(outcome: Outcome, lab: Lab, address: str) -> None:
         await stream.send(opens=[target_pb2.TargetOpen(sequence=2, spec=spec(prompt))])
         error = await stream.error(2)
         outcome.check(isinstance(error, InvalidArgument), f"reused sequence: {error.reason}")
-        # Ended sequences are spoken to without harm, and closed twice.
+        # Rounds of ended sequences and second closes are harmless.
         await stream.send(rounds=[_round(3, 2, 5), _round(good, number + 1, len(ids))], closes=[3, 3, 4])
         ids.append((await stream.answer(good)).next_token)
         live = (await load_of(address, "target")).live_sequences
-        # The good one, and the one that was opened beside the unknown.
+        # The well-behaved sequence, and the one that was opened beside the unknown sequence.
         outcome.check(live == 2, f"sequences left of the broken ones: {live - 2}")
     expected = list(prompt)
     while len(expected) < len(ids):
         expected.append(lab.table.next_token(known, expected[-3:], len(expected)))
-    outcome.check(ids == expected, f"the good sequence of that stream: {len(ids) - 3} tokens, all right")
+    outcome.check(ids == expected, f"the good sequence of that stream: {len(ids) - 3} tokens, all as expected")
 
 
 async def _abused_draft(outcome: Outcome, address: str) -> None:
@@ -104,7 +104,7 @@ async def _abused_draft(outcome: Outcome, address: str) -> None:
 
 
 async def row_20(lab: Lab, seed: int, short: bool) -> Outcome:
-    """10,000 generated bad frames and requests to each service: random bytes, random fields, mutated good ones."""
+    """Each service gets 10,000 generated bad frames or requests: random bytes, random fields, mutated valid ones."""
     outcome = Outcome()
     count = 500 if short else 10_000
     async with lab.deployment(pass_ms=0.0, step_ms=0.0) as found:
@@ -112,7 +112,7 @@ async def row_20(lab: Lab, seed: int, short: bool) -> Outcome:
             statuses = await bad_input.attack(role, process.address, count, lab.chance)
             seen = ", ".join(f"{name} {number}" for name, number in statuses.most_common())
             outcome.check(not {"UNKNOWN", "INTERNAL"} & set(statuses), f"{role}: {seen}")
-            outcome.check(process.returncode is None, f"{role} lives")
+            outcome.check(process.returncode is None, f"{role} is alive")
             unnamed = statuses["INVALID_ARGUMENT without a field"]
             outcome.check(not unnamed, f"{role}: {unnamed} refusals that name no field")
             traces = process.tracebacks()

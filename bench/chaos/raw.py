@@ -1,5 +1,5 @@
-"""A stream to a model service as a stranger would hold it: any frame can be sent. Knows frames and answers by
-sequence; refuses to know what is right.
+"""A raw stream to a model service that can send any frame, as an untrusted peer could. Knows frames and answers by
+sequence; does not know which are right.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from specdec.core.errors import SpecdecError, from_status
 from specdec.transport import rpc
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
-_PATIENCE_S = 10.0
+_ANSWER_TIMEOUT_S = 10.0
 
 
 class RawStream:
-    """``answer(sequence)`` is the next Verdict, Growth or SpecdecError of a sequence."""
+    """``answer(sequence)`` is the next Verdict, Growth or SpecdecError of a sequence. Raises TimeoutError."""
 
     def __init__(self, call: Any, request: Any) -> None:
         self._call = call
@@ -40,11 +40,11 @@ class RawStream:
         await self._call.write(self._request(**frame))
 
     async def answer(self, sequence: int) -> Any:
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
             return await self._inboxes[sequence].get()
 
     async def error(self, sequence: int) -> SpecdecError:
-        """The next error of the sequence; what comes before it is skipped."""
+        """The next error of the sequence; answers before it are skipped."""
         while not isinstance(answer := await self.answer(sequence), SpecdecError):
             pass
         return answer

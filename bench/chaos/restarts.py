@@ -1,4 +1,4 @@
-"""Row 21: services that are told to end, one after another, and come back. Knows SIGTERM and grace; not why."""
+"""Row 21: a rolling restart of all services. Knows SIGTERM and the grace period; does not know other faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GRACE_S = 10.0
 
 
 async def row_21(lab: Lab, seed: int, short: bool) -> Outcome:
-    """Two of each service under load; each process in turn gets SIGTERM, and is started again when it has ended.
+    """Two of each service run under load. Each process in turn gets SIGTERM and is started again after it has ended.
     Clients know both orchestrators."""
     outcome = Outcome()
     async with AsyncExitStack() as stack:
@@ -58,12 +58,12 @@ async def row_21(lab: Lab, seed: int, short: bool) -> Outcome:
         outcome.at_most("ended after SIGTERM, slowest", slowest, _GRACE_S)
         outcome.note(f"{sum(each.num_starts - 1 for each in everything)} restarts")
         outcome.note(f"{sum(answer.num_replays for answer in answers)} replays")
-        outcome.check(not sum(each.tracebacks() for each in everything), "nothing unforeseen in the logs")
+        outcome.check(not sum(each.tracebacks() for each in everything), "no tracebacks in the logs")
     return outcome
 
 
 async def _restart(outcome: Outcome, process: Process) -> float:
-    """Seconds from SIGTERM to the end."""
+    """Restart the process. Seconds from SIGTERM to its end."""
     await asyncio.sleep(0.5)
     since = time.monotonic()
     process.signal(signal.SIGTERM)
@@ -81,7 +81,7 @@ async def _restart(outcome: Outcome, process: Process) -> float:
 
 
 async def _all_used(orchestrators: list[Process]) -> None:
-    """Returns once every orchestrator uses all its replicas: who takes one away waits for the other."""
+    """Wait until every orchestrator uses all its replicas, so that at most one is missing at a time."""
     for each in orchestrators:
         async with Client(each.address) as client:
 

@@ -1,4 +1,4 @@
-"""Row 29: more targets, and fewer. Knows names that change; refuses to know services that fail."""
+"""Row 29: scaling targets up and down. Knows DNS names with changing addresses; does not know failing services."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bench.chaos.traffic import Steady, check_same
 
 
 async def row_29(lab: Lab, seed: int, short: bool) -> Outcome:
-    """Targets 1 -> 3 -> 1 under load, three times: two appear under the name; then two of the three leave it and get
-    SIGTERM."""
+    """Targets are scaled 1 -> 3 -> 1 under load, three times: two are added to the DNS name; then two of the three are
+    removed from it and get SIGTERM."""
     outcome = Outcome()
     async with Named(lab) as found:
         await found.start()
@@ -40,7 +40,7 @@ async def row_29(lab: Lab, seed: int, short: bool) -> Outcome:
         outcome.at_most("new ones got work after, slowest", slowest, 10.0)
         check_same(outcome, load.answers, lab.table)
         ends = {each.returncode for each in left}
-        outcome.check(ends == {0}, f"those that left ended with {ends}")
+        outcome.check(ends == {0}, f"exit statuses of removed targets: {ends}")
         outcome.note(f"{sum(answer.num_replays for answer in load.answers if answer.sample.finished)} replays")
         traces = sum(each.tracebacks() for each in (*left, *found.everybody))
         outcome.check(not traces, f"{traces} tracebacks in the logs")
@@ -48,7 +48,7 @@ async def row_29(lab: Lab, seed: int, short: bool) -> Outcome:
 
 
 async def _gets_work(target: Process) -> float:
-    """Seconds until a pass of it was done."""
+    """Seconds until the target has done a pass."""
 
     async def works() -> bool:
         return bool((await load_of(target.address, "target")).passes)

@@ -1,4 +1,4 @@
-"""Row 26: services that start in any order. Knows order and patience; refuses to know requests' fates."""
+"""Row 26: services that start in any order. Knows order and delays; does not know faults of running services."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from specdec.client import Client
 
 
 async def row_26(lab: Lab, seed: int, short: bool) -> Outcome:
-    """All six orders of starting target, draft and orchestrator, each when the one before serves; then a target that
-    is 60 s late."""
+    """Target, draft and orchestrator start in all six orders, each when the one before serves. Then a target starts
+    60 s late."""
     outcome = Outcome()
     slowest = 0.0
     for order in itertools.permutations(("target", "draft", "orchestrator")):
         slowest = max(slowest, await _start(lab, outcome, order, 0.0))
-    outcome.at_most("all in use after the last served, slowest", slowest, 5.0)
+    outcome.at_most("all in use after the last one serves, slowest", slowest, 5.0)
     late_s = 3.0 if short else 60.0
     used_s = await _start(lab, outcome, ("draft", "orchestrator", "target"), late_s)
     outcome.at_most(f"target {late_s:g} s late: in use after", used_s, 5.0)
@@ -28,7 +28,7 @@ async def row_26(lab: Lab, seed: int, short: bool) -> Outcome:
 
 
 async def _start(lab: Lab, outcome: Outcome, order: tuple[str, ...], late_s: float) -> float:
-    """Seconds from when the last served until all were used."""
+    """Seconds from the moment the last service serves until all are in use."""
     async with AsyncExitStack() as stack:
         make = await stack.enter_async_context(lab.processes())
         services: dict[str, Process] = {

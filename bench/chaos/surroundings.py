@@ -1,5 +1,5 @@
-"""Row 23: a collector, a name service and a clock that fail. Knows what services lean on and do not own; refuses to
-know their own faults."""
+"""Row 23: a trace collector, a DNS server and a clock that fail. Knows what services depend on outside the project;
+does not know faults of the services."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bench.chaos.traffic import Steady, added_gaps, check_same, note_gaps
 _RESOLVES_EVERY_S = 5.0
 _DAY_S = 86_400
 _NO_EFFECT_S = 1.0
-"""A busy machine may take as long to come to a process; whoever waits for a name or a collector takes 5 s and more."""
+"""A busy machine may delay a process for this long; waiting for a name or a collector takes at least 5 s."""
 
 
 async def row_23(lab: Lab, seed: int, short: bool) -> Outcome:
-    """Under load, 8 s each: the collector of traces is down, then silent; no name is known, the name service fails,
-    then is silent, and an orchestrator is started without it; the wall clock jumps a day ahead, two back, and to the
+    """Under load, for 8 s each, the trace collector is down, then silent. Names are unknown, the DNS server fails, then
+    is silent, and an orchestrator starts without DNS. The wall clock jumps one day ahead, two days back, and to the
     right time."""
     outcome = Outcome()
     phase_s = _RESOLVES_EVERY_S + (1.0 if short else 3.0)
@@ -54,7 +54,7 @@ async def row_23(lab: Lab, seed: int, short: bool) -> Outcome:
                     before = names.num_unanswered
                     await phase(what)
                     outcome.check(
-                        names.num_unanswered > before, f"{names.num_unanswered - before} names were asked for"
+                        names.num_unanswered > before, f"{names.num_unanswered - before} DNS queries not answered"
                     )
                 names.mood = Mood.FAILS
                 late = found.add("orchestrator")
@@ -65,7 +65,7 @@ async def row_23(lab: Lab, seed: int, short: bool) -> Outcome:
                     "started without names: uses all after", await found.used(late), _RESOLVES_EVERY_S + 3.0
                 )
                 if clock is None:
-                    outcome.note("no C compiler here: no clock jumped")
+                    outcome.note("no C compiler here: the clock was not tested")
                 else:
                     for seconds in (_DAY_S, -_DAY_S, 0):
                         clock.jump(seconds)
@@ -77,6 +77,6 @@ async def row_23(lab: Lab, seed: int, short: bool) -> Outcome:
             outcome.check(not replays, f"{replays} replays")
             await asyncio.gather(*(each.stop() for each in found.everybody))
             ends = {each.returncode for each in found.everybody}
-            outcome.check(ends == {0}, f"all ended with {ends}")
-            outcome.check(not sum(each.tracebacks() for each in found.everybody), "nothing unforeseen in the logs")
+            outcome.check(ends == {0}, f"exit statuses: {ends}")
+            outcome.check(not sum(each.tracebacks() for each in found.everybody), "no tracebacks in the logs")
     return outcome

@@ -1,6 +1,6 @@
-"""Requests whose answer is known beforehand: sent, timed, compared with the table. Knows no faults.
+"""Requests with an answer known in advance: sends them, times them, compares the answers. Knows no faults.
 
-What a request must give is computed from bench.models.table_model.Table alone, so "same" needs no fault-free run.
+The expected answer is computed from bench.models.table_model.Table alone, so "same" needs no fault-free run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specdec.v1 import generation_pb2
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request. ``temperature`` 0 is greedy; otherwise sampling is coupled. None draft tokens: as many as pay."""
+    """A request. ``temperature`` 0 is greedy; otherwise sampling is coupled. ``num_draft_tokens`` None: adaptive."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -33,7 +33,7 @@ class Asked:
     num_draft_tokens: int | None = None
 
     def expected(self, table: Table) -> list[int]:
-        """The only right answer."""
+        """The only correct output ids."""
         spec = SequenceSpec(self.prompt, len(self.prompt), SamplingParams(self.temperature), self.seed)
         ids = list(self.prompt)
         for _ in range(self.max_tokens):
@@ -43,7 +43,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Answer:
-    """What came back so far. Times are of time.monotonic."""
+    """The response to a request so far. Times are those of time.monotonic."""
 
     asked: Asked
     sample: Sample = field(default_factory=Sample)
@@ -51,7 +51,7 @@ class Answer:
     admitted: float = 0.0
     ended: float = 0.0
     error: Exception | None = None
-    arrivals: list[tuple[float, int]] = field(default_factory=list)  # of each chunk: when, and how many ids
+    arrivals: list[tuple[float, int]] = field(default_factory=list)  # (time, number of ids) per chunk
 
     @property
     def done(self) -> bool:
@@ -71,14 +71,14 @@ class Answer:
         return sum(count for when, count in self.arrivals if start <= when < end)
 
     def same(self, table: Table) -> bool:
-        """All of it if it finished, else the beginning."""
+        """Whether the ids are the expected ones: all of them if the request finished, else a prefix."""
         ids = self.sample.token_ids
         whole = len(ids) == self.asked.max_tokens or not self.sample.finished
         return whole and ids == self.asked.expected(table)[: len(ids)]
 
 
 async def ask(client: Client, asked: Asked, answer: Answer | None = None) -> Answer:
-    """Send a request and read it to its end; errors are kept, not raised. A lost or repeated id is an error."""
+    """Send a request and read it to its end. Errors (also lost or repeated ids) go into the answer; none is raised."""
     answer = answer or Answer(asked)
     answer.started = time.monotonic()
     fields: dict[str, Any] = {"max_tokens": asked.max_tokens, "seed": asked.seed, "temperature": asked.temperature}
@@ -101,7 +101,7 @@ async def ask(client: Client, asked: Asked, answer: Answer | None = None) -> Ans
 
 
 def several(count: int, max_tokens: int, chance: random.Random, prompt_tokens: int = 8) -> list[Asked]:
-    """Requests with different prompts and seeds, in turn greedy and at T = 0.8."""
+    """Requests with different prompts and seeds, alternately greedy and at T = 0.8."""
     return [
         Asked(
             tuple(chance.randrange(1024) for _ in range(prompt_tokens)),
@@ -114,7 +114,7 @@ def several(count: int, max_tokens: int, chance: random.Random, prompt_tokens: i
 
 
 class Traffic:
-    """Requests under way at the same time. ``async with`` cancels those that are left."""
+    """Concurrent requests. ``async with`` cancels those that are left at the end."""
 
     def __init__(self, client: Client, asked: Sequence[Asked]) -> None:
         self.answers = [Answer(each) for each in asked]
@@ -135,7 +135,7 @@ class Traffic:
         return sum(len(answer.sample.token_ids) for answer in self.answers)
 
     async def cancel(self, chance: random.Random) -> int:
-        """Each at a random point, in random order, about 100 per second. How many were still under way."""
+        """Cancel all requests in random order, about 100 per second. The number of requests that were still running."""
         tasks, num_cancelled = list(self._tasks), 0
         chance.shuffle(tasks)
         for task in tasks:
@@ -144,14 +144,14 @@ class Traffic:
         return num_cancelled
 
     async def reached(self, share: float, timeout_s: float = 60.0) -> None:
-        """Returns when this share of all tokens has come."""
+        """Wait until this share of all tokens has arrived, or all requests have ended. Raises TimeoutError."""
         wanted = share * sum(answer.asked.max_tokens for answer in self.answers)
         async with asyncio.timeout(timeout_s):
             while self.num_tokens < wanted and not all(answer.done for answer in self.answers):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
     async def finished(self, timeout_s: float = 120.0) -> list[Answer]:
-        """All answers; what has not ended by then hangs, and has a TimeoutError as its error."""
+        """All answers. A request that has not ended after ``timeout_s`` has a TimeoutError as its error."""
         _, hanging = await asyncio.wait(self._tasks, timeout=timeout_s)
         for task, answer in zip(self._tasks, self.answers, strict=True):
             if task in hanging:
@@ -160,7 +160,7 @@ class Traffic:
 
 
 class Steady:
-    """Clients that ask one request after another. ``async with`` lets what they asked finish."""
+    """``count`` clients that send one request after another. ``async with`` lets the last requests finish."""
 
     def __init__(self, client: Client, count: int, max_tokens: int, chance: random.Random) -> None:
         self.answers: list[Answer] = []
@@ -188,7 +188,7 @@ class Steady:
 
 
 def check_same(outcome: Outcome, answers: Sequence[Answer], table: Table, what: str = "requests") -> None:
-    """All of them finished, with the right text."""
+    """Check that all requests finished with the expected ids."""
     finished = sum(answer.sample.finished for answer in answers)
     same = sum(answer.same(table) for answer in answers)
     errors = sorted({f"{type(a.error).__name__}: {a.error}"[:160] for a in answers if a.error is not None})
@@ -198,7 +198,7 @@ def check_same(outcome: Outcome, answers: Sequence[Answer], table: Table, what: 
 
 
 def added_gaps(answers: Sequence[Answer], since: float, until: float = float("inf")) -> list[float]:
-    """Per request, its longest gap that touches the time span, less the usual gap of all."""
+    """The longest gap of each request within the time span, minus the median gap of all requests, in seconds."""
     usual = percentile((gap for answer in answers for gap in answer.gaps), 0.5)
     worst = []
     for answer in answers:

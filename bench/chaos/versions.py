@@ -1,4 +1,4 @@
-"""Row 25: an older contract on one side. Knows which fields are newest; refuses to know what they mean."""
+"""Row 25: an older contract on one side. Knows which fields are newest; does not know their meaning."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NEWEST = {
     "SpeculationStats": {"num_replays"},
     "GetServerInfoResponse": {"waiting_requests"},
 }
-"""There is no previous contract yet. This is what one would lack that is older than the latest additions."""
+"""Fields by message that a contract before the latest additions would lack. There is no previous contract yet."""
 
 
 def _older() -> descriptor_pool.DescriptorPool:
@@ -58,7 +58,7 @@ def _add(pool: descriptor_pool.DescriptorPool, file: Any) -> None:
     file.CopyToProto(proto)
     for message in proto.message_type:
         kept = [field for field in message.field if field.name not in _NEWEST.get(message.name, ())]
-        # An optional field is a oneof of its own, which must not stay behind empty.
+        # An optional field has a oneof of its own, which must not remain empty.
         used = sorted({field.oneof_index for field in kept if field.HasField("oneof_index")})
         oneofs = [message.oneof_decl[index] for index in used]
         for field in kept:
@@ -71,7 +71,7 @@ def _add(pool: descriptor_pool.DescriptorPool, file: Any) -> None:
 
 
 class Older:
-    """Classes of the older contract."""
+    """Message classes of the older contract, by name."""
 
     def __init__(self) -> None:
         self._pool = _older()
@@ -81,7 +81,7 @@ class Older:
 
 
 class Translator:
-    """A model service seen through the older contract: what it does not know is dropped, both ways."""
+    """A proxy that presents a model service with the older contract: it drops unknown fields in both directions."""
 
     def __init__(self, service: str, method: str, request: Any, response: Any, info: Any, upstream: str) -> None:
         self._paths = (f"/specdec.v1.{service}/{method}", f"/specdec.v1.{service}/GetModelInfo")
@@ -131,7 +131,7 @@ def _through(older: Any, data: bytes) -> bytes:
 
 
 async def _check_not_ignored(outcome: Outcome, client: Client) -> None:
-    """What an older target would drop unread must not be sent to it."""
+    """Check that a request is refused if it needs a field that an older target would drop unread."""
     try:
         await client.generate(10.0, token_ids={"token_ids": [1]}, max_tokens=4, presence_penalty=0.5)
     except InvalidArgument as error:
@@ -142,8 +142,8 @@ async def _check_not_ignored(outcome: Outcome, client: Client) -> None:
 
 
 async def row_25(lab: Lab, seed: int, short: bool) -> Outcome:
-    """There is no previous contract yet, so one is made by taking the newest fields out of this one: a client that
-    speaks only that; then replicas that do, one of which dies."""
+    """A client speaks only an older contract; then replicas do, one of which is killed. There is no previous contract
+    yet, so the older one is this one without its newest fields."""
     outcome = Outcome()
     older = Older()
     count = 4 if short else 20

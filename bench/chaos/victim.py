@@ -1,4 +1,4 @@
-"""``python -m bench.chaos.victim ADDRESS COUNT``: a client of many endless streams, made to be killed."""
+"""``python -m bench.chaos.victim ADDRESS COUNT``: a client with many endless streams, started to be killed."""
 
 from __future__ import annotations
 

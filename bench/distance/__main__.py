@@ -1,4 +1,4 @@
-"""``specdec bench distance``: arguments, the order of things, and where results go."""
+"""``specdec bench distance``: arguments, the sequence of measurements, and output of the results."""
 
 from __future__ import annotations
 
@@ -30,40 +30,40 @@ from specdec.cli.processes import StartError
 
 _COSTS = TableCosts()
 
-_QUICK_TOKENS, _QUICK_RATE, _FEWEST = 80, 24.0, 24
-"""What is to be quick has so many tokens a run where the target alone makes so many per second, and fewer where it is
-slower."""
-_RATE_TOKENS = 16
-_TELL_EVERY = 30
-"""Runs after which a file or a pipe is told how many there were; a terminal shows a bar."""
+_QUICK_TOKENS, _QUICK_TOKENS_PER_S, _MIN_QUICK_TOKENS = 80, 24.0, 24
+"""A quick run has 80 tokens if the target alone reaches 24 tokens/s, in proportion fewer on a slower machine, and at
+least 24."""
+_SPEED_PROBE_TOKENS = 16
+_REPORT_EVERY_RUNS = 30
+"""Runs between progress lines in a file or a pipe; a terminal shows a progress bar."""
 
 
 def main(
     pair: Annotated[
-        PairName, typer.Option(help="table: passes that sleep; damped, bundled: real models; all: one after the other")
+        PairName, typer.Option(help="table: passes that sleep; damped, bundled: real models; all: every pair in turn")
     ] = PairName.table,
-    pass_ms: Annotated[float, typer.Option(help="of the table target")] = _COSTS.pass_ms,
-    step_ms: Annotated[float, typer.Option(help="of the table draft, for one node or many")] = _COSTS.step_ms,
-    acceptance: Annotated[float, typer.Option(help="of the table pair")] = _COSTS.acceptance,
+    pass_ms: Annotated[float, typer.Option(help="time of a pass of the table target")] = _COSTS.pass_ms,
+    step_ms: Annotated[float, typer.Option(help="time of a draft step, for any number of nodes")] = _COSTS.step_ms,
+    acceptance: Annotated[float, typer.Option(help="acceptance rate of the table pair")] = _COSTS.acceptance,
     runner_up: Annotated[
-        float, typer.Option(help="of the table pair: how often a second guess is right if not the first")
+        float, typer.Option(help="table pair: how often the second candidate is right when the first is wrong")
     ] = _COSTS.runner_up,
-    row_us: Annotated[float, typer.Option(help="of the table target, for each row of a pass")] = _COSTS.row_us,
+    row_us: Annotated[float, typer.Option(help="time of each row of a pass of the table target")] = _COSTS.row_us,
     dtype: Annotated[
         Dtype | None,
-        typer.Option(help="of the other pairs' weights; float32 takes longer (default: the CPU's)"),
+        typer.Option(help="weights of the other pairs; float32 takes longer (default: the CPU's dtype)"),
     ] = None,
     temperature: Annotated[
-        list[float] | None, typer.Option(min=0, help="of sampling; may be repeated; 0 and 1 if none is named")
+        list[float] | None, typer.Option(min=0, help="sampling temperature; may be repeated (default: 0 and 1)")
     ] = None,
     num_ahead_tokens: Annotated[int, typer.Option(help="the orchestrator's setting in the mode ahead")] = 60,
-    tokens: Annotated[int, typer.Option(help="per run")] = 160,
+    tokens: Annotated[int, typer.Option(help="tokens per run")] = 160,
     repeats: Annotated[int, typer.Option(help="runs of each mode, in turns; medians are shown")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="one short run each: within 4 minutes")] = False,
-    json_file: Annotated[str | None, typer.Option("--json", help="write the figures here")] = None,
-    chart: Annotated[str | None, typer.Option(help="draw the figures here (PNG; needs the extra bench)")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="one short run of each mode: at most 4 minutes")] = False,
+    json_file: Annotated[str | None, typer.Option("--json", help="file to write the figures to")] = None,
+    chart: Annotated[str | None, typer.Option(help="file for a chart (PNG; needs the extra bench)")] = None,
 ) -> None:
-    """Compare target alone, a synchronous draft and one that grows ahead, at growing distances to the draft."""
+    """Compare the target alone, a synchronous draft and one that grows ahead, at several distances to the draft."""
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     console = Console()
     if quick:
@@ -88,7 +88,7 @@ def main(
     predicted = predictions(rows)
     _show(console, rows, predicted)
     figures = ratios(rows)
-    console.print(f"Of the {pair_of_ratios(rows)} pair, unless another is named:", highlight=False)
+    console.print(f"Ratios of the {pair_of_ratios(rows)} pair, unless the name has another pair:", highlight=False)
     console.print_json(json.dumps(figures))
     if beyond := over_adaptive(rows):
         console.print(f"Ahead over adaptive: {', '.join(f'{where} {ratio:g}' for where, ratio in beyond.items())}")
@@ -115,7 +115,7 @@ def _show(console: Console, rows: Sequence[Row], predicted: Sequence[Prediction]
         for shown in (
             table.speeds(some, f"Tokens per second: {where}"),
             table.times(some, f"Milliseconds of a round: {where}"),
-            table.hits(some, f"Foreseen verdicts: {where}"),
+            table.hits(some, f"Hit rate of growing ahead: {where}"),
         ):
             console.print(shown, "")
     console.print(table.LEGEND, style="dim", highlight=False)
@@ -142,16 +142,16 @@ async def _measure(
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("Starting the services", total=num_runs(plan, repeats))
         async with lab(pair, num_ahead_tokens) as running:
-            first = await running.run(ALONE, 0.0, 1, _RATE_TOKENS, seed=0)
+            first = await running.run(ALONE, 0.0, 1, _SPEED_PROBE_TOKENS, seed=0)
             if quick:
                 rate = first.num_tokens / first.seconds
-                tokens = max(_FEWEST, min(tokens, int(_QUICK_TOKENS * rate / _QUICK_RATE)))
+                tokens = max(_MIN_QUICK_TOKENS, min(tokens, int(_QUICK_TOKENS * rate / _QUICK_TOKENS_PER_S)))
             progress.update(task, description="Measuring")
 
             def done(situation: Situation, mode: Mode) -> None:
                 progress.update(task, advance=1, description=f"{_where(situation)}: {mode.name}")
                 [told] = progress.tasks
-                if not console.is_terminal and told.completed % _TELL_EVERY == 0:
+                if not console.is_terminal and told.completed % _REPORT_EVERY_RUNS == 0:
                     console.print(f"  {told.completed:.0f} of {told.total:.0f} runs", style="dim", highlight=False)
 
             for group in groups(plan):

@@ -1,4 +1,4 @@
-"""The result as a picture. The only place here that needs matplotlib (``pip install specdec[bench]``)."""
+"""The result as a chart. The only module of this package that needs matplotlib (``pip install specdec[bench]``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLOCK = ("#d9b8dd", "#b07ab8", "#7d4488", "#55285f")
 
 
 def draw(rows: Sequence[Row], labels: Mapping[str, str], file: Path) -> None:
-    """A panel per pair and temperature: tokens per second over the round trip to the draft, a line per mode."""
+    """Draw a panel per pair and temperature: tokens per second over the round trip to the draft, a line per mode."""
     panels = list(sections([row for row in rows if row.round_trip_ms is not None]))
     columns = min(2, len(panels))
     lines = (len(panels) + columns - 1) // columns
@@ -77,7 +77,7 @@ def _panel(axes: Axes, rows: Sequence[Row], colours: Mapping[str, str]) -> None:
 
 
 def _colours(of_rows: Sequence[str]) -> dict[str, str]:
-    """More draft tokens, darker."""
+    """The colour of each mode; more draft tokens are darker."""
     modes = list(dict.fromkeys(of_rows))
     fixed = [mode for mode in modes if is_fixed(mode)]
     others = [mode for mode in modes if mode not in fixed and mode not in _NAMED]
@@ -89,7 +89,7 @@ def _colours(of_rows: Sequence[str]) -> dict[str, str]:
 
 
 def _apart(wanted: Mapping[str, float], least: float) -> dict[str, float]:
-    """Places for labels, each at least ``least`` above the one below, as near as can be to where it belongs."""
+    """Positions of labels, as near as possible to ``wanted`` and at least ``least`` apart."""
     order = sorted(wanted, key=wanted.__getitem__)
     groups: list[list[str]] = []
     for name in order:

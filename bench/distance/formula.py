@@ -1,29 +1,28 @@
-"""What a token costs at a distance, by one formula for every mode; fitted on some distances, it predicts another.
+"""The time per token by the distance to the draft: one formula for all modes, fitted on some distances to predict one.
 
-Milliseconds per token at a round trip of r ms to the draft, of rounds that take s ms beside what they wait for:
+Milliseconds per token, where r is the round trip to the draft in ms, and a round takes s ms without its waits:
 
-    waiting:       (s + w (r + d)) / E
-    going alone:   s (1 + (1 - h) n) / (E + (1 - h) n)
+    waiting:             (s + w (r + d)) / E
+    without a draft:     s (1 + (1 - h) n) / (E + (1 - h) n)
 
-E tokens come of a round with a draft; w is the share of these after which the next one's draft is missing and awaited:
+A round with a draft gives E tokens. w is the share of these rounds after which the next draft is missing and awaited:
 
-- none where the target is alone (E = 1); all where so many draft tokens are always asked for (d, its steps, is a part
-  of s);
-- where the controller chooses how many, those that were seen to wait, whatever the distance: in the others it had
-  guesses from the text, or went without;
-- where it grows ahead, those whose verdict was not foreseen. After a round that waited for its tree, what is grown
-  ahead comes right behind that tree, from however far: the verdict is foreseen with chance h. After a round that did
-  not wait, the draft first has to hear of it. While r is within a pass that is in time, and w = 1 - h. Beyond it is
-  too late: no two verdicts in a row are foreseen, and w = 1 / (1 + h).
+- w = 0 for the target alone (E = 1). w = 1 for a fixed K; d, the time of the draft's steps, is then part of s.
+- In the adaptive synchronous mode, w is the measured share of rounds that waited, at any distance. The other rounds
+  had a prompt-lookup proposal or no draft.
+- Where the draft grows ahead, w is the share of misses. After a round that waited for its tree, the nodes grown ahead
+  arrive right behind that tree, at any distance: a hit with probability h. After a round that did not wait, the draft
+  must first hear of it. If r is within a pass, it hears in time and w = 1 - h. Beyond a pass it is too late: two hits
+  never follow each other, and w = 1 / (1 + h).
 
-Ahead, the controller waits for what is missing or goes on alone, whichever is faster; so does the formula. Alone, each
-round gives a token. What the draft grows below one comes m rounds later, m = 1 within a pass, and counts if all m
-tokens since are among it, each with chance g: n = m - 1 + 1 / g^m rounds until then. By then the draft is m rounds
-deep, so that its next trees are foreseen with chance h from however far.
+The controller of a draft ahead either waits for a missing tree or continues without it, whichever is faster. So does
+the formula. A round without a draft gives one token. The tree grown below that token arrives m rounds later (m = 1
+within a pass) and is usable if it holds all m tokens since, each with probability g. That takes n = m - 1 + 1 / g^m
+rounds. The draft is m rounds ahead then, so its next trees are hits with probability h at any distance.
 
-Measured, not fitted, are E, h (the share of foreseen verdicts at distances within a pass), g (the share of drafts whose
-first token is right), the pass as the target tells it, d (what a wait took beside r), and w where it is seen. s is
-fitted by least squares of the relative error.
+Measured, not fitted: E, h (the hit rate at distances within a pass), g (the share of drafts with a correct first
+token), the pass time reported by the target, d (waiting time minus r), and w where stated. s is fitted by least squares
+of the relative error.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from bench.distance.row import Row
 FITTED_MS = (0.0, 1.0, 5.0, 50.0)
 PREDICTED_MS = 20.0
 
-_STEPS = 20
-"""Whether to wait depends on s, and s on that; it settles within a few."""
+_NUM_ITERATIONS = 20
+"""The faster way depends on s, and the fitted s on that way; a few iterations converge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What was measured at one distance. ``hits`` is the share of foreseen verdicts, ``firsts`` that of drafts whose
-    first token was right; of all rounds ``waits`` is the share that waited for the draft, ``waited_ms`` how long a
-    round waited on average."""
+    """The measurements at one distance. ``hits`` is the hit rate, ``firsts`` the share of drafts with a correct first
+    token. ``waits`` is the share of all rounds that waited for the draft, ``waited_ms`` the mean waiting time of all
+    rounds."""
 
     round_trip_ms: float
     ms_per_token: float
@@ -58,7 +57,7 @@ class Point:
 
     @staticmethod
     def of(row: Row) -> Point:
-        # Going alone is a round, too, so what a round with a draft gives is not what rounds give on average.
+        # Ahead, some rounds have no draft. They must not lower the mean of the rounds with a draft.
         goes_alone = row.mode == AHEAD.name and row.drafts_per_round > 0
         return Point(
             row.round_trip_ms or 0.0,
@@ -74,8 +73,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """s, h, E, d, g and w of the module's docstring, and the pass; ``hit_rate`` is None where nothing grows ahead, and
-    ``waits`` counts there alone."""
+    """s, h, E, d, g and w of the module's docstring, and the pass time. ``hit_rate`` is None if nothing grows ahead;
+    ``waits`` is used only then."""
 
     round_ms: float
     hit_rate: float | None
@@ -86,7 +85,7 @@ class Formula:
     waits: float = 0.0
 
     def missing(self, round_trip_ms: float) -> float:
-        """w: the share of rounds that wait for the draft, where they do."""
+        """w: the share of rounds that wait for the draft, in a mode that waits."""
         if self.hit_rate is None:
             return self.waits
         return 1 - self.hit_rate if round_trip_ms <= self.pass_ms else 1 / (1 + self.hit_rate)
@@ -96,7 +95,7 @@ class Formula:
         return rounds * self.round_ms + waiting_ms
 
     def way(self, round_trip_ms: float) -> tuple[float, float]:
-        """Of waiting and going alone the faster one: rounds and milliseconds of waiting per token."""
+        """Rounds and milliseconds of waiting per token, for the faster of waiting and continuing without a draft."""
         missing, expected = self.missing(round_trip_ms), self.tokens_per_round  # w and E
         waiting_ms = missing * (round_trip_ms + self.wait_ms) if missing else 0.0
         ways = [(1 / expected, waiting_ms / expected)]
@@ -109,7 +108,7 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of one mode, at a distance that nothing was fitted on. ``error`` is relative."""
+    """The predicted time per token of one mode at a distance that was not fitted. ``error`` is relative."""
 
     pair: str
     temperature: float
@@ -122,31 +121,31 @@ class Prediction:
 
 
 def alone(points: Sequence[Point]) -> Formula:
-    """Of the target without a draft."""
+    """The formula of the target without a draft."""
     return _fitted(points)
 
 
 def synchronous(points: Sequence[Point]) -> Formula:
-    """Of a draft that is waited for in every round."""
+    """The formula of rounds that always wait for a draft."""
     return _fitted(points, waits=1.0)
 
 
 def adaptive(points: Sequence[Point]) -> Formula:
-    """Of a draft that is waited for where it pays."""
-    return _fitted(points, wait_ms=_beside_trips_ms(points), waits=_mean([point.waits for point in points]))
+    """The formula of rounds that wait for a draft where that pays."""
+    return _fitted(points, wait_ms=_wait_overhead_ms(points), waits=_mean([point.waits for point in points]))
 
 
 def ahead(points: Sequence[Point]) -> Formula:
-    """Of a draft that grows ahead. Some point must be within a pass."""
+    """The formula of a draft that grows ahead. At least one point must be within a pass."""
     pass_ms = _mean([point.pass_ms for point in points])
-    # Who never waited was never faster that way.
-    wait_ms = _beside_trips_ms(points) if any(point.waits for point in points) else float("inf")
+    # If no round waited, waiting was never the faster way.
+    wait_ms = _wait_overhead_ms(points) if any(point.waits for point in points) else float("inf")
     hit_rate = _mean([point.hits for point in points if point.round_trip_ms <= pass_ms])
     return _fitted(points, hit_rate, wait_ms, _mean([point.firsts for point in points]))
 
 
 def predictions(rows: Sequence[Row]) -> list[Prediction]:
-    """Of every mode that was measured at all distances."""
+    """Predictions for every mode that was measured at all distances."""
     found = []
     for key in dict.fromkeys((row.pair, row.temperature, row.mode) for row in rows):
         points = {
@@ -170,13 +169,13 @@ def _fitted(
     first_rate: float = 0.0,
     waits: float = 0.0,
 ) -> Formula:
-    """The best s."""
+    """The formula with the s that minimises the squared relative error."""
     pass_ms = _mean([point.pass_ms for point in points])
     tokens_per_round = _mean([point.tokens_per_round for point in points])
     formula = Formula(pass_ms, hit_rate, tokens_per_round, pass_ms, wait_ms, first_rate, waits)
-    for _ in range(_STEPS):
+    for _ in range(_NUM_ITERATIONS):
         ways = [(formula.way(point.round_trip_ms), point.ms_per_token) for point in points]
-        # s * ones[i] + waiting[i] is to be 1.
+        # Minimise the sum of (s * ones[i] + waiting[i] - 1) ** 2.
         ones = [rounds / measured for (rounds, _), measured in ways]
         waiting = [waiting_ms / measured for (_, waiting_ms), measured in ways]
         squares = sum(one * one for one in ones)
@@ -185,8 +184,8 @@ def _fitted(
     return formula
 
 
-def _beside_trips_ms(points: Sequence[Point]) -> float:
-    """d: what a wait took beside the way; 0 where nobody waited."""
+def _wait_overhead_ms(points: Sequence[Point]) -> float:
+    """d: the mean waiting time minus the round trip; 0 if no round waited."""
     num_waits = sum(point.waits for point in points)
     waited_ms = sum(point.waited_ms - point.waits * point.round_trip_ms for point in points)
     return max(0.0, waited_ms / num_waits) if num_waits else 0.0

@@ -1,6 +1,6 @@
-"""A pair behind its services, with a proxy on the way to the draft that delays every byte.
+"""A pair behind its services, with a proxy in front of the draft that delays every byte.
 
-Knows processes, cores and requests; refuses to know what is compared with what.
+Knows processes, cores and requests; does not know the comparisons.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specdec.client import Client
 
 @dataclass(slots=True)
 class Lab:
-    """Running services: a client of each orchestrator, by name, and the way to the draft."""
+    """Running services: a client of each orchestrator, by name, and the proxy in front of the draft."""
 
     pair: Pair
     clients: dict[str, Client]
@@ -36,12 +36,12 @@ class Lab:
         self.proxy.set(latency_s=round_trip_ms / 2e3)
 
     def kill_draft(self) -> None:
-        """As seen from the orchestrators: the stream is reset, and nobody listens."""
+        """Make the draft unreachable for the orchestrators: reset its streams and refuse new connections."""
         self.proxy.refuse = True
         self.proxy.reset()
 
     async def run(self, mode: Mode, temperature: float, streams: int, max_tokens: int, seed: int) -> Run:
-        """``streams`` requests at once. Their texts depend on ``seed``, not on the mode, unless it is block."""
+        """Run ``streams`` concurrent requests. Their texts depend on ``seed``; only block verification changes them."""
         fields: dict[str, Any] = {
             "max_tokens": max_tokens,
             "temperature": temperature,
@@ -51,7 +51,7 @@ class Lab:
         if mode.num_draft_tokens is not None:
             fields["num_draft_tokens"] = mode.num_draft_tokens
         if self.pair.computes:
-            # Who comes second must not find its prompt computed.
+            # A later run of the same prompt must not find its prefix in the KV cache.
             fields["cache_salt"] = f"run {next(self._numbers)}"
         prompts = [self.pair.prompt(stream, seed) for stream in range(streams)]
         client = self.clients[mode.front]
@@ -67,9 +67,9 @@ class Lab:
 
 @asynccontextmanager
 async def lab(pair: Pair, num_ahead_tokens: int) -> AsyncIterator[Lab]:
-    """Everything healthy and connected. Raises StartError.
+    """Healthy, connected services. Raises StartError.
 
-    Where the pair computes, its target has core 0 to itself and everything else is on core 1, this process too.
+    If the pair computes, its target has core 0 to itself; everything else, also this process, runs on core 1.
     """
     async with AsyncExitStack() as stack:
         made = await stack.enter_async_context(Processes())
@@ -97,7 +97,7 @@ async def lab(pair: Pair, num_ahead_tokens: int) -> AsyncIterator[Lab]:
 
 @contextmanager
 def _pinned_here(cores: Iterable[int]) -> Iterator[None]:
-    """This process: the proxy and the clients are in it."""
+    """Pin this process, which runs the proxy and the clients, to ``cores``."""
     before = os.sched_getaffinity(0)
     _pin(os.getpid(), cores)
     try:
@@ -107,7 +107,7 @@ def _pinned_here(cores: Iterable[int]) -> Iterator[None]:
 
 
 def _pin(process: int, cores: Iterable[int]) -> None:
-    """All its threads, if there are two cores. A pair that is asleep most of the time needs none of its own."""
+    """Pin all threads of a process to ``cores``, if the machine has at least two."""
     if (os.cpu_count() or 1) > 1:
         for thread in Path(f"/proc/{process}/task").iterdir():
             os.sched_setaffinity(int(thread.name), cores)

@@ -1,6 +1,6 @@
-"""What is compared: the target alone, a draft that is waited for, and one that grows ahead of the verdict.
+"""The compared modes: the target alone, a synchronous draft, and a draft that grows ahead of the verdict.
 
-Knows names and what each mode asks of which orchestrator; refuses to know models and distances.
+Knows the names, the request options and the orchestrator of each mode; does not know models and distances.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BLOCK = common_pb2.VERIFICATION_METHOD_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """``front`` is the orchestrator that is asked; None draft tokens: as many as pay."""
+    """A mode. ``front`` names its orchestrator; ``num_draft_tokens`` None: adaptive."""
 
     name: str
     front: str
@@ -25,7 +25,7 @@ class Mode:
 
     @property
     def learns(self) -> bool:
-        """How much to draft."""
+        """Whether the mode learns how much to draft."""
         return self.num_draft_tokens is None
 
 
@@ -33,7 +33,7 @@ ALONE = Mode("alone", "near", 0)
 ADAPTIVE = Mode("sync, adaptive", "near", None)
 AHEAD = Mode("ahead", "ahead", None)
 ASTRAY = Mode(AHEAD.name, "strange", None)
-"""Ahead with a draft that has nothing in common with the target."""
+"""The mode ahead with a draft that has nothing in common with the target."""
 
 
 def sync(num_draft_tokens: int) -> Mode:
@@ -45,14 +45,14 @@ def block(num_draft_tokens: int) -> Mode:
 
 
 def is_fixed(name: str) -> bool:
-    """Whether it is the name of a synchronous draft with a set number of tokens, coupled (or greedy)."""
+    """Whether ``name`` is a synchronous mode with a fixed number of draft tokens, coupled or greedy."""
     return name.startswith("sync, K")
 
 
 def modes(temperature: float, fixed: Sequence[int], with_block: bool, quick: bool) -> list[Mode]:
-    """Block verification differs from coupled sampling only where something is drawn, and is never grown ahead.
+    """The modes at a temperature. Block verification differs from coupled sampling only above 0, and never grows ahead.
 
-    ``quick`` leaves at temperature 1 one K, in the middle, and no adaptive one.
+    ``quick`` keeps only the middle K at temperatures above 0, and leaves out the adaptive mode there.
     """
     if not temperature:
         return [ALONE, *map(sync, fixed), ADAPTIVE, AHEAD]

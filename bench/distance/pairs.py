@@ -1,6 +1,6 @@
-"""Whose passes are measured: tables that sleep, the damped pair that computes, the bundled pair that says something.
+"""The measured pairs: tables that sleep, the damped pair with random weights, the bundled pair with trained weights.
 
-Knows how each pair is served and asked; refuses to know what is compared.
+Knows how each pair is served and prompted; does not know the comparisons.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specdec.cli.demo import MODELS
 from specdec.speculation.acceptance import PRIOR
 
 _VOCABULARY, _PROMPT_LENGTH = 4096, 64
-"""Of the bundled pair."""
+"""The vocabulary and the prompt length of the bundled pair, in tokens."""
 
 
 class PairName(StrEnum):
@@ -28,9 +28,9 @@ class PairName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableCosts:
-    """``pass_ms`` is of a target pass, and ``row_us`` of each of its rows: a hundredth of a pass, so that a tree is not
-    free. ``step_ms`` is of a draft pass, whatever it grows. ``runner_up`` is how often the second guess is right where
-    the first is wrong: as with real pairs (bench/LOG.md)."""
+    """Costs of the table pair. ``pass_ms``: a target pass. ``row_us``: each row of it, a hundredth of a pass, so that
+    trees are not free. ``step_ms``: a draft pass of any size. ``runner_up``: how often the second candidate is right if
+    the first is wrong, as with real pairs (bench/LOG.md)."""
 
     pass_ms: float = 40.0
     step_ms: float = 4.0
@@ -40,15 +40,15 @@ class TableCosts:
 
 
 Role = tuple[str, list[str]]
-"""The module and its flags."""
+"""A service's module and flags."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """``stranger`` is a draft that has nothing in common with the target; ``fixed`` are the numbers of draft tokens
-    worth comparing.
+    """A pair. ``stranger`` is a draft that has nothing in common with the target. ``fixed`` has the numbers of draft
+    tokens to compare.
 
-    ``computes``: its passes need a core each, and its distributions are real. ``prompt`` is by stream and seed.
+    ``computes``: each model needs a core, and its distributions are real. ``prompt`` takes the stream and the seed.
     """
 
     name: PairName
@@ -62,7 +62,7 @@ class Pair:
 
 
 def make(name: PairName, directory: Path, costs: TableCosts, dtype: str = "auto") -> Pair:
-    """``directory`` takes checkpoints that have to be made, which takes some seconds; ``dtype`` is that of weights."""
+    """The pair ``name``, with weights in ``dtype``. Generates checkpoints in ``directory`` if needed, in seconds."""
     if name is PairName.table:
         return _tables(costs)
     if name is PairName.damped:
@@ -75,8 +75,8 @@ def _tables(costs: TableCosts) -> Pair:
     return Pair(
         PairName.table,
         f"table pair: a target pass of {costs.pass_ms:g} ms and {costs.row_us:g} us a row, a draft step of"
-        f" {costs.step_ms:g} ms whatever it grows; {costs.acceptance:g} of the first guesses are right,"
-        f" {costs.runner_up:g} of the second ones after a wrong first",
+        f" {costs.step_ms:g} ms for any number of nodes; {costs.acceptance:g} of the first candidates are right,"
+        f" and {costs.runner_up:g} of the second ones if the first is wrong",
         ("bench.models.table_service target", [f"--pass-ms={costs.pass_ms}", f"--row-us={costs.row_us}", *guesses]),
         ("bench.models.table_service draft", [step, *guesses]),
         ("bench.models.table_service draft", [step, "--acceptance=0", "--runner-up=0"]),
@@ -88,11 +88,11 @@ def _tables(costs: TableCosts) -> Pair:
 
 def _damped(directory: Path, dtype: str) -> Pair:
     made = damped_pair(directory)
-    # The same shape from another seed: nothing in common.
+    # The same shape with another seed has unrelated weights.
     stranger = damped_pair(directory, Shape(seed=1))
     return Pair(
         PairName.damped,
-        f"damped pair: random weights, a cost model that says nothing about text; dtype {dtype}",
+        f"damped pair: random weights, a model of costs and not of text; dtype {dtype}",
         _served("target_service", made.target, dtype),
         _served("draft_service", made.draft, dtype),
         _served("draft_service", stranger.draft, dtype),

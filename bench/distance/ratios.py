@@ -1,6 +1,6 @@
-"""The figures that the project holds itself to, each from rows of one run; what was not measured is absent.
+"""The target figures of the project, each computed from rows of one run. A figure that was not measured is absent.
 
-Knows which mode is compared with which; refuses to know how anything was measured.
+Knows which modes are compared; does not know how they were measured.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from bench.distance.row import Row
 
 
 def pair_of_ratios(rows: Sequence[Row]) -> str:
-    """Whose ratios they are, but for those that name another: the damped pair's where it was measured."""
+    """The pair of all ratios that name no other pair: the damped pair if it was measured."""
     pairs = dict.fromkeys(row.pair for row in rows)
     return PairName.damped.value if PairName.damped in pairs else next(iter(pairs), "")
 
 
 def ratios(rows: Sequence[Row]) -> dict[str, float]:
-    """At T = 0; synchronous is at its best K, the same in every round."""
+    """The ratios by name, at T = 0 unless named otherwise. "sync" is the best fixed K of the synchronous mode."""
     greedy = _Rows(rows, pair_of_ratios(rows), 0.0)
     drawn = _Rows(rows, PairName.bundled.value, 1.0)
     figures: dict[str, Callable[[], float]] = {
@@ -41,8 +41,8 @@ def ratios(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def over_adaptive(rows: Sequence[Row]) -> dict[str, float]:
-    """By situation, at T = 0: grown ahead over the synchronous mode that chooses how much to draft and guesses from the
-    text, as ahead does: what the growing alone is worth."""
+    """By situation, at T = 0: the mode ahead over the adaptive synchronous mode, which also uses prompt lookup. The
+    ratio shows the gain of growing ahead alone."""
     greedy = [row for row in rows if (row.pair, row.temperature) == (pair_of_ratios(rows), 0.0)]
     waits = {row.situation: row for row in greedy if row.mode == ADAPTIVE.name}
     ahead = [row for row in greedy if row.mode == AHEAD.name and row.situation in waits]
@@ -50,7 +50,7 @@ def over_adaptive(rows: Sequence[Row]) -> dict[str, float]:
 
 
 class _Rows:
-    """Of one pair at one temperature. KeyError: that was not measured."""
+    """The rows of one pair at one temperature. Raises KeyError for a row that was not measured."""
 
     def __init__(self, rows: Sequence[Row], pair: str, temperature: float) -> None:
         self._rows = {
@@ -71,7 +71,7 @@ class _Rows:
         return max(rows, key=lambda row: row.tokens_per_s)
 
     def worst_over_alone(self) -> float:
-        """Of all situations, not only the distances."""
+        """The smallest ratio of all situations, not only of the distances."""
         situations = dict.fromkeys(situation for situation, _ in self._rows)
         if not situations:
             raise KeyError

@@ -1,6 +1,6 @@
-"""One mode in one situation, from what the orchestrator tells of every sample at its end.
+"""The result of one mode in one situation, from the statistics that the orchestrator sends at the end of a sample.
 
-Knows how counts become rates; refuses to know how they were measured and shown.
+Knows how counts become rates; does not know how they were measured and are shown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specdec.v1 import generation_pb2
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Some samples side by side."""
+    """Concurrent samples, and their speculation statistics (``told``)."""
 
     num_tokens: int
     seconds: float
@@ -23,7 +23,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Verdicts on a draft, and how many of them were foreseen: what came next was there when the verdict came.
+    """Counts of verdicts on drafts, and of hits (foreseen): the next tree is already there when the verdict arrives.
 
     A correction at depth n follows n accepted tokens.
     """
@@ -35,7 +35,7 @@ class Outcomes:
 
     @property
     def bonus_hits(self) -> float | None:
-        """The share of foreseen ones; None: there was none at all."""
+        """The hit rate of bonuses; None without bonuses."""
         return _share(self.num_bonuses_foreseen, self.num_bonuses)
 
     @property
@@ -49,7 +49,7 @@ class Outcomes:
 
     @property
     def firsts(self) -> float | None:
-        """The share whose first token at least was right."""
+        """The share of drafts with a correct first token."""
         num_wrong = self.num_corrections[0] if self.num_corrections else 0
         num_verdicts = self.num_bonuses + sum(self.num_corrections)
         return _share(num_verdicts - num_wrong, num_verdicts)
@@ -57,9 +57,9 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class RoundMs:
-    """Milliseconds from a verdict to the next, and where they go.
+    """The parts of the time from one verdict to the next, in milliseconds.
 
-    ``rest``: the way to the target and back, this side's own work, replays.
+    ``rest``: the network to the target and back, the orchestrator's own work, replays.
     """
 
     draft_wait: float = 0.0
@@ -71,10 +71,10 @@ class RoundMs:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``rates`` are the tokens per second of its runs, a run in each turn; all else is of all of them together.
+    """``rates`` are the tokens per second of the runs, one run per turn. The other figures are over all runs together.
 
-    ``round_trip_ms`` is None where the situation is no matter of distance; ``on_time`` is the share of drafts that
-    nobody waited for, None without drafts; ``drafts_per_round`` is the share of rounds that had one.
+    ``round_trip_ms`` is None if the situation is not a distance. ``on_time`` is the share of drafts that arrived
+    without a wait, None without drafts. ``drafts_per_round`` is the share of rounds with a draft.
     """
 
     pair: str
@@ -94,12 +94,12 @@ class Row:
 
     @property
     def tokens_per_s(self) -> float:
-        """The median."""
+        """The median of the runs."""
         return statistics.median(self.rates)
 
     def over(self, other: Row) -> float:
-        """How many times as fast: the median of what the turns say, each of the same prompt within a minute or two. The
-        machine and the prompts differ more from turn to turn."""
+        """The median over the turns of the speed ratio. A turn has one prompt and takes a minute or two; the prompts
+        and the load of the machine vary more between turns than within one."""
         return statistics.median(own / its for own, its in zip(self.rates, other.rates, strict=True))
 
     @staticmethod
@@ -138,7 +138,7 @@ class Row:
 
 
 def _round_ms(told: Sequence[generation_pb2.SpeculationStats]) -> RoundMs:
-    # The first verdict is where the clock starts.
+    # The clock starts with the first verdict, so the first round has no time.
     num_rounds = max(1, sum(each.num_rounds - 1 for each in told))
 
     def ms(microseconds: Sequence[int]) -> float:
@@ -158,6 +158,6 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def _added(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Position by position; a list that ends sooner has zeros there."""
+    """The sums by position; shorter lists are padded with zeros."""
     longest = max(map(len, lists), default=0)
     return tuple(sum(each[place] for each in lists if place < len(each)) for place in range(longest))

@@ -1,6 +1,6 @@
-"""Which mode is measured in which situation, and in which order.
+"""Defines which modes are measured in which situations, and in which order.
 
-Knows distances and misfortunes; refuses to know how a mode is run.
+Knows distances and failures; does not know how a mode is run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STREAMS = 32
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Where the draft is and how many ask, and the modes that take turns there."""
+    """The distance to the draft, the number of streams, and the modes that take turns there."""
 
     name: str
     modes: Sequence[Mode]
@@ -34,7 +34,7 @@ TEMPERATURES = (0.0, 1.0)
 
 
 def situations(pair: Pair, quick: bool, temperatures: Sequence[float] = TEMPERATURES) -> list[Situation]:
-    """The distances at each temperature, then what may go wrong, at temperature 0 alone."""
+    """The distances at each temperature, then load and failures at temperature 0 only."""
     distances = [
         Situation(
             f"{round_trip_ms:g} ms", modes(temperature, pair.fixed, pair.computes, quick), temperature, round_trip_ms
@@ -54,22 +54,22 @@ def situations(pair: Pair, quick: bool, temperatures: Sequence[float] = TEMPERAT
 
 
 def groups(plan: Sequence[Situation]) -> list[list[Situation]]:
-    """What is measured in turn: all distances, so that what befalls the machine meanwhile befalls all of them; anything
-    else by itself."""
+    """Situations that are measured in turns. All distances are one group, so that other load on the machine affects
+    them alike; every other situation is a group of its own."""
     distances = [each for each in plan if each.round_trip_ms is not None]
     return [distances, *([each] for each in plan if each.round_trip_ms is None)]
 
 
 def num_runs(plan: Sequence[Situation], repeats: int) -> int:
-    """That ``measure`` makes of all of them."""
+    """The number of runs that ``measure`` does for the whole plan."""
     return sum(repeats * (1 + mode.learns) for situation in plan for mode in situation.modes)
 
 
 async def measure(
     lab: Lab, group: Sequence[Situation], tokens: int, repeats: int, done: Callable[[Situation, Mode], None]
 ) -> list[list[Row]]:
-    """By situation. All of them in turn, ``repeats`` times, and in each every mode; those that learn have a short run
-    before, which nobody counts. ``done`` hears of every run."""
+    """The rows by situation. ``repeats`` times, run every mode in every situation in turn. A mode that learns has a
+    short warm-up run before, which is left out. ``done`` is called after every run."""
     runs: dict[tuple[int, str], list[Run]] = {}
     for repeat in range(repeats):
         for index, situation in enumerate(group):
@@ -77,7 +77,7 @@ async def measure(
                 lab.move_draft(situation.round_trip_ms or 0.0)
             else:
                 lab.kill_draft()
-            # Samples that share the target with many others are shorter.
+            # With many streams the samples are shorter, to limit the time.
             length = max(16, tokens // 2) if situation.streams > 1 else tokens
             for mode in situation.modes:
                 if mode.learns:

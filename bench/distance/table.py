@@ -1,4 +1,4 @@
-"""The result as a terminal shows it. Knows columns and words; refuses to know how anything was measured."""
+"""The result as tables for a terminal. Knows columns and labels; does not know how anything was measured."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from bench.distance.modes import AHEAD, ALONE
 from bench.distance.row import Row
 
 LEGEND = (
-    "tokens/s: the median of the runs. x alone: the median of what each turn says. drafted, accepted: tokens per round,"
-    " with those that adaptive and ahead guess from the text itself. foreseen: verdicts after which the next tree was"
-    " there. on time: drafts that nobody waited for. unused: nodes per round that came and were never verified. Of a"
-    " round's time: waiting for the draft; at the target in its queue, the pass and sampling, as the target says; the"
-    " rest."
+    "tokens/s: the median of the runs. x alone: the median of the ratios of all turns. drafted, accepted: tokens per"
+    " round, including prompt lookup in the modes adaptive and ahead. hit rate: the share of verdicts after which the"
+    " next tree was already there. on time: the share of drafts that arrived without a wait. unused: nodes per round"
+    " that arrived and were never verified. Parts of a round: waiting for the draft; queue, pass and sampling, as"
+    " reported by the target; the rest."
 )
 
 
 def sections(rows: Sequence[Row]) -> Iterator[tuple[str, float, Sequence[Row]]]:
-    """Pair, temperature and their rows."""
+    """(pair, temperature, their rows)."""
     for pair, temperature in dict.fromkeys((row.pair, row.temperature) for row in rows):
         yield pair, temperature, [row for row in rows if (row.pair, row.temperature) == (pair, temperature)]
 
 
 def speeds(rows: Sequence[Row], title: str) -> Table:
-    """A block per situation, a line per mode."""
-    table = _table(title, "tokens/s", "x alone", "drafted", "accepted", "foreseen", "on time", "unused")
+    """The speeds: a block per situation, a line per mode."""
+    table = _table(title, "tokens/s", "x alone", "drafted", "accepted", "hit rate", "on time", "unused")
     for situation, block in _blocks(rows):
         table.add_row(situation, style="italic")
         alone = next((row for row in block if row.mode == ALONE.name), None)
@@ -47,7 +47,7 @@ def speeds(rows: Sequence[Row], title: str) -> Table:
 
 
 def times(rows: Sequence[Row], title: str) -> Table:
-    """The same for what a round's milliseconds are spent on."""
+    """The parts of a round's time in milliseconds: a block per situation, a line per mode."""
     table = _table(title, "draft", "queue", "pass", "sampling", "rest", "a round")
     for situation, block in _blocks(rows):
         table.add_row(situation, style="italic")
@@ -59,7 +59,7 @@ def times(rows: Sequence[Row], title: str) -> Table:
 
 
 def hits(rows: Sequence[Row], title: str) -> Table:
-    """Verdicts that were foreseen of how many, after everything was accepted, and by the depth of the correction."""
+    """Hit rates of the mode ahead: all verdicts, bonuses, corrections, and hits / verdicts by correction depth."""
     rows = [row for row in rows if row.mode == AHEAD.name and row.outcomes.hits is not None]
     depths = max((len(row.outcomes.num_corrections) for row in rows), default=0)
     table = _table(title, "all", "bonus", "corr.", *(f"at {depth}" for depth in range(depths)))
@@ -77,7 +77,7 @@ def hits(rows: Sequence[Row], title: str) -> Table:
 
 
 def formula(predictions: Sequence[Prediction]) -> Table:
-    """What was fitted, and what it says of the distance that it was not fitted on."""
+    """The fitted parameters, and the predicted and the measured time at the distance that was not fitted."""
     title = f"Time per token by the formula, fitted on the other distances, at {PREDICTED_MS:g} ms"
     table = _table(title, "s", "h", "E", "predicted", "measured", "error")
     before = ""

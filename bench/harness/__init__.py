@@ -1,4 +1,4 @@
-"""How a benchmark is run: from a shell, with services as processes.
+"""Runs benchmarks from a shell, with the services as processes.
 
 Imports specdec.cli.
 Start at deployment.py.

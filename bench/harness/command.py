@@ -1,4 +1,4 @@
-"""How a benchmark is run from a shell. Knows signals; refuses to know what is measured."""
+"""Runs a benchmark from a shell. Knows signals; does not know the measurements."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import typer
 
 
 class Dtype(StrEnum):
-    """Of weights."""
+    """The data type of weights."""
 
     bfloat16 = "bfloat16"
     float32 = "float32"
 
 
 def run_benchmark(main: Callable[..., None]) -> None:
-    """``main`` with its flags. SIGTERM ends it like Ctrl-C: the services that it started end, too."""
+    """Run ``main`` with its command-line flags. SIGTERM acts like Ctrl-C, so the services of the benchmark also end."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     typer.run(main)

@@ -1,4 +1,4 @@
-"""Services as processes of their own, for as long as something is measured. Refuses to know what that is."""
+"""Starts services as separate processes for the time of a measurement. Does not know the measurements."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from contextlib import AsyncExitStack
 from specdec.cli.processes import Service, free_ports, healthy, paired, service
 from specdec.client import Client
 
-_MOST = 32
+_MAX_PROCESSES = 32
 
 
 class Processes:
-    """``async with`` ends all that was started, the last first. Both ways to start raise StartError."""
+    """Started services; ``async with`` ends them in reverse order. Both methods raise StartError."""
 
     def __init__(self) -> None:
-        # All at once, or one could be drawn again before somebody listens there.
-        self._ports = iter(free_ports(_MOST))
+        # All at once: a port that no process listens on yet could be drawn again.
+        self._ports = iter(free_ports(_MAX_PROCESSES))
         self._stack = AsyncExitStack()
         self._starting: list[Service] = []
 
@@ -26,13 +26,13 @@ class Processes:
         await self._stack.aclose()
 
     async def model(self, module: str, *flags: str) -> Service:
-        """Under way; it has loaded what it serves when there is an orchestrator. ``module`` may bring an argument."""
+        """Start a model service without waiting; ``orchestrator`` waits for it. ``module`` may include an argument."""
         each = service(module, next(self._ports), [*flags, "--log-level=WARNING"])
         self._starting.append(await self._stack.enter_async_context(each))
         return self._starting[-1]
 
     async def orchestrator(self, *flags: str) -> tuple[Service, Client]:
-        """Once it and all that was started before it are ready, and it uses those that it is told of."""
+        """Start an orchestrator. Returns when all services started so far are healthy and it uses its replicas."""
         while self._starting:
             await healthy(self._starting.pop())
         front = await self.model("orchestrator", *flags)

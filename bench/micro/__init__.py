@@ -1,4 +1,4 @@
-"""One part at a time: the message path, deciding, products of few rows.
+"""Microbenchmarks of single parts: the message path, the decisions, matrix products with few rows.
 
 Imports specdec and bench.harness.
 Start at rounds.py.

@@ -1,7 +1,7 @@
-"""The floor under ``bench.micro.rounds``: the same processes and messages per round with nothing in them but gRPC.
+"""The lower bound for ``bench.micro.rounds``: the same processes and messages per round, with gRPC alone.
 
-A client, a middle that asks one echo and then another, and answers its client: what a round would cost if no line of
-this project ran in it. So a figure of one machine can be compared with that of another.
+A client calls a middle process, which calls two echo servers one after the other and then answers. This is the cost of
+a round without any code of this project, so figures of different machines can be compared relative to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MESSAGE = b"x" * 64
 
 
 def bare_round_ms(num_rounds: int, ports: Sequence[int]) -> float:
-    """Milliseconds per round, the median over ``num_rounds`` of one sequence. Takes three free ports of loopback."""
+    """Milliseconds per round, the median over ``num_rounds`` of one sequence. Needs three free loopback ports."""
     middle, first, second = ports
     with _process(_serve_echo, first), _process(_serve_echo, second), _process(_serve_rounds, middle, first, second):
         return uvloop.run(_load(num_rounds, middle))

@@ -1,6 +1,6 @@
-"""``specdec bench decisions``: what it costs to decide a pass, without the pass: logits -> accepted nodes and tokens.
+"""``specdec bench decisions``: the cost of the decisions of a pass (logits -> accepted nodes and tokens), without it.
 
-Random logits in bfloat16, one thread, processor time, the best of several: what others do on this machine is left out.
+Random logits in bfloat16, one thread, CPU time. The best of several runs, which excludes other load on the machine.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _best_us(params: SamplingParams, backend: Backend, num_sequences: int, num_r
 
 
 def main() -> None:
-    """Measure what deciding costs, by kinds of sampling."""
+    """Measure the cost of decisions by sampling parameters, in microseconds."""
     torch.set_num_threads(1)
     backend = choose("auto", torch.device("cpu"))
     columns = [(*shape, vocab_size) for shape in _SHAPES for vocab_size in _VOCAB_SIZES]

@@ -1,7 +1,7 @@
-"""What a pass of a table model takes on this machine: the sleep, how late it wakes, and the engine's Python per row.
+"""The time of a pass of a table model on this machine: the sleep, the late wake-up, and the engine's Python per row.
 
-Drives the engines of both services in this process, without streams. The fastest of several passes counts: what else
-disturbs a pass is counted as the message path's.
+Drives the engines of both services in this process, without streams. The fastest of several passes counts; other delays
+of a pass count as part of the message path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUM_NODES = 4
 
 
 def target_pass_time(sleep_s: float) -> PassTime:
-    """Of passes with 1 row and with 64 sequences of 5 rows."""
+    """The time of target passes with 1 row, and with 64 sequences of 5 rows."""
     engine = TargetEngine(TableVerifier(Table(), pass_s=sleep_s))
     tree = TokenTree.chain(range(_NUM_NODES))
 
@@ -52,7 +52,7 @@ def target_pass_time(sleep_s: float) -> PassTime:
 
 
 def draft_step_time(sleep_s: float) -> PassTime:
-    """Of steps for 1 and for 64 sequences."""
+    """The time of draft steps for 1 and for 64 sequences."""
     engine = DraftEngine(TableDrafter(Table(), sleep_s))
 
     def steps(keys: list[Key]) -> float:

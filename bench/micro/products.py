@@ -1,8 +1,8 @@
-"""``specdec bench products``: how fast a weight is read by a product with few rows: by torch's plain layer, by oneDNN
-with packed weights, and in tiles (``specdec/backends/avx512/tiled_linear.c``).
+"""``specdec bench products``: the rate at which a product of few rows reads its weight, with torch's plain layer, with
+oneDNN's packed weights, and with tiles (``specdec/backends/avx512/tiled_linear.c``).
 
-The shapes are those of a Llama with 1024 hidden features, in bfloat16; each has so many weights that none is in a cache
-when its turn comes. Who computes takes turns; medians.
+The shapes are those of a Llama with 1024 hidden features, in bfloat16. Each shape has enough weights to keep them out
+of the caches between uses. The implementations take turns; figures are medians.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TURNS = 7
 
 
 def _times(layers: list[list[Callable[[Tensor], Tensor]]], rows: Tensor) -> list[float]:
-    """Seconds of a product by each, of ``layers`` that hold the same weights."""
+    """Median seconds of a product by each implementation in ``layers``, which hold the same weights."""
     times: list[list[float]] = [[] for _ in layers]
     for _ in range(_TURNS):
         for kind, seconds in zip(layers, times, strict=True):
@@ -40,8 +40,8 @@ def _times(layers: list[list[Callable[[Tensor], Tensor]]], rows: Tensor) -> list
 
 
 @torch.inference_mode()
-def main(threads: Annotated[int, typer.Option(help="of torch; 0: as many as it likes")] = 0) -> None:
-    """Measure products of few rows by weights that come from memory, in GB of weights per second."""
+def main(threads: Annotated[int, typer.Option(help="threads of torch; 0: torch's default")] = 0) -> None:
+    """Measure products of few rows with weights from memory, in GB of weights per second."""
     if threads:
         torch.set_num_threads(threads)
     names = ["torch"]

@@ -1,8 +1,8 @@
-"""``specdec bench rounds``: what a round costs beside the models, from 1 to 1,024 sequences at a time.
+"""``specdec bench rounds``: the overhead of a round without the models, from 1 to 1,024 concurrent sequences.
 
-Target, draft and orchestrator are processes of their own around table models that take no time; this process is the
-load. So everything measured is message path: gRPC, protobuf, asyncio, the engines and the loop. The same processes
-with gRPC alone in them (bench.micro.bare_rounds) are measured in the same run.
+Target, draft and orchestrator are separate processes around table models that take no time; this process is the load.
+So all measured time is message path: gRPC, protobuf, asyncio, the engines and the loop. The same processes with gRPC
+alone (bench.micro.bare_rounds) are measured in the same run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PROMPT = {"token_ids": [1, 2, 3, 4]}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Of one number of concurrent sequences. Overheads are of one sequence's round, as its client sees them."""
+    """The figures for one number of concurrent sequences. Overheads are per round of a sequence, seen by its client."""
 
     sequences: int
     rounds_per_s: float
@@ -49,11 +49,11 @@ class Row:
 
 def main(
     num_draft_tokens: Annotated[int, typer.Option(help="draft tokens per round")] = 4,
-    acceptance: Annotated[float, typer.Option(help="of the table pair")] = 0.8,
-    rounds: Annotated[int, typer.Option(help="rounds to measure per row, about")] = 6000,
-    repeats: Annotated[int, typer.Option(help="runs of each row; medians are shown")] = 3,
+    acceptance: Annotated[float, typer.Option(help="acceptance rate of the table pair")] = 0.8,
+    rounds: Annotated[int, typer.Option(help="approximate rounds per table row")] = 6000,
+    repeats: Annotated[int, typer.Option(help="runs of each table row; medians are shown")] = 3,
     sequences: Annotated[list[int] | None, typer.Option(help="concurrent sequences; may be repeated")] = None,
-    json_file: Annotated[str | None, typer.Option("--json", help="write the figures here")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="file to write the figures to")] = None,
 ) -> None:
     """Measure the message path with table models that take no time."""
     console = Console()
@@ -137,14 +137,14 @@ async def _row(client: Client, services: list[Service], count: int, rounds: int,
 
 
 async def _load(client: Client, count: int, rounds: int, num_draft_tokens: int) -> tuple[int, list[float]]:
-    """``count`` sequences of about ``rounds`` rounds. Tokens received, and seconds between rounds of a sequence."""
+    """Run ``count`` sequences of about ``rounds`` rounds. The tokens received, and the seconds between rounds."""
     gaps: list[float] = []
     tokens = 0
 
     async def one(seed: int) -> None:
         nonlocal tokens
         last = 0.0
-        # Each round commits 1 to K + 1 tokens; at an acceptance of 0.8 and K = 4 about 3.4.
+        # Each round commits 1 to K + 1 tokens, about 3.4 with an acceptance rate of 0.8 and K = 4.
         max_tokens = rounds * 3
         async for response in client.stream(
             token_ids=_PROMPT, max_tokens=max_tokens, seed=seed, num_draft_tokens=num_draft_tokens
@@ -161,7 +161,7 @@ async def _load(client: Client, count: int, rounds: int, num_draft_tokens: int) 
 
 
 def _cpu_s(service: Service) -> float:
-    """CPU time of a service so far, user and system."""
+    """CPU time of a service so far in seconds, user and system."""
     with open(f"/proc/{service.process.pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,10 +1,10 @@
-"""The damped pair: random Llama weights whose upper layers say almost nothing, and a draft made of the lower ones.
+"""The damped pair: random Llama weights with upper layers of little effect, and a draft made of the lower layers.
 
-A cost model: the target takes the time of a model of its size, and the draft guesses its tokens about four times in
-five. It says nothing about text, and nothing about how well real drafts guess.
+It is a model of costs: the target takes the time of a model of its size, and about four in five draft tokens are
+accepted. It does not model text or the acceptance of real drafts.
 
-Knows shapes and files; refuses to know who measures what. The pair is two safetensors checkpoints with a tokenizer, so
-that everything loads it like any other model.
+Knows shapes and files; does not know the measurements. The pair is two safetensors checkpoints with a tokenizer, so it
+is loaded like any other model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of the target. The draft is its embedding, its first ``draft_layers`` layers, its last norm and its head."""
+    """The target's shape. The draft has its embedding, its first ``draft_layers`` layers, last norm and head."""
 
     vocab_size: int = 8192
     hidden: int = 1024
@@ -35,7 +35,7 @@ class Shape:
     feed_forward: int = 2816
     context_length: int = 8192
     damping: float = 0.03
-    """What the residual outputs of the layers that the draft lacks are multiplied by: 1 leaves two strangers, 0 twins.
+    """The factor on the residual outputs of the layers that the draft lacks. 1: unrelated models, 0: equal models.
     0.03 gives a greedy acceptance of about 0.8 with the defaults above (0.78 over greedy texts, 0.02 gives 0.83)."""
     seed: int = 0
 
@@ -64,7 +64,7 @@ class Pair:
 
 
 def damped_pair(directory: Path, shape: Shape | None = None) -> Pair:
-    """The pair below ``directory``: made now (some seconds, 2 bytes per parameter), or found from before."""
+    """The pair below ``directory``. Generates it if it does not exist (some seconds, 2 bytes per parameter)."""
     shape = shape or Shape()
     home = directory / f"damped-{hashlib.sha256(repr(shape).encode()).hexdigest()[:12]}"
     pair = Pair(home / "target", home / "draft")
@@ -75,7 +75,7 @@ def damped_pair(directory: Path, shape: Shape | None = None) -> Pair:
         for model, name in ((target, "target"), (_draft(target, shape), "draft")):
             model.save_pretrained(staging / name)
             _tokenizer(shape.vocab_size).save(str(staging / name / "tokenizer.json"))
-        staging.rename(home)  # appears whole or not at all
+        staging.rename(home)  # atomic
     return pair
 
 
@@ -99,7 +99,7 @@ def _draft(target: LlamaForCausalLM, shape: Shape) -> LlamaForCausalLM:
 
 
 def _tokenizer(vocab_size: int) -> Tokenizer:
-    """A word per id: w0 w1 w2 ..."""
+    """A tokenizer with one word per id: w0 w1 w2 ..."""
     tokenizer = Tokenizer(WordLevel({f"w{index}": index for index in range(vocab_size)}, unk_token="w0"))
     tokenizer.pre_tokenizer = Whitespace()
     return tokenizer

@@ -1,7 +1,7 @@
-"""A model that is a function of the last tokens: no torch, a settable cost, and the real services around it.
+"""A table model: the next token is a function of the last tokens. No torch, adjustable costs, real services around it.
 
-Knows what a token costs and what follows what; everything else (streams, batching, rounds, replay) is the code that
-serves real models. Greedy and coupled sampling only: the text depends on prefix and seed, never on the draft.
+Knows the next token and the cost of a pass; everything else (streams, batching, rounds, replay) is the code that serves
+real models. Greedy and coupled sampling only: the text depends on prefix and seed, never on the draft.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ORDER = 3
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """``acceptance``: how often the draft guesses the target's next token, as a function of the text alone;
-    ``runner_up``: how often its second guess is right where the first is wrong. Third guesses are never right.
+    """``acceptance``: the rate at which the draft's first candidate is the target's next token, a function of the text
+    alone. ``runner_up``: the rate for its second candidate if the first is wrong. Third candidates are never right.
 
-    After ``period`` tokens the text repeats itself; 0: never.
+    The text repeats after ``period`` tokens; 0: never.
     """
 
     vocab_size: int = 1024
@@ -38,17 +38,17 @@ class Table:
     runner_up: float = PRIOR[1]
 
     def next_token(self, spec: SequenceSpec, tail: Sequence[int], position: int) -> int:
-        """What the target commits at ``position``, after a text that ends with ``tail``."""
+        """The token that the target commits at ``position``, after a text that ends with ``tail``."""
         return self._hash(spec, tail, position, 1) % self.vocab_size
 
     def guess(self, spec: SequenceSpec, tail: Sequence[int], position: int) -> int:
-        """What the draft proposes there."""
+        """The draft's first candidate at ``position``."""
         token = self.next_token(spec, tail, position)
         right = self._hash(spec, tail, position, 2) % 10_000 < self.acceptance * 10_000
         return token if right else (token + 1) % self.vocab_size
 
     def guesses(self, spec: SequenceSpec, tail: Sequence[int], position: int, count: int) -> list[int]:
-        """The same and what it holds likeliest otherwise."""
+        """The draft's first ``count`` candidates at ``position``, all different, the likeliest first."""
         token, first = self.next_token(spec, tail, position), self.guess(spec, tail, position)
         right = self._hash(spec, tail, position, 3) % 10_000 < self.runner_up * 10_000
         others = [token if first != token and right else (token + 2) % self.vocab_size]
@@ -68,7 +68,7 @@ class Table:
 
 
 class TableVerifier:
-    """See target_service.engine.Verifier. A pass takes ``pass_s`` plus ``row_s`` per row, as a GPU would: asleep.
+    """See target_service.verifier.Verifier. A pass sleeps for ``pass_s`` plus ``row_s`` per row, as if a GPU computed.
 
     A prefill of more than ``chunk_rows`` takes several passes."""
 
@@ -85,8 +85,8 @@ class TableVerifier:
         crash_on_token: int | None = None,
         hang_on_token: int | None = None,
     ) -> None:
-        """A pass with a text that holds ``fail_on_token`` raises; with ``crash_on_token`` the process ends, with
-        ``hang_on_token`` the pass never does."""
+        """A pass raises if a text has ``fail_on_token``, ends the process at ``crash_on_token``, and never ends at
+        ``hang_on_token``."""
         self._fail_on_token = fail_on_token
         self._crash_on_token = crash_on_token
         self._hang_on_token = hang_on_token
@@ -113,11 +113,11 @@ class TableVerifier:
         started = time.perf_counter()
         for job in jobs if self._planted else ():
             if self._crash_on_token in job.ids:
-                os._exit(139)  # as a segmentation fault would: nothing is said, nothing is closed
+                os._exit(139)  # like a segmentation fault: nothing is logged or closed
             while self._hang_on_token in job.ids:
                 time.sleep(60)
             if self._fail_on_token in job.ids:
-                raise RuntimeError("a planted failure of the pass")
+                raise RuntimeError("an injected failure of the pass")
         num_rows = sum(min(len(job.ids) - job.memory.num_cached + len(job.tree), self._chunk_rows) for job in jobs)
         if cost_s := self._pass_s + self._row_s * num_rows:
             time.sleep(cost_s)
@@ -126,7 +126,7 @@ class TableVerifier:
         return decisions, Timings(pass_us=pass_us, rows=num_rows, sequences=len(jobs))
 
     def _with_room(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """Trees have what all texts leave."""
+        """The jobs; a tree is dropped if the texts of all jobs leave no KV slots for it."""
         left = self._num_slots - self._num_used
         left -= sum(min(len(job.ids) - job.memory.num_cached, self._chunk_rows) for job in jobs)
         for job in jobs:
@@ -138,10 +138,10 @@ class TableVerifier:
     def _decide(self, job: Job) -> Decision | SpecdecError | None:
         memory: TableMemory = job.memory
         if not memory.spec.keyed_by_token:
-            return InvalidArgument([("spec.method", "a table model knows greedy and coupled sampling only")])
+            return InvalidArgument([("spec.method", "a table model supports greedy and coupled sampling only")])
         num_new = len(job.ids) - memory.num_cached
         unfinished = num_new > 1 and num_new + len(job.tree) > self._chunk_rows
-        # The root is fed by the pass that decides.
+        # The last token, the root, is computed in the pass that decides.
         num_rows = min(num_new - 1, self._chunk_rows) if unfinished else num_new + len(job.tree)
         if self._num_used + num_rows > self._num_slots:
             return Preempted(f"{num_rows} KV slots needed, {self._num_slots - self._num_used} free")
@@ -169,7 +169,7 @@ class TableVerifier:
 
 
 class TableDrafter:
-    """See draft_service.engine.Drafter. One node per sequence and step, each step takes ``step_s``."""
+    """See draft_service.drafter.Drafter. One node per sequence and step; each step sleeps for ``step_s``."""
 
     def __init__(self, table: Table, step_s: float = 0.0) -> None:
         self.info = dataclasses.replace(table.info("table-draft"), capabilities=(AHEAD, SIBLINGS))
@@ -208,7 +208,7 @@ class TableDrafter:
 
 @dataclass(slots=True)
 class TableMemory:
-    """What a table keeps of a sequence: its spec and how many slots it holds."""
+    """The state of a sequence: its spec and the number of KV slots it holds."""
 
     spec: SequenceSpec
     num_cached: int = 0

@@ -1,4 +1,4 @@
-"""``python -m bench.models.table_service target|draft --port P ...``: a real service around a table model."""
+"""``python -m bench.models.table_service target|draft --port P ...``: serves a table model with the real service."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class TableSettings(EngineSettings):
 
     pass_ms: float = Field(0.0, ge=0, description="milliseconds per pass, or per draft step")
     row_us: float = Field(0.0, ge=0, description="microseconds per row of a target pass")
-    acceptance: float = Field(0.8, ge=0, le=1, description="how often the draft guesses right")
-    runner_up: float = Field(PRIOR[1], ge=0, le=1, description="how often its second guess is right if not the first")
-    period: int = Field(0, ge=0, description="tokens after which the text repeats itself; 0: never")
+    acceptance: float = Field(0.8, ge=0, le=1, description="how often the draft's first candidate is right")
+    runner_up: float = Field(PRIOR[1], ge=0, le=1, description="how often its second one is right if not the first")
+    period: int = Field(0, ge=0, description="tokens after which the text repeats; 0: never")
     chunk_rows: int = Field(512, gt=0, description="rows of a prefill per pass")
     vocab_size: int = Field(1024, gt=1)
     kv_slots: int = Field(1 << 20, gt=0)
-    fail_on_token: int | None = Field(None, description="raise in every pass of a text that holds this token")
-    crash_on_token: int | None = Field(None, description="end the process there")
-    hang_on_token: int | None = Field(None, description="never end a pass of a text that holds this token")
+    fail_on_token: int | None = Field(None, description="raise in every pass of a text with this token")
+    crash_on_token: int | None = Field(None, description="end the process in a pass of a text with this token")
+    hang_on_token: int | None = Field(None, description="never end a pass of a text with this token")
 
 
 def main() -> None:

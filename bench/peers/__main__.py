@@ -1,4 +1,4 @@
-"""``specdec bench peers``: arguments, the order of things, and where results go."""
+"""``specdec bench peers``: arguments, the sequence of measurements, and output of the results."""
 
 from __future__ import annotations
 
@@ -33,37 +33,37 @@ class PairName(StrEnum):
 
 
 _LABELS = {
-    PairName.damped: "damped pair: random weights, a cost model that says nothing about text",
+    PairName.damped: "damped pair: random weights, a model of costs and not of text",
     PairName.bundled: "bundled pair: small models of Python source, held-out text",
 }
 _VOCABULARIES = {PairName.damped: 8192, PairName.bundled: 4096}
-_LONGEST = {PairName.damped: 4000, PairName.bundled: 1500}
-"""Prompts. The bundled pair's context ends at 2,048."""
+_LONGEST_PROMPT_TOKENS = {PairName.damped: 4000, PairName.bundled: 1500}
+"""The context of the bundled pair has 2,048 tokens."""
 
 
 def main(
-    pair: Annotated[PairName, typer.Option(help="whose checkpoints")] = PairName.damped,
-    dtype: Annotated[Dtype, typer.Option(help="of every contender's weights")] = Dtype.bfloat16,
+    pair: Annotated[PairName, typer.Option(help="pair of checkpoints")] = PairName.damped,
+    dtype: Annotated[Dtype, typer.Option(help="data type of all weights")] = Dtype.bfloat16,
     quick: Annotated[bool, typer.Option("--quick", help="one repetition of few tokens: about 3 minutes")] = False,
-    only: Annotated[list[Section] | None, typer.Option(help="measure this part; may be repeated")] = None,
-    streams: Annotated[list[int] | None, typer.Option(help="requests at a time; may be repeated")] = None,
+    only: Annotated[list[Section] | None, typer.Option(help="measure this section; may be repeated")] = None,
+    streams: Annotated[list[int] | None, typer.Option(help="concurrent requests; may be repeated")] = None,
     threads: Annotated[
         list[int] | None,
-        typer.Option(help="of a model, to choose from [default: 1, 2; --quick: 2]"),
+        typer.Option(help="candidates for the threads of a model; may be repeated (default: 1 and 2; --quick: 2)"),
     ] = None,
     repeats: Annotated[
-        int, typer.Option(help="runs of each; with one request of three texts each; medians are shown")
+        int, typer.Option(help="runs of each contender (three texts each for one request); medians are shown")
     ] = 5,
-    json_file: Annotated[str | None, typer.Option("--json", help="write the figures here")] = None,
-    chart: Annotated[str | None, typer.Option(help="draw the figures here (PNG; needs the extra bench)")] = None,
-    cache: Annotated[str | None, typer.Option(help="directory that keeps the damped pair for the next time")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="file to write the figures to")] = None,
+    chart: Annotated[str | None, typer.Option(help="file for a chart (PNG; needs the extra bench)")] = None,
+    cache: Annotated[str | None, typer.Option(help="directory that keeps the damped pair for later runs")] = None,
 ) -> None:
-    """Compare our services with transformers, both with the same pair of models."""
+    """Compare our services with transformers on the same pair of models."""
     transformers.logging.set_verbosity(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
     console = Console()
-    plan = Plan.of(quick, repeats, _LONGEST[pair], only, streams, threads)
+    plan = Plan.of(quick, repeats, _LONGEST_PROMPT_TOKENS[pair], only, streams, threads)
     console.print(f"{_LABELS[pair]}; {dtype}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", highlight=False)
     try:
         result = asyncio.run(_measure(console, pair, dtype, plan, cache))

@@ -1,6 +1,6 @@
-"""Each contender's best settings, found by trying: threads, who waits for whom, and the number of draft tokens.
+"""Finds each contender's best settings: threads, whether the draft grows ahead, and the number of draft tokens.
 
-Knows how to try; refuses to know what a contender does.
+Knows the search; does not know what a contender does.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from itertools import product
 from bench.peers.contender import Contender, Prompts, Settings
 
 _PROBE_TOKENS = 4
-_HOPELESS = 1.5
-"""Settings that take so many times as long as the best of a short probe are not tried at length: two threads on a busy
+_MAX_SLOWDOWN = 1.5
+"""Settings that take more than this times the time of the best ones in a short probe are dropped: two threads on a busy
 core can take a hundred times as long as one."""
 
-_CLOSE = 0.9
-"""Of the best: what comes so close is tried once more, with twice as many tokens. What chooses as it goes has learnt
-something by then."""
+_MIN_RETRY_SHARE = 0.9
+"""Settings with at least this share of the best speed are tried once more, with twice as many tokens. An adaptive
+contender has learnt something by then."""
 
 
 async def calibrate(
@@ -28,27 +28,27 @@ async def calibrate(
     report: Callable[[str], None] = lambda text: None,
     thorough: bool = True,
 ) -> Settings:
-    """The settings that gave the most tokens per second over ``texts``, each continued by all candidates in turn;
-    ``report`` is told what is tried.
+    """The settings with the most tokens per second over ``texts``, each of which all candidates continue in turn;
+    ``report`` gets each trial.
 
-    What looks hopeful in a short probe is tried with every number of draft tokens, as a draft that goes on while the
-    target verifies is best with another number than one that waits. Unless ``thorough``, which takes long, the probe
-    alone decides about threads and who waits.
+    Good settings of a short probe are tried with every number of draft tokens, because the best number differs between
+    a synchronous draft and one that grows ahead. Unless ``thorough``, which takes long, the probe alone decides about
+    threads and growing ahead.
 
-    Every try has the same prompts, and no contender finds anything of them in a cache.
+    All trials have the same prompts, and no contender finds them in a cache.
     """
     counts = list(contender.num_draft_tokens)
     middle = counts[len(counts) // 2]
     candidates = [Settings(threads, middle, ahead) for threads, ahead in product(contender.threads, contender.ahead)]
-    # Where there is no choice this is still what warms the contender up.
+    # Also without a choice, as the warm-up of the contender.
     probed = await _tried(contender, candidates, texts[:1], _PROBE_TOKENS, report)
     best = max(probed.values())
-    hopeful = [settings for settings in candidates if probed[settings] * (_HOPELESS if thorough else 1.0) >= best]
+    hopeful = [settings for settings in candidates if probed[settings] * (_MAX_SLOWDOWN if thorough else 1.0) >= best]
     candidates = [replace(settings, num_draft_tokens=count) for settings, count in product(hopeful, counts)]
     if len(candidates) == 1:
         return candidates[0]
     rates = await _tried(contender, candidates, texts, max_tokens, report)
-    close = [settings for settings in candidates if rates[settings] >= _CLOSE * max(rates.values())]
+    close = [settings for settings in candidates if rates[settings] >= _MIN_RETRY_SHARE * max(rates.values())]
     if thorough and len(close) > 1:
         rates = await _tried(contender, close, texts, 2 * max_tokens, report)
     return max(rates, key=lambda settings: rates[settings])
@@ -61,7 +61,7 @@ async def _tried(
     max_tokens: int,
     report: Callable[[str], None],
 ) -> dict[Settings, float]:
-    """Tokens per second of each, over all texts."""
+    """Tokens per second of each candidate over all texts."""
     tokens, seconds = dict.fromkeys(candidates, 0), dict.fromkeys(candidates, 0.0)
     for prompts, settings in product(texts, tokens):
         report(f"calibrating {contender.name}: {settings}")

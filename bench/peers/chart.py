@@ -1,4 +1,4 @@
-"""The result as a picture. The only place that needs matplotlib (``pip install specdec[bench]``)."""
+"""The result as a chart. The only module of this package that needs matplotlib (``pip install specdec[bench]``)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INK, _FAINT = "#22262b", "#7a828c"
 
 
 def draw(rows: Sequence[Row], title: str, subtitle: str, file: Path) -> None:
-    """A panel per number of streams, a bar per contender, tokens per second."""
+    """Draw tokens per second: a panel per number of streams, a bar per contender."""
     blocks = {
         streams: [row for row in rows if row.streams == streams] for streams in dict.fromkeys(r.streams for r in rows)
     }
@@ -54,7 +54,7 @@ def _panel(axes: Axes, block: Sequence[Row]) -> None:
     places = list(range(len(block)))
     rates = [row.tokens_per_s for row in block]
     axes.barh(places, rates, height=0.72, color=[_COLOURS[row.kind] for row in block])
-    # The median is the bar, the runs are dots on it.
+    # The bar is the median, the dots are the runs.
     for place, row in zip(places, block, strict=True):
         if len(row.runs) > 1:
             values = [run.tokens_per_s for run in row.runs]

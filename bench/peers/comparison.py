@@ -1,6 +1,6 @@
-"""The whole measurement, in order: who takes part, calibrated, taking turns, then what has no peer.
+"""The whole comparison in order: calibration, contenders in turns, and the measurements without a peer.
 
-Knows what is measured and how often; refuses to know how any of it works, and how it is shown.
+Knows what is measured and how often; does not know how the contenders work and how results are shown.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from bench.peers.transformers_peers import TransformersPair
 
 _OUR_DRAFT_TOKENS = (4, 6, 8)
 _TEXTS = 3
-"""Of one request at a time, in every repetition and in calibration: one text may be worth half as much as another to a
-draft, which a batch evens out."""
-_PROMPT, _PREFIX = 64, 1000  # tokens
+"""Texts per repetition and calibration with one request at a time. The acceptance of texts can differ by a factor of
+two, which only a batch averages out."""
+_PROMPT_TOKENS, _PREFIX_TOKENS = 64, 1000
 
-_FEW = 4
-"""Requests at a time that get more tokens each: a fifth of the time of 48 is the prompts', and of more it would take
-too long."""
+_MAX_FEW_STREAMS = 4
+"""Up to this many concurrent requests get more tokens each, because a fifth of the time of 48 tokens is prefill. More
+requests with as many tokens would take too long."""
 
-_QUICK_S, _QUICK_RATE = 120.0, 16.0
-"""What is to be quick takes so long at most, and all of it where generate makes so many tokens per second."""
+_QUICK_LIMIT_S, _QUICK_TOKENS_PER_S = 120.0, 16.0
+"""The time limit of a quick run, and the speed of generate at which it has its full number of tokens."""
 
-_RATE_TOKENS = 8
+_PROBE_TOKENS = 8
 
 
 class Section(StrEnum):
@@ -51,30 +51,30 @@ class Section(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured."""
+    """The amount of measurement. The ``*_tokens`` are output tokens per request."""
 
     sections: Sequence[Section]
     streams: Sequence[int]  # of the batches
     repeats: int
-    texts: int  # one after the other, where there is one request at a time
+    texts: int  # per repetition, one after the other, with one request at a time
     single_tokens: int
     batch_tokens: int
-    few_tokens: int  # of each request where they are few
+    few_tokens: int  # in small batches
     calibration_tokens: int
     batch_calibration_tokens: int
-    thorough: bool  # calibration
+    thorough: bool  # see calibrate
     learning: int
-    """Runs that do not count, of a contender that chooses as it goes: a server has long learnt what pays."""
+    """Warm-up runs of an adaptive contender, because a server in use has already learnt what pays."""
     num_compared: int
-    """Outputs of a batch that are compared with generate's, per repetition: each of them costs a generate."""
+    """Outputs per batch and repetition that are compared with generate's; each of them costs one generate."""
     longest: int
-    """Prompt for the time to first token beside a prefill."""
+    """Tokens of the long prompt, for the time to first token beside its prefill."""
     prefix: int
-    """Tokens that two prompts have in common."""
+    """Tokens of the common prefix of two prompts."""
     threads: Sequence[int]
-    ahead: Sequence[bool]  # of our services: whether the draft goes on while the target verifies
+    ahead: Sequence[bool]  # of our services: whether the draft grows ahead
     limit_s: float = math.inf
-    """Batches that would take longer are left out."""
+    """Batches that are expected to exceed this time in total are left out."""
 
     @staticmethod
     def of(
@@ -85,7 +85,7 @@ class Plan:
         streams: Sequence[int] | None,
         threads: Sequence[int] | None,
     ) -> Plan:
-        """What is None is measured in full."""
+        """The plan for the command-line flags. None means the full choice."""
         full = Plan(
             sections=only or tuple(Section),
             streams=streams or BATCHES,
@@ -100,7 +100,7 @@ class Plan:
             learning=2,
             num_compared=2,
             longest=longest,
-            prefix=_PREFIX,
+            prefix=_PREFIX_TOKENS,
             threads=threads or THREADS,
             ahead=(False, True),
         )
@@ -118,17 +118,17 @@ class Plan:
             thorough=False,
             learning=0,
             num_compared=1,
-            # Each number of threads is a set of services, which takes longer to start than all its runs.
+            # Every number of threads needs its own set of services, which starts more slowly than its runs take.
             threads=threads or THREADS[-1:],
             ahead=(False,),
-            limit_s=_QUICK_S,
+            limit_s=_QUICK_LIMIT_S,
         )
 
     def fitting(self, tokens_per_s: float) -> Plan:
-        """For a machine on which generate is so fast: what is to be quick has fewer tokens on a slow one."""
+        """The plan for a machine with this speed of generate: a quick plan has fewer tokens on a slow machine."""
         if math.isinf(self.limit_s):
             return self
-        share = min(1.0, tokens_per_s / _QUICK_RATE)
+        share = min(1.0, tokens_per_s / _QUICK_TOKENS_PER_S)
         return replace(
             self,
             single_tokens=max(24, int(share * self.single_tokens)),
@@ -143,14 +143,14 @@ class Plan:
 
 @dataclass(slots=True)
 class Comparison:
-    """Everything that was measured."""
+    """All results."""
 
     rows: list[Row] = field(default_factory=list)
     packed: PackedResult | None = None
     latency: tuple[Latency, Settings] | None = None
-    left_out: list[int] = field(default_factory=list)  # streams for which there was no time
-    acceptance: float = 0.0  # of the draft's first guess, over greedy outputs of the target
-    load: float = 0.0  # of the machine before anything was measured: another's work shows in every figure
+    left_out: list[int] = field(default_factory=list)  # streams that did not fit into the time limit
+    acceptance: float = 0.0  # of the draft's first token, over greedy outputs of the target
+    load: float = 0.0  # load average of the machine before the start: other work affects every figure
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -185,7 +185,7 @@ async def compare(
     report: Callable[[str], None],
     show: Callable[[str], None],
 ) -> Comparison:
-    """``report`` is told what is going on, ``show`` what came of it."""
+    """Measure everything in ``plan``. ``report`` gets the progress, ``show`` the intermediate results."""
     started = time.monotonic()
     result = Comparison(load=os.getloadavg()[0])
     report("Loading the models")
@@ -193,16 +193,16 @@ async def compare(
     ours = InProcess(pair, dtype, _OUR_DRAFT_TOKENS, plan.threads)
     generate, *_ = theirs.contenders(1)
     first_guess = Settings(generate.threads[0], generate.num_draft_tokens[0])
-    plan = plan.fitting((await generate.run(first_guess, prompts.take(1, _PROMPT), _RATE_TOKENS)).tokens_per_s)
+    plan = plan.fitting((await generate.run(first_guess, prompts.take(1, _PROMPT_TOKENS), _PROBE_TOKENS)).tokens_per_s)
     alone = await _calibrated(generate, prompts, plan, report, show)
 
     async def reference(prompt: list[int], max_tokens: int) -> list[int]:
         return list((await generate.run(alone, [prompt], max_tokens)).outputs[0])
 
-    sample = prompts.take(2, _PROMPT)
+    sample = prompts.take(2, _PROMPT_TOKENS)
     outputs = [await reference(prompt, plan.single_tokens) for prompt in sample]
     result.acceptance = theirs.acceptance(sample, outputs)
-    show(f"greedy acceptance of the draft's first guess: {result.acceptance:.2f}")
+    show(f"greedy acceptance of the draft's first token: {result.acceptance:.2f}")
 
     async def turns(contenders: Sequence[Contender], repeats: int, max_tokens: int) -> None:
         settings = [
@@ -212,13 +212,13 @@ async def compare(
         for each, chosen in zip(contenders, settings, strict=True):
             if chosen.num_draft_tokens == ADAPTIVE:
                 for _ in range(plan.learning):
-                    report(f"{each.name}: learning what pays")
-                    await each.run(chosen, prompts.take(each.streams, _PROMPT), max_tokens)
+                    report(f"{each.name}: warm-up")
+                    await each.run(chosen, prompts.take(each.streams, _PROMPT_TOKENS), max_tokens)
         result.rows += await take_turns(
             list(zip(contenders, settings, strict=True)),
             prompts,
             reference,
-            prompt_length=_PROMPT,
+            prompt_length=_PROMPT_TOKENS,
             max_tokens=max_tokens,
             repeats=repeats,
             num_compared=plan.num_compared,
@@ -241,7 +241,7 @@ async def compare(
             services,
             prompts,
             [Settings(threads, _OUR_DRAFT_TOKENS[0]) for threads in services.threads],
-            short_length=_PROMPT,
+            short_length=_PROMPT_TOKENS,
             prefix_length=plan.prefix,
             long_length=plan.longest,
             repeats=plan.repeats,
@@ -252,14 +252,14 @@ async def compare(
         before_s, before = 0.0, 1
         for streams in plan.streams:
             begun = time.monotonic()
-            # Mostly prompts: so many times as many take so many times as long.
+            # A batch is mostly prefill, so its time grows in proportion to the number of streams.
             if begun - started + before_s * streams / before > plan.limit_s:
                 result.left_out.append(streams)
-                show(f"{streams} at a time: left out, there is no time for it")
+                show(f"{streams} at a time: left out because of the time limit")
                 continue
             contenders = [*theirs.contenders(streams), continuous.contender(streams)]
             contenders += services.contenders(streams, (ADAPTIVE,), plan.ahead)
-            await turns(contenders, plan.repeats, plan.few_tokens if streams <= _FEW else plan.batch_tokens)
+            await turns(contenders, plan.repeats, plan.few_tokens if streams <= _MAX_FEW_STREAMS else plan.batch_tokens)
             before_s, before = time.monotonic() - begun, streams
     return result
 
@@ -272,7 +272,7 @@ async def _calibrated(
     show: Callable[[str], None],
 ) -> Settings:
     single = contender.streams == 1
-    texts = [prompts.take(contender.streams, _PROMPT) for _ in range(plan.texts if single else 1)]
+    texts = [prompts.take(contender.streams, _PROMPT_TOKENS) for _ in range(plan.texts if single else 1)]
     max_tokens = plan.calibration_tokens if single else plan.batch_calibration_tokens
     settings = await calibrate(contender, texts, max_tokens, report, plan.thorough)
     show(f"{contender.name}: best with {settings}")

@@ -1,6 +1,6 @@
-"""What takes part: a way to continue prompts greedily, the settings to choose from, and what one run of it gives.
+"""A contender: a method to continue prompts greedily, its candidate settings, and the result of one run.
 
-Refuses to know how a contender works, and what the others do.
+Does not know how a contender works, or the other contenders.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from enum import StrEnum
 Prompts = Sequence[list[int]]
 
 THREADS = (1, 2)
-"""What every process with a model may have."""
+"""The candidates for the threads of a process with a model."""
 
 ADAPTIVE = -1
-"""In place of a number of draft tokens: the contender chooses as it goes."""
+"""As a number of draft tokens: the contender adapts it."""
 
 
 class Kind(StrEnum):
-    """``our loop`` is one process without gRPC, ``padded`` is generate on a batch."""
+    """The contenders. ``our loop`` is one process without gRPC, ``padded`` is generate on a padded batch."""
 
     GENERATE = "transformers generate"
     ASSISTED = "transformers assisted"
@@ -37,9 +37,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``threads`` of each process with a model: of the target's and the draft's, or of the one there is.
+    """``threads`` of each process with a model: of the target's and the draft's, or of the only one.
 
-    ``num_draft_tokens`` is None where nothing is drafted, or ADAPTIVE. ``ahead``: the draft goes on while the target
+    ``num_draft_tokens`` is None without a draft, or ADAPTIVE. ``ahead``: the draft grows ahead while the target
     verifies.
     """
 
@@ -54,7 +54,7 @@ class Settings:
 
     @property
     def draft_tokens(self) -> str:
-        """In words; nothing where nothing is drafted."""
+        """The number of draft tokens as text; empty without a draft."""
         if self.num_draft_tokens is None:
             return ""
         return "adaptive" if self.num_draft_tokens == ADAPTIVE else str(self.num_draft_tokens)
@@ -62,7 +62,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of the prompts: outputs without an end token, and whatever else the contender knows of the run."""
+    """The result of a run: one output per prompt, without an end token, and other figures of the contender."""
 
     seconds: float
     outputs: Sequence[list[int]]
@@ -70,13 +70,13 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all prompts together, from the start to the last token, prefill included."""
+        """Tokens per second of all prompts together, from the start to the last token, including prefill."""
         return sum(len(output) for output in self.outputs) / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """``run(settings, prompts, max_tokens)`` continues all prompts, at the same time if there are several."""
+    """``run(settings, prompts, max_tokens)`` continues all prompts concurrently."""
 
     kind: Kind
     streams: int
@@ -91,6 +91,6 @@ class Contender:
 
 
 def before_end(output: Sequence[int], end_token_ids: Sequence[int]) -> list[int]:
-    """An output up to its end token, if it has one: transformers gives that and what it pads with, too."""
+    """The output before its first end token: transformers also returns that token and its padding."""
     end = next((index for index, token in enumerate(output) if token in end_token_ids), len(output))
     return list(output[:end])

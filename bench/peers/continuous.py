@@ -1,6 +1,6 @@
-"""transformers' continuous batching: requests of a batch that come and go in a paged cache, one thread of its own.
+"""transformers' continuous batching: requests join and leave a batch with a paged cache, in a separate thread.
 
-Knows its manager and the settings that suit it on a CPU; refuses to know anything of ours.
+Knows its manager and the settings that suit it on a CPU; does not know our services.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from bench.peers.contender import Contender, Kind, Prompts, Run, Settings, before_end
 from bench.peers.transformers_peers import TransformersPair
 
-_PAGE = 128
-"""Tokens. Measured with 64-token prompts and 48 new tokens at 16 requests: 70 tokens/s, 67 with the default of 256."""
+_PAGE_TOKENS = 128
+"""With 64-token prompts and 48 new tokens at 16 requests: 70 tokens/s, and 67 with the default of 256."""
 
 _SPARE_PAGES = 8
-"""A cache that is no larger than needed is the fastest by far: 48 tokens/s with 128 pages of 256, 67 with 40."""
+"""A cache just large enough is the fastest by far: 48 tokens/s with 128 pages of 256 tokens, 67 with 40 pages."""
 
 
 class ContinuousBatching:
-    """By the target of ``pair``, which takes part in nothing else meanwhile."""
+    """Runs the target of ``pair``, which must not be used by other contenders meanwhile."""
 
     def __init__(self, pair: TransformersPair) -> None:
         self._pair = pair
@@ -33,7 +33,7 @@ class ContinuousBatching:
 
     async def _run(self, settings: Settings, prompts: Prompts, max_tokens: int) -> Run:
         torch.set_num_threads(settings.threads[0])
-        pages = sum(2 * math.ceil((len(prompt) + max_tokens) / _PAGE) for prompt in prompts)
+        pages = sum(2 * math.ceil((len(prompt) + max_tokens) / _PAGE_TOKENS) for prompt in prompts)
         manager_context = self._pair.target.continuous_batching_context_manager(
             generation_config=GenerationConfig.from_dict(
                 {
@@ -44,12 +44,12 @@ class ContinuousBatching:
                 }
             ),
             continuous_batching_config=ContinuousBatchingConfig(
-                page_size=_PAGE, num_blocks=pages + _SPARE_PAGES, max_batch_tokens=512
+                page_size=_PAGE_TOKENS, num_blocks=pages + _SPARE_PAGES, max_batch_tokens=512
             ),
             timeout=60,
         )
         with manager_context as manager:
-            _generate(manager, prompts[:1], 2)  # makes the cache
+            _generate(manager, prompts[:1], 2)  # allocates the cache
             started = time.perf_counter()
             outputs = _generate(manager, prompts, max_tokens)
             seconds = time.perf_counter() - started

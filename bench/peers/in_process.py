@@ -1,7 +1,7 @@
-"""Our loop in one process: orchestrator.decoder drives the two engines directly. No gRPC, no other thread, no asyncio
-to speak of: what the services' round trips cost is what this lacks.
+"""Our loop in one process: orchestrator.decoder drives the two engines directly, without gRPC or other threads, and
+almost without asyncio. The difference from the services is the cost of their round trips.
 
-Knows both engines; refuses to know anything that can go wrong.
+Knows both engines; does not handle failures.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from target_service.verifier import TargetOpen
 
 
 class InProcess:
-    """Both engines, as the services build them."""
+    """Both engines, built like in the services."""
 
     def __init__(
         self, pair: Pair, dtype: str, num_draft_tokens: Sequence[int], threads: Sequence[int] = THREADS
@@ -65,7 +65,7 @@ class InProcess:
     async def _generate(self, prompt: list[int], max_tokens: int, num_draft_tokens: int) -> list[int]:
         end = frozenset(self.target_runner.info.eos_token_ids)
         key = next(self._keys)
-        # The next to come with this prompt must not find it computed.
+        # A later run of the same prompt must not find its prefix in the KV cache.
         salt = str(key).encode()
         sequence = Sample(prompt, max_tokens, SamplingParams(0.0), 0, Method.COUPLED, end, cache_salt=salt)
         target, draft = _Target(self._target, key), _Draft(self._draft, key)
@@ -99,7 +99,7 @@ class _Target:
 
 
 class _Draft:
-    """What Speculation needs of an orchestrator.drafting.draft_client.DraftClient."""
+    """The part of orchestrator.drafting.draft_client.DraftClient that Speculation uses."""
 
     def __init__(self, engine: DraftEngine, key: Key) -> None:
         self._engine = engine
@@ -121,7 +121,7 @@ class _Draft:
         return []
 
     def catch_up(self, sequence: Sample) -> None:
-        """The next advance tells it all."""
+        """Nothing to do: the next advance has all new ids."""
 
     async def growth(self, sequence: Sample) -> Growth | None:
         growth: Growth = _answer(self._engine, self._key)
@@ -132,7 +132,7 @@ class _Draft:
 
 
 def _answer(engine: Engine, key: Key) -> Any:
-    """Passes until this sequence is answered. Raises the SpecdecError that ended it."""
+    """Run passes until this sequence has its result. Raises the SpecdecError that ended it."""
     while True:
         for answered, result in engine.step():
             if answered == key:

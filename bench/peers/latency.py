@@ -1,6 +1,6 @@
-"""How soon the first token comes: of a prompt whose beginning was there before, and while a long prompt prefills.
+"""Measures the time to first token: of a prompt with a cached prefix, and while a long prompt is in prefill.
 
-Knows requests to our services and what passes they took; refuses to know how the services do it.
+Knows requests to our services and their passes; does not know how the services work.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from bench.peers.pass_log import now
 from bench.peers.prompts import PromptSource
 from bench.peers.services import Services
 
-_TAIL = 8
+_TAIL_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds, medians. ``chunk_s`` is the pass of one chunk of the long prompt's prefill."""
+    """Median times in seconds. ``chunk_s`` is the pass of one chunk of the long prompt's prefill."""
 
     prefix_length: int
     first_with_prefix_s: float
@@ -53,7 +53,7 @@ async def measure_latency(
     repeats: int,
     report: Callable[[str], None] = lambda text: None,
 ) -> tuple[Latency, Settings]:
-    """With those of ``choices`` that reach the first token of a short prompt soonest."""
+    """Measure with the settings of ``choices`` that have the shortest time to first token for a short prompt."""
     report("time to first token: calibrating")
     settings = await _soonest(services, prompts, choices, short_length)
     firsts: list[float] = []
@@ -62,7 +62,7 @@ async def measure_latency(
         report(f"time to first token with a known prefix: repetition {repeat + 1} of {repeats}")
         [prefix], salt = prompts.take(1, prefix_length), services.salt()
         for times in (firsts, seconds):
-            [tail] = prompts.take(1, _TAIL)
+            [tail] = prompts.take(1, _TAIL_TOKENS)
             times.append(await services.time_to_first_token(settings, prefix + tail, salt=salt))
     idle, busy, chunks = [], [], []
     for repeat in range(repeats):
@@ -92,14 +92,14 @@ async def _soonest(
 async def _beside(
     services: Services, prompts: PromptSource, settings: Settings, short_length: int, long: list[int]
 ) -> tuple[float, float]:
-    """Time to first token of short requests that came, one after the other, while a long prompt was prefilled, and the
-    time of one chunk of it; medians."""
+    """The median time to first token of short requests, sent one after the other while a long prompt is in prefill, and
+    the median time of one chunk of that prefill."""
     threads = settings.threads[0]
     started = now()
     prefill = asyncio.create_task(services.time_to_first_token(settings, long, 2))
     try:
-        # When one chunk is done the next is under way.
-        while not services.passes("target", threads, started):  # noqa: ASYNC110 another process's file
+        # After one chunk is done, the next is running.
+        while not services.passes("target", threads, started):  # noqa: ASYNC110 another process writes the file
             await asyncio.sleep(0.005)
         waited: list[float] = []
         while not waited or not prefill.done():

@@ -1,7 +1,7 @@
-"""``python -m bench.peers.logged_service target_service --pass-log FILE ...``: a model service as anybody starts it,
-with the same flags, that also writes down when it computed.
+"""``python -m bench.peers.logged_service target_service --pass-log FILE ...``: an ordinary model service, with the same
+flags, that also logs the times of its passes.
 
-Knows the method that is a pass; refuses to know the rest of the service.
+Knows the method that runs a pass; does not know the rest of the service.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main() -> None:
     name, *arguments = sys.argv[1:]
     [log] = [argument.removeprefix(_FLAG) for argument in arguments if argument.startswith(_FLAG)]
     sys.argv = [name, *(argument for argument in arguments if not argument.startswith(_FLAG))]
-    let_threads_sleep()  # as a service does before it loads torch
+    let_threads_sleep()  # must precede the import of torch, as in a service
     from specdec.runner.model_runner import ModelRunner
 
     forward = ModelRunner.forward

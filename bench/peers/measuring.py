@@ -1,6 +1,6 @@
-"""Contenders of one number of streams take turns, and what each of them did is put down.
+"""Lets the contenders of one number of streams take turns, and records their runs.
 
-Knows turns, medians and whose tokens agree; refuses to know what a contender does.
+Knows turns, medians and the comparison of outputs; does not know what a contender does.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from bench.peers.contender import Contender, Kind, Run, Settings
 from bench.peers.prompts import PromptSource
 
 Reference = Callable[[list[int], int], Awaitable[list[int]]]
-"""A prompt and max_tokens to what transformers' generate makes of it, alone."""
+"""Maps a prompt and max_tokens to the output of transformers' generate for this prompt alone."""
 
 
 @dataclass(slots=True)
 class Row:
-    """One contender's runs. ``identical`` of the ``compared`` outputs are generate's, token by token."""
+    """One contender's runs. ``identical`` of the ``compared`` outputs equal generate's, token by token."""
 
     kind: Kind
     streams: int
@@ -32,13 +32,13 @@ class Row:
         return statistics.median(run.tokens_per_s for run in self.runs)
 
     def over(self, other: Row) -> float:
-        """How many times as fast: the median of what the turns say, each of the same prompts within a minute or two.
-        The machine and the prompts differ more from turn to turn."""
+        """The median over the turns of the speed ratio. A turn has the same prompts and takes a minute or two; the
+        prompts and the load of the machine vary more between turns than within one."""
         turns = zip(self.runs, other.runs, strict=True)
         return statistics.median(own.tokens_per_s / its.tokens_per_s for own, its in turns)
 
     def figure(self, name: str) -> float | None:
-        """The median of what the runs say of themselves under this name; None if they say nothing."""
+        """The median of the figure ``name`` over the runs; None if no run has it."""
         values = [run.figures[name] for run in self.runs if name in run.figures]
         return statistics.median(values) if values else None
 
@@ -54,15 +54,15 @@ async def take_turns(
     num_compared: int,
     report: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
-    """``repeats`` times everyone in turn on the same prompts, the order moved on by one each time.
+    """Run all contenders in turn on the same prompts, ``repeats`` times. The order rotates by one each time.
 
-    The first ``num_compared`` prompts of every repetition are compared with ``reference``.
+    The outputs of the first ``num_compared`` prompts of every repetition are compared with ``reference``.
     """
     rows = [Row(contender.kind, contender.streams, settings) for contender, settings in contenders]
     order = list(range(len(rows)))
     for repeat in range(repeats):
         taken = prompts.take(contenders[0][0].streams, prompt_length)
-        report(f"{rows[0].streams} at a time: what generate makes of it")
+        report(f"{rows[0].streams} at a time: reference outputs of generate")
         expected = [await reference(prompt, max_tokens) for prompt in taken[:num_compared]]
         for index in order:
             contender, settings = contenders[index]

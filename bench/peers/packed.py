@@ -1,6 +1,6 @@
-"""One packed pass of our runner beside one plain padded ``model(...)`` of the same shape, in one process.
+"""Compares one packed pass of our runner with one padded ``model(...)`` call of the same shape, in one process.
 
-Knows both ways of feeding rows that follow a cached context; refuses to know sequences' lives.
+Knows both ways to compute rows after a cached context; does not know the life cycle of sequences.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SEQUENCES, ROWS, CONTEXT = 16, 6, 96
 
 @dataclass(frozen=True, slots=True)
 class PackedResult:
-    """Median seconds of a pass, each way at its best thread count."""
+    """Median seconds of a packed and of a padded pass, each at its best thread count."""
 
     packed_s: float
     packed_threads: int
@@ -39,7 +39,7 @@ class PackedResult:
 def packed_and_padded(
     runner: ModelRunner, model: Any, prompts: Prompts, repeats: int, threads: Sequence[int] = THREADS
 ) -> PackedResult:
-    """``prompts``: SEQUENCES of CONTEXT + ROWS ids. The ways take turns; all rows' logits are made both ways."""
+    """Measure both kinds of pass in turns; both compute all rows' logits. ``prompts``: [SEQUENCES, CONTEXT + ROWS]."""
     padded, packed = _Padded(model, prompts), _Packed(runner, prompts)
     try:
         best: dict[str, tuple[float, int]] = {}

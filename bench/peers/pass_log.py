@@ -1,6 +1,6 @@
-"""When a model service computed: the start, the end and the rows of each pass, in a file that another process reads.
+"""The log of a model service's passes: start, end and rows of each, in a file that another process reads.
 
-Times are of the machine's monotonic clock, which all processes share. Knows numbers alone.
+Times are those of the machine's monotonic clock, which all processes share. Knows only numbers.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Pass:
 
 
 def write_pass(file: IO[bytes], each: Pass) -> None:
-    """``file`` is open and unbuffered: a record is one write, a few microseconds after its pass."""
+    """Append a pass. ``file`` is unbuffered, so a record is one write, a few microseconds after its pass."""
     file.write(_RECORD.pack(each.start, each.end, each.rows))
 
 
 def read_passes(file: Path, since: float = 0.0) -> list[Pass]:
-    """Those that began at ``since`` or later, in order."""
+    """The passes that began at ``since`` or later, in order. An incomplete last record is left out."""
     if not file.exists():
         return []
     content = file.read_bytes()
@@ -42,7 +42,7 @@ def read_passes(file: Path, since: float = 0.0) -> list[Pass]:
 
 
 def busy_s(passes: Iterable[Pass], start: float, end: float) -> float:
-    """How much of the time from start to end any of the passes covers; what two cover counts once."""
+    """Seconds between ``start`` and ``end`` that at least one pass covers."""
     covered, at = 0.0, start
     for each in sorted(passes, key=lambda each: each.start):
         covered += max(0.0, min(each.end, end) - max(each.start, at))

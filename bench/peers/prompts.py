@@ -1,6 +1,6 @@
-"""Prompts as token ids, fresh ones at every call, so that no contender meets a prompt that it still has in a cache.
+"""Prompts as token ids, new ones at every call, so that no contender has a prompt in its cache.
 
-Knows where ids come from; refuses to know what they are for.
+Knows the source of the ids; does not know their use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class PromptSource:
 
     @staticmethod
     def of_bundled(models: Path, vocab_size: int, seed: int = 0) -> PromptSource:
-        """From the held-out prompts of the bundled pair, one after the other."""
+        """A source of windows of the bundled pair's held-out prompts, joined to one text."""
         tokenizer = Tokenizer.from_file(str(models / "target" / "tokenizer.json"))
         texts = [prompt["text"] for prompt in json.loads((models / "prompts.json").read_text())]
         return PromptSource(vocab_size, tokenizer.encode("\n\n".join(texts)).ids, seed)

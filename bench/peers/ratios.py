@@ -1,6 +1,6 @@
-"""The figures that the project holds itself to, each from rows of one run; what was not measured is absent.
+"""The target figures of the project, each computed from rows of one run. A figure that was not measured is absent.
 
-Knows which contender is compared with which; refuses to know how anything was measured.
+Knows which contenders are compared; does not know how they were measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEYS = (
 
 
 def ratios(rows: Sequence[Row], packed: PackedResult | None, latency: Latency | None) -> dict[str, float]:
-    """By the names in KEYS, in that order."""
+    """The ratios by the names in KEYS, in that order."""
     found = by_kind(rows)
     result: dict[str, float] = {}
 

@@ -1,7 +1,7 @@
-"""Our three services as processes of their own, over gRPC: what a client of the orchestrator gets.
+"""Our three services as separate processes over gRPC, as a client of the orchestrator sees them.
 
-Every model service runs once per thread count, and an orchestrator for each target: those that are not asked do
-nothing. Knows processes and requests; refuses to know models.
+Every model service runs once per thread count, with two orchestrators for each target; unused processes are idle.
+Knows processes and requests; does not know models.
 """
 
 from __future__ import annotations
@@ -23,33 +23,32 @@ from specdec.client import Client, Sample
 from specdec.v1.generation_pb2 import SpeculationStats
 
 _KV_SLOTS = 16384
-"""More than anything here needs at a time. Left to themselves the services would share out the memory once per thread
-count."""
+"""More than any run needs. By default, the services of every thread count would together reserve too much memory."""
 
 _AHEAD_TOKENS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """To one request."""
+    """The answer to one request."""
 
     sample: Sample
-    first: float  # when the first and the last tokens came, on the machine's monotonic clock
+    first: float  # arrival of the first and the last tokens on the machine's monotonic clock, seconds
     last: float
 
 
 class Services:
-    """Made by ``running``."""
+    """Running services; see ``running``."""
 
     def __init__(self, clients: dict[tuple[tuple[int, ...], bool], Client], logs: Path) -> None:
-        """``clients`` by threads, and by whether the draft goes on while the target verifies."""
+        """``clients`` is keyed by the threads of target and draft, and by whether the draft grows ahead."""
         self._clients = clients
         self._logs = logs
         self._numbers = itertools.count()
 
     @property
     def threads(self) -> list[tuple[int, ...]]:
-        """The combinations there are."""
+        """The available combinations of threads of target and draft."""
         return list(dict.fromkeys(threads for threads, _ in self._clients))
 
     def contenders(
@@ -67,36 +66,36 @@ class Services:
         told = [answer.sample.finish.speculation for answer in answers]
         figures = figures_of(told)
         if len(answers) == 1 and told[0].num_drafts:
-            # What the target makes unasked comes by no round. A round that verifies something was asked for.
+            # Per round with a draft: autonomously decoded tokens need no round trip.
             figures["overhead_ms_per_round"] = self._overhead_s(settings, answers[0]) * 1e3 / told[0].num_drafts
         return Run(seconds, [answer.sample.token_ids for answer in answers], figures)
 
     def _overhead_s(self, settings: Settings, answer: _Answer) -> float:
-        """Of the time between the first tokens and the last, what no pass of either model covers."""
+        """Seconds between the first and the last tokens that no pass of either model covers."""
         target, draft = settings.threads
         passes = [*self.passes("target", target), *self.passes("draft", draft)]
         return answer.last - answer.first - busy_s(passes, answer.first, answer.last)
 
     def passes(self, role: str, threads: int, since: float = 0.0) -> list[Pass]:
-        """Of the service of that role with so many threads."""
+        """The passes since ``since`` of the service of ``role`` with ``threads`` threads."""
         return read_passes(_log_file(self._logs, role, threads), since)
 
     def salt(self) -> str:
-        """One that no request had before."""
+        """A new cache salt."""
         return f"salt {next(self._numbers)}"
 
     async def time_to_first_token(
         self, settings: Settings, prompt: list[int], max_tokens: int = 8, salt: str = ""
     ) -> float:
-        """Seconds from the request to its first token; the rest of it is awaited, too. It may find in the services'
-        caches what came with the same ``salt``."""
+        """Seconds from the request to its first token; returns after its last one. The request may reuse cached
+        prefixes of requests with the same ``salt``."""
         started = time.perf_counter()
         answer = await self._answer(settings, prompt, max_tokens, salt)
         return answer.first - started
 
     async def _answer(self, settings: Settings, prompt: list[int], max_tokens: int, salt: str = "") -> _Answer:
         request: dict[str, Any] = {"token_ids": {"token_ids": prompt}, "max_tokens": max_tokens, "temperature": 0.0}
-        # A service would find in its cache what it was asked a moment ago, and transformers would not.
+        # Without a salt a service would reuse the prefixes of earlier requests, and transformers would not.
         request["cache_salt"] = salt or self.salt()
         if settings.num_draft_tokens != ADAPTIVE:
             request["num_draft_tokens"] = settings.num_draft_tokens or 0
@@ -112,12 +111,12 @@ class Services:
 
 
 def figures_of(told: Sequence[SpeculationStats]) -> dict[str, float]:
-    """Of samples side by side. What was guessed from the text itself is no work of the draft's and stands apart."""
+    """Figures of concurrent samples. Prompt-lookup tokens are not the draft's work, so they are counted separately."""
 
     def total(count: Callable[[SpeculationStats], int]) -> int:
         return sum(map(count, told))
 
-    # The first round of all, the prefill, verifies nothing.
+    # The first round of each sample, the prefill, verifies nothing.
     rounds = total(lambda each: each.num_rounds - 1)
     drafted = total(lambda each: each.num_draft_tokens - each.num_lookup_tokens)
     accepted = total(lambda each: each.num_accepted_tokens - each.num_accepted_lookup_tokens)
@@ -131,7 +130,7 @@ def figures_of(told: Sequence[SpeculationStats]) -> dict[str, float]:
 
 @asynccontextmanager
 async def running(pair: Pair, dtype: str, logs: Path, threads: Sequence[int] = THREADS) -> AsyncIterator[Services]:
-    """All services, healthy and connected, with so many threads for each model; ``logs`` is an empty directory.
+    """Healthy, connected services with each of ``threads`` per model. ``logs`` is an empty directory.
 
     Raises StartError.
     """

@@ -1,4 +1,4 @@
-"""The result as a terminal shows it. Knows columns and words; refuses to know how anything was measured."""
+"""The result as tables for a terminal. Knows columns and labels; does not know how anything was measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.peers.packed import CONTEXT, ROWS, SEQUENCES, PackedResult
 
 
 def contenders(rows: Sequence[Row]) -> Table:
-    """A block per number of requests at a time, a line per contender, the fastest of a block in bold."""
+    """A block per number of concurrent requests, a line per contender, the fastest of a block in bold."""
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
     for column in ("", "tokens/s", "x peer", "threads", "K (mean)", "accepted", "same"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
@@ -39,30 +39,30 @@ def contenders(rows: Sequence[Row]) -> Table:
 
 
 LEGEND = (
-    "x peer: over the fastest of transformers, turn by turn; threads: of the process, or of the target + of the draft,"
-    " & where it goes on while the target verifies; K: draft tokens asked for, auto: what pays, and how many a round"
-    " had; accepted: the share of these; same: outputs that are generate's, token by token (bfloat16 has near ties)"
+    "x peer: speed over the fastest transformers contender, turn by turn; threads: of the process, or of target + draft"
+    " (target & draft if the draft grows ahead); K: requested draft tokens (auto: adaptive) and their mean per round;"
+    " accepted: the accepted share of them; same: outputs equal to generate's (bfloat16 has near ties)"
 )
 
 
 def lookups_in_words(rows: Sequence[Row]) -> str:
-    """What is neither in K nor among the accepted; nothing where there is nothing."""
+    """The prompt-lookup tokens, which the columns K and accepted leave out; empty without any."""
     found = [
         f"{row.kind}, {row.streams} at a time {guessed:.1f}"
         for row in rows
         if (guessed := row.figure("mean_lookup_tokens"))
     ]
-    return f"Tokens per round that were guessed from the text itself instead: {'; '.join(found)}" if found else ""
+    return f"Tokens per round from prompt lookup instead: {'; '.join(found)}" if found else ""
 
 
 def best_peer(block: Sequence[Row]) -> Row | None:
-    """The fastest of transformers in one block; None if there is none."""
+    """The fastest transformers contender of a block; None without any."""
     return max((row for row in block if not row.kind.is_ours), key=lambda row: row.tokens_per_s, default=None)
 
 
 def _draft_tokens(row: Row) -> str:
     mean = row.figure("mean_draft_tokens")
-    # Shorter than its name: 80 columns are all that many terminals have.
+    # "auto" is short enough for a terminal with 80 columns.
     asked_for = "auto" if row.settings.num_draft_tokens == ADAPTIVE else row.settings.draft_tokens
     return asked_for + ("" if mean is None or not row.settings.draft_tokens else f" ({mean:.1f})")
 

@@ -1,6 +1,6 @@
-"""What transformers offers: generate, assisted generation, and generate on a padded batch.
+"""The contenders of transformers: generate, assisted generation, and generate on a padded batch.
 
-Knows transformers' ways of generating; refuses to know anything of ours.
+Knows transformers' generation methods; does not know our services.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ASSISTED_DRAFT_TOKENS = (4, 6, 8, 10)
 
 
 class TransformersPair:
-    """Both models in this process, as transformers loads them."""
+    """Both models, loaded by transformers in this process."""
 
     def __init__(self, pair: Pair, dtype: str, threads: Sequence[int] = THREADS) -> None:
         self.threads = [(count,) for count in threads]
@@ -29,7 +29,7 @@ class TransformersPair:
             for directory in (pair.target, pair.draft)
         ]
         self.target, self.draft = loaded
-        # A fixed number of tokens, whatever was accepted before and however sure the draft is.
+        # A fixed number of draft tokens, independent of earlier acceptance and of the draft's confidence.
         self.draft.generation_config.num_assistant_tokens_schedule = "constant"
         self.draft.generation_config.assistant_confidence_threshold = 0.0
         end = self.target.generation_config.eos_token_id
@@ -44,7 +44,7 @@ class TransformersPair:
         ]
 
     async def _generate(self, settings: Settings, prompts: Prompts, max_tokens: int) -> Run:
-        """Prompts are equally long, so padding costs nothing before the first end token."""
+        """Prompts have equal lengths, so padding costs nothing before the first end token."""
         torch.set_num_threads(settings.threads[0])
         return self._timed(prompts, max_tokens)
 
@@ -70,7 +70,7 @@ class TransformersPair:
 
     @torch.inference_mode()
     def acceptance(self, prompts: Prompts, outputs: Prompts) -> float:
-        """How often the draft's first guess is the target's token, over greedy outputs of the target."""
+        """How often the draft's most likely token is the target's token, over greedy outputs of the target."""
         right, total = 0, 0
         for prompt, output in zip(prompts, outputs, strict=True):
             logits = self.draft(input_ids=torch.tensor([[*prompt, *output]]), use_cache=False).logits

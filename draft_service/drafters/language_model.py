@@ -1,6 +1,6 @@
-"""Draft-Target-Model: a small language model proposes a chain, token by token, several in one call where it can.
+"""A small language model as the drafter: it proposes a chain, one or several tokens per call.
 
-Ahead of the verdict it proposes a tree, whose nodes are fed once each.
+Ahead of the verdict it proposes a tree. Each node is fed once.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
 from specdec.sampling.state import SamplingState
 
-_MOST_FURTHER = 64
-"""Rows after those of a pass, of all sequences together: who asks for much decides neither about memory nor time."""
+_MAX_FURTHER_ROWS = 64
+"""Further rows after a pass, of all sequences together: a large budget must not decide about memory or time."""
 
 
 @dataclass(slots=True)
 class _Memory:
     cache: TreeCache
     sampling: SamplingState
-    num_guesses: int = 0  # after every row that is cached
+    num_guesses: int = 0  # per cached row, at least
 
 
 class LanguageModelDrafter:
     """See draft_service.drafter.Drafter.
 
-    Rolling back to what was committed and catching up on what was missed are one rule: keep what is cached as far as
-    it agrees with the text and the tree at hand, feed the rest.
+    One rule covers both rollback and catch-up: the cached rows that agree with the present text and tree stay, and
+    the rest is fed.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -66,7 +66,7 @@ class LanguageModelDrafter:
         return self._runner.pool.num_used, self._runner.pool.num_slots
 
     def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
-        # All but the root: the first step of growing feeds it and reads its logits.
+        # All ids but the root: the first step of growing feeds the root and reads its logits.
         ends = [min(sequence.base, self.info.context_length) - 1 for sequence in sequences]
         return self._feed(sequences, ends, [()] * len(ends))[0]
 
@@ -91,7 +91,7 @@ class LanguageModelDrafter:
         return [nodes[index] if outcome is True else outcome or None for index, outcome in enumerate(done)]
 
     def _guess(self, read: Sequence[tuple[DraftSequence, RowOutputs]]) -> None:
-        """What comes after rows that were fed, also where others are still to be."""
+        """Store the guesses after the fed rows, also if rows of the same sequence are still to be fed."""
         places = [(each, each.memory.cache.tree, outputs) for each, outputs in read if each.spec.keyed_by_token]
         for (sequence, *_), guesses in zip(places, guess(places, self._runner.backend), strict=True):
             sequence.memory.cache.learn(guesses)
@@ -100,10 +100,10 @@ class LanguageModelDrafter:
     def _feed(
         self, sequences: Sequence[DraftSequence], ends: Sequence[int], spots: Sequence[Sequence[Spot]]
     ) -> tuple[list[SpecdecError | bool], dict[int, RowOutputs]]:
-        """Bring each text towards its end, and there the tree to its spots.
+        """Feed each text up to its end in ``ends``, and then the tree's nodes down to its ``spots``.
 
-        Whether all of that is there (False: it takes another pass), or why it was impossible; and the outputs of the
-        last rows of root and nodes, where some were fed.
+        Returns, per sequence, whether all of that is cached (False: it takes another pass) or the error; and by index
+        the outputs of the root and nodes that were fed.
         """
         caches: list[TreeCache] = [sequence.memory.cache for sequence in sequences]
         self._follow(sequences, spots)
@@ -140,7 +140,7 @@ class LanguageModelDrafter:
         read = {}
         for (index, segment), output in zip(segments.items(), outputs, strict=True):
             caches[index].fed(counts.get(index, 0), output.further)
-            caches[index].text.remember(sequences[index].ids)  # what is committed, not what is drafted
+            caches[index].text.remember(sequences[index].ids)  # committed ids only, no drafts
             if segment.logit_rows:
                 read[index] = output
         return done, read
@@ -152,43 +152,43 @@ class LanguageModelDrafter:
             if sequence.num_guesses > memory.num_guesses:
                 memory.cache.forget_guesses()
                 memory.num_guesses = sequence.num_guesses
-            # Where nothing is wanted, nothing is kept.
+            # Without spots the tree's rows are not needed, and their memory is released.
             tree = sequence.tree if wanted else EMPTY_TREE
             moves += memory.cache.follow(sequence.ids, tree, any(spot.parent == ROOT for spot in wanted))
         self._runner.move(moves)
 
     def _num_further(self, sequences: Sequence[DraftSequence], num_rows: int) -> int:
-        """Rows that each of these may have after the pass, below its last node, before it is known what is proposed
-        there: what is drawn is. Beside ``num_rows`` that the pass needs."""
+        """How many further rows each sequence may have below its last node, beside the ``num_rows`` of the pass. 0
+        unless every sequence grows a drawn chain: the token of a further row is then known from the draw alone."""
         if not self._runner.goes_on or not all(map(_is_drawn_chain, sequences)):
             return 0
         pool, num = self._runner.pool, len(sequences)
-        room = (pool.num_free_blocks - num) * pool.block_size - num_rows  # each may begin a block
+        room = (pool.num_free_blocks - num) * pool.block_size - num_rows  # each sequence may begin a block
         most = min(sequence.num_wanted for sequence in sequences) - 1
-        return max(0, min(most, _MOST_FURTHER // num, room // num))
+        return max(0, min(most, _MAX_FURTHER_ROWS // num, room // num))
 
     def _make_room(self, needed: Sequence[TreeCache], num_rows: int) -> None:
-        """For those who are waited for, or have a text to be taken in: trees of all others give way."""
+        """Free memory for ``num_rows`` rows of the ``needed`` caches: the trees of all other sequences are dropped."""
         pool = self._runner.pool
         if pool.num_free_blocks * pool.block_size < num_rows:
             for other in self._caches.difference(needed):
                 other.drop_tree()
 
     def _num_to_feed(self, sequences: Sequence[DraftSequence], ends: Sequence[int]) -> dict[int, int]:
-        """Ids of those whose text does not reach its end."""
+        """By index, how many ids to feed in this pass, for each sequence with a text that does not reach its end."""
         texts: dict[int, tuple[SequenceCache, Sequence[int]]] = {}
         for index, (sequence, end) in enumerate(zip(sequences, ends, strict=True)):
             cache: SequenceCache = sequence.memory.cache.text
             if len(cache) < end:
                 ids = sequence.ids if end == sequence.base else sequence.ids[:end]
-                if end - len(cache) > 1:  # also what another sequence filled while this one waited for it
+                if end - len(cache) > 1:  # also blocks that another sequence filled while this one waited for them
                     self._runner.move(cache.attach(ids))
                 texts[index] = cache, ids
         return dict(zip(texts, rows_to_feed(list(texts.values())), strict=True))
 
 
 def _children(sequence: DraftSequence, spots: Sequence[Spot]) -> list[Node]:
-    """Those that the tree lacks."""
+    """The children at ``spots`` that the tree lacks."""
     there = set(zip(sequence.tree.parents, sequence.tree.token_ids, strict=True))
     cache: TreeCache = sequence.memory.cache
     nodes = []
@@ -208,13 +208,13 @@ def _is_drawn_chain(sequence: DraftSequence) -> bool:
 
 
 def _next_draw(sequence: DraftSequence) -> Draw:
-    """Below its last node."""
+    """The draw of the token below the last node."""
     state: SamplingState = sequence.memory.sampling
     return state.draw(sequence.base + (1 + sequence.tree.depths[-1] if sequence.tree else 0))
 
 
 def _chain(sequence: DraftSequence) -> list[Node]:
-    """A node below the last one, with its siblings, and those below it as far as they are known."""
+    """The chain below the last node as far as the guesses are known, each node followed by its siblings."""
     cache: TreeCache = sequence.memory.cache
     nodes: list[Node] = []
     known = cache.guesses_down(len(sequence.tree) - 1)

@@ -1,6 +1,6 @@
-"""What a draft proposes at a place, by its logits there, for all sequences of a step at once.
+"""Proposals from a draft's logits, for all sequences of a step at once.
 
-Knows sampling; refuses to know the model and its cache.
+Knows sampling; does not know the model and its cache.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from specdec.passes.outputs import RowOutputs
 from specdec.sampling.distributions import probabilities, race, sparse_support
 from specdec.sampling.state import SamplingState, rows_of
 
-_LEAST_MARGIN = 2.0**-8
-"""A model that is less sure than that of its best guess, in nats, is as little sure."""
+_MIN_MARGIN = 2.0**-8
+"""Nats. Smaller margins between the best two guesses are in the lowest confidence bucket, too."""
 
 
 def guess(places: Sequence[tuple[DraftSequence, TokenTree, RowOutputs]], backend: Backend) -> list[list[Guesses]]:
-    """Greedy and coupled: for each of a sequence's rows the children that it may get, likeliest first: what the target
-    would draw there if it were this model, and what it would draw next.
+    """Greedy and coupled verification: for each row of a sequence the children that it may get, likeliest first.
 
+    The first is the token that the target would draw there if it were this model; the others would be drawn next.
     A sequence comes with a tree below its ids and the outputs of the last rows of the root and the tree's nodes.
     """
     found: dict[int, list[Guesses]] = {}
@@ -48,7 +48,7 @@ def guess(places: Sequence[tuple[DraftSequence, TokenTree, RowOutputs]], backend
 
 
 def _ranked(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]], backend: Backend) -> list[list[Guesses]]:
-    """By the logits [n, vocab] of the last n of the root and the tree's nodes."""
+    """Guesses from logits [n, vocab], which are of the last n of the root and the tree's nodes."""
     if not places:
         return []
     rows = rows_of([logits for *_, logits in places], [(_state(sequence), tree) for sequence, tree, _ in places])
@@ -75,23 +75,23 @@ def _ranked(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]], backend: 
 
 
 def confidence_of(scores: Tensor) -> Tensor:  # [rows] int64
-    """How far the best score is ahead of the second, in octaves, from 1 to MOST_SURE: scores [rows, n] are sorted, the
-    best first."""
+    """The confidence bucket of each row, from 1 to MAX_CONFIDENCE: the margin of the best score over the second, in
+    octaves. ``scores`` [rows, n] are sorted, the best first."""
     if scores.shape[-1] < 2:
         return scores.new_full(scores.shape[:1], MAX_CONFIDENCE, dtype=torch.int64)
     margins = (scores[:, 0] - scores[:, 1]).nan_to_num(nan=0.0)
-    return (margins.clamp(_LEAST_MARGIN).log2() - math.log2(_LEAST_MARGIN)).long().clamp(max=MAX_CONFIDENCE - 1) + 1
+    return (margins.clamp(_MIN_MARGIN).log2() - math.log2(_MIN_MARGIN)).long().clamp(max=MAX_CONFIDENCE - 1) + 1
 
 
 def draw(sequences: Sequence[DraftSequence], logits: Sequence[Tensor], logits_per_call: int) -> list[list[Node]]:
-    """Token and block: a draw of the draft's own below the last node of each tree, by its logits [1, vocab], and what
-    it was drawn from; none where the model gives no numbers.
+    """Token and block verification: draw a node below the last one of each tree from the logits [1, vocab] there.
 
-    ``sequence.memory.sampling`` is its SamplingState, which has taken in its ids. A node does not depend on the other
-    sequences.
+    The node carries the distribution that it was drawn from. An empty list: the model gives NaN.
+    ``sequence.memory.sampling`` is the sequence's SamplingState, which has taken in the ids. A node does not depend on
+    the other sequences.
     """
     drawn: list[list[Node]] = []
-    # A few at a time: float64 takes several times the memory of what the model gives.
+    # In chunks: float64 takes several times the memory of the model's logits.
     for part in chunked([each.numel() for each in logits], logits_per_call):
         some = sequences[part.start : part.stop]
         places = [(_state(sequence), sequence.tree) for sequence in some]

@@ -1,8 +1,8 @@
-"""The keys and values of a text and of a tree below it: what is there, and what is still to be fed.
+"""The KV cache of a text and of a tree below it: which rows are cached, and which are still to be fed.
 
-Knows tokens and slots; refuses to know models and chances. Behind the text are the rows of nodes, a node after its
-parent. When the text goes on along the tree, what is below stays; the rest is dropped. What the model says after a row
-is kept as long as the row, so that no row is fed twice.
+Knows tokens and slots; does not know models and acceptance rates. The text's rows come first, then those of the nodes,
+each after its parent. When the text grows along the tree, the subtree below its new end stays, and the rest is dropped.
+The model's guesses after a row are kept as long as the row, so that no row is fed twice.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from specdec.passes.rows import Segment
 
 
 class Guesses(NamedTuple):
-    """Children that a place may get, likeliest first (none: that is not known), and how sure the model is of the first
-    of them (specdec.speculation.acceptance)."""
+    """The children that a node may get, likeliest first (empty: not known), and the confidence bucket of the first of
+    them (specdec.speculation.acceptance)."""
 
     token_ids: tuple[int, ...] = ()
     confidence: int = 0
@@ -28,18 +28,18 @@ NOT_KNOWN = Guesses()
 
 
 class TreeCache:
-    """Of one sequence. Nodes are those of the tree that was followed last."""
+    """The cache of one sequence. Node indices are those of the tree given to the last ``follow``."""
 
     def __init__(self, text: SequenceCache) -> None:
         self.text = text
-        self.tree = EMPTY_TREE  # what is behind the text: a node for each row
+        self.tree = EMPTY_TREE  # the cached nodes: a node for each row after the text
         self._guesses: list[Guesses] = [NOT_KNOWN]  # after the text, and after each row
-        self._rows: list[int | None] = []  # by node
-        self._grown = self.tree, self._rows  # by the last segment: a pass that fails leaves the tree as it is
+        self._rows: list[int | None] = []  # by node: its row after the text
+        self._grown = self.tree, self._rows  # the two after the last segment, set by ``fed``: its pass may fail
 
     def follow(self, ids: Sequence[int], tree: TokenTree, wants_end: bool) -> list[Move]:
-        """The text is ``ids`` by now, of which all rows that are here remain: text only grows. ``tree`` is below it.
-        ``wants_end``: for what comes after the text its end is fed again, if that is not known."""
+        """Move to the text ``ids``, which continues the cached text, and its ``tree``. Returns the row moves to make.
+        ``wants_end``: the last row of the text is dropped, to be fed again, if the guesses after it are not known."""
         length = len(self.text)
         path = self.tree.trace(ids[length : length + len(self.tree)])
         root = path[-1] if path else ROOT
@@ -58,7 +58,7 @@ class TreeCache:
         return moves
 
     def lacking(self, nodes: Iterable[int], tree: TokenTree) -> list[int]:
-        """What has to be fed so that these nodes of the followed tree are here."""
+        """The nodes to feed so that these nodes of the tree are cached: those without a row, and their ancestors."""
         lacking: set[int] = set()
         for node in nodes:
             while node != ROOT and node not in lacking and self._rows[node] is None:
@@ -75,8 +75,8 @@ class TreeCache:
         num_further: int = 0,
         draw: Draw | None = None,
     ) -> Segment:
-        """A pass over these ids, which continue the text, and these nodes; ``reads_end``: for what comes after the ids,
-        too. So many further rows are welcome, of tokens that are drawn from ``draw`` on. Raises PoolFullError."""
+        """The segment of a pass over ``ids``, which continue the text, and ``nodes``. ``reads_end``: the logits after
+        the last id are wanted too. ``num_further``, ``draw``: see Segment. Raises PoolFullError."""
         num_context, num_ids, num_kept = len(self.text), len(ids), len(self.tree)
         self.text.take(num_ids + len(nodes) + num_further)
         rows, new = list(self._rows), []
@@ -100,7 +100,7 @@ class TreeCache:
         )
 
     def fed(self, num_ids: int, further: Sequence[int] = ()) -> None:
-        """The last segment was, which began with so many ids, and ``further`` tokens, one below the other."""
+        """Record that the last segment was fed: ``num_ids`` ids, its nodes, and below them a chain of ``further``."""
         num_kept = len(self.tree)
         tree, self._rows = self._grown
         last = len(tree) - 1
@@ -109,15 +109,15 @@ class TreeCache:
         self._guesses += [NOT_KNOWN] * (len(self.tree) - num_kept)
 
     def learn(self, guesses: Sequence[Guesses]) -> None:
-        """What comes after the last rows of the text and the tree."""
+        """Store the guesses after the last rows of the text and the tree."""
         self._guesses[len(self._guesses) - len(guesses) :] = guesses
 
     def guesses(self, node: int) -> Guesses:
-        """What comes after a node, or ROOT."""
+        """The guesses after a node, or ROOT."""
         return next(self.guesses_down(node))
 
     def guesses_down(self, node: int) -> Iterator[Guesses]:
-        """What comes after a node, or ROOT, then after the likeliest child of that, and so on, as far as it is here."""
+        """The guesses after a node, or ROOT, then after its likeliest child, and so on, as far as these are cached."""
         row = ROOT if node == ROOT else self._rows[node]
         if row is None:
             yield NOT_KNOWN
@@ -128,19 +128,19 @@ class TreeCache:
             row = self.tree.child(row, guesses.token_ids[0]) if guesses.token_ids else None
 
     def drop_tree(self) -> None:
-        """Its rows go back."""
+        """Release the rows of the nodes."""
         self.text.keep(())
         self.tree, self._rows = EMPTY_TREE, [None] * len(self._rows)
         del self._guesses[1:]
 
     def forget_guesses(self) -> None:
-        """Whatever they are needed for is fed again."""
+        """Drop all guesses and nodes. Rows of which guesses are needed are then fed again."""
         self.drop_tree()
         self._guesses = [NOT_KNOWN]
 
 
 def _rows(cached: TokenTree, tree: TokenTree) -> list[int | None]:
-    """Where each node of ``tree`` is in ``cached``."""
+    """The index in ``cached`` of each node of ``tree``; None: it is not there."""
     edges = {edge: row for row, edge in enumerate(zip(cached.parents, cached.token_ids, strict=True))}
     rows: list[int | None] = []
     for parent, token in zip(tree.parents, tree.token_ids, strict=True):

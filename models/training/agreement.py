@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def greedy(target: Tensor, draft: Tensor) -> Tensor:
-    """1 where both models put the most mass on the same token: acceptance at temperature 0."""
+    """1 where both models have the same most likely token, else 0: acceptance at temperature 0."""
     return (target.argmax(-1) == draft.argmax(-1)).double()
 
 
@@ -21,11 +21,11 @@ def overlap(target: Tensor, draft: Tensor) -> Tensor:
 
 
 def coupled(target: Tensor, draft: Tensor) -> Tensor:
-    """Agreement at temperature 1 of two exponential races that share their random numbers.
+    """Probability at temperature 1 that two exponential races with shared random numbers have the same winner.
 
-    The probability that token i wins both races is 1 / sum_j max(p_j / p_i, q_j / q_i). Sorted by
-    the ratio p / q, the tokens after i contribute p_j / p_i and the others q_j / q_i, so that one
-    sort and two cumulative sums give every term.
+    The probability that token i wins both races is 1 / sum_j max(p_j / p_i, q_j / q_i). In the order of the ratio
+    p / q, the tokens after i contribute p_j / p_i and the others q_j / q_i. So one sort and two cumulative sums give
+    all terms.
     """
     log_p, log_q = target.double().log_softmax(-1), draft.double().log_softmax(-1)
     order = (log_p - log_q).argsort(-1)

@@ -1,4 +1,4 @@
-"""The shapes of the two models, and how they are written to disk."""
+"""The shapes of the two models, and their checkpoints on disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from models.training import tokenizer as bpe
 
 @dataclass(frozen=True)
 class Shape:
-    """What differs between the two models."""
+    """The parameters that differ between the two models."""
 
     hidden: int
     layers: int
@@ -51,9 +51,9 @@ def build(name: str, end_of_text: int, seed: int) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def project_embedding(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
-    """Start the draft's embedding from the principal directions of the target's.
+    """Initialise the draft's embedding from the principal directions of the target's.
 
-    The scale stays that of the initialisation, the square root evens the directions out.
+    The scale is that of the random initialisation. The square root reduces the differences between the directions.
     """
     own, wide = draft.model.embed_tokens.weight, target.model.embed_tokens.weight
     left, singular, _ = torch.linalg.svd(wide, full_matrices=False)
@@ -62,12 +62,12 @@ def project_embedding(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None
 
 
 def parameters(model: LlamaForCausalLM) -> int:
-    """Number of parameters; the tied embedding counts once."""
+    """The number of parameters; the tied embedding counts once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, directory: Path) -> None:
-    """Write a bfloat16 checkpoint with its tokenizer; each file appears complete or not at all."""
+    """Write a bfloat16 checkpoint with its tokenizer; each file is replaced atomically."""
     staging = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(staging, ignore_errors=True)
     end_of_text = bpe.end_of_text(tokenizer)

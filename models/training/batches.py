@@ -11,11 +11,11 @@ from torch import Tensor
 from models.training.corpus import TokenStream
 
 LENGTHS = {512: 0.85, 2048: 0.15}
-"""Window lengths and the share of the batches that use them: long ones keep long contexts in use."""
+"""Window lengths and the share of the batches that use each of them. Long windows train long contexts."""
 
 
 def _starts(size: int, length: int, rng: np.random.Generator) -> Iterator[int]:
-    """Starts of windows: every epoch tiles the stream from another offset, in another order."""
+    """Endless starts of windows. Every epoch tiles the stream from a new random offset, in a new random order."""
     while True:
         first = int(rng.integers(length))
         for start in rng.permutation(np.arange(first, size - length, length)):
@@ -23,7 +23,7 @@ def _starts(size: int, length: int, rng: np.random.Generator) -> Iterator[int]:
 
 
 def windows(stream: TokenStream, starts: list[int], length: int) -> Tensor:
-    """Windows of length + 1 tokens, so that inputs and next-token targets come from one tensor."""
+    """Windows of length + 1 tokens, [starts, length + 1]: inputs and next-token targets in one tensor."""
     rows = [stream[start : start + length + 1].astype(np.int64) for start in starts]
     return torch.from_numpy(np.stack(rows))
 
@@ -40,7 +40,7 @@ def training_batches(stream: TokenStream, tokens: int, seed: int) -> Iterator[Te
 
 
 def evaluation_batches(stream: TokenStream, rows: int, length: int = 512) -> Iterator[Tensor]:
-    """The stream's consecutive windows, once."""
+    """The consecutive windows of the stream, each once."""
     starts = list(range(0, len(stream) - length, length))
     for first in range(0, len(starts), rows):
         yield windows(stream, starts[first : first + rows], length)

@@ -1,7 +1,7 @@
 """The training text: the standard library of the running interpreter, split by file.
 
-Everything is decided by the hash of a file's path relative to the library's root, so the same
-interpreter release always gives the same documents, the same split and the same order.
+The hash of a file's path relative to the library's root decides everything, so the same interpreter
+release always gives the same documents, the same split and the same order.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ HELD_OUT_SHARE = 0.03
 """Share of the files that no model and no tokenizer is trained on."""
 
 TEST_SHARE = 0.4
-"""Share of the library's own test files that is kept: they would otherwise be 60 % of the text."""
+"""Share of the library's own test files that is kept. All of them would be 60 % of the text."""
 
 MAX_FILE_BYTES = 400_000
 
 EXCLUDED_DIRS = frozenset({"site-packages", "dist-packages", "encodings", "pydoc_data", "__pycache__"})
-"""Not the library's, or tables rather than code."""
+"""Folders that are not part of the library, or have tables instead of code."""
 
 TEST_DIRS = frozenset({"test", "tests", "idle_test"})
 
@@ -51,7 +51,7 @@ class Split:
 
 
 def _fraction(path: str, purpose: str) -> float:
-    """A number in [0, 1) that depends on the path and the purpose only."""
+    """A number in [0, 1) that depends only on the path and the purpose."""
     digest = hashlib.sha256(f"{purpose}:{path}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
@@ -85,7 +85,7 @@ def load(root: Path | None = None) -> Split:
 
 
 def encode(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenStream:
-    """One stream of token ids in which the end-of-text token precedes and ends every document."""
+    """One stream of token ids, with the end-of-text token before and after every document."""
     separator = np.array([end_of_text(tokenizer)], dtype=np.uint16)
     parts = [separator]
     for document in documents:

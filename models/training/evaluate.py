@@ -1,9 +1,9 @@
-"""Held-out loss of both models, and how often the draft's proposals are accepted.
+"""Computes the held-out loss of both models, and the acceptance of the draft's proposals.
 
     python -m models.training.evaluate --json models/demo/evaluation.json
 
-Acceptance depends on the text it is measured on, so it is measured on three: held-out files, the
-target's own greedy continuations of the demo prompts, and its sampled ones at temperature 1.
+Acceptance depends on the text, so it is measured on three texts: held-out files, the target's greedy
+continuations of the demo prompts, and its sampled continuations at temperature 1.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Passage:
-    """Token ids, of which those from position first on are to be predicted."""
+    """Token ids. The models predict those from position ``first`` on."""
 
     ids: list[int]
     first: int
 
 
 def load(directory: Path) -> Pair:
-    """The pair saved in a directory."""
+    """Load the pair that is saved in a directory."""
     return Pair(
         target=architecture.load(directory / "target"),
         draft=architecture.load(directory / "draft"),
@@ -86,7 +86,7 @@ def held_out_passages(stream: corpus.TokenStream, count: int) -> list[Passage]:
 
 
 def continuations(pair: Pair, prompts: list[str], *, sampled: bool) -> list[Passage]:
-    """What the target writes after each prompt, greedily or sampled at temperature 1."""
+    """The target's continuation of each prompt, greedy or sampled at temperature 1."""
     end = bpe.end_of_text(pair.tokenizer)
     generator = torch.Generator().manual_seed(0) if sampled else None
     passages = []
@@ -98,7 +98,7 @@ def continuations(pair: Pair, prompts: list[str], *, sampled: bool) -> list[Pass
 
 
 def acceptance(pair: Pair, passages: list[Passage]) -> dict[str, float]:
-    """Mean of every measure over all predicted positions of the passages."""
+    """The mean of every measure over all predicted positions of the passages, and the number of positions."""
     values: dict[str, list[Tensor]] = {name: [] for name in MEASURES}
     for passage in passages:
         target, draft = _predictions(pair.target, passage), _predictions(pair.draft, passage)
@@ -110,7 +110,7 @@ def acceptance(pair: Pair, passages: list[Passage]) -> dict[str, float]:
 
 @torch.no_grad()
 def evaluate(directory: Path) -> dict[str, object]:
-    """Every figure of the model card."""
+    """All figures of the model card."""
     pair = load(directory)
     prompts = [entry["text"] for entry in json.loads((directory / "prompts.json").read_text())]
     stream = corpus.encode(corpus.load().held_out, pair.tokenizer)
@@ -142,11 +142,11 @@ def table(acceptances: dict[str, dict[str, float]]) -> str:
 
 
 def main() -> None:
-    """Evaluate the pair, print a table and the figures as JSON."""
+    """Evaluate the pair, and print a table and the figures as JSON."""
     parser = argparse.ArgumentParser(description="Evaluate the demo pair.")
     parser.add_argument("--pair", type=Path, default=DEMO, help="directory of the pair")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
-    parser.add_argument("--threads", type=int, default=1, help="more do not pay for matrices this small")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch; more than 1 gains nothing here")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     figures = evaluate(options.pair)

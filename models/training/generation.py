@@ -17,9 +17,9 @@ def _next(logits: Tensor, generator: torch.Generator | None) -> int:
 def generate(
     model: LlamaForCausalLM, prompt: list[int], count: int, end: int, generator: torch.Generator | None
 ) -> list[int]:
-    """Up to count tokens that follow the prompt, the end token included where it is reached.
+    """The next tokens after the prompt, at most ``count``, up to and including the end token.
 
-    With a generator the tokens are sampled at temperature 1, without one they are the likeliest.
+    With a generator they are sampled at temperature 1, without one they are the most likely tokens.
     """
     cache = DynamicCache(config=model.config)
     written: list[int] = []

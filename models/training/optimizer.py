@@ -1,4 +1,4 @@
-"""Muon for the hidden matrices, AdamW for the embedding and the norms, one schedule for both."""
+"""Muon for the hidden matrices, AdamW for the embedding and the norms, with one schedule for both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 WARMUP = 0.02
-"""Share of the time budget in which the rate rises; afterwards it falls linearly to zero."""
+"""Share of the time budget in which the learning rate rises; afterwards it falls linearly to zero."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Rates:
 
 
 class ScheduledOptimizer:
-    """Both optimizers, driven by the share of the time budget that has passed."""
+    """Both optimizers. The used share of the time budget sets their learning rates."""
 
     def __init__(self, model: nn.Module, rates: Rates) -> None:
         named = list(model.named_parameters())
@@ -40,7 +40,7 @@ class ScheduledOptimizer:
         self._peaks = [group["lr"] for group in self._groups]
 
     def step(self, progress: float) -> None:
-        """Apply the gradients with the rate that belongs to the progress in [0, 1], and clear them."""
+        """Apply the gradients with the learning rates for ``progress`` in [0, 1], and clear the gradients."""
         factor = min(progress / WARMUP, (1 - progress) / (1 - WARMUP))
         for group, peak in zip(self._groups, self._peaks, strict=True):
             group["lr"] = peak * max(factor, 0.0)

@@ -1,9 +1,9 @@
-"""Cut the demo prompts out of the held-out files.
+"""Extracts the demo prompts from the held-out files.
 
     python -m models.training.prompts
 
-A prompt begins at a definition and ends behind a signature or, where there is one, its docstring:
-the next thing a reader expects is code.
+A prompt begins at a definition and ends after a signature, or after its docstring if there is one.
+So it is followed by code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _definitions(text: str) -> list[Definition]:
 
 
 def _last_line(node: Definition) -> int:
-    """Line on which the node's docstring ends, or its signature where it has none."""
+    """The last line of the node's docstring, or its first line if it has no docstring."""
     body = node.body[0]
     if ast.get_docstring(node) is not None:
         return body.end_lineno or body.lineno
@@ -41,7 +41,7 @@ def _last_line(node: Definition) -> int:
 
 
 def _cuts(text: str, tokenizer: Tokenizer) -> Iterator[str]:
-    """Prompts of one file that do not overlap; those that end behind a docstring come first."""
+    """Prompts of one file that do not overlap; those that end after a docstring come first."""
     lines = text.split("\n")
     definitions = _definitions(text)
     functions = [node for node in definitions if not isinstance(node, ast.ClassDef)]
@@ -60,7 +60,7 @@ def _cuts(text: str, tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def cut(documents: list[corpus.Document], tokenizer: Tokenizer, count: int) -> list[dict[str, str]]:
-    """Prompts taken in turn from every file, so that no file dominates."""
+    """Prompts taken in turn from every file, so that no file dominates. Raises ValueError if the tokenizer is lossy."""
     columns = [[(d.path, prompt) for prompt in _cuts(d.text, tokenizer)] for d in documents]
     in_turn = [entry for row in zip_longest(*columns) for entry in row if entry is not None]
     for _, prompt in in_turn:
@@ -71,7 +71,7 @@ def cut(documents: list[corpus.Document], tokenizer: Tokenizer, count: int) -> l
 
 def main() -> None:
     """Write prompts.json next to the models."""
-    parser = argparse.ArgumentParser(description="Cut the demo prompts out of the held-out files.")
+    parser = argparse.ArgumentParser(description="Extract the demo prompts from the held-out files.")
     parser.add_argument("--output", type=Path, default=DEMO, help="directory of the pair")
     directory: Path = parser.parse_args().output
     prompts = cut(corpus.load().held_out, bpe.load(directory / "target"), COUNT)

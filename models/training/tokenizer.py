@@ -18,7 +18,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def train(texts: Iterable[str]) -> Tokenizer:
-    """A tokenizer fitted to the texts; any string survives encoding and decoding unchanged."""
+    """A tokenizer trained on the texts. Encoding and decoding leave every string unchanged."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
@@ -33,7 +33,7 @@ def train(texts: Iterable[str]) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, directory: Path) -> None:
-    """Write tokenizer.json and the configuration that lets transformers load it by directory."""
+    """Write tokenizer.json, and the configuration that transformers needs to load it from the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {
@@ -47,7 +47,7 @@ def save(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:
-    """Id of the token that separates documents and ends a generation."""
+    """The id of the token that separates documents and ends a generation. Raises ValueError if it is missing."""
     token = tokenizer.token_to_id(END_OF_TEXT)
     if token is None:
         raise ValueError(f"the tokenizer has no token {END_OF_TEXT}")
@@ -55,5 +55,5 @@ def end_of_text(tokenizer: Tokenizer) -> int:
 
 
 def load(directory: Path) -> Tokenizer:
-    """The tokenizer saved in a directory."""
+    """Load the tokenizer that is saved in a directory."""
     return Tokenizer.from_file(str(directory / "tokenizer.json"))

@@ -1,11 +1,11 @@
-"""Train one model of the pair on the processor, within a budget of wall-clock time.
+"""Trains one model of the pair on the CPU, within a budget of wall-clock time.
 
     python -m models.training.train target --minutes 56
     python -m models.training.train draft --minutes 19
 
-The target learns from the text. The draft learns from the target: it minimises the divergence of
-the target's next-token distribution from its own, which is what acceptance depends on. The rate
-falls to zero exactly when the budget ends, so a run of any length ends annealed.
+The target learns from the text. The draft learns from the target: it minimises the divergence between
+the target's next-token distribution and its own, because acceptance depends on it. The learning rate
+falls to zero exactly at the end of the budget, so a run of any length ends annealed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ LossFunction = Callable[[Tensor], Tensor]
 
 
 def report(line: str) -> None:
-    """Print at once, so that a log file shows the state of the run."""
+    """Print without buffering, so that a log file shows the state of the run."""
     print(line, flush=True)
 
 
 def logits(model: LlamaForCausalLM, window: Tensor) -> Tensor:
-    """Logits of every position of the window but the last, one row per position."""
+    """Logits of all positions of the windows except the last, [windows * length, vocabulary], float32."""
     with torch.autocast("cpu", torch.bfloat16):
         rows: Tensor = model(input_ids=window[:, :-1], use_cache=False).logits
     return rows.float().flatten(0, 1)
@@ -70,7 +70,7 @@ def distillation_loss(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> Loss
 
 
 def prepare_tokenizer(directory: Path, documents: corpus.Split, fit: bool) -> Tokenizer:
-    """Fit the tokenizer to the training documents, or load the one the target was trained with."""
+    """Train the tokenizer on the training documents (``fit``), or load the target's tokenizer."""
     if fit:
         return bpe.train(document.text for document in documents.train)
     return bpe.load(directory / "target")
@@ -78,7 +78,7 @@ def prepare_tokenizer(directory: Path, documents: corpus.Split, fit: bool) -> To
 
 @torch.no_grad()
 def mean_loss(loss: LossFunction, stream: corpus.TokenStream, rows: int = 16) -> float:
-    """Mean of a loss over the whole stream."""
+    """The mean of a loss over the whole stream."""
     total, count = 0.0, 0
     for window in batches.evaluation_batches(stream, rows):
         total += float(loss(window)) * len(window)
@@ -95,7 +95,7 @@ def optimise(
     rates: Rates,
     check: Callable[[], float],
 ) -> int:
-    """Minimise the loss until the budget is spent; returns the number of steps taken."""
+    """Minimise the loss until the time budget is used up. The number of steps."""
     compiled = torch.compile(loss, dynamic=False)
     optimizer = ScheduledOptimizer(model, rates)
     started, step = time.monotonic(), 0
@@ -118,7 +118,7 @@ def optimise(
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train one model of the demo pair.")
     parser.add_argument("model", choices=sorted(architecture.SHAPES))
     parser.add_argument("--minutes", type=float, required=True, help="wall-clock budget of the training loop")
@@ -130,7 +130,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, evaluate on the held-out files and save."""
+    """Train a model, save it and evaluate it on the held-out files."""
     options = parse()
     torch.set_num_threads(options.threads)
     documents = corpus.load()

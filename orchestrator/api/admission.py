@@ -1,7 +1,7 @@
-"""Who may generate now, who waits, and who is sent away at once.
+"""Admission of requests: start now, wait in the queue, or be refused at once.
 
-Knows numbers and order; refuses to know requests. First come, first served: a large request at the head of the queue
-is not overtaken by small ones.
+Knows numbers and order; does not know requests. First come, first served: small requests do not overtake a large one at
+the head of the queue.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Admission:
     @asynccontextmanager
     async def admitted(self, count: int) -> AsyncIterator[None]:
         """Wait until ``count`` sequences may start. Raises Overloaded at once if the queue is full, InvalidArgument if
-        there are never so many at a time."""
+        ``count`` exceeds ``max_live``."""
         if count > self._max_live:
             raise InvalidArgument([("n", f"at most {self._max_live} samples at a time are served here, not {count}")])
         if self.live + count > self._max_live or self._queue:
@@ -64,7 +64,7 @@ class Admission:
             if turn.done() and not turn.cancelled():
                 self.live -= count
             else:
-                with suppress(ValueError):  # passed over already, by whoever left in this same moment
+                with suppress(ValueError):  # removed already, by a request that left at the same moment
                     self._queue.remove(place)
             self._let_in()
             raise
@@ -83,5 +83,5 @@ class Admission:
         self._last_end = now
 
     def _retry_after_s(self) -> float:
-        """When the queue will have moved by half, at the present pace."""
+        """Time until half the queue has moved, at the present pace; 0.1 to 60 s."""
         return min(60.0, max(0.1, self._between_ends_s * (len(self._queue) + 1) / 2))

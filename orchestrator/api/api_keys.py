@@ -1,7 +1,7 @@
-"""Who may use the public API, and how much: bearer tokens from a file that may change at any time.
+"""API keys and their quotas: bearer tokens from a file that may change at any time.
 
-Knows keys and their quotas; refuses to know requests. The file has the SHA-256 of each token, never the token: what is
-drawn at random from 2**256 needs no slower hash.
+Knows keys and quotas; does not know requests. The file has the SHA-256 of each token, never the token. A slower hash is
+not needed, as tokens are drawn at random from 2**256.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SCHEME = "bearer "
 
 
 class Key(BaseModel):
-    """A line of the file: one JSON object. ``specdec key`` writes it. An absent quota is no limit."""
+    """A line of the file: one JSON object, written by ``specdec key``. An absent quota means no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -34,32 +34,32 @@ class Key(BaseModel):
 
 
 class Account:
-    """What a key has used: samples being generated now, and tokens, which come back evenly over a minute.
+    """The usage of a key: samples being generated now, and tokens, which are refilled evenly over a minute.
 
-    Tokens are counted when they are there, so a request that began may overdraw; the next waits until that is made up.
+    Tokens are counted when they are generated, so a running request may overdraw; the next request then has to wait.
     """
 
     def __init__(self, key: Key | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.key = key
         self._clock = clock
         self._live = 0
-        self._spent = 0.0  # tokens that have not come back yet
+        self._spent = 0.0  # tokens that are not refilled yet
         self._at = clock()
 
     @property
     def name(self) -> str:
-        """Empty where nobody needs a key."""
+        """Empty if no key is needed."""
         return self.key.name if self.key else ""
 
     @asynccontextmanager
     async def used_by(self, num_samples: int) -> AsyncIterator[None]:
-        """Room for so many samples at a time. Raises Overloaded, or InvalidArgument if there never will be."""
+        """Occupy ``num_samples``. Raises Overloaded if the quota is used up, InvalidArgument if it is too small."""
         most = self.key.max_sequences if self.key else None
         if most is not None and num_samples > most:
             raise InvalidArgument([("n", f"this key may have {most} samples at a time, not {num_samples}")])
         if most is not None and self._live + num_samples > most:
             raise Overloaded(f"the key {self.name} has {self._live} of its {most} samples being generated")
-        self._come_back()
+        self._refill()
         per_minute = self.key.tokens_per_minute if self.key else None
         if per_minute is not None and self._spent >= per_minute:
             wait_s = (self._spent - per_minute + 1) * 60 / per_minute
@@ -71,12 +71,12 @@ class Account:
             self._live -= num_samples
 
     def spend(self, num_tokens: int) -> None:
-        """Without a quota nothing is owed, also when one comes later."""
+        """Count tokens against the quota. Tokens spent without a quota do not count against a later one."""
         if self.key and self.key.tokens_per_minute:
-            self._come_back()
+            self._refill()
             self._spent += num_tokens
 
-    def _come_back(self) -> None:
+    def _refill(self) -> None:
         now = self._clock()
         rate = (self.key.tokens_per_minute or 0) / 60 if self.key else 0.0
         self._spent = max(0.0, self._spent - rate * (now - self._at))
@@ -84,34 +84,34 @@ class Account:
 
 
 class ApiKeys:
-    """``file`` has a key a line; empty lines and those that begin with # say nothing. Without a file all may come.
+    """The keys in ``file``, one per line; empty lines and # comments are skipped. Without a file no key is needed.
 
-    Read again whenever it changed; one that is no good is logged, and the last good one stays in use. Raises
-    ValueError, naming every bad line, if it is no good at first.
+    The file is read again whenever it changes. An invalid version is logged, and the last valid one stays in use.
+    Raises ValueError, which names every bad line, if the first version is invalid.
     """
 
     def __init__(self, file: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._anybody = Account(None)
+        self._anonymous = Account(None)
         self._accounts: dict[str, Account] = {}  # by name, so that a quota survives a change of the file
         self._keys = Changing([file], lambda: read_keys(file)) if file else None
-        self._read = -1  # the version that the accounts are of
+        self._read = -1  # the file version of the accounts
 
     def account(self, authorization: str | None) -> Account:
-        """Of whoever sent this ``authorization`` metadata. Raises Unauthenticated."""
+        """The account for this ``authorization`` metadata. Raises Unauthenticated."""
         if self._keys is None:
-            return self._anybody
+            return self._anonymous
         self._open_accounts(self._keys)
         if not authorization or not authorization.lower().startswith(_SCHEME):
             raise Unauthenticated("an API key is required, as metadata: authorization: Bearer KEY")
         digest = hashlib.sha256(authorization[len(_SCHEME) :].strip().encode()).hexdigest()
         found = None
         for account in self._accounts.values():
-            # All of them, each in constant time: how long a refusal takes tells nothing.
+            # Compare all of them, each in constant time, so that the time of a refusal reveals nothing.
             if account.key is not None and hmac.compare_digest(account.key.sha256, digest):
                 found = account
         if found is None:
-            raise Unauthenticated("this API key is not known here")
+            raise Unauthenticated("unknown API key")
         return found
 
     def _open_accounts(self, changing: Changing[list[Key]]) -> None:
@@ -127,12 +127,12 @@ class ApiKeys:
 
 
 def read_keys(file: str) -> list[Key]:
-    """Raises ValueError, naming every bad line and quoting none."""
+    """Read the keys. Raises ValueError, which names every bad line and quotes none."""
     try:
         with open(file, encoding="utf-8") as stream:
             lines = stream.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is no text in UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise ValueError(f"api_keys_file {file}: {reason}") from None
     keys: list[Key] = []
     problems = []

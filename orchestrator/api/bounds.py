@@ -1,7 +1,7 @@
-"""How large a request may be, looked at before anything else of it is read. Knows sizes; refuses to know meanings.
+"""Size limits of a request, checked before anything else of it is read. Knows sizes; does not know meanings.
 
-A message has at most specdec.transport.rpc.MAX_MESSAGE_BYTES, which leaves room for millions of entries: enough to hold
-up everybody's event loop while they are sorted, and for a refusal that names each to be longer than a status can be.
+A message may have specdec.transport.rpc.MAX_MESSAGE_BYTES, enough for millions of entries. Sorting these would block
+the event loop for all requests, and a refusal that names each would be longer than a status may be.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_REQUEST_ID = 128
 
 
 def size_problems(message: generation_pb2.GenerateRequest, context_length: int) -> Iterator[tuple[str, str]]:
-    """(field, what is wrong) for everything that is longer than it may be."""
+    """(field, problem) for everything that is too long."""
     if (size := len(message.text.encode())) > MAX_PROMPT_BYTES:
         yield "text", f"at most {MAX_PROMPT_BYTES} bytes, not {size}: send token_ids"
     if (size := len(message.cache_salt.encode())) > MAX_SALT_BYTES:

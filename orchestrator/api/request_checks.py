@@ -1,4 +1,4 @@
-"""What a client may ask for, checked: every problem is named at once, and nothing is ignored in silence."""
+"""Checks of a request: every problem is reported at once, and nothing is ignored silently."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TRANSFORMS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "l
 
 
 def requested_samples(message: generation_pb2.GenerateRequest) -> int:
-    """How many a request takes the place of, before it is read: 1 if what it says will be refused."""
+    """Number of samples that a request occupies before it is read; 1 if its number is out of range."""
     return message.n if 1 <= message.n <= MAX_SAMPLES else 1
 
 
@@ -41,9 +41,9 @@ def read_request(
     tokenizer: Tokenizer | None,
     num_draft_tokens: int | None,
 ) -> Request:
-    """``num_draft_tokens`` is for requests that name none.
+    """The checked request. ``num_draft_tokens``: the default for requests that name none.
 
-    Raises InvalidArgument with all violations, or ContextExceeded. What is too long is refused before the rest is read.
+    Raises InvalidArgument with all violations, or ContextExceeded. Sizes are checked before the rest is read.
     """
     if too_long := list(size_problems(message, target.context_length)):
         raise InvalidArgument(too_long)
@@ -131,7 +131,7 @@ def _sampling(message: generation_pb2.GenerateRequest, stop_token_ids: frozenset
 def _sampling_problems(
     message: generation_pb2.GenerateRequest, sampling: SamplingParams, target: ModelInfo
 ) -> list[tuple[str, str]]:
-    # The stop tokens are checked under their own name.
+    # The stop tokens are checked under their own field name.
     of_client = dataclasses.replace(sampling, end_token_ids=())
     problems = sampling_problems(of_client, target.vocab_size)
     if sampling.changes_logits and TRANSFORMS not in target.capabilities:
@@ -193,7 +193,7 @@ def _present(message: Message, name: str) -> bool:
 
 
 def _unknown_fields(message: Message, name: str = "field") -> Iterator[tuple[str, int]]:
-    """Of each message the first few: there may be millions, and one is enough to refuse."""
+    """The first unknown fields of each message: there may be millions, and one is enough to refuse."""
     unknown = UnknownFieldSet(message)
     for index in range(min(len(unknown), _UNKNOWN_FIELDS)):
         yield name, unknown[index].field_number

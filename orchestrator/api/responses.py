@@ -1,6 +1,6 @@
-"""What clients are told, as messages: chunks of a sample, and the state of this orchestrator.
+"""The messages to clients: chunks of a sample, and the state of this orchestrator.
 
-Knows the public contract; refuses to know how a sample is decoded and how a replica is kept.
+Knows the public contract; does not know how a sample is decoded and how a replica is kept connected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The orchestrator, assembled: pools of replicas, the handshake that admits them, the public service."""
+"""The orchestrator, assembled: pools of replicas, the checks that admit them, the public service."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from specdec.telemetry.process_metrics import ProcessMetrics
 from specdec.transport import rpc
 from specdec.v1 import draft_pb2_grpc, generation_pb2, generation_pb2_grpc, target_pb2_grpc
 
-_LAST_WORDS_S = 0.25
+_FLUSH_S = 0.25  # for the last messages of ended requests
 
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
@@ -45,9 +45,9 @@ def load_tokenizer(path: str) -> Tokenizer | None:
 
 
 class OrchestratorServer:
-    """Listens once started; requests wait for their first target. Create it on the event loop that serves.
+    """The server. It listens once started; requests wait for the first target. Create it on the serving event loop.
 
-    Raises ValueError, in words, if a file that the settings name is no good.
+    Raises ValueError, with the reason in words, if a file named in the settings is invalid.
     """
 
     def __init__(self, settings: OrchestratorSettings) -> None:
@@ -79,7 +79,7 @@ class OrchestratorServer:
             self.targets, self.drafts, lambda: self.live_sequences, lambda: self._servicer.waiting_requests
         )
         self._process_metrics = ProcessMetrics("orchestrator")
-        # Clients show a token, not a certificate.
+        # Clients authenticate with a token, not with a certificate.
         aging = rpc.aging(settings.max_connection_age_s)
         self._server = rpc.Server(settings, [SERVICE], aging, tls=certificates, public=True)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, self._server.grpc)
@@ -105,18 +105,18 @@ class OrchestratorServer:
         self._server.set_serving()
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Take no new connections and requests, let the running ones end within the grace, then close."""
-        # Connections are told to go away first: a client that holds one takes its next request elsewhere by itself.
+        """Accept no new connections and requests, let running ones end within the grace period, then close."""
+        # Connections get GOAWAY first, so that their clients send the next request elsewhere.
         until = time.monotonic() + grace_s
         closing = asyncio.create_task(self._server.stop(grace_s))
         await self._servicer.drain(grace_s)
-        # The last words of the requests get out; a health watch never ends, so nothing is gained by waiting for more.
-        await asyncio.wait({closing}, timeout=min(_LAST_WORDS_S, grace_s))
-        # Whose request came while the connections were being told.
+        # Time to flush the last messages. Waiting longer gains nothing, since health watches never end.
+        await asyncio.wait({closing}, timeout=min(_FLUSH_S, grace_s))
+        # Requests that came while the connections got GOAWAY.
         await self._servicer.drain(max(0.0, until - time.monotonic()))
-        # Never two at a time: grpcio's server may crash where one ends while another begins. And one whose grace is
-        # over is cancelled no more: that would cancel what the next one waits for.
-        if time.monotonic() < until - _LAST_WORDS_S:
+        # Never two stops at a time: grpcio's server may crash if one ends while another begins. Near the end of its
+        # grace period a stop is not cancelled: that would cancel the future that the next stop waits for.
+        if time.monotonic() < until - _FLUSH_S:
             closing.cancel()
         await asyncio.gather(closing, return_exceptions=True)
         await self._server.stop(0)
@@ -124,7 +124,7 @@ class OrchestratorServer:
         await self._process_metrics.stop()
 
     def _admit_target(self, address: str, info: ModelInfo) -> None:
-        """A pool is one model digest: that of the replicas in use."""
+        """Raises ModelMismatch unless the target has the tokenizer's vocabulary and the digest of those in use."""
         if self._vocabulary and info.tokenizer_fingerprint not in ("", self._vocabulary.fingerprint):
             raise ModelMismatch(
                 f"target {address} has the vocabulary {info.tokenizer_fingerprint[:12]},"
@@ -137,12 +137,12 @@ class OrchestratorServer:
             )
 
     def _compare_drafts(self) -> None:
-        """Another target may have come, with another vocabulary than that which drafts were compared with."""
+        """Compare all drafts again: a new target may have another vocabulary."""
         for draft in self.drafts.replicas:
             draft.compare()
 
     def _admit_draft(self, address: str, info: ModelInfo) -> None:
-        """A draft must share the target's vocabulary."""
+        """Raises ModelMismatch unless the draft shares the target's vocabulary, ReplicaLost if there is no target."""
         target = self.targets.info
         if target is None:
             raise ReplicaLost("no target to compare its vocabulary with yet")

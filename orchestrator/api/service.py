@@ -1,6 +1,6 @@
-"""GenerationService: requests admitted, answered within their deadline, counted.
+"""GenerationService: admits requests, answers them within their deadline, and counts them.
 
-Knows requests; refuses to know samples (orchestrator.generation) and messages (orchestrator.api.responses).
+Knows requests; does not know samples (orchestrator.generation) and messages (orchestrator.api.responses).
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ from specdec.v1 import generation_pb2, generation_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-_LONG_TEXT = 1 << 14
-"""Characters."""
+_LONG_TEXT_CHARACTERS = 1 << 14
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
@@ -59,7 +58,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._generator = Generator(targets, drafts, tokenizer, settings, metrics)
         self._admission = Admission(settings.max_live_sequences, settings.max_waiting_requests)
         self._api_keys = ApiKeys(settings.api_keys_file)
-        self._num_calls = 0  # of Generate, from first to last
+        self._num_calls = 0  # running calls of Generate
 
     @property
     def live_sequences(self) -> int:
@@ -70,7 +69,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return self._admission.waiting
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until the requests that are there have ended: the server takes no others by then."""
+        """Wait until the running requests have ended; the server accepts no new ones by then."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self._num_calls:  # noqa: ASYNC110
@@ -84,7 +83,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._account()
         return write_server_info(self._targets, self._drafts, self.live_sequences, self._admission.waiting)
 
-    # Writes by itself, so that the deadline also ends a write to a client that does not read.
+    # Writes to the context instead of yielding, so that the deadline also ends a write to a client that does not read.
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
@@ -136,7 +135,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         arrived, num_samples = time.monotonic(), requested_samples(message)
         async with AsyncExitStack() as bounds:
             await bounds.enter_async_context(account.used_by(num_samples))
-            # What is wrong with it is said at once. But nobody waits for a target outside of the queue.
+            # An invalid request is refused at once. But a request waits for a target only after admission.
             request = await self._read(message, target) if (target := self._targets.info) else None
             await bounds.enter_async_context(self._admission.admitted(num_samples))
             if target is None or request is None:
@@ -158,11 +157,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def _read(self, message: generation_pb2.GenerateRequest, target: ModelInfo) -> Request:
         read = partial(read_request, message, target, self._tokenizer, self._settings.num_draft_tokens)
-        # A long text takes seconds to tokenize, in which nobody else must stand still.
-        return await asyncio.to_thread(read) if len(message.text) > _LONG_TEXT else read()
+        # Tokenizing a long text takes seconds and must not block the event loop.
+        return await asyncio.to_thread(read) if len(message.text) > _LONG_TEXT_CHARACTERS else read()
 
     def _account(self) -> Account:
-        """Of the caller. Raises Unauthenticated."""
+        """The account of the caller. Raises Unauthenticated."""
         return self._api_keys.account(request_metadata.get({}).get("authorization"))
 
     async def _target_info(self) -> ModelInfo:

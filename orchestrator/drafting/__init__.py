@@ -1,4 +1,4 @@
-"""Who proposes: the trie of a sequence, and the client of the draft service that makes it grow.
+"""Drafting: the speculation trie of a sequence, and the client of the draft service that grows it.
 
 Imports replicas and the values of the orchestrator.
 Start at speculation.py.

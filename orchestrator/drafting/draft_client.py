@@ -1,7 +1,6 @@
-"""One sequence's draft: asks for nodes and receives them, or has no draft at the moment.
+"""The draft of one sequence: requests nodes and receives them, or has no draft at the moment.
 
-Knows advances and lanes; refuses to know the trie. No draft, for whatever reason, is None and never an error: the
-next advance tries again.
+Knows advances and lanes; does not know the trie. A missing draft is None, never an error; the next advance tries again.
 """
 
 from __future__ import annotations
@@ -26,31 +25,31 @@ from specdec.v1 import draft_pb2
 
 _PATIENCE_S = 1.0
 _FIRST_PAUSE_S = 5.0
-"""A draft whose heart beats may still owe an answer. One round does not wait for it longer than that pays; when it has
-answered nothing for so long, it is done without for a while, twice as long each time."""
+"""A draft may send heartbeats and still not answer. A round waits at most until the draft deadline. After _PATIENCE_S
+without an answer the sequence pauses drafting, for _FIRST_PAUSE_S at first and twice as long each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """An advance that asks for nodes, and when."""
+    """An unanswered advance that requests nodes, sent at time ``at``."""
 
     advance: int
     num_nodes: int
     at: float
     takes_in: bool
-    """Much of the text, which is no part of growing."""
+    """The draft first feeds much text, so that the time until the answer is not that of growing."""
     num_new: int
-    """Of the nodes, that are not there yet; 0: nobody knows."""
+    """Requested nodes that are not in the trie yet; 0: not known."""
 
 
-_MOST_LOST = 2
-"""In a row while they owed an answer: then the text is kept from drafts for a while, as if one had refused it."""
+_MAX_LOST = 2
+"""Replicas lost in a row while they owed an answer. Then drafting pauses, as after a refusal of the text."""
 
-_CATCH_UP = 64
-"""Tokens that a draft of which nothing is asked may be behind: they are fed in one pass, at its leisure."""
+_CATCH_UP_TOKENS = 64
+"""Committed tokens that the draft may lag behind while nothing is requested. It feeds them in one pass."""
 
-_MOST_NEW = 16
-"""More new tokens than that are taken in before anything can grow."""
+_MAX_NEW_TOKENS = 16
+"""For more new tokens than this the draft needs a separate pass before anything can grow."""
 
 
 class DraftClient:
@@ -63,12 +62,12 @@ class DraftClient:
         self._replica: Replica | None = None
         self._lane: Lane | None = None
         self._advance = 0
-        self._asked: _Asked | None = None  # that is not answered yet
-        self._owed_since: float | None = None  # nothing came since then though something was asked for
-        self._num_lost = 0  # in a row, while something was asked for
+        self._asked: _Asked | None = None  # None: every advance is answered
+        self._owed_since: float | None = None  # since when an answer is late
+        self._num_lost = 0  # replicas lost in a row while they owed an answer
         self._pause_s = _FIRST_PAUSE_S
         self._paused_until = 0.0
-        self._base = 0  # as far as the replica knows the text
+        self._base = 0  # length of the text that the replica knows
 
     async def __aenter__(self) -> DraftClient:
         return self
@@ -85,10 +84,10 @@ class DraftClient:
     def advance(
         self, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE, num_there: int = 0
     ) -> bool:
-        """Tell what was committed and what is about to be verified, and ask for nodes, of which ``num_there`` are there
-        from before; where there is no lane, open one. False: there is no draft."""
+        """Send the committed tokens and the tree in flight, and request nodes, of which ``num_there`` are in the trie
+        already. Opens a lane if there is none. False: there is no draft."""
         now = time.monotonic()
-        # Where nobody waits for a tree, what its first nodes take is measured all the same.
+        # The time of the first nodes is measured even if the round does not wait for them.
         num_nodes = budget.max_nodes or int(not in_flight)
         if self._lane is not None and sequence.base > self._context_length:
             self.park()
@@ -99,30 +98,30 @@ class DraftClient:
             self._owed_since = None
             self._open(sequence, budget)
             self._asked = _Asked(0, num_nodes, now, takes_in=True, num_new=num_nodes)
-            # A chain that is verified against its distribution is never drawn before the first token is known.
+            # Under token and block verification the open requests nothing: the draws need the first token.
             if self._lane is None or sequence.keyed_by_token or not sequence.num_committed:
                 return self._lane is not None
         budget = self._possible(budget)
         if not (budget.max_nodes or budget.max_ahead):
-            self.catch_up(sequence)  # it can do nothing of that
+            self.catch_up(sequence)  # the draft supports nothing of the request
             return True
-        takes_in = opens or sequence.base - self._base > _MOST_NEW
-        # What was asked for with an open, and has not come yet, may be half done.
-        goes_on = not opens and self._asked is not None and self._asked.advance == 0
-        num_new = 0 if goes_on else max(0, num_nodes - num_there)
+        takes_in = opens or sequence.base - self._base > _MAX_NEW_TOKENS
+        # The nodes requested with an unanswered open may be half done.
+        half_done = not opens and self._asked is not None and self._asked.advance == 0
+        num_new = 0 if half_done else max(0, num_nodes - num_there)
         self._tell(self._lane, sequence, budget, in_flight)
         self._asked = _Asked(self._advance, num_nodes, now, takes_in, num_new)
         return True
 
     @property
     def _context_length(self) -> float:
-        """Of the draft, which may be shorter than the target's."""
+        """The context length of the draft, which may be shorter than the target's."""
         info = self._replica.info if self._replica is not None else None
         return math.inf if info is None else info.context_length
 
     def catch_up(self, sequence: Sequence) -> None:
-        """Nothing is asked for; the draft hears from time to time what was committed, so that it can be asked again."""
-        if self._lane is not None and sequence.base - self._base >= _CATCH_UP:
+        """Request nothing, but send the committed tokens now and then, so that a later request is answered quickly."""
+        if self._lane is not None and sequence.base - self._base >= _CATCH_UP_TOKENS:
             self._tell(self._lane, sequence, Budget())
 
     def _tell(self, lane: Lane, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> None:
@@ -131,24 +130,24 @@ class DraftClient:
         self._advance += 1
         new = tuple(sequence.ids[self._base :])
         self._base = sequence.base
-        # What a prompt lookup guesses may reach beyond the draft's context.
+        # A prompt-lookup proposal may reach beyond the draft's context.
         if self._base + max(in_flight.depths, default=0) >= self._context_length:
             in_flight = EMPTY_TREE
         advance = Advance(self._advance, self._base, new, in_flight, budget)
         lane.send(write_advance(lane.sequence, advance))
 
     def _possible(self, budget: Budget) -> Budget:
-        """Not every draft grows ahead, or proposes siblings."""
+        """The part of ``budget`` that this draft supports: not every draft grows ahead or proposes siblings."""
         able = self._replica is not None and self._replica.can(frozenset({AHEAD}))
         wide = self._replica is not None and self._replica.can(frozenset({SIBLINGS}))
         ahead, siblings = budget.max_ahead if able else 0, budget.max_siblings if wide else 0
         return dataclasses.replace(budget, max_ahead=ahead, max_siblings=siblings)
 
     async def growth(self, sequence: Sequence) -> Growth | None:
-        """The next growth. None: the draft was lost, or owes its answer for longer than it is worth.
+        """The next growth. None: the draft was lost, or the draft deadline has passed.
 
-        A chain that is verified against its distribution is awaited as long as the draft lives: to drop it for its
-        lateness would bias the output.
+        Under token and block verification there is no deadline while the draft lives: dropping a chain because it is
+        late would bias the output.
         """
         if self._lane is None:
             return None
@@ -166,7 +165,7 @@ class DraftClient:
         return growth
 
     def arrived(self) -> Iterator[Growth]:
-        """Growths that came without being waited for."""
+        """Growths that have arrived, without waiting."""
         while self._lane is not None and self._lane.arrived:
             try:
                 growth: Growth = self._lane.take()
@@ -185,31 +184,31 @@ class DraftClient:
         self._pause_s, self._num_lost = _FIRST_PAUSE_S, 0
         asked, self._asked = self._asked, None
         if asked is None or growth.advance != asked.advance or not num_nodes:
-            return  # what is asked of it later may be answered instead
+            return  # this growth may answer a later request
         took_s = max(0.0, lane.heard - asked.at)
         if self._replica is not None and not asked.takes_in:
-            # Drafts are compared, of which one may be asked for more.
+            # Drafts are compared by the time of one node, since one may be asked for more nodes than another.
             self._replica.observe(self._costs.draft_of_one_s(num_nodes, took_s))
         if growth.end in (None, GrowthEnd.BUDGET) and asked.num_new:
             self._costs.drafted(asked.num_new, took_s, asked.takes_in)
 
     def _lose(self, error: SpecdecError) -> None:
-        """The lane has ended. Who refused the text would take in all of it again, only to refuse it once more; and it
-        may be the text that fails its drafts."""
+        """The lane has ended. Pause drafting if the draft refused the text, or if losses in a row suggest that the text
+        makes its drafts fail."""
         self._lane = None
         if isinstance(error, ReplicaLost):
             self._num_lost += self._asked is not None and not isinstance(error, Draining)
-            if self._num_lost < _MOST_LOST:
+            if self._num_lost < _MAX_LOST:
                 return
         self._pause(max(self._pause_s, error.retry_after_s if isinstance(error, Overloaded) else 0.0))
 
     def _pause(self, seconds: float) -> None:
-        """Do without, and longer the next time."""
+        """Pause drafting for ``seconds``, and for twice as long the next time."""
         self._paused_until = time.monotonic() + seconds
         self._pause_s *= 2
 
     def _late(self) -> None:
-        """This round does without; the answer may still count in the next."""
+        """The draft deadline has passed: this round has no draft. The answer may still serve the next round."""
         now = time.monotonic()
         if self._replica is not None:
             self._replica.tally.num_late += 1
@@ -223,7 +222,7 @@ class DraftClient:
 
     @property
     def tally(self) -> Tally | None:
-        """Of the replica that it has now, or had last."""
+        """The tally of the present or last replica."""
         return self._replica.tally if self._replica is not None else None
 
     @property
@@ -232,7 +231,7 @@ class DraftClient:
         return self._advance
 
     def eject(self, reason: str) -> None:
-        """This draft breaks the contract: use another."""
+        """The draft broke the contract: eject its replica, and use another."""
         self.park()
         if self._replica is not None:
             self._replica.eject(reason)

@@ -1,7 +1,7 @@
-"""Where the next tree comes from: the speculation trie of one sequence, and the draft that makes it grow.
+"""The source of the next tree: the speculation trie of one sequence, and the draft that grows it.
 
-Knows which nodes still count; refuses to know how they were proposed or verified. The trie is a TokenTree that
-hangs from the last committed token. Nodes count while their path from there matches what is committed.
+Knows which nodes still count; does not know how they were proposed or verified. The trie is a TokenTree that
+hangs from the last committed token. Nodes count while their path from there matches the committed tokens.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from specdec.core.rounds import Budget, Growth
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.speculation.acceptance import AcceptanceModel
 
-_MOST_EARLY = 256
-"""Nodes of a round that is sent early, which the target has to look at between two passes."""
+_MAX_EARLY_NODES = 256
+"""Nodes of an early round at most: the target has to walk them between two passes."""
 
 
 class Speculation:
-    """No draft, a late one or a hostile one is an empty tree.
+    """The speculation of one sequence. A missing, late or hostile draft is an empty tree.
 
-    While the target verifies, the draft may grow ``max_ahead`` nodes more: below what is in flight, and at its
-    likeliest corrections. After a verdict that was foreseen the next tree is there, and nobody waits for the draft.
-    ``max_siblings`` runners-up are verified beside each node of a chain that is waited for. Where the plan says that it
-    pays, its guess is verified instead.
+    While the target verifies, the draft may grow ``max_ahead`` nodes more: below the nodes in flight, and at the
+    likeliest corrections. After a speculation hit the next tree is there, and the round does not wait for the draft.
+    ``max_siblings`` runners-up are verified beside each node of a chain that the round waits for. If the plan says so,
+    a prompt-lookup proposal is verified instead.
     """
 
     def __init__(
@@ -46,34 +46,34 @@ class Speculation:
         self._clock = clock
         self._trie = EMPTY_TREE
         self._guess = NO_GUESS  # of the plan
-        self._guessed: Rival | None = None  # what it is preferred to
-        self._foreseen: bool | None = None
+        self._guessed: Rival | None = None  # what the guess replaces; None: it is not used
+        self._foreseen: bool | None = None  # see Proposal
         self._was_there = False
         self._num_received = 0
-        self._base = 0  # where the trie hangs
-        self._num_nodes = 0  # to be verified next, at most
-        self._num_wanted = 0  # of them, so many are waited for
-        self._granted = 0  # no draft was ever asked for a token at this position, or behind it
-        self._growing = False
+        self._base = 0  # position at which the trie hangs
+        self._num_nodes = 0  # to verify next, at most
+        self._num_wanted = 0  # nodes that the round waits for
+        self._granted = 0  # end of the positions for which tokens were ever requested
+        self._growing = False  # requested nodes are still to come
         self._plan = RoundPlan(Budget())
-        self._num_flying = 0  # nodes that are verified now: the first ones of the trie
-        self._under_way: TokenTree | None = None
+        self._num_in_flight = 0  # nodes being verified: the first ones of the trie
+        self._under_way: TokenTree | None = None  # the tree of an early round, which is verified next
 
     def advance(self, sequence: Sequence, plan: RoundPlan, under_way: TokenTree | None = None) -> None:
-        """Re-root the trie at what was committed, and let the draft grow it as planned. ``under_way``: what is verified
-        next, as it was sent early; only what comes after it is still to be planned."""
+        """Re-root the trie at the end of the committed text, and let the draft grow it as planned. ``under_way``: the
+        tree of an early round, which is verified next; the plan is then for the growth after it."""
         self._reroot(sequence)
         self._plan, self._under_way = plan, under_way
         self._guess, self._guessed, self._foreseen, self._growing = plan.guess, None, None, False
         guess = self._instead_of(Rival.TREE if self._trie else Rival.WAIT)
-        budget, num_flying = plan.budget, plan.budget.max_depth
+        budget, max_depth = plan.budget, plan.budget.max_depth
         if self._under_way is not None:
             budget = dataclasses.replace(budget, max_nodes=0)
         self._num_nodes = self._num_wanted = budget.max_nodes
-        grows_ahead = self._max_ahead > 0 and sequence.keyed_by_token and num_flying > 0
+        grows_ahead = self._max_ahead > 0 and sequence.keyed_by_token and max_depth > 0
         asks = grows_ahead or budget.max_nodes > 0
         if guess:
-            asks = grows_ahead and plan.guess.in_doubt  # else the draft will hardly be needed around it
+            asks = grows_ahead and plan.guess.in_doubt  # a guess that is not in doubt hardly needs the draft around it
         if not asks:
             self._draft.catch_up(sequence)
             return
@@ -84,8 +84,8 @@ class Speculation:
             elif not plan.soon:
                 in_flight = guess or self._worthwhile(self._trie)
             self._trie = in_flight.merge(self._trie)
-            # Below the last node in flight, as many again; the last token of all comes from the target.
-            depth = min(max(len(in_flight), num_flying) + num_flying + 1, sequence.remaining - 1)
+            # Below the last node in flight, as many nodes again; the last token of the output comes from the target.
+            depth = min(max(len(in_flight), max_depth) + max_depth + 1, sequence.remaining - 1)
             max_nodes = 0 if in_flight else budget.max_nodes
             budget = dataclasses.replace(budget, max_nodes=max_nodes, max_depth=depth, max_ahead=self._max_ahead)
             self._num_nodes = len(in_flight) or self._num_nodes
@@ -96,12 +96,12 @@ class Speculation:
         num_there = 0 if in_flight else max(self._trie.depths, default=-1) + 1
         asked = self._draft.advance(sequence, budget, in_flight, num_there)
         self._growing = asked and budget.max_nodes > 0
-        # Others always wait, which says nothing of these.
+        # Hits are counted for sequences that can hit: token and block verification always wait.
         if asked and self._draft.num_advances and not (guess or plan.soon) and sequence.keyed_by_token:
             self._foreseen = bool(in_flight)
 
     def _worthwhile(self, tree: TokenTree) -> TokenTree:
-        """What is verified of a tree that is there."""
+        """The part of an arrived tree that is verified."""
         if not self._plan.rounds:
             return self._chances.best(tree, self._plan.budget.max_depth)
         return self._chances.most_per_second(tree, self._plan.rounds)
@@ -109,10 +109,10 @@ class Speculation:
     def _early(self, sequence: Sequence) -> tuple[TokenTree, int]:
         """See orchestrator.rounds.Early."""
         self._take_arrived(sequence)
-        nodes = self._chances.likeliest(self._trie)[:_MOST_EARLY]
-        new = next((node for node in nodes if node >= self._num_flying), None)
-        # The round may well be the last.
-        if new is None or self._num_flying + 1 >= sequence.remaining:
+        nodes = self._chances.likeliest(self._trie)[:_MAX_EARLY_NODES]
+        new = next((node for node in nodes if node >= self._num_in_flight), None)
+        # No early round if no new node has arrived, or if this round may be the last one.
+        if new is None or self._num_in_flight + 1 >= sequence.remaining:
             return EMPTY_TREE, 0
         most = len(self._worthwhile(self._trie.below(new)[0])) or self._plan.budget.max_depth
         return self._trie.part(nodes), most
@@ -128,16 +128,16 @@ class Speculation:
         self._was_there = bool(self._trie)
 
     def _instead_of(self, rival: Rival) -> TokenTree:
-        """The guess, if it is to be verified instead; else nothing."""
+        """The plan's guess if it is to be verified instead of ``rival``, else an empty tree."""
         if not self._guess.tree or rival > self._guess.beats or self._under_way is not None:
             return EMPTY_TREE
         self._guessed = rival
         return self._guess.tree
 
     async def next(self, sequence: Sequence) -> Proposal:
-        """What to verify: up to max_nodes draft tokens below the last committed token."""
+        """The next tree to verify: up to max_nodes draft tokens below the last committed token."""
         if not sequence.num_committed:
-            return Proposal()  # the target's prefill gives the first token; the draft's runs beside it
+            return Proposal()  # the target's prefill gives the first token, while the draft makes its own prefill
         waited_s = await self._wait(sequence) if self._growing else None
         if self._under_way is not None:
             tree = self._under_way
@@ -146,19 +146,19 @@ class Speculation:
             tree = tree or self._instead_of(Rival.NOTHING)
         early = None
         if self._plan.early and self._max_ahead and sequence.keyed_by_token and self._guessed is None:
-            self._num_flying = len(tree)
+            self._num_in_flight = len(tree)
             early = partial(self._early, sequence)
         num_received, self._num_received = self._num_received, 0
         return Proposal(tree, self._guessed, self._foreseen, self._was_there, num_received, waited_s, early)
 
     async def _wait(self, sequence: Sequence) -> float:
-        """Until what was asked for is there, or will not be; seconds."""
+        """Wait until the requested nodes have arrived or are given up. Returns seconds."""
         started = self._clock()
         while self._growing:
             growth = await self._draft.growth(sequence)
             if growth is None:
                 self._growing = False
-                # Half a chain would be a proposal cut for its lateness.
+                # Half a chain would be a proposal cut because it is late, which would bias the output.
                 if not sequence.keyed_by_token:
                     self._trie = EMPTY_TREE
             else:
@@ -169,24 +169,24 @@ class Speculation:
         if growth.advance == self._draft.num_advances and (growth.end or len(growth.tree) >= self._num_wanted):
             self._growing = False
         if not growth.tree:
-            return None  # such as the answer to what a draft of which nothing was asked is told
+            return None  # for example the answer to an advance that requested nothing
         if not sequence.num_prompt_tokens <= growth.base <= self._base:
             return self._refuse(f"a growth from base {growth.base} at base {self._base}")
         end = growth.base + len(growth.path) + max(growth.tree.depths) + 1
         if end > self._granted:
-            return self._refuse(f"a growth to position {end} where {self._granted} was asked for")
+            return self._refuse(f"a growth to position {end}, {self._granted} was requested")
         keyed = sequence.keyed_by_token
         if not keyed and growth.base != self._base:
             return None  # the answer to an older advance
         grown = growth.tree.under(growth.path) if growth.path else growth.tree
         if keyed and grown.draft_probs:
-            # Nobody asked for distributions, and the target refuses them in a tree that branches.
+            # Distributions were not requested, and the target refuses them in a tree that branches.
             grown = TokenTree(grown.token_ids, grown.parents)
         grown = grown.descend(sequence.ids[growth.base : self._base])
         trie = self._trie.merge(grown)
         if not keyed and not (trie.is_chain and len(trie) <= self._num_nodes):
-            return self._refuse("growths that are not the chain that was asked for")
-        # What was decided otherwise before it came, came all the same.
+            return self._refuse("growths that are not the requested chain")
+        # Nodes that the verdict has made obsolete count as received, too.
         self._num_received += len(trie) - len(self._trie) if grown else len(growth.tree)
         self._trie = trie
         return None

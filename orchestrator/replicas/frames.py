@@ -58,7 +58,7 @@ class DraftFrames:
 def chunked(
     spec: SequenceSpec, digest: str, traceparent: str, make: Callable[[common_pb2.SequenceSpec, bool], Any]
 ) -> Iterator[Any]:
-    """The open entries of a spec: the first carries everything, all of them a part of the ids."""
+    """The open entries of a spec: each carries a part of the ids, the first also everything else."""
     ids = spec.token_ids
     for start in range(0, len(ids), wire.IDS_PER_OPEN):
         first = dataclasses.replace(spec, token_ids=())

@@ -1,7 +1,7 @@
 """The orchestrator's end of one stream to a replica, shared by all sequences there.
 
-Knows frames, lanes and silence; refuses to know what entries mean, and what happens to a sequence that loses its
-lane. What sequences send between two writes goes out as one frame.
+Knows frames, lanes and the watchdog; does not know the meaning of entries, and the recovery of a sequence that loses
+its lane. All entries between two writes go out as one frame.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from specdec.transport.rpc import error_of
 from specdec.transport.wire import read_load
 
 _IDS_PER_FRAME = 1 << 16
-"""Of opens. A frame of them is far below what a message may have."""
+"""Ids of opens per frame: far less than a message may have."""
 
 _MANY_IDS, _MANY_IDS_S = 1 << 13, 10.0
-"""So long after a frame with so many what was written may still be on its way."""
+"""A frame with this many ids may be in transit for this long."""
 
 
 class Frames(Protocol):
-    """A service's frames, seen from the caller. ``names``: four times a second it names all who wait."""
+    """A service's frames, seen from the caller. ``names``: the service names all waiting sequences every 250 ms."""
 
     names: bool
 
     def frame(self, opens: list[Any], entries: list[Any], closes: list[int]) -> Any: ...
 
     def results(self, response: Any) -> Iterable[tuple[int, Any]]:
-        """(sequence, result or SpecdecError) of a response frame. Raises InvalidArgument if it is malformed."""
+        """(sequence, result or SpecdecError) pairs of a response frame. Raises InvalidArgument if it is malformed."""
 
     def named(self, response: Any) -> Iterable[int]:
-        """Sequences of which it says that they are not forgotten."""
+        """The waiting sequences that the frame names."""
 
 
 class Lane:
-    """One sequence on a link. One at a time receives."""
+    """One sequence on a link. Only one task at a time may receive."""
 
     def __init__(self, link: Link, sequence: int) -> None:
         self.sequence = sequence
         self._link = link
         self._inbox: deque[tuple[float, Any]] = deque()  # with the time of arrival
-        self._arrival: asyncio.Future[None] | None = None  # of the next result, while somebody waits for it
+        self._arrival: asyncio.Future[None] | None = None  # of the next result, while a task waits for it
         self._closed = False
-        self.heard = 0.0  # when the result that was taken last came; monotonic clock
+        self.heard = 0.0  # arrival time of the result taken last; monotonic clock
         self.known: float | None = None
-        """When the replica last showed that it knows what was asked, or that was written. None: it is not written yet,
-        or was an open, which may take its time."""
+        """When the last entry was written, or the replica last showed that it has this entry. None: the entry is not
+        written yet, or is an open, which may take long."""
 
     @property
     def waiting(self) -> bool:
@@ -61,7 +61,7 @@ class Lane:
 
     @property
     def lost(self) -> bool:
-        """The whole stream has ended."""
+        """Whether the whole stream has ended."""
         return self._link.lost
 
     def open(self, messages: Iterable[Any]) -> None:
@@ -73,7 +73,7 @@ class Lane:
 
     @property
     def arrived(self) -> bool:
-        """The next result is here."""
+        """Whether the next result has arrived."""
         return bool(self._inbox)
 
     async def receive(self, patience_s: float | None = None) -> Any:
@@ -83,7 +83,7 @@ class Lane:
         return self.take()
 
     async def arrives(self, within_s: float) -> bool:
-        """Whether the next result is here, or comes so soon."""
+        """Whether the next result has arrived, or arrives within ``within_s``."""
         if not self._inbox and within_s > 0:
             with suppress(TimeoutError):
                 await self._arrive(within_s)
@@ -100,7 +100,7 @@ class Lane:
     async def _arrive(self, patience_s: float | None) -> None:
         loop = asyncio.get_running_loop()
         self._arrival = arrival = loop.create_future()
-        # Neither a queue nor asyncio.timeout: this is waited for twice a round.
+        # Faster than a queue with asyncio.timeout: every round waits here twice.
         timer = loop.call_later(patience_s, _expire, arrival) if patience_s is not None else None
         try:
             await arrival
@@ -128,7 +128,7 @@ def _expire(arrival: asyncio.Future[None]) -> None:
 
 
 class Link:
-    """An open stream. ``run`` carries it until it ends; then every lane gets ReplicaLost."""
+    """An open stream. ``run`` carries it until it ends; every lane then gets the error, a SpecdecError."""
 
     def __init__(self, method: Callable[[], Any], frames: Frames, watchdog_s: float, stuck_after_s: float) -> None:
         self._method = method
@@ -145,9 +145,9 @@ class Link:
         self._many_ids_until = 0.0
         self._slowest_pass_s = 0.0
         self.load = Load()
-        self.spoke = False  # anything came
+        self.spoke = False  # a response has arrived
         self._lost: SpecdecError | None = None
-        self.draining = False  # the replica goes away in good order: no new sequences
+        self.draining = False  # the replica takes no new sequences
 
     @property
     def num_lanes(self) -> int:
@@ -179,14 +179,14 @@ class Link:
             self._wake.set()
 
     async def run(self) -> None:
-        """Carry the stream until it ends. Raises the SpecdecError it ended with."""
+        """Carry the stream until it ends. Raises the SpecdecError that ended it."""
         call = self._method()
         reader = asyncio.create_task(self._read(call))
         tasks = {reader, asyncio.create_task(self._write(call)), asyncio.create_task(self._watch())}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if reader not in done:
-                # A write to a stream that the server ended raises InvalidStateError; the read knows the status.
+                # A write to a stream that the server ended raises InvalidStateError; the read gets the status.
                 done, _ = await asyncio.wait({reader}, timeout=0.1)
             self._lost = _why([*done, *(task for task in tasks if task.done())])
             raise self._lost
@@ -194,7 +194,7 @@ class Link:
             self._lost = self._lost or ReplicaLost("the stream was closed")
             for task in tasks:
                 task.cancel()
-            # A call that is merely dropped is never collected.
+            # A call that is dropped without cancel is never garbage-collected.
             call.cancel()
             for lane in list(self._lanes.values()):
                 lane.put(self._lost)
@@ -221,8 +221,8 @@ class Link:
                     lane.known = now
 
     def _next_frame(self) -> tuple[Any, list[int]]:
-        """All there is to say, but of opens only so much that a long prompt delays nobody else. And whose entries are
-        in it."""
+        """The next frame, and the sequences with entries in it. It has all entries and closes, but only a part of the
+        opens, so that a long prompt does not delay other sequences."""
         opens, num_ids = [], 0
         while self._opens and num_ids < _IDS_PER_FRAME:
             opens.append(self._opens.popleft())
@@ -236,20 +236,20 @@ class Link:
         return self._frames.frame(opens, entries, closes), [message.sequence for message in entries]
 
     async def _watch(self) -> None:
-        """While somebody waits, a living replica is heard four times a second, also of those who wait, and its counter
-        of passes moves.
+        """The watchdog. Raises WatchdogFired if, while a lane waits, heartbeats are missing, or do not name a waiting
+        sequence, or the replica's pass counter stands still.
 
-        Never a matter of how long an answer takes: a long prefill is many passes.
+        The time of an answer does not matter: a long prefill takes many passes.
         """
         looked = time.monotonic()
-        # A silent replica is to have been left within watchdog_s: looked at in time, and three heartbeats missed.
+        # 0.75 + 1/16 of watchdog_s: a silent replica is given up within watchdog_s, after three missed heartbeats.
         every_s = self._watchdog_s / 16
         silence_s = 0.75 * self._watchdog_s
         while True:
             await asyncio.sleep(every_s)
             now = time.monotonic()
             if not self._waited_for or now - looked > self._watchdog_s / 2:
-                # Nobody waits, or it was this process that stood still.
+                # No lane waits, or this process itself stood still.
                 self._heard = self._moved = now
                 for lane in self._lanes.values():
                     lane.known = lane.known and now
@@ -259,7 +259,7 @@ class Link:
             if self._frames.names and now > self._many_ids_until:
                 known = [each.known for each in self._lanes.values() if each.waiting and each.known is not None]
                 if known and now - min(known) > silence_s:
-                    # It goes on with what it was told before: the way to it is cut, not that from it.
+                    # The replica still sends: the connection is cut in one direction, towards the replica.
                     raise WatchdogFired(f"the replica does not know what it was told {now - min(known):.1f} s ago")
             if now - self._moved > max(self._stuck_after_s, 5 * self._slowest_pass_s):
                 raise WatchdogFired(f"the replica made no pass for {now - self._moved:.1f} s", stood_still=True)
@@ -269,7 +269,7 @@ class Link:
         return any(lane.waiting for lane in self._lanes.values())
 
     def observe_pass(self, pass_s: float) -> None:
-        """A pass took so long. What is remembered is about the slowest of the last hundred."""
+        """A pass took this long. Remembers about the slowest of the last hundred."""
         self._slowest_pass_s = max(pass_s, 0.99 * self._slowest_pass_s)
 
     def _dispatch(self, response: Any) -> None:
@@ -288,7 +288,7 @@ class Link:
 
 
 class WatchdogFired(ReplicaLost):
-    """A replica that is silent, or ``stood_still``: it speaks but makes no pass. A request may have done that to it."""
+    """The replica is silent, or ``stood_still``: it sends but makes no pass, which a request may have caused."""
 
     def __init__(self, message: str, stood_still: bool = False) -> None:
         super().__init__(message)
@@ -296,18 +296,18 @@ class WatchdogFired(ReplicaLost):
 
 
 class HostileReplica(ReplicaLost):
-    """A replica that breaks the contract."""
+    """The replica broke the contract."""
 
 
 def _why(tasks: Iterable[asyncio.Task[None]]) -> SpecdecError:
-    """The error that the first of these ended tasks stands for."""
+    """The error of the first of these ended tasks that has one."""
     for task in tasks:
         error = task.exception()
         if isinstance(error, SpecdecError):
             return error
         if isinstance(error, grpc.aio.AioRpcError):
             reason = error_of(error)
-            # Whatever ended the stream of all is no client's affair: their sequences go elsewhere.
+            # The status of the stream is not for clients: their sequences are replayed elsewhere.
             if isinstance(reason, PermissionDenied):
                 return HostileReplica(f"it refuses this orchestrator: {reason}")
             return reason if isinstance(reason, ReplicaLost) else ReplicaLost(f"the stream ended: {reason}")

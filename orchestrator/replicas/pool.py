@@ -1,6 +1,6 @@
-"""The replicas of one role: found by name, picked by how busy and fast they are, set aside when they are not.
+"""The replicas of one role: found by DNS name, picked by load and latency, ejected if they are slow.
 
-Knows endpoints; refuses to know connections (orchestrator.replicas.replica) and what sequences do there.
+Knows endpoints; does not know connections (orchestrator.replicas.replica) and sequences.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ log = logging.getLogger(__name__)
 
 _COMPARE_EVERY_S = 1.0
 _SLOW_FACTOR, _SLOW_MARGIN_S = 3.0, 0.03
-"""A replica is slow if it takes so many times, and so much more, than the fastest."""
+"""A replica is slow if its latency exceeds the fastest one's by this factor and by this margin."""
 
-_AS_BUSY = 2
-"""Of those that had at least its sequences, divided by this."""
+_LOAD_RATIO = 2
+"""A replica is compared only with those that had at least its number of sequences divided by this."""
 
 
 class Pool:
     """``async with`` finds all endpoints of ``addresses`` (host:port) and keeps them connected. ``changed`` is called
-    whenever one of them became usable or ceased to be."""
+    whenever an endpoint becomes usable or unusable."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class Pool:
         self.replicas: list[Replica] = []
         self.unresolved: dict[str, str] = {}  # address -> why
         self.waiting_for_room: set[object] = set()
-        """Whoever was refused by a replica that is full, and comes back."""
+        """Clients of sequences that a full replica refused, and that retry."""
         self.replays = ReplayGate(lambda: sum(replica.ready for replica in self.replicas))
         self._role = role
         self._addresses = addresses
         self._resolve_every_s = resolve_every_s
         self._endpoints: dict[str, set[str]] = {}  # of each address, as last resolved
         self._changed = asyncio.Event()
-        self._tell = changed
+        self._on_change = changed
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
         self._upkeep: list[asyncio.Task[None]] = []
         self._random = random.Random()
@@ -65,21 +65,21 @@ class Pool:
 
     @property
     def info(self) -> ModelInfo | None:
-        """The model of the replicas that can be used now."""
+        """The model of the replicas that are ready now; None: none is."""
         return next((replica.info for replica in self.replicas if replica.ready), None)
 
     @property
     def info_in_use(self) -> ModelInfo | None:
-        """The same, also while none of them takes new sequences."""
+        """The model of the replicas in use, also while none of them takes new sequences."""
         return next((replica.info for replica in self.replicas if replica.in_use), None)
 
     def pick(
         self, avoid: Replica | None = None, needs: frozenset[str] = frozenset(), num_tokens: int = 0
     ) -> Replica | None:
-        """Of two that can be used, drawn at random, the better one: all of them, yet none is overrun.
+        """The better of two ready replicas drawn at random, so that all are used and none is overrun.
 
-        ``avoid`` only if there is no other; who lacks one of the capabilities ``needs`` never; whose KV cache is too
-        small for ``num_tokens`` only if nobody is known with a larger one, who may come back.
+        ``avoid`` is picked only if there is no other; a replica without the capabilities ``needs`` never. One with a KV
+        cache too small for ``num_tokens`` is picked only if no replica with a larger one is known, ready or not.
         """
         able = [replica for replica in self.replicas if replica.can(needs)]
         ready = [replica for replica in able if replica.ready and replica.fits(num_tokens)]
@@ -95,7 +95,7 @@ class Pool:
     async def wait_for_one(
         self, timeout_s: float, avoid: Replica | None = None, needs: frozenset[str] = frozenset(), num_tokens: int = 0
     ) -> Replica:
-        """As ``pick``, but waits. Raises ReplicaLost, saying what is wrong with each, after ``timeout_s``."""
+        """Like ``pick``, but waits. After ``timeout_s`` raises ReplicaLost, with the problem of each replica."""
         try:
             async with asyncio.timeout(timeout_s):
                 while (replica := self.pick(avoid, needs, num_tokens)) is None:
@@ -116,7 +116,7 @@ class Pool:
             await self._resolve()
 
     async def _resolve(self) -> None:
-        """Find new endpoints; forget those that are gone from their name and cannot be reached either."""
+        """Find new endpoints; forget those that are gone from their name and are not connected."""
         for address in self._addresses:
             host, _, port = address.rpartition(":")
             try:
@@ -124,12 +124,12 @@ class Pool:
                     host.strip("[]"), int(port), type=socket.SOCK_STREAM
                 )
             except OSError as error:
-                # A name service that is down must not take working replicas with it.
+                # Working replicas must survive a failure of the name service.
                 self.unresolved[address] = f"the name cannot be resolved: {error}"
                 continue
             self.unresolved.pop(address, None)
             families = {family for family, *_ in found}
-            # localhost has two addresses, and a service listens on one of them.
+            # localhost has an IPv4 and an IPv6 address, and a service listens on one of them.
             family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
             self._endpoints[address] = {_joined(where) for fam, _, _, _, where in found if fam == family}
         wanted = {endpoint: None for endpoints in self._endpoints.values() for endpoint in sorted(endpoints)}
@@ -149,10 +149,10 @@ class Pool:
     def _wake(self) -> None:
         self._changed.set()
         self.replays.changed()
-        self._tell()
+        self._on_change()
 
     async def _keep_comparing(self) -> None:
-        """Set aside whoever is much slower than the fastest twice in a row, as long as somebody is left."""
+        """Eject replicas that are much slower than the fastest one in two comparisons in a row."""
         slow: dict[Replica, str] = {}
         known: dict[Replica, int] = {}
         while True:
@@ -160,21 +160,21 @@ class Pool:
             before, slow = slow, self._slow(known)
             known = {replica: replica.num_observed for replica in self.replicas}
             for replica, why in slow.items():
-                if replica in before:  # once may be a machine that is busy with something else
+                if replica in before:  # a single slow comparison may come from other work on that machine
                     replica.eject(why)
 
     def _slow(self, known: Mapping[Replica, int]) -> dict[Replica, str]:
-        """Who is, and why, of those that answered since so many of their answers were ``known``."""
+        """The slow replicas, with the reason, of those with more answers than in ``known``."""
         timed = [(r.latency_s, r) for r in self.replicas if r.ready and r.latency_s is not None]
         slow = {}
         for latency, replica in timed:
             if replica.num_observed == known.get(replica, 0):
                 continue
-            # Whose rounds are short because little was to be done there is no measure of one that is busy.
-            busy = replica.usual_sequences / _AS_BUSY
+            # A replica with few sequences has short rounds, and is no measure for a busy one.
+            busy = replica.usual_sequences / _LOAD_RATIO
             fastest = min(other_s for other_s, other in timed if other.usual_sequences >= busy)
             if latency > max(_SLOW_FACTOR * fastest, fastest + _SLOW_MARGIN_S):
-                slow[replica] = f"{latency * 1e3:.0f} ms a round where another takes {fastest * 1e3:.0f}"
+                slow[replica] = f"{latency * 1e3:.0f} ms a round, another takes {fastest * 1e3:.0f}"
         return slow
 
 

@@ -1,9 +1,9 @@
-"""Replays in good order: oldest request first, a few at a time per replica.
+"""The order of replays: oldest request first, a few at a time per replica.
 
-When a target dies, all its sequences want to prefill elsewhere at once; let in together, they would stand in the way
-of each other and of everyone who was there already. Suspects, who waited for the replica that failed, go one at a
-time: if it was one of them that made it fail, the next failure tells which. A batch would not: its crash is the second
-one already, and to tell the guilty one takes a third. Knows order and number; refuses to know sequences.
+When a target dies, all its sequences need a prefill elsewhere at once. Together they would delay each other and all
+sequences that are already there. Suspects (sequences that waited for the replica when it failed) replay one at a time:
+if one of them caused the failure, the next failure tells which. A batch of suspects would crash a second replica, and
+finding the cause would take a third. Knows order and number; does not know sequences.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ PER_REPLICA = 4
 
 
 class ReplayGate:
-    """``num_replicas()`` is how many can take replays now; ``changed`` says that it may have grown."""
+    """``num_replicas()``: replicas that can take replays now. Call ``changed`` when their number may have grown."""
 
     def __init__(self, num_replicas: Callable[[], int]) -> None:
         self._num_replicas = num_replicas
-        self._inside = {False: 0, True: 0}  # by whether they are suspects
+        self._inside = {False: 0, True: 0}  # number of replays, by suspect
         self._waiting: dict[bool, list[tuple[float, int, asyncio.Future[None]]]] = {False: [], True: []}
         self._order = itertools.count()
 
     @asynccontextmanager
     async def turn(self, arrived: float, suspect: bool = False) -> AsyncIterator[None]:
-        """Wait for a turn; the smaller ``arrived`` (any clock), the sooner."""
+        """Wait for a turn. A smaller ``arrived`` (any clock) comes first."""
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting[suspect], (arrived, next(self._order), admitted))
         self.changed()
@@ -44,7 +44,7 @@ class ReplayGate:
             self._leave(suspect)
 
     def changed(self) -> None:
-        """Let in as many as there is room for."""
+        """Admit as many replays as there is room for."""
         room = PER_REPLICA * max(1, self._num_replicas())
         while sum(self._inside.values()) < room:
             heads = [

@@ -1,6 +1,6 @@
-"""One endpoint of a model service: connected, compared, watched, and carried until it is lost; then again.
+"""One endpoint of a model service: connects, checks the model, and carries the stream until it is lost; then again.
 
-Knows the endpoint's health, speed and fate; refuses to know its neighbours (orchestrator.replicas.pool) and sequences.
+Knows the endpoint's health, latency and process; does not know its neighbours (orchestrator.replicas.pool).
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ _PROOF_ANSWERS = 64
 _LONGEST_EJECTION_S = 300.0
 _SMOOTHING = 0.1
 _LOSSES = ("DRAINING", "REPLICA_LOST", "SET_ASIDE", "WATCHDOG_FIRED")
-_SHORT_S = 5.0
-"""A stream that ends so soon makes its replica unproven, like one that stood still: it must not draw all again."""
+_SHORT_STREAM_S = 5.0
+"""A stream that ends this early puts its replica on probation, so that not all sequences return to it at once."""
 _LONGEST_PAUSE_S = 1.0
-"""After streams that ended before anything was heard, before there is another."""
+"""Between streams that end before any response."""
 _UNKNOWN_LATENCY_S = 0.001
-"""Of a replica that has answered nothing yet: small, so that it is tried, but among such the less busy goes first."""
+"""Assumed before the first answer. It is small so that a new replica is tried, the least busy one first."""
 
 
 class _NoConnection(ReplicaLost):
-    """The two ends do not agree on TLS, which does not mend itself."""
+    """The two ends do not agree on TLS. A retry does not help."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What one replica of the draft was good for, since the endpoint was found: totals, added to once per round.
+    """The totals of one draft replica since the endpoint was found, updated once per round.
 
-    A round counts for the replica that its sequence has when it ends.
+    A round counts for the replica that its sequence has at the end of the round.
     """
 
     num_rounds: int = 0  # with draft tokens
     num_draft_tokens: int = 0  # verified
     num_accepted_tokens: int = 0
-    num_late: int = 0  # rounds that gave up waiting
+    num_late: int = 0  # rounds past the draft deadline
     wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What differs between targets and drafts, seen from here."""
+    """The differences between targets and drafts for this module."""
 
     name: str
     connect: Callable[[grpc.aio.Channel, ModelInfo], Link]
@@ -73,7 +73,7 @@ class Role:
 
 
 class Replica:
-    """``link`` is there while the endpoint can be used; otherwise ``problem`` says why not."""
+    """One endpoint. ``link`` is set while it is connected; otherwise ``problem`` says why it is not."""
 
     def __init__(self, address: str, role: Role) -> None:
         self.address = address
@@ -82,34 +82,34 @@ class Replica:
         self.link: Link | None = None
         self.problem = "not reached yet"
         self.latency_s: float | None = None  # of a round or an advance, as its callers see it; smoothed
-        self.num_observed = 0  # answers that tell of it
-        self.usual_sequences = 0.0  # that were there meanwhile; smoothed alike
-        self.losses = Counter(dict.fromkeys(_LOSSES, 0))  # by reason; zeros, so that a first one is seen
-        self.num_kv_slots = 0  # of the model that is, or was last, at this address; 0: nobody said
-        self.num_refused = 0  # opens, for want of room; counted again whenever one comes back
-        self.tally = Tally()  # if it is a draft
+        self.num_observed = 0  # answers in ``latency_s``
+        self.usual_sequences = 0.0  # live sequences during these answers; smoothed in the same way
+        self.losses = Counter(dict.fromkeys(_LOSSES, 0))  # by reason; zeros, so that metrics show the first loss
+        self.num_kv_slots = 0  # of the present or last model at this address; 0: not known
+        self.num_refused = 0  # opens refused because the replica was full; each retry counts
+        self.tally = Tally()  # used for drafts only
         self._serving = True
         self._ejected = asyncio.Event()
         self._ejection_s = _FIRST_EJECTION_S
-        self._on_probation = 0  # answers that it owes before it is trusted again
-        self._num_silent = 0  # streams in a row that ended before anything was heard
+        self._on_probation = 0  # answers that are missing before it is trusted again
+        self._num_silent = 0  # streams in a row that ended before any response
         self._dead: set[str] = set()  # instances that are known to have ended
-        self._left: set[str] = set()  # instances that said that they were going away: those did not crash
-        self._fate_known = asyncio.Event()
+        self._left: set[str] = set()  # instances that announced their end (draining): those did not crash
+        self._fate_known = asyncio.Event()  # set when a connection attempt shows whether the process is alive
 
     @property
     def in_use(self) -> bool:
-        """Connected, and not about to go away: sequences are there, or will be."""
+        """Connected and not draining: it has sequences, or will get some."""
         return self.link is not None and not self.link.lost and not self.link.draining
 
     @property
     def ready(self) -> bool:
-        """For new sequences."""
+        """Usable for new sequences."""
         return self.in_use and self._serving and not self._ejected.is_set()
 
     @property
     def why_not(self) -> str:
-        """It is not ready; empty if it is."""
+        """Why it is not ready; empty if it is ready."""
         if self.problem or self.link is None:
             return self.problem
         if self.link.lost:
@@ -123,20 +123,20 @@ class Replica:
         return not needs or (self.info is not None and needs.issubset(self.info.capabilities))
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether its KV cache can hold so many, as far as is known; not, whether there is room now."""
+        """Whether its KV cache is large enough for ``num_tokens`` when empty, or of unknown size."""
         return not self.num_kv_slots or num_tokens < self.num_kv_slots
 
     @property
     def trusted(self) -> bool:
-        """Not set aside before, or proven since: until then it gets one sequence at a time."""
+        """False on probation (after an ejection or a short stream) while it has a sequence: it gets one at a time."""
         return self._on_probation == 0 or (self.link is not None and self.link.num_lanes == 0)
 
     @property
     def score(self) -> float:
-        """How long a new sequence would wait here, roughly; smaller is better."""
+        """Roughly the wait of a new sequence here; smaller is better."""
         if self.link is None:
             return float("inf")
-        # Other orchestrators' sequences are in the reported load, our newest are not yet.
+        # The reported load has the sequences of other orchestrators, but not yet this one's newest.
         return (1 + max(self.link.num_lanes, self.link.load.live_sequences)) * (self.latency_s or _UNKNOWN_LATENCY_S)
 
     def lane(self) -> Lane:
@@ -146,30 +146,30 @@ class Replica:
 
     @property
     def instance(self) -> str:
-        """The process that is, or was last, at this address."""
+        """The present or last process at this address."""
         return self.info.instance if self.info else ""
 
     @property
     def num_passes(self) -> int:
-        """That the model behind it has made, as far as was heard; 0: it is not connected."""
+        """Passes that the model has made by its last report; 0: not connected."""
         return self.link.load.passes if self.link is not None else 0
 
     @property
     def num_sequences(self) -> int:
-        """Of all orchestrators that are open there, as far as was heard."""
+        """Open sequences of all orchestrators by its last report; 0: not connected."""
         return self.link.load.live_sequences if self.link is not None else 0
 
     def observe_pass(self, pass_s: float) -> None:
-        """A pass of the model took so long."""
+        """A pass of the model took this long."""
         if self.link is not None:
             self.link.observe_pass(pass_s)
 
     def answered(self) -> None:
-        """It does what it should."""
+        """It gave a valid answer, which shortens its probation."""
         self._on_probation = max(0, self._on_probation - 1)
 
     def observe(self, latency_s: float) -> None:
-        """An answer took so long."""
+        """An answer took this long."""
         self.answered()
         self.num_observed += 1
         if self.latency_s is None:
@@ -179,7 +179,7 @@ class Replica:
             self.usual_sequences += _SMOOTHING * (self.num_sequences - self.usual_sequences)
 
     def eject(self, reason: str) -> None:
-        """Do without it for a while, twice as long each time; its sequences move."""
+        """Eject it for a while, twice as long each time. Its sequences move to other replicas."""
         if not self._ejected.is_set():
             self._log(logging.WARNING, "replica ejected", reason=reason)
             self.losses["SET_ASIDE"] += 1
@@ -187,33 +187,33 @@ class Replica:
             self._ejected.set()
 
     def compare(self) -> None:
-        """Once more with those whom it serves with, who may be others by now."""
+        """Check its model again against the other replicas, which may have changed; eject it on a mismatch."""
         if self.link is not None and self.info is not None:
             try:
                 self.role.admit(self.address, self.info)
             except ModelMismatch as error:
                 self.eject(str(error))
-            except ReplicaLost:  # nobody is there to be compared with
+            except ReplicaLost:  # there is no replica to compare it with
                 pass
 
     async def is_dead(self, instance: str, timeout_s: float) -> bool:
-        """Whether this process has ended, known once the next attempt to connect succeeded or was refused."""
+        """Whether this process has ended. Waits up to ``timeout_s`` for a connection attempt that shows it."""
         if self.link is not None and not self.link.lost:
-            timeout_s = 0.0  # connected: to that process, or it is known to be dead
+            timeout_s = 0.0  # connected, either to that process, or to a later one and that process is known to be dead
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._fate_known.wait()
         return instance in self._dead
 
     async def keep_connected(self, changed: Callable[[], None]) -> None:
-        """Until cancelled. ``changed`` is called whenever it became usable or ceased to be."""
+        """Keep it connected until cancelled. ``changed`` is called whenever it becomes usable or unusable."""
         while True:
             tls_version = tls.version if (tls := self.role.tls) else 0
             async with rpc.channel(self.address, tls, self.role.name) as channel:
                 try:
                     info, load = await self._reach(channel, tls_version)
                 except SpecdecError:
-                    continue  # there are new certificates, and a channel keeps those that it was made with
+                    continue  # the certificates have changed, and a channel keeps its old ones
                 link = self.role.connect(channel, info)
                 self.info, self.link, self.problem, self._serving = info, link, "", True
                 self.num_kv_slots = load.kv_slots_total
@@ -233,7 +233,7 @@ class Replica:
                 self._ejected.clear()
 
     async def _reach(self, channel: grpc.aio.Channel, tls_version: int) -> tuple[ModelInfo, Load]:
-        """Tries until it succeeds. Raises SpecdecError only if the certificates are no longer those of the channel."""
+        """Connect and check the model; retries until it succeeds. Raises SpecdecError if the certificates change."""
         tls = self.role.tls
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(SpecdecError),
@@ -247,8 +247,8 @@ class Replica:
                 try:
                     info, load = await _model_info(self.role.get_info(channel))
                 except ReplicaLost as error:
-                    # A connection that breaks says nothing of the process behind it; nobody listening does.
-                    if await _nobody_listens(self.address):
+                    # A broken connection does not show whether the process is alive; a refused one shows its end.
+                    if await _is_refused(self.address):
                         self._tell_fate(alive=None)
                     elif (tls or not self.info) and (trouble := await tls_trouble(self.address, tls, self.role.name)):
                         raise _NoConnection(f"no connection: {trouble}") from error
@@ -265,9 +265,9 @@ class Replica:
         try:
             pending: set[asyncio.Task[Any]] = {stream, *others}
             while True:
-                # Also where it was set aside meanwhile: a stream that never began would not tell its lanes of its end.
+                # Wait even if it is ejected already: a stream that never began would not end its lanes.
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                # The health watch may end by itself: not every server has one.
+                # The health watch may end early: not every server has one.
                 if stream.done() or self._ejected.is_set():
                     break
             if stream.done():
@@ -277,7 +277,7 @@ class Replica:
                 self.losses[error.reason if isinstance(error, SpecdecError) else "REPLICA_LOST"] += 1
                 if link.draining:
                     self._left.add(self.instance)
-                elif lived_s < _SHORT_S or (isinstance(error, WatchdogFired) and error.stood_still):
+                elif lived_s < _SHORT_STREAM_S or (isinstance(error, WatchdogFired) and error.stood_still):
                     self._on_probation = _PROOF_ANSWERS
                 self._log(logging.WARNING, "replica lost", reason=str(error))
                 if isinstance(error, HostileReplica):
@@ -287,21 +287,21 @@ class Replica:
                 task.cancel()
             await asyncio.gather(stream, *others, return_exceptions=True)
         if time.monotonic() - started > 2 * self._ejection_s:
-            self._ejection_s = _FIRST_EJECTION_S  # it has behaved for a while
+            self._ejection_s = _FIRST_EJECTION_S  # the stream lasted long enough
 
     async def _watch_health(self, channel: grpc.aio.Channel, changed: Callable[[], None]) -> None:
-        """NOT_SERVING: no new sequences, while those that are there go on."""
+        """Watch the health service. NOT_SERVING: no new sequences; open ones continue."""
         call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         try:
             async for response in call:
                 self._serving = response.status == health_pb2.HealthCheckResponse.SERVING
                 if self._serving:
-                    self._left.discard(self.instance)  # it did not go away after all: that was a long pass
+                    self._left.discard(self.instance)  # it did not end after all: a long pass made it NOT_SERVING
                 else:
                     self._left.add(self.instance)
                 changed()
         except grpc.aio.AioRpcError:
-            self._serving = True  # the stream of sequences tells of its own end
+            self._serving = True  # without a health watch: the end of the stream shows itself
             changed()
         finally:
             call.cancel()
@@ -313,7 +313,7 @@ class Replica:
         self.problem = str(error)
 
     def _tell_fate(self, alive: str | None) -> None:
-        """Another process, or none, at this address: the one we knew has ended."""
+        """A connection attempt found the instance ``alive``, or no process (None): a different known one has ended."""
         if self.info is not None and self.info.instance not in (alive, *self._left):
             self._dead.add(self.info.instance)
         self._fate_known.set()
@@ -322,7 +322,7 @@ class Replica:
         log.log(level, message, extra={"role": self.role.name, "address": self.address, **extra})
 
 
-async def _nobody_listens(address: str) -> bool:
+async def _is_refused(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(_INFO_TIMEOUT_S):

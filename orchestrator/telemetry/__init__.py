@@ -1,5 +1,5 @@
-"""What the orchestrator tells of its rounds, its queue and its replicas.
+"""Metrics of the orchestrator's rounds, queue and replicas.
 
-Imports the loop and replicas, reads them, changes nothing.
+Imports the loop and replicas, and only reads them.
 Start at metrics.py.
 """

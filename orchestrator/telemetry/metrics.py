@@ -1,7 +1,7 @@
-"""What the orchestrator counts, once per round or request; nothing per token.
+"""Metrics that the orchestrator counts per round or request, never per token.
 
-Rounds are added up in plain numbers, read when a scrape or an export asks; only requests, which are rarer, touch an
-instrument. Knows rounds and requests; refuses to know connections and queues (orchestrator.telemetry.pool_metrics).
+Rounds are summed in plain numbers, which a scrape or an export reads. Only requests, which are rarer, call an
+instrument. Knows rounds and requests; does not know connections and queues (orchestrator.telemetry.pool_metrics).
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _REPLAY_REASONS = (
 
 @dataclass(slots=True)
 class _Rounds:
-    """Of one kind."""
+    """Sums over the rounds of one kind."""
 
     num: int = 0
     num_tokens: int = 0
     seconds: float = 0.0  # without waiting for the client
-    draft_s: float = 0.0  # of these, waiting for a draft
+    draft_s: float = 0.0  # part of ``seconds`` spent waiting for a draft
 
 
 class Metrics:
-    """Instruments of the meter provider in force when this is made."""
+    """The instruments, made with the meter provider that is set at construction."""
 
     def __init__(self) -> None:
         self.target_alone_s = 0.0
-        """What a round without draft tokens is taken to need now; 0: not known."""
+        """Estimated duration of a round without draft tokens at the present load; 0: not known."""
         self._look_due = 0.0
         self._open, self._plain, self._speculative = _Rounds(), _Rounds(), _Rounds()
         self._split = Split()
@@ -56,7 +56,7 @@ class Metrics:
         self._accepted_per_pos: list[int] = []
         self._num_lookup_tokens = self._num_accepted_lookup_tokens = 0
         self._num_received_nodes = self._num_unused_nodes = 0
-        # Zeros, because the first increase of a series that begins with it is none.
+        # Zeros, because Prometheus sees no increase in the first value of a series.
         self._replays = dict.fromkeys(_REPLAY_REASONS, 0)
         self._replayed_tokens = dict.fromkeys(_REPLAY_REASONS, 0)
         self._num_parked = 0
@@ -68,12 +68,12 @@ class Metrics:
             "gen_ai.server.time_to_first_token", "s", "From a request's arrival to its first token", _FIRST_BOUNDS_S
         )
         self._token = instruments.histogram(
-            "gen_ai.server.time_per_output_token", "s", "Of each token after the first, per request", _TOKEN_BOUNDS_S
+            "gen_ai.server.time_per_output_token", "s", "Time per token after the first, by request", _TOKEN_BOUNDS_S
         )
         self._register(instruments)
 
     def round_ended(self, step: Step, split: Split, draft: Tally | None) -> None:
-        """``draft`` is that of the replica the sequence has now, if it has one."""
+        """``draft``: the tally of the sequence's present draft replica, if it has one."""
         accepted, num_nodes = len(step.verdict.accepted), len(step.proposal.tree)
         rounds = self._plain
         if not step.verdict.round:
@@ -101,7 +101,7 @@ class Metrics:
         self._split.add(split)
 
     def look_due(self) -> bool:
-        """Once a second: for what takes longer to find out than a round may take."""
+        """True once a second: for values that take too long to compute in every round."""
         now = time.monotonic()
         if now < self._look_due:
             return False
@@ -138,10 +138,10 @@ class Metrics:
 
         counter = instruments.counter
         counter("specdec.rounds", "{round}", "Verdicts received", by_kind(lambda rounds: rounds.num))
-        counter("specdec.round_tokens", "{token}", "Tokens that verdicts brought", by_kind(lambda r: r.num_tokens))
-        counter("specdec.round_duration", "s", "Time of rounds but for slow clients", by_kind(lambda r: r.seconds))
-        counter("specdec.round_draft_wait", "s", "Of it, waiting for drafts", by_kind(lambda r: r.draft_s))
-        counter("specdec.round_time", "s", "Time of rounds by where it went", self._parts)
+        counter("specdec.round_tokens", "{token}", "Tokens committed by verdicts", by_kind(lambda r: r.num_tokens))
+        counter("specdec.round_duration", "s", "Time of rounds, without slow clients", by_kind(lambda r: r.seconds))
+        counter("specdec.round_draft_wait", "s", "Time that rounds waited for drafts", by_kind(lambda r: r.draft_s))
+        counter("specdec.round_time", "s", "Time of rounds, by part of a round", self._parts)
         counter("spec_decode_num_drafts", "{draft}", "Rounds with draft tokens", one(lambda: self._speculative.num))
         counter("spec_decode_num_draft_tokens", "{token}", "Draft tokens verified", one(lambda: self._num_draft_tokens))
         counter(
@@ -159,34 +159,34 @@ class Metrics:
         counter(
             "specdec.lookup_tokens",
             "{token}",
-            "Of the draft tokens verified, those that prompt lookups guessed",
+            "Verified draft tokens that were prompt-lookup proposals",
             one(lambda: self._num_lookup_tokens),
         )
         counter(
             "specdec.lookup_accepted_tokens",
             "{token}",
-            "Of these, those that were accepted",
+            "Accepted tokens of prompt-lookup proposals",
             one(lambda: self._num_accepted_lookup_tokens),
         )
         counter(
             "specdec.draft_nodes_received",
             "{node}",
-            "Nodes that came from drafts, late ones too, of samples that have ended",
+            "Nodes received from drafts, late ones too, of samples that have ended",
             one(lambda: self._num_received_nodes),
         )
         counter(
             "specdec.draft_nodes_unused",
             "{node}",
-            "Of these, those that were never verified",
+            "Received nodes that were never verified",
             one(lambda: self._num_unused_nodes),
         )
         counter("specdec.replays", "{replay}", "Sequences opened again", lambda: _by_reason(self._replays))
-        counter("specdec.replayed_tokens", "{token}", "Fed again", lambda: _by_reason(self._replayed_tokens))
-        counter("specdec.parked", "{sequence}", "Given up for a slow client", one(lambda: self._num_parked))
+        counter("specdec.replayed_tokens", "{token}", "Tokens fed again", lambda: _by_reason(self._replayed_tokens))
+        counter("specdec.parked", "{sequence}", "Sequences parked for a slow client", one(lambda: self._num_parked))
         instruments.gauge(
             "specdec.target_alone_round",
             "s",
-            "What a round without draft tokens is taken to need at the present load",
+            "Estimated duration of a round without draft tokens at the present load",
             lambda: [(self.target_alone_s, {})] if self.target_alone_s else [],
         )
 
@@ -195,7 +195,7 @@ class Metrics:
 
 
 class RequestClock:
-    """One request, from its arrival on. ``num_samples`` are generated side by side, which counts as one stream each."""
+    """The latencies of one request, from its arrival on. Each of its samples counts as one stream."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -205,7 +205,7 @@ class RequestClock:
         self._num_samples: set[int] = set()
 
     def wrote(self, index: int, num_tokens: int) -> None:
-        """A chunk of a sample went out."""
+        """A chunk of sample ``index`` was written."""
         if not num_tokens:
             return
         self._last = time.monotonic()
@@ -219,12 +219,12 @@ class RequestClock:
 
     @property
     def first_s(self) -> float | None:
-        """Until the first token; None if there was none."""
+        """Time to the first token; None if there was none."""
         return None if self._first is None else self._first - self._started
 
     @property
     def per_token_s(self) -> float | None:
-        """Of each token of a sample after the first; None if there was none."""
+        """Time per token of a sample after its first; None if there was none."""
         further = self._num_tokens - len(self._num_samples)
         if self._first is None or further <= 0:
             return None

@@ -1,7 +1,7 @@
-"""What the orchestrator tells of its queue and of its replicas, each by its address.
+"""Metrics of the orchestrator's queue and of its replicas, each by its address.
 
-Knows what can be read off them when a scrape or an export asks; refuses to know rounds
-(orchestrator.telemetry.metrics). An endpoint that is gone from its name takes its numbers with it.
+Reads pools and replicas when a scrape or an export asks; does not know rounds (orchestrator.telemetry.metrics). The
+series of an endpoint end when it is gone from its DNS name.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from specdec.telemetry.instruments import Instruments, Points
 
 
 def observe(targets: Pool, drafts: Pool, live: Callable[[], int], waiting: Callable[[], int]) -> None:
-    """``live`` sequences are being generated, ``waiting`` requests are in the queue."""
+    """Register the metrics. ``live``: sequences being generated; ``waiting``: requests in the queue."""
     instruments = Instruments()
     gauge, counter = instruments.gauge, instruments.counter
     service = {"service": "orchestrator"}
     gauge("specdec.live_sequences", "{sequence}", "Samples being generated", lambda: [(live(), service)])
-    gauge("specdec.waiting_requests", "{request}", "Waiting for their turn", lambda: [(waiting(), service)])
+    gauge("specdec.waiting_requests", "{request}", "Requests in the queue", lambda: [(waiting(), service)])
 
     gauge(
         "specdec.waiting_for_room",
         "{sequence}",
-        "Refused by a target that is full, and coming back",
+        "Sequences that retry after a full target refused them",
         lambda: [(len(targets.waiting_for_room), service)],
     )
 
@@ -39,7 +39,7 @@ def observe(targets: Pool, drafts: Pool, live: Callable[[], int], waiting: Calla
         ]
 
     def ready() -> Points:
-        # A name that leads nowhere is told, too: nobody would miss a series that never was.
+        # Unresolved names are reported as not ready, too: a missing series would trigger no alert.
         return [(int(each.ready), _labels(each)) for each in replicas()] + [
             (0, {"role": role, "address": address})
             for role, pool in (("target", targets), ("draft", drafts))
@@ -62,14 +62,14 @@ def observe(targets: Pool, drafts: Pool, live: Callable[[], int], waiting: Calla
 
     gauge("specdec.replica_info", "", "Always 1; the attributes say which model a replica serves", models)
     gauge("specdec.replica_ready", "", "1 while the replica can be used", ready)
-    gauge("specdec.replica_latency", "s", "Of a round or an advance, smoothed", latency)
-    counter("specdec.replica_losses", "{loss}", "Times that a replica in use was lost or set aside", losses)
+    gauge("specdec.replica_latency", "s", "Latency of a round or an advance, smoothed", latency)
+    counter("specdec.replica_losses", "{loss}", "Times that a replica was lost or ejected", losses)
     counter("specdec.refused_opens", "{open}", "Opens that a target had no room for; each attempt counts", refused)
     counter("specdec.draft_rounds", "{round}", "Rounds with tokens of this draft", by_draft(lambda t: t.num_rounds))
     counter("specdec.draft_tokens", "{token}", "Tokens of this draft verified", by_draft(lambda t: t.num_draft_tokens))
-    counter("specdec.draft_accepted_tokens", "{token}", "Of these, accepted", by_draft(lambda t: t.num_accepted_tokens))
+    counter("specdec.draft_accepted_tokens", "{token}", "Accepted tokens", by_draft(lambda t: t.num_accepted_tokens))
     counter("specdec.draft_wait", "s", "Time that rounds waited for this draft", by_draft(lambda t: t.wait_s))
-    counter("specdec.draft_late", "{round}", "Rounds that gave up waiting for it", by_draft(lambda t: t.num_late))
+    counter("specdec.draft_late", "{round}", "Rounds past its draft deadline", by_draft(lambda t: t.num_late))
 
 
 def _labels(replica: Replica, **more: str) -> dict[str, str]:

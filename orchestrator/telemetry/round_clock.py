@@ -1,7 +1,7 @@
-"""Where the time of a sequence's rounds goes, seen from beside the loop.
+"""The time of a sequence's rounds, split into parts, measured beside the loop.
 
-Knows when the loop asked its target, was answered, handed its chunk over and went on; refuses to know what a round
-decides. The parts of a split add up to the time that passed.
+Knows when the loop asks its target, gets the answer, puts its chunk and continues; does not know what a round decides.
+The parts of a split add up to the time that passed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from specdec.core.tree import TokenTree
 class Split:
     """Seconds of one round, or of many.
 
-    ``draft``: waiting for draft tokens. ``queue``, ``model_pass``, ``sample``: at the target. ``network``: what else
-    the verdict took, the wire and the event loops at both ends. ``open``: until the first verdict on a replica, prefill
-    and replay included. ``orchestrator``: its own work. ``client``: until there was room for the round's chunk.
+    ``draft``: waiting for draft tokens. ``queue``, ``model_pass``, ``sample``: at the target. ``network``: the rest of
+    the time to the verdict, that is the wire and the event loops at both ends. ``open``: time to the first verdict on a
+    replica, with prefill and replay. ``orchestrator``: its own work. ``client``: waiting for room for the chunk.
     """
 
     draft: float = 0.0
@@ -62,12 +62,12 @@ PARTS = tuple(field.name for field in fields(Split))
 
 
 class RoundClock:
-    """Stands between the loop and its target, for whom the loop takes it (orchestrator.decoder.Target)."""
+    """A wrapper around the loop's target that measures time (see orchestrator.decoder.Target)."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._went_on = self._asked = self._answered = time.monotonic()
-        self._own_s = self._client_s = 0.0  # since the last split was made
+        self._continued = self._asked = self._answered = time.monotonic()
+        self._own_s = self._client_s = 0.0  # since the last split
         self._handing = 0.0
 
     async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int, early: Early | None = None) -> Verdict:
@@ -77,11 +77,11 @@ class RoundClock:
         return verdict
 
     def split(self, verdict: Verdict) -> Split:
-        """Of the round that has just come out of the loop, and of handing over the one before."""
+        """The split of the round that the loop has just yielded, with the chunk of the round before."""
         self._handing = now = time.monotonic()
         waited_s = self._answered - self._asked
         split = Split(
-            draft=self._asked - self._went_on,
+            draft=self._asked - self._continued,
             orchestrator=self._own_s + now - self._answered,
             client=self._client_s,
         )
@@ -92,15 +92,15 @@ class RoundClock:
         return split
 
     def hands_over(self) -> None:
-        """From now on it is the client that is waited for."""
+        """The chunk is ready: the time from now on is the client's."""
         now = time.monotonic()
         self._own_s = now - self._handing
         self._handing = now
 
     def goes_on(self, handed_over: bool) -> None:
-        """The loop is asked for its next round."""
-        self._went_on = time.monotonic()
-        since_s = self._went_on - self._handing
+        """The loop continues with its next round."""
+        self._continued = time.monotonic()
+        since_s = self._continued - self._handing
         if handed_over:
             self._client_s = since_s
         else:
@@ -108,7 +108,7 @@ class RoundClock:
 
 
 def _share(split: Split, waited_s: float, timings: Timings) -> None:
-    """What the target did while nobody waited for it is no part of the round."""
+    """Split the wait for the target. Its work before ``verify`` was called is no part of the round."""
     split.model_pass = min(waited_s, timings.pass_us / 1e6)
     left_s = waited_s - split.model_pass
     split.sample = min(left_s, timings.sample_us / 1e6)
