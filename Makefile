@@ -1,4 +1,4 @@
-# specdec. On a machine with Python >= 3.11 and make, every target here sets up what it needs.
+# specdec. Needs Python >= 3.11 and make. Every target installs what it needs.
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV := .venv
@@ -7,13 +7,13 @@ READY := $(VENV)/.ready
 
 .PHONY: help setup demo test test-fast check format protos clean
 
-help: ## Show what can be made
+help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup: $(READY) ## Make .venv with everything in it
+setup: $(READY) ## Make .venv with all dependencies
 
-# torch first, so that it may come from an index of its own: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
-# spares a machine without a GPU the gigabytes of CUDA packages that the default build wants on Linux.
+# torch is installed first, so that it may come from another index. Without a GPU, use
+# make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu to avoid the CUDA packages of the default build on Linux.
 $(READY): pyproject.toml constraints.txt $(wildcard specdec/backends/avx512/*.[ch])
 	@echo "Setting up $(VENV) (once; some minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -25,12 +25,12 @@ $(READY): pyproject.toml constraints.txt $(wildcard specdec/backends/avx512/*.[c
 demo: setup ## Serve the bundled pair and generate with and without speculation
 	@$(BIN)/specdec demo
 
-# By files, whose fixtures start services once for all their tests; in the order of tests/conftest.py, slow ones first.
-# Many tests wait for processes more than they compute.
+# Distributed by file, because the fixtures of a file start services once for all its tests. The order is that of
+# tests/conftest.py: slow tests first, because they mostly wait for processes.
 test: setup ## Run every test
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10
 
-test-fast: setup ## Run the tests that start no process and take no time
+test-fast: setup ## Run the tests that are short and start no process
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
 
 check: setup ## Lint and type-check

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The compose file for real, on CPU: builds the images, brings it up, generates from outside, scales, takes away
-# containers in mid-stream, and leaves nothing behind. Some minutes; exit status 0 if all is as it should be.
+# Tests the compose file on CPU: builds the images, starts all services, generates from outside, scales, kills
+# containers in mid-stream, and cleans up. Takes minutes. The exit status is 0 if all checks pass.
 #
-# Where no Docker engine runs, one is started (needs root and dockerd) and stopped again. Where no base image can be
-# pulled, one is made of Debian's packages (needs debootstrap), and the images are built from wheels, without an index.
-#   BASE_IMAGE  an image with python3 and venv          WHEELS  a directory with every wheel that the images need
-#   PYTHON      an interpreter that can import specdec, of the base image's version where wheels are downloaded by it
+# Without a running Docker engine it starts one (needs root and dockerd) and stops it at the end. If no base image can
+# be pulled, it makes one from Debian packages (needs debootstrap) and builds from wheels, without an index.
+#   BASE_IMAGE  an image with python3 and venv          WHEELS  a directory with all wheels for the images
+#   PYTHON      an interpreter that can import specdec; to download wheels it needs the base image's version
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,10 +16,10 @@ unset COMPOSE_PROFILES COMPOSE_FILE
 MODEL_SERVICES=(target draft)
 SERVICES=("${MODEL_SERVICES[@]}" orchestrator)
 SCALED=(--scale target=2 --scale draft=2 --scale orchestrator=2)
-WORK=   # a directory that goes with everything in it
-PLACED=() # wheels that were put into the build context
-ENGINE=   # process of the engine that was started here
-BRIDGE=   # kept, if it was there before
+WORK=   # temporary directory
+PLACED=() # wheels copied into the build context
+ENGINE=   # process id of the engine that was started here
+BRIDGE=   # "kept" if the bridge existed before
 
 step() { printf '[%4d s] %s\n' "$SECONDS" "$*"; }
 note() { printf '         %s\n' "$*"; }
@@ -42,7 +42,7 @@ start_engine() {
     fi
     [ -e /sys/class/net/docker0 ] && BRIDGE=kept
     local options
-    # What is forbidden differs from machine to machine. Without iptables published ports go through a proxy.
+    # The allowed options depend on the machine. Without iptables, published ports use a proxy.
     for options in --storage-driver=overlay2 --storage-driver=vfs "--storage-driver=overlay2 --iptables=false" \
         "--storage-driver=vfs --iptables=false"; do
         # shellcheck disable=SC2086
@@ -65,7 +65,7 @@ stop_engine() {
     kill "$ENGINE" 2>/dev/null || true
     wait "$ENGINE" 2>/dev/null || true
     ENGINE=
-    # An engine leaves its bridge, its rules, and a policy that forwards nothing.
+    # An engine leaves behind its bridge, its rules, and the FORWARD policy DROP.
     [ -n "$BRIDGE" ] || ip link delete docker0 2>/dev/null || true
     if [ -e "$WORK/rules" ] && ! grep -q DOCKER "$WORK/rules"; then
         iptables-save | grep -vE 'DOCKER|docker0' | iptables-restore
@@ -73,13 +73,13 @@ stop_engine() {
     fi
 }
 
-# --- a base image, and what is installed in it
+# --- the base image and its packages
 
 find_base() {
     if [ -z "${BASE_IMAGE:-}" ] && docker pull --quiet python:3.11-slim-bookworm >"$WORK/pull.log" 2>&1; then
         BASE_IMAGE=python:3.11-slim-bookworm
     elif [ -z "${BASE_IMAGE:-}" ]; then
-        note "python:3.11-slim-bookworm cannot be pulled; a base is made of Debian's packages"
+        note "python:3.11-slim-bookworm cannot be pulled; making a base image from Debian packages"
         BASE_IMAGE=specdec-base:bookworm
         docker image inspect "$BASE_IMAGE" >/dev/null 2>&1 || make_base
         WHEELS=${WHEELS:-$WORK/wheels}
@@ -100,7 +100,7 @@ find_base() {
 }
 
 make_base() {
-    command -v debootstrap >/dev/null || fail "there is no debootstrap to make a base image with (Debian: debootstrap)"
+    command -v debootstrap >/dev/null || fail "making a base image needs debootstrap (Debian: debootstrap)"
     debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$WORK/root" \
         >"$WORK/debootstrap.log" 2>&1 || fail "debootstrap: $(tail -1 "$WORK/debootstrap.log")"
     tar --create --directory "$WORK/root" --exclude='./dev/*' --exclude='./var/cache/apt/*' \
@@ -113,12 +113,12 @@ download_wheels() {
     local version='import sys; print("%d.%d" % sys.version_info[:2])' here there
     here=$("$PYTHON" -c "$version")
     there=$(docker run --rm "$BASE_IMAGE" python3 -c "$version")
-    [ "$here" = "$there" ] || fail "wheels for Python $there cannot be had from $PYTHON, which is $here; name WHEELS"
+    [ "$here" = "$there" ] || fail "$PYTHON is version $here and cannot download wheels for $there; set WHEELS"
     "$PYTHON" -m pip download --quiet --constraint constraints.txt --dest "$WHEELS" '.[models,otlp]' 'setuptools>=77' \
         >"$WORK/download.log" 2>&1 || fail "pip download: $(tail -1 "$WORK/download.log")"
 }
 
-# --- what is checked
+# --- checks
 
 locked_down() { # SERVICE
     local id status
@@ -132,16 +132,16 @@ locked_down() { # SERVICE
     grep -qE '^NoNewPrivs:\s1$' <<<"$status" || fail "$1 may gain privileges"
 }
 
-no_larger() { # SERVICE MEGABYTES, beside the base
+no_larger() { # SERVICE MEGABYTES, without the base image
     local all own
     all=$(megabytes "specdec-$1:$SPECDEC_TAG")
     own=$((all - $(megabytes "$BASE_IMAGE")))
-    note "specdec-$1: $all MB, $own MB of them beside the base"
+    note "specdec-$1: $all MB, $own MB without the base image"
     [ "$own" -le "$2" ] || fail "that is more than $2 MB"
 }
 
-doctor() { # EXPRESSION over what specdec doctor says, as "services"
-    { docker compose exec -T orchestrator specdec doctor --json 2>/dev/null || true; } | # status 1: something is wrong
+doctor() { # EXPRESSION over "services" in the output of specdec doctor
+    { docker compose exec -T orchestrator specdec doctor --json 2>/dev/null || true; } | # status 1: problems were found
         "$PYTHON" -c "import json, sys; services = json.load(sys.stdin)['services']; print($1)"
 }
 
@@ -155,9 +155,9 @@ wait_for_two() {
     fail "the orchestrator has not found two targets and two drafts, but $serving"
 }
 
-lose_busiest() { # SERVICE: end, at once, the container with the most sequences
+lose_busiest() { # SERVICE: kill its container with the most sequences
     local found='0 -' id
-    # At any one moment all may be on their way from one replica to another.
+    # Retries, because all sequences may be moving between replicas at a given moment.
     for _ in {1..20}; do
         found=$(doctor "*max((s['live_sequences'], s['address'].rpartition(':')[0]) for s in services if s['role'] == '$1')")
         [ "${found% *}" = 0 ] || break
@@ -174,10 +174,10 @@ lose_busiest() { # SERVICE: end, at once, the container with the most sequences
     fail "no container has the address ${found#* }"
 }
 
-lose_orchestrator() { # the one at the first address
+lose_orchestrator() { # kill the orchestrator at the first address
     docker kill "$(docker ps --quiet --filter "publish=${ORCHESTRATOR_PORT%-*}" \
         --filter "label=com.docker.compose.project=$COMPOSE_PROJECT_NAME")" >/dev/null
-    note "killed the orchestrator that the client was at"
+    note "killed the orchestrator that the client used"
 }
 
 ends_in_order() {
@@ -190,7 +190,7 @@ ends_in_order() {
         *) fail "a container ended with status $(docker inspect --format '{{.State.ExitCode}}: {{.Name}}' "$id")" ;;
         esac
     done
-    [ "$killed" = 3 ] || fail "$killed containers were killed, not the three that were lost on purpose"
+    [ "$killed" = 3 ] || fail "$killed containers were killed, instead of three"
 }
 
 tear_down() {
@@ -204,11 +204,11 @@ tear_down() {
     stop_engine
     rm -f "${PLACED[@]}"
     rm -rf "$WORK"
-    [ "$status" != 0 ] || step "all is as it should be"
+    [ "$status" != 0 ] || step "all checks passed"
     exit "$status"
 }
 
-if [ $# -gt 0 ]; then # disturbed.py calls back, in the environment of the run that called it
+if [ $# -gt 0 ]; then # called by disturbed.py, in the environment of the main run
     "$@"
     exit
 fi
@@ -239,11 +239,11 @@ step "two of each"
 compose up --detach --no-build --wait --wait-timeout 300 "${SCALED[@]}"
 wait_for_two
 first=127.0.0.1:${ORCHESTRATOR_PORT%-*} second=127.0.0.1:${ORCHESTRATOR_PORT#*-}
-step "losing one of each in mid-stream"
+step "killing one of each in mid-stream"
 export BASE_IMAGE PYTHON
 "$PYTHON" deploy/compose/disturbed.py "$first,$second" \
     "deploy/test_compose.sh lose_busiest target" "deploy/test_compose.sh lose_busiest draft" \
     "deploy/test_compose.sh lose_orchestrator"
-step "ending in good order"
+step "stopping cleanly"
 killed=0
 ends_in_order

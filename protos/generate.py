@@ -15,7 +15,7 @@ def generate(output: Path) -> None:
     from grpc_tools import protoc
 
     files = sorted(str(file.relative_to(ROOT / "protos")) for file in (ROOT / "protos").rglob("*.proto"))
-    # google/rpc/status.proto comes with this package; the well-known types with grpcio-tools.
+    # google/rpc/status.proto is in this package, the well-known types are in grpcio-tools.
     includes = [ROOT / "protos", Path(str(distribution("googleapis-common-protos").locate_file(""))), _well_known()]
     arguments = [
         "protoc",

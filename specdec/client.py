@@ -1,7 +1,7 @@
 """A small asynchronous client of GenerationService. Every error is a SpecdecError.
 
-It survives the loss of an orchestrator: a request goes on at the next address with the ids received so far, and no
-token is lost or repeated. It survives new certificates, too: its files are read again when they changed.
+After the loss of an orchestrator, a request resumes at the next address with the ids received so far, and no token is
+lost or repeated. Certificate files are read again when they change.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from specdec.v1 import generation_pb2, generation_pb2_grpc
 __all__ = ["Client", "Sample", "SpecdecError", "Tls"]
 
 _ROUNDS = 3
-"""How often all addresses are tried before a request is given up, unless ids come meanwhile."""
+"""Attempts per address in a row without new ids before a request fails."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 2.0
-"""Before the next attempt, doubling; after the first loss there is none, for that is one orchestrator that went."""
+"""The doubling pause between attempts. There is none after the first loss, which probably is of one server only."""
 
 
 @dataclass(slots=True)
 class Sample:
-    """One sample, as far as it was received."""
+    """The received part of one sample."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)  # generation_pb2.TokenOrigin, one per id
-    text_ends: list[int] = field(default_factory=list)  # per id: where its text ends
+    text_ends: list[int] = field(default_factory=list)  # per id, the end of its text in characters
     finish: generation_pb2.Finish = field(default_factory=generation_pb2.Finish)
 
     @property
@@ -44,7 +44,7 @@ class Sample:
         return bool(self.finish.reason)
 
     def add(self, chunk: generation_pb2.Chunk) -> None:
-        """Raises ValueError if a chunk was lost or repeated."""
+        """Append a chunk. Raises ValueError if a chunk was lost or repeated."""
         if chunk.first_position != len(self.token_ids):
             raise ValueError(f"a chunk begins at {chunk.first_position}, {len(self.token_ids)} ids were received")
         self.text += chunk.text
@@ -56,10 +56,10 @@ class Sample:
 
 
 class Client:
-    """``async with Client("host:port") as client``; further addresses are for when that one is lost.
+    """``async with Client("host:port") as client``. Further addresses are used when the first one is lost.
 
-    With ``tls``, which needs only a CA here, their certificates must have the name ``tls_name``, or the host's if that
-    is empty. ``api_key`` is the token of a deployment that asks for one. Raises ValueError without an address.
+    ``tls`` needs only a CA here; the servers' certificates must have the DNS name ``tls_name``, or the host if that is
+    empty. ``api_key`` is needed if the deployment has API keys. Raises ValueError without an address.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Client:
             raise ValueError("at least one address is required")
         self._lines = [_Line(address, tls, tls_name) for address in addresses]
         self._metadata = rpc.bearer(api_key)
-        self._at = 0  # the address in use
+        self._at = 0  # index of the address in use
 
     async def __aenter__(self) -> Client:
         return self
@@ -81,13 +81,13 @@ class Client:
     async def stream(
         self, timeout_s: float | None = None, **fields: Any
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        """The responses to a GenerateRequest with these fields, wherever they come from. Raises SpecdecError, and
-        ModelMismatch rather than go on with another model."""
+        """Yield the responses to a GenerateRequest with these fields, from any orchestrator. Raises SpecdecError;
+        ModelMismatch if the request would resume with another model."""
         request = generation_pb2.GenerateRequest(**fields)
         samples = _resumed(request)
         started = time.monotonic()
-        model_digest: str | None = None  # since it was admitted
-        lost_in_a_row = 0  # since ids came: an admission alone is no progress
+        model_digest: str | None = None  # set at the first admission
+        lost_in_a_row = 0  # losses since the last new ids; an admission alone is no progress
         while True:
             at = self._at
             try:
@@ -96,7 +96,7 @@ class Client:
                         if response.HasField("chunk"):
                             sample = samples.setdefault(response.chunk.index, Sample())
                             if sample.finished:
-                                continue  # a resumed request tells the end again of what had ended
+                                continue  # after a resume the finish of a finished sample is sent again
                             sample.add(response.chunk)
                             if response.chunk.token_ids or sample.finished:
                                 lost_in_a_row = 0
@@ -115,7 +115,7 @@ class Client:
                 lost_in_a_row += 1
                 if len(self._lines) == 1 or lost_in_a_row >= _ROUNDS * len(self._lines):
                     raise
-                if self._at == at:  # many requests lose one address together, and must not go on in a circle
+                if self._at == at:  # many requests lose one address together; only the first one moves on
                     self._at = (at + 1) % len(self._lines)
                 for index, sample in samples.items():
                     request.resume[index].token_ids[:] = sample.token_ids
@@ -136,13 +136,13 @@ class Client:
             except grpc.aio.AioRpcError as error:
                 raise rpc.error_of(error) from error
             finally:
-                # A call that is merely dropped is never collected.
+                # Without this an abandoned call is never collected as garbage.
                 call.cancel()
 
     async def generate(self, timeout_s: float | None = None, **fields: Any) -> list[Sample]:
         """All samples of a request, by index. Raises SpecdecError.
 
-        Of ids that it resumes with, ``token_ids`` is all that a sample has: their text and origins are not sent again.
+        If the request resumes with given ids, these are in ``token_ids`` only: their text and origins are not sent.
         """
         resumed = _resumed(generation_pb2.GenerateRequest(**fields))
         samples = [resumed.get(index, Sample()) for index in range(fields.get("n") or 1)]
@@ -152,7 +152,7 @@ class Client:
         return samples
 
     async def server_info(self, timeout_s: float = 5.0) -> generation_pb2.GetServerInfoResponse:
-        """What the orchestrator knows of its replicas. Raises SpecdecError."""
+        """The models, replicas and load of the orchestrator. Raises SpecdecError."""
         async with self._lines[self._at].stub() as stub:
             try:
                 info: generation_pb2.GetServerInfoResponse = await stub.GetServerInfo(
@@ -164,8 +164,8 @@ class Client:
 
 
 class _Line:
-    """The channel to one address. A channel keeps the certificates that it was made with: where the files changed, the
-    next call takes a new one, and the old one is closed once its last call has ended."""
+    """The channel to one address. A channel keeps the certificates that it was made with. After a change of the files
+    the next call opens a new channel, and the old one is closed when its last call has ended."""
 
     def __init__(self, address: str, tls: Tls | None, tls_name: str) -> None:
         self.address, self._tls, self._tls_name = address, tls, tls_name
@@ -179,7 +179,7 @@ class _Line:
 
     @asynccontextmanager
     async def stub(self) -> AsyncIterator[generation_pb2_grpc.GenerationServiceStub]:
-        """For one call."""
+        """A stub for one call."""
         if self._tls is not None and self._tls.changed_since(self._version):
             before = self.channel
             self._open()
@@ -203,7 +203,7 @@ class _Line:
 
 
 def _pause_s(lost_in_a_row: int) -> float:
-    """All orchestrators may be gone at once, in a restart perhaps; and many clients must not come back together."""
+    """The pause before the next attempt. It is random, so that clients of lost servers do not return together."""
     if lost_in_a_row < 2:
         return 0.0
     return min(_FIRST_PAUSE_S * 2.0 ** (lost_in_a_row - 2), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
@@ -214,5 +214,5 @@ def _left_s(started: float, timeout_s: float | None) -> float | None:
 
 
 def _resumed(request: generation_pb2.GenerateRequest) -> dict[int, Sample]:
-    """What had been received before this request, by index."""
+    """Samples with the ids that the request resumes with, by index."""
     return {index: Sample(token_ids=list(ids.token_ids)) for index, ids in request.resume.items()}

@@ -1,8 +1,8 @@
-"""The same request again and again, each time with something else lost in mid-stream: is the text the same?
+"""Repeats a request with a different failure in mid-stream each time, and checks that the text stays the same.
 
     python deploy/compose/disturbed.py HOST:PORT[,HOST:PORT] COMMAND ...
 
-Knows a deployment's address and commands that take something from it; refuses to know what they take, and how.
+Knows a deployment's addresses and commands that cause failures; does not know the failures.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ REQUEST: dict[str, Any] = {
     "seed": 7,
     "num_draft_tokens": 4,
 }
-"""Samples enough to be on every replica, and long enough that they run on for seconds after the loss."""
+"""Enough samples for every replica, and long enough to continue for seconds after the failure."""
 
 LOSE_AFTER_TOKENS = 400
 TIMEOUT_S = 600.0
 
 
 class CheckError(Exception):
-    """What was to be shown could not be."""
+    """The check failed or was not possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Run:
 
 
 async def generate(addresses: Sequence[str], command: str | None = None) -> Run:
-    """Raises CheckError if the command fails or ends after the text; SpecdecError if the request does."""
+    """Run the request, and ``command`` in mid-stream. Raises CheckError if that fails or is late; SpecdecError."""
     samples = [Sample() for _ in range(REQUEST["n"])]
     loss: asyncio.Task[None] | None = None
     num_tokens, longest_pause_s = 0, 0.0
@@ -72,14 +72,14 @@ async def generate(addresses: Sequence[str], command: str | None = None) -> Run:
         in_time = loss.done()
         await loss
         if not in_time:
-            raise CheckError(f"all of the text was there before this was done: {command}")
+            raise CheckError(f"the text was complete before this command had ended: {command}")
     return Run(samples, time.monotonic() - started, longest_pause_s)
 
 
 async def lose(command: str) -> None:
     process = await asyncio.create_subprocess_shell(command)
     if await process.wait():
-        raise CheckError(f"this failed with status {process.returncode}: {command}")
+        raise CheckError(f"this command failed with status {process.returncode}: {command}")
 
 
 async def check(addresses: Sequence[str], commands: Sequence[str]) -> None:
@@ -95,8 +95,8 @@ async def check(addresses: Sequence[str], commands: Sequence[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("addresses", help="of orchestrators, comma-separated; the first one serves")
-    parser.add_argument("commands", nargs="*", help="each is run by the shell in the middle of a request of its own")
+    parser.add_argument("addresses", help="addresses of orchestrators, comma-separated; the first one is used first")
+    parser.add_argument("commands", nargs="*", help="shell commands; each one runs in the middle of a request")
     arguments = parser.parse_args()
     try:
         asyncio.run(check(arguments.addresses.split(","), arguments.commands))

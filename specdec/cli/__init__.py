@@ -1,5 +1,5 @@
 """The command line: serve, up, demo, generate, doctor, plan, bench and chaos.
 
-Imports every room but runner, backends and server internals; runs services as processes and never imports them.
+Imports all rooms except runner, backends and server internals; runs services as processes and never imports them.
 Start at main.py.
 """

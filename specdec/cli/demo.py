@@ -1,4 +1,4 @@
-"""The bundled pair, served and tried: the same request with and without speculation, compared token by token."""
+"""The demo of the bundled pair: the same request with and without speculation, compared token by token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Timed:
 
 
 async def run(console: Console, max_tokens: int, num_draft_tokens: int, temperature: float, seed: int) -> bool:
-    """Returns whether both outputs were token-identical. Raises StartError or SpecdecError."""
+    """Run the demo. Returns whether both outputs are token-identical. Raises StartError or SpecdecError."""
     target, draft = str(MODELS / "target"), str(MODELS / "draft")
     async with AsyncExitStack() as stack:
         with console.status("Starting target, draft and orchestrator as three processes ..."):
@@ -43,7 +43,7 @@ async def run(console: Console, max_tokens: int, num_draft_tokens: int, temperat
             console.print(f"  {service.name:<15} {service.address}  healthy", highlight=False)
         client = await stack.enter_async_context(Client(services[2].address))
         request: dict[str, Any] = {"text": PROMPT, "temperature": temperature, "seed": seed}
-        # Both ways once, so that neither pays for first times.
+        # A warm-up of both modes.
         for count in (num_draft_tokens, 0):
             await client.generate(**request, max_tokens=8, num_draft_tokens=count)
 
@@ -89,7 +89,7 @@ def _report(console: Console, drafted: _Timed, alone: _Timed, identical: bool) -
         rounds = timed.sample.finish.speculation.num_rounds
         table.add_row(name, str(len(timed.sample.token_ids)), f"{timed.tokens_per_s:.1f}", str(rounds))
     console.print(table)
-    # A text that is no longer than its first chunk has no speed.
+    # A text with only one chunk has no measurable speed.
     measured = drafted.tokens_per_s and alone.tokens_per_s
     speed = f"{drafted.tokens_per_s / alone.tokens_per_s:.2f} x target alone" if measured else "not measured: too short"
     console.print(
@@ -98,8 +98,8 @@ def _report(console: Console, drafted: _Timed, alone: _Timed, identical: bool) -
     if measured and drafted.tokens_per_s < alone.tokens_per_s:
         pass_ms = 1e3 / alone.tokens_per_s
         console.print(
-            f"The number of draft tokens was fixed, to show them: a pass of this small target ({pass_ms:.0f} ms) is "
-            "shorter than the way to the draft and back. Left to itself the orchestrator drafts only where it pays.",
+            f"This demo fixes the number of draft tokens. A pass of its small target ({pass_ms:.0f} ms) takes less "
+            "time than a round trip to the draft. By default the orchestrator drafts only where it pays.",
             highlight=False,
         )
     if identical:

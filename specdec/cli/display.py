@@ -1,4 +1,4 @@
-"""How a generation looks in a terminal: streamed text in which the draft's tokens are marked."""
+"""Prints streamed text and marks the draft's tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MarkedText:
         self._inside = False
 
     def show(self, sample: Sample) -> None:
-        """Print what is new, up to the last whole token; all of it once the sample is finished."""
+        """Print new text up to the end of the last token, or all of it once the sample is finished."""
         for origin, end in zip(sample.origins[self._num_tokens :], sample.text_ends[self._num_tokens :], strict=True):
             self._print(sample.text[self._num_characters : end], origin == generation_pb2.TOKEN_ORIGIN_DRAFT)
             self._num_characters = end
@@ -34,7 +34,7 @@ class MarkedText:
 
     @property
     def legend(self) -> Text:
-        """What the marks mean."""
+        """The meaning of the marks."""
         if self._console.is_terminal:
             return Text.assemble(("underlined", DRAFT_STYLE), " tokens were proposed by the draft")
         return Text("tokens between «» were proposed by the draft")

@@ -1,6 +1,6 @@
-"""What is wrong with a deployment, in words: every service is asked, and what they say is compared.
+"""Diagnoses a deployment: asks every service, compares the answers, and explains the problems.
 
-Knows what a healthy deployment looks like from outside; refuses to know how any service works. Changes nothing.
+Knows what a healthy deployment looks like from outside; does not know how services work. Changes nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from specdec.v1 import common_pb2, draft_pb2_grpc, generation_pb2, generation_pb
 
 _NUM_CALLS = 7
 _NO_CONNECTION = "TLS: "
-_PREFIX = 12  # characters of a digest that are shown
+_PREFIX = 12  # number of digest characters shown
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something to know. ``wrong``: the deployment does not work as it was meant to until ``remedy`` is done."""
+    """A problem or a note. ``wrong``: the deployment does not work as intended until ``remedy`` is done."""
 
     wrong: bool
     what: str
@@ -39,24 +39,24 @@ class Finding:
 
 @dataclass(slots=True)
 class Visit:
-    """What one service said, or ``silence``: why it said nothing."""
+    """The answers of one service, or ``silence``, the reason why there are none."""
 
     role: str
     address: str
     silence: str = ""
     serving: bool = True
     round_trip_ms: float = 0.0  # median
-    info: ModelInfo | None = None  # none of an orchestrator
+    info: ModelInfo | None = None  # None for an orchestrator
     load: Load = field(default_factory=Load)
     keepalive: common_pb2.Keepalive = field(default_factory=common_pb2.Keepalive)
-    replicas: Sequence[generation_pb2.Replica] = ()  # of an orchestrator
+    replicas: Sequence[generation_pb2.Replica] = ()  # those that an orchestrator uses
 
     def __str__(self) -> str:
         return f"{self.role} {self.address}"
 
 
 async def visit(role: str, address: str, tls: Tls | None = None, api_key: str = "", timeout_s: float = 2.0) -> Visit:
-    """Ask a service for everything it tells. Never raises: who does not answer is a finding, too."""
+    """Ask a service for all it reports. Never raises for a service that does not answer: that is a finding, too."""
     found = Visit(role, address)
     async with rpc.channel(address, tls, role) as channel:
         ask = _question(role, channel, api_key)
@@ -119,7 +119,7 @@ async def examine(
     tls: Tls | None = None,
     api_key: str = "",
 ) -> tuple[list[Visit], list[Finding]]:
-    """Visit these services and those that the orchestrator names, and compare them."""
+    """Visit these services and the replicas of the orchestrator, and compare them."""
     first = await visit("orchestrator", orchestrator, tls, api_key)
     places = {("target", address) for address in targets} | {("draft", address) for address in drafts}
     places |= {(replica.role, replica.address) for replica in first.replicas}
@@ -128,7 +128,7 @@ async def examine(
 
 
 def findings(visits: Sequence[Visit]) -> Iterator[Finding]:
-    """Everything that is wrong, or worth knowing, with these services together."""
+    """All problems and notes about these services."""
     for each in visits:
         yield from _alone(each)
     models = [each for each in visits if each.info]
@@ -163,7 +163,7 @@ def _alone(each: Visit) -> Iterator[Finding]:
     for replica in each.replicas:
         if not replica.ready:
             what = f"{each} does not use {replica.role} {replica.address}: {replica.problem}"
-            yield Finding(True, what, "see what is said of that replica; the orchestrator tries again by itself")
+            yield Finding(True, what, "see the finding about that replica; the orchestrator retries automatically")
 
 
 def _one_model(targets: Sequence[Visit]) -> Iterator[Finding]:
@@ -238,7 +238,7 @@ def table(visits: Sequence[Visit]) -> Table:
 
 
 def as_dict(visits: Sequence[Visit], found: Sequence[Finding]) -> dict[str, Any]:
-    """Everything, for a program."""
+    """All visits and findings, for JSON."""
     return {
         "ok": not any(each.wrong for each in found),
         "services": [

@@ -1,6 +1,6 @@
-"""Where the service of this container tells its health, by the environment that it was started with.
+"""The address for a health probe of the service in this container, from the environment that both share.
 
-Knows the variables that a probe and its service share; refuses to know what health is.
+Knows the environment variables of a service; does not know the health protocol.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from specdec.security.tls import Tls
 
 
 def own_health(environment: Mapping[str, str], tls: Callable[[], Tls | None]) -> tuple[str, Tls | None, str]:
-    """Its address, how it is asked, and the name that its certificate has.
+    """(address, certificates, server name) for a health probe of the service with this ``environment``.
 
-    The health port speaks in the clear whatever the other one speaks. At the other one the certificate is this side's
-    own, and its names are not those of loopback. ``tls`` is called for that one alone.
-    Raises ValueError, in words, if the environment does not say where.
+    SPECDEC_HEALTH_PORT is always without TLS. At SPECDEC_PORT the service presents this side's own certificate, which
+    need not be valid for loopback, so the probe expects one of its names. ``tls`` is called only for SPECDEC_PORT.
+    Raises ValueError if neither port is set.
     """
     host = _reachable(environment.get("SPECDEC_HOST", "127.0.0.1"))
     if port := environment.get("SPECDEC_HEALTH_PORT"):
@@ -29,7 +29,7 @@ def own_health(environment: Mapping[str, str], tls: Callable[[], Tls | None]) ->
 
 
 def _reachable(host: str) -> str:
-    """Of what one listens on: all addresses are none that one calls."""
+    """An address to connect to, for one to listen on: loopback in place of 0.0.0.0 or ::."""
     try:
         address = ip_address(host.strip("[]"))
     except ValueError:

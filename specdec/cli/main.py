@@ -48,8 +48,8 @@ class Role(StrEnum):
 
 @app.command(context_settings=PASS_ON)
 def serve(context: typer.Context, role: Annotated[str, typer.Argument(metavar="|".join(Role))]) -> None:
-    """Run one service in the foreground; its own flags follow (serve target --help lists them)."""
-    if role in ("--help", "-h"):  # where no role is named yet; what follows one is the service's own
+    """Run one service in the foreground. The service's own flags follow its role (see serve target --help)."""
+    if role in ("--help", "-h"):  # in place of a role; after a role the flags are the service's own
         typer.echo(context.get_help())
         raise typer.Exit
     if role not in list(Role):
@@ -58,19 +58,20 @@ def serve(context: typer.Context, role: Annotated[str, typer.Argument(metavar="|
     os.execve(sys.executable, python_command(module, *context.args), environment())
 
 
-bench = typer.Typer(help="Measure. Each has flags of its own (bench rounds --help). Needs a checkout.")
+bench = typer.Typer(help="Run a benchmark. Each has its own flags (see bench rounds --help). Needs a checkout.")
 app.add_typer(bench, name="bench", no_args_is_help=True)
 
 BENCHES = {
-    "micro.rounds": "The message path, with models that take no time.",
-    "peers": "Us beside transformers.",
-    "distance": "A draft far away.",
-    "lookup": "A text that repeats itself.",
-    "ranking": "Which of the draft's guesses are right.",
-    "micro.decisions": "What deciding a pass costs.",
-    "micro.products": "How fast weights are read by products of few rows.",
-    "plan": "What specdec plan simulates, beside a deployment.",
-    "soak": "What grows over many requests.",
+    "micro.rounds": "Overhead of the message path, with models that take no time.",
+    "peers": "Comparison with transformers.",
+    "distance": "Speed with a distant draft.",
+    "control": "Draft lengths in simulated deployments.",
+    "lookup": "Prompt lookup on a repetitive text.",
+    "ranking": "Rank of the target's token among the draft's candidates.",
+    "micro.decisions": "Time to decide the verdicts of a pass.",
+    "micro.products": "Weight bandwidth of matrix products with few rows.",
+    "plan": "Predictions of specdec plan, compared with a deployment.",
+    "soak": "Growth of resources over many requests.",
 }
 
 
@@ -88,7 +89,7 @@ app.command()(plan)
 
 @app.command(context_settings=PASS_ON)
 def chaos(context: typer.Context) -> None:
-    """Break a deployment on purpose, row by row of the fault table (chaos --help). Needs a checkout."""
+    """Break a deployment on purpose, row by row of the fault table (see chaos --help). Needs a checkout."""
     _exec_bench("bench.chaos", context.args)
 
 
@@ -98,10 +99,10 @@ def up(
     draft: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "draft"),
     port: Annotated[int, typer.Option(help="port of the orchestrator")] = 50050,
     threads: Annotated[
-        int, typer.Option(help="CPU threads of each model: by default half of the cores; 0: one for each it may use")
+        int, typer.Option(help="CPU threads of each model; default: half of the cores; 0: all usable cores")
     ] = max(1, (os.cpu_count() or 2) // 2),
     certificates_dir: Annotated[
-        Path | None, typer.Option("--certificates", help="directory of `specdec certificates`: speak TLS")
+        Path | None, typer.Option("--certificates", help="use TLS; directory made by `specdec certificates`")
     ] = None,
     logs: Annotated[
         Path | None, typer.Option(help="directory for the services' logs; default: a temporary one")
@@ -109,7 +110,7 @@ def up(
 ) -> None:
     """Run all three services on this machine until Ctrl-C.
 
-    A service that gives itself up (exit status 3) is started again; if one ends otherwise, so do all.
+    A service that needs a restart (exit status 3) is restarted. If a service ends in another way, all are stopped.
     """
     work = up_.run(Console(), target, draft, port, [f"--threads={threads}"], certificates_dir, logs)
     _run(until_signalled(work))
@@ -120,9 +121,9 @@ def demo(
     max_tokens: Annotated[int, typer.Option(min=1, help="tokens to generate")] = 160,
     num_draft_tokens: Annotated[int, typer.Option(min=0, help="draft tokens per round")] = 4,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy")] = 0.7,
-    seed: Annotated[int, typer.Option(min=0, help="of the random numbers, where there are any")] = 7,
+    seed: Annotated[int, typer.Option(min=0, help="seed for sampling")] = 7,
 ) -> None:
-    """Serve the bundled pair and run one request with and without speculation."""
+    """Serve the bundled pair and run one request with and without speculation. Exit status 1 if the outputs differ."""
     identical = _run(until_signalled(demo_.run(Console(), max_tokens, num_draft_tokens, temperature, seed)))
     raise typer.Exit(130 if identical is None else int(not identical))
 
@@ -135,25 +136,25 @@ def generate(
     top_p: Annotated[float | None, typer.Option()] = None,
     top_k: Annotated[int | None, typer.Option(min=0)] = None,
     min_p: Annotated[float | None, typer.Option()] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="of prompt and output; 1 is off")] = None,
-    presence_penalty: Annotated[float | None, typer.Option(help="of tokens in the output")] = None,
-    frequency_penalty: Annotated[float | None, typer.Option(help="for each time they occur there")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="for tokens in prompt or output; 1: off")] = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="for tokens in the output")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="per occurrence in the output")] = None,
     logit_bias: Annotated[list[str] | None, typer.Option(help="ID=BIAS; may be repeated")] = None,
-    min_tokens: Annotated[int | None, typer.Option(min=0, help="no end before so many")] = None,
+    min_tokens: Annotated[int | None, typer.Option(min=0, help="minimum length of the output")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="default: drawn by the server")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
     verification: Annotated[Method, typer.Option()] = Method.COUPLED,
-    num_draft_tokens: Annotated[int | None, typer.Option(min=0, help="default: the server's")] = None,
-    no_speculation: Annotated[bool, typer.Option("--no-speculation", help="the target alone")] = False,
-    address: Annotated[str, typer.Option(help="of the orchestrator")] = "127.0.0.1:50050",
+    num_draft_tokens: Annotated[int | None, typer.Option(min=0, help="per round; default: the server's")] = None,
+    no_speculation: Annotated[bool, typer.Option("--no-speculation", help="use the target alone")] = False,
+    address: Annotated[str, typer.Option(help="host:port of the orchestrator")] = "127.0.0.1:50050",
     tls_ca: TlsCa = "",
     tls_name: TlsName = "orchestrator",
-    timeout_s: Annotated[float | None, typer.Option(help="give up after so many seconds")] = None,
+    timeout_s: Annotated[float | None, typer.Option(help="deadline of the request in seconds")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object at the end")] = False,
 ) -> None:
-    """Generate from a prompt and stream the text; the draft's tokens are marked on a terminal.
+    """Generate from a prompt and stream the text. On a terminal the draft's tokens are marked.
 
-    An API key is read from the environment, SPECDEC_API_KEY.
+    The environment variable SPECDEC_API_KEY has the API key, if the deployment needs one.
     """
     fields: dict[str, Any] = {
         "text": prompt,
@@ -174,7 +175,7 @@ def generate(
     }
     try:
         generation_pb2.GenerateRequest(**fields)
-    except ValueError as error:  # a number that its field cannot hold
+    except ValueError as error:  # a number outside the range of its field
         print(f"specdec: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
     console = Console()
@@ -182,7 +183,7 @@ def generate(
 
     async def run() -> None:
         sample = Sample()
-        # In a pipe the text comes as it is; on a terminal one sees who proposed what.
+        # Marks only on a terminal, so that a pipe gets the plain text.
         shown = MarkedText(console, marks=console.is_terminal)
         seed_used = 0
         async with Client(address, tls=tls, tls_name=tls_name, api_key=api_key()) as client:
@@ -204,18 +205,18 @@ def generate(
 @app.command()
 def health(
     address: Annotated[
-        str, typer.Argument(help="host:port of any of the services; none: this container's, by SPECDEC_HEALTH_PORT")
+        str, typer.Argument(help="host:port of any service; default: the service of this container")
     ] = "",
-    service: Annotated[str, typer.Option(help="health service: empty for ready, liveness for alive")] = "",
+    service: Annotated[str, typer.Option(help="health service; empty: ready to serve, liveness: alive")] = "",
     tls_ca: TlsCa = "",
     tls_cert: TlsCert = "",
     tls_key: TlsKey = "",
     tls_name: TlsName = "",
 ) -> None:
-    """Ask a service whether it serves: exit status 0 if so, 1 if not. For container health checks.
+    """Ask a service whether it serves, for health probes of containers. The exit status is 0 if it does, 1 otherwise.
 
-    Without an address: the service that has the same environment, at SPECDEC_HEALTH_PORT in the clear if that is set,
-    else at SPECDEC_PORT, by a name that its certificate (SPECDEC_TLS_CERT) has.
+    Without an address the probe reads the service's own environment variables. It uses SPECDEC_HEALTH_PORT without TLS
+    if that is set, else SPECDEC_PORT, where it expects a name of the service's certificate (SPECDEC_TLS_CERT).
     """
     if address:
         tls = tls_of(tls_ca, tls_cert, tls_key)
@@ -235,7 +236,7 @@ def health(
 
 @app.command()
 def doctor(
-    address: Annotated[str, typer.Option(help="of the orchestrator; the replicas it names are asked, too")] = (
+    address: Annotated[str, typer.Option(help="host:port of the orchestrator; its replicas are examined, too")] = (
         "127.0.0.1:50050"
     ),
     target: Annotated[str, typer.Option(help="host:port of further targets, comma-separated")] = "",
@@ -245,9 +246,9 @@ def doctor(
     tls_key: TlsKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Examine a deployment and say in words what is wrong: exit status 0 if nothing is, 1 otherwise.
+    """Examine a deployment and explain its problems. The exit status is 0 if there is none, 1 otherwise.
 
-    An API key is read from the environment, SPECDEC_API_KEY.
+    The environment variable SPECDEC_API_KEY has the API key, if the deployment needs one.
     """
     targets, drafts = ([part.strip() for part in value.split(",") if part.strip()] for value in (target, draft))
     tls = tls_of(tls_ca, tls_cert, tls_key)
@@ -270,9 +271,9 @@ app.command()(key)
 
 
 def _exec_bench(module: str, arguments: list[str]) -> None:
-    """Become a module of the repository's own, wherever the caller stands. Raises typer.Exit where there is none."""
+    """Replace this process by a module of the checkout, from any working directory. Raises typer.Exit without one."""
     if not (Path(__file__).resolve().parents[2] / "bench").is_dir():
-        print("specdec: benchmarks are in the repository alone; install it with pip install -e", file=sys.stderr)
+        print("specdec: benchmarks need a checkout of the repository, installed with pip install -e", file=sys.stderr)
         raise typer.Exit(1)
     os.execve(sys.executable, python_command(module, *arguments), environment())
 

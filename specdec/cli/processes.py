@@ -1,4 +1,4 @@
-"""The three services as processes of this machine: start, wait until healthy, watch, stop. Imports none of them."""
+"""Runs the three services as local processes: start, wait until healthy, watch, stop. Imports none of them."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ T = TypeVar("T")
 _STOP_TIMEOUT_S = 15.0
 
 _GRPC_EXPERIMENTS = {"1.85": "-event_engine_client,-event_engine_listener"}
-"""By the release of gRPC, whose names of experiments are no promises. Its event engine has threads of its own, which
-wait for sockets and hand on what comes; without it, as until 2026, whoever waits for a message waits for the socket.
-On two cores that also compute, a round takes 0.3 to 0.6 ms less (bench/LOG.md)."""
+"""Values of GRPC_EXPERIMENTS by gRPC release, because the names of experiments are not stable. They disable the event
+engine, which reads sockets in its own threads and passes messages on. Without it the waiting thread reads the socket,
+which saves 0.3 to 0.6 ms per round on two cores that also compute (bench/LOG.md)."""
 
 
 class StartError(Exception):
-    """A service did not come up, or did not stay; the message has the end of its log."""
+    """A service did not start, or ended. The message has the end of its log."""
 
 
 @dataclass(slots=True)
 class Service:
-    """One service, and the process that it runs in now."""
+    """A service and its current process."""
 
     name: str
     address: str
     command: list[str]
     log: IO[bytes]
-    log_stays: bool  # also when this is over
+    log_stays: bool  # whether the log file is kept after the end
     process: asyncio.subprocess.Process
-    tls: Tls | None = None  # with which it is asked
+    tls: Tls | None = None  # certificates of its callers here
     tls_name: str = ""
 
     @property
@@ -55,11 +55,11 @@ class Service:
         return int(self.address.rpartition(":")[2])
 
     async def restart(self) -> None:
-        """After its process ended: another one, with the same arguments, port and log."""
+        """Start a new process after the old one has ended, with the same arguments, port and log."""
         self.process = await _started(self.command, self.log)
 
     def ending(self) -> str:
-        """How it ended, in words, and where its log is if that stays."""
+        """A description of how it ended, with the path of its log if that is kept."""
         status = self.process.returncode
         assert status is not None, "it has not ended"
         how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
@@ -71,13 +71,13 @@ class Service:
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """What runs a module, and not something of its name that lies in the working directory; see ``environment``."""
+    """The command that runs a module, but not one of the same name in the working directory (see ``environment``)."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def environment() -> dict[str, str]:
-    """Ours, and how gRPC waits if it does not say. In a checkout it says where that is, so that its modules are found
-    from every directory."""
+    """The environment for a service: ours, with GRPC_EXPERIMENTS unless that is set. PYTHONPATH has the checkout, if
+    there is one, so that its modules are found from any directory."""
     ours = dict(os.environ)
     if experiments := _GRPC_EXPERIMENTS.get(grpc.__version__.rpartition(".")[0]):
         ours.setdefault("GRPC_EXPERIMENTS", experiments)
@@ -93,16 +93,16 @@ async def _started(command: Sequence[str], log: IO[bytes]) -> asyncio.subprocess
         stdout=log,
         stderr=log,
         env=environment(),
-        # Ctrl-C goes to the terminal's whole group; who stops whom, and in what order, is decided here.
+        # Ctrl-C signals the terminal's whole process group, but this process stops the services in order.
         start_new_session=True,
     )
 
 
 @contextlib.asynccontextmanager
 async def service(module: str, port: int, arguments: Sequence[str], logs: Path | None = None) -> AsyncIterator[Service]:
-    """``python -m module`` on loopback; ``module`` may bring an argument. Stopped by SIGTERM at the end.
+    """Run ``python -m module`` on loopback; stop it with SIGTERM at the end. ``module`` may include one argument.
 
-    Its log is ``logs``/MODULE.log and stays, or without that directory a file that goes with it.
+    Its log is ``logs``/MODULE.log, which is kept, or without ``logs`` a temporary file.
     """
     name, *first = module.split()
     with _log(name, logs) as log:
@@ -140,10 +140,10 @@ async def deployment(
     certificates: Path | None = None,
     logs: Path | None = None,
 ) -> AsyncIterator[tuple[Service, Service, Service]]:
-    """Target, draft and orchestrator, ready to generate. ``arguments`` are for both model services.
+    """Run target, draft and orchestrator, and yield them once they can generate. ``arguments`` are for model services.
 
-    With the directory of ``certificates`` (specdec.security.dev_ca) they speak TLS; in the directory ``logs`` their
-    logs stay. Raises StartError.
+    They use TLS if ``certificates`` is set, a directory made by specdec.security.dev_ca. Their logs are kept if the
+    directory ``logs`` is set. Raises StartError.
     """
     roles = ("target", "draft", "orchestrator")
     target_port, draft_port, free_port = free_ports(3)
@@ -169,7 +169,7 @@ async def deployment(
             if tls:
                 each.tls, each.tls_name = tls, role
         try:
-            async with asyncio.TaskGroup() as group:  # whichever ends first is heard of at once
+            async with asyncio.TaskGroup() as group:  # fails at once if any service ends
                 for each in services:
                     group.create_task(healthy(each))
         except ExceptionGroup as errors:
@@ -187,7 +187,7 @@ def _operator(certificates: Path) -> Tls:
 
 
 async def watch(services: Sequence[Service]) -> AsyncGenerator[tuple[Service, str], None]:
-    """Each service that ends, and how in words; it may be started again before the next is asked for."""
+    """Yield each service that ends, with a description. The consumer may restart it before it asks for the next."""
     waits = {asyncio.create_task(each.process.wait()): each for each in services}
     try:
         while waits:
@@ -203,7 +203,7 @@ async def watch(services: Sequence[Service]) -> AsyncGenerator[tuple[Service, st
 
 
 async def healthy(service: Service, timeout_s: float = 600.0) -> None:
-    """Returns once the service says SERVING. Raises StartError if it ends or does not in time."""
+    """Wait until the service reports SERVING. Raises StartError if it ends, or after ``timeout_s``."""
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
         if service.process.returncode is not None:
@@ -217,7 +217,7 @@ async def healthy(service: Service, timeout_s: float = 600.0) -> None:
 async def is_serving(
     address: str, timeout_s: float = 1.0, service: str = "", tls: Tls | None = None, tls_name: str = ""
 ) -> bool:
-    """What the standard gRPC health service at ``address`` says of ``service``; False if there is none."""
+    """Whether the gRPC health service at ``address`` reports SERVING for ``service``; False if it does not answer."""
     async with rpc.channel(address, tls, tls_name) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
@@ -228,7 +228,7 @@ async def is_serving(
 
 
 async def paired(orchestrator: Service, timeout_s: float = 30.0) -> None:
-    """Returns once the orchestrator uses all its replicas. Raises StartError, saying which it does not, and why."""
+    """Wait until the orchestrator uses all its replicas. Raises StartError with the unused ones and the reasons."""
     problem = ""
     async with Client(orchestrator.address, tls=orchestrator.tls) as client:
         until = time.monotonic() + timeout_s
@@ -242,7 +242,7 @@ async def paired(orchestrator: Service, timeout_s: float = 30.0) -> None:
 
 
 async def until_signalled(work: Coroutine[Any, Any, T]) -> T | None:
-    """What it returns; None if SIGTERM, SIGINT or SIGHUP came first. Then it was cancelled, and has cleaned up."""
+    """Run ``work`` and return its result. After SIGTERM, SIGINT or SIGHUP it is cancelled, and the result is None."""
     loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
     numbers = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
@@ -251,7 +251,7 @@ async def until_signalled(work: Coroutine[Any, Any, T]) -> T | None:
 
     def stop() -> None:
         nonlocal told
-        if not told:  # twice would cut the cleaning up short, and leave processes behind
+        if not told:  # a second cancellation would interrupt the clean-up and leave processes behind
             told = True
             task.cancel()
 
@@ -269,7 +269,7 @@ async def until_signalled(work: Coroutine[Any, Any, T]) -> T | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on now."""
+    """Free ports of loopback. Another process may take them before they are used."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

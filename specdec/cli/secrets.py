@@ -1,6 +1,6 @@
-"""The command line's share of certificates and keys: the options of those who call, the commands that make some.
+"""Certificates and API keys on the command line: options of callers, and commands that make certificates and keys.
 
-Knows flags and variables; refuses to know what is called.
+Knows flags and environment variables; does not know which service is called.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import typer
 from specdec.security import dev_ca as made
 from specdec.security.tls import Tls
 
-TlsCa = Annotated[str, typer.Option(envvar="SPECDEC_TLS_CA", help="certificates in PEM of whom to trust; none: no TLS")]
+TlsCa = Annotated[str, typer.Option(envvar="SPECDEC_TLS_CA", help="PEM file of trusted CAs; empty: no TLS")]
 TlsCert = Annotated[
-    str, typer.Option(envvar="SPECDEC_TLS_CERT", help="own certificate in PEM; model services want one")
+    str, typer.Option(envvar="SPECDEC_TLS_CERT", help="PEM file of the own certificate; model services require one")
 ]
-TlsKey = Annotated[str, typer.Option(envvar="SPECDEC_TLS_KEY", help="its private key in PEM")]
+TlsKey = Annotated[str, typer.Option(envvar="SPECDEC_TLS_KEY", help="PEM file of its private key")]
 TlsName = Annotated[
-    str, typer.Option(help="name that the server's certificate must have; empty: the host of the address")
+    str, typer.Option(help="DNS name that the server's certificate must have; empty: the host of the address")
 ]
 API_KEY = "SPECDEC_API_KEY"
-"""The variable with the caller's API key. No flag: others would see it in the list of processes."""
+"""The environment variable with the caller's API key. It is no flag, because other users can read process lists."""
 
 
 def certificates(
-    directory: Annotated[Path, typer.Argument(help="to make OWNER/{tls.crt,tls.key,ca.crt} in")],
-    days: Annotated[float, typer.Option(help="that the certificates are valid")] = 90.0,
+    directory: Annotated[Path, typer.Argument(help="directory for OWNER/{tls.crt,tls.key,ca.crt}")],
+    days: Annotated[float, typer.Option(help="validity of the certificates in days")] = 90.0,
     name: Annotated[list[str] | None, typer.Option(help="further host name or address; may be repeated")] = None,
 ) -> None:
-    """Make a development CA and certificates for target, draft, orchestrator and operator; again: renew them."""
+    """Make a development CA and certificates for target, draft, orchestrator and operator; renew them if they exist."""
     try:
         made.make(directory, days, name or [])
     except (OSError, ValueError) as error:
@@ -46,11 +46,11 @@ def certificates(
 
 
 def key(
-    name: Annotated[str, typer.Argument(help="whose key it is, for logs")],
-    max_sequences: Annotated[int | None, typer.Option(min=1, help="samples at a time; default: no limit")] = None,
+    name: Annotated[str, typer.Argument(help="name of the key's owner, for logs")],
+    max_sequences: Annotated[int | None, typer.Option(min=1, help="concurrent samples; default: no limit")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="prompt and output; default: no limit")] = None,
 ) -> None:
-    """Make an API key: its token on standard error, this once; the line for api_keys_file on standard output."""
+    """Make an API key. Prints its line for api_keys_file, and on standard error the token, which is stored nowhere."""
     token = f"sk-specdec-{secrets.token_urlsafe(32)}"
     line = {"name": name, "sha256": hashlib.sha256(token.encode()).hexdigest()}
     quotas = {"max_sequences": max_sequences, "tokens_per_minute": tokens_per_minute}
@@ -59,7 +59,7 @@ def key(
 
 
 def tls_of(ca: str, cert: str = "", key: str = "") -> Tls | None:
-    """Of a caller's flags; None: in the clear. Ends the command, in words, if the files are no good."""
+    """The certificates in a caller's flags; None for no TLS. Ends the command with a message if they are invalid."""
     if not (ca or cert or key):
         return None
     try:

@@ -1,6 +1,6 @@
-"""All three services on this machine, in the foreground: started, watched, started again if they ask for it, stopped.
+"""All three services on this machine, in the foreground: starts them, restarts them on request, and stops them.
 
-Knows what its user is told; refuses to know how processes are started (specdec.cli.processes).
+Knows the output for the user; does not know how processes are started (specdec.cli.processes).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specdec.cli.processes import StartError, deployment, watch
 from specdec.server.liveness import RESTART_STATUS
 
 _PAUSE_S = 1.0
-"""Before a service is started again, so that one that always gives itself up does not take the machine."""
+"""Pause before a restart, so that a service that always needs one does not occupy the machine."""
 
 
 async def run(
@@ -30,9 +30,9 @@ async def run(
     certificates: Path | None = None,
     logs: Path | None = None,
 ) -> None:
-    """Until cancelled. Raises StartError if a service does not come up, or ends, and then stops the others.
+    """Run until cancelled. Raises StartError if a service does not start or ends, after stopping the others.
 
-    Logs stay in the directory ``logs``; without one, in a directory that is left only if something went wrong.
+    Logs are kept in the directory ``logs``. Without it they are in a temporary directory, kept only after an error.
     """
     directory = logs or Path(tempfile.mkdtemp(prefix="specdec-"))
     directory.mkdir(parents=True, exist_ok=True)
@@ -73,6 +73,6 @@ async def _run(
             async for service, ending in endings:
                 if service.process.returncode != RESTART_STATUS:
                     raise StartError(f"{ending}:\n{service.log_tail()}")
-                console.print(f"{ending}. It gave itself up and is started again.", highlight=False, soft_wrap=True)
+                console.print(f"{ending}. It gave itself up and is restarted.", highlight=False, soft_wrap=True)
                 await asyncio.sleep(_PAUSE_S)
                 await service.restart()

@@ -1,7 +1,7 @@
-"""How far a tree has grown below what is in flight. The counterpart of draft_service/advance.py, in counts.
+"""How far a tree grows below the nodes in flight. The counterpart of draft_service/advance.py, in counts of nodes.
 
-A draft is right with its first guess as often as the plan says, with its second where the first is wrong, and never
-with a third. What grows is worked out once for every chain in flight, as if no other sequence shared its passes.
+A draft's first guess is right with probability ``acceptance``, else its second with ``runner_up``, and a third never.
+Growth is computed once per shape of the chain in flight, as if no other sequence shared its passes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from specdec.speculation.tree_growth import Frontier
 
 @dataclass(slots=True)
 class _Passes:
-    """What became of one chain, by the number of passes."""
+    """The trees grown from one chain, by the number of passes."""
 
     trees: list[TokenTree]
     below: dict[tuple[int, int, bool], int] = field(default_factory=dict)
 
 
 class Ahead:
-    """Trees of a draft that grows ``most_nodes`` ahead, to ``most_depth`` at most."""
+    """Trees of a draft that grows at most ``most_nodes`` nodes ahead, to a depth of at most ``most_depth``."""
 
     def __init__(self, acceptance: float, runner_up: float, most_nodes: int, most_depth: int) -> None:
         self._of_ranks = (acceptance, (1.0 - acceptance) * runner_up)
@@ -33,25 +33,25 @@ class Ahead:
 
     @staticmethod
     def of(scenario: Scenario) -> Ahead | None:
-        """None: nothing grows ahead."""
+        """The trees of a scenario; None if its drafts do not grow ahead."""
         pair, drafting = scenario.pair, scenario.drafting
         if not drafting.num_ahead_tokens:
             return None
         return Ahead(pair.acceptance, pair.runner_up, drafting.num_ahead_tokens, 2 * drafting.num_draft_tokens + 1)
 
     def most_passes(self, flying: int, behind: int) -> int:
-        """After so many there is nothing left to grow."""
+        """The number of passes after which the tree is complete."""
         return len(self._passes(flying, behind).trees) - 1
 
     def num_branches(self, flying: int, behind: int) -> int:
-        """Nodes of a pass, as a rule."""
+        """The mean number of new nodes per pass, rounded up."""
         trees = self._passes(flying, behind).trees
         return -(-(len(trees[-1]) - len(trees[0])) // max(1, len(trees) - 1))
 
     def nodes_below(self, met: Met, accepted: int, flying: int, behind: int, passes: int) -> int:
-        """Nodes below the token that ended the verdict, where the draft had it.
+        """The number of nodes below the last token of a verdict, which the draft had where ``met`` says.
 
-        ``accepted`` of ``flying`` nodes were; ``behind`` of the same chain followed them before the ``passes`` began.
+        ``accepted`` of the ``flying`` nodes were accepted. ``behind`` nodes followed them before the ``passes`` began.
         """
         if met is Met.NOWHERE:
             return 0
@@ -79,8 +79,8 @@ class Ahead:
 
 
 def _below(tree: TokenTree, accepted: int, at_tail: bool) -> int:
-    """Of a chain and its branches: nodes of the longest path below the first child of the last accepted node, or below
-    its second; after a verdict the tree is taken for a chain."""
+    """The length of the longest path below the first (``at_tail``) or second child of the last accepted node. After a
+    verdict the simulation treats the tree as a chain."""
     last = accepted - 1 if accepted else ROOT
     children = [node for node, parent in enumerate(tree.parents) if parent == last]
     if len(children) <= (not at_tail):

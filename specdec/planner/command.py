@@ -1,4 +1,4 @@
-"""``specdec plan``: its flags, its table, its JSON."""
+"""``specdec plan``: flags, tables and JSON."""
 
 from __future__ import annotations
 
@@ -19,38 +19,40 @@ from specdec.speculation.acceptance import PRIOR
 
 _STREAMS = 16
 _ROOFLINE = "1:20,128:21,256:28,512:51,1024:101"
-"""A 70B model in 8 bits on one GPU with 4 TB/s: reading its weights, and beyond 206 rows computing. Not measured."""
+"""A 70B model in 8 bits on one GPU with 4 TB/s: limited by reading weights, above 206 rows by compute. Not measured."""
 
 
 def plan(
     targets: Annotated[list[int] | None, typer.Option(min=1, help="number of targets; may be repeated")] = None,
-    drafts: Annotated[float | None, typer.Option(min=0.0, help="per target; default: as few as do")] = None,
+    drafts: Annotated[float | None, typer.Option(min=0.0, help="drafts per target; default: as few as suffice")] = None,
     rate: Annotated[float | None, typer.Option(min=0.0, help="requests per second and target (Poisson)")] = None,
     streams: Annotated[
-        int | None, typer.Option(min=1, help=f"requests at a time per target, if no rate; default: {_STREAMS}")
+        int | None, typer.Option(min=1, help=f"concurrent requests per target, without --rate; default: {_STREAMS}")
     ] = None,
-    target_pass: Annotated[str, typer.Option(help="ms: any pass, MS+MS per row, or ROWS:MS,ROWS:MS,...")] = _ROOFLINE,
-    draft_pass: Annotated[str, typer.Option(help="the same of a draft step; a row is a sequence")] = "2+0.003",
-    acceptance: Annotated[float, typer.Option(help="of a draft token")] = 0.7,
-    runner_up: Annotated[float, typer.Option(help="how often the correction is the draft's second guess")] = PRIOR[1],
-    round_trip_ms: Annotated[float, typer.Option(help="between orchestrator and draft")] = 1.0,
-    overhead_ms: Annotated[float, typer.Option(help="of an exchange with either service, beside the models")] = 0.5,
-    work_ms: Annotated[float, typer.Option(help="of the orchestrator's processor per answer it takes in")] = 0.1,
+    target_pass: Annotated[
+        str, typer.Option(help="time of a target pass in ms: MS, MS+MS per row, or ROWS:MS,ROWS:MS,...")
+    ] = _ROOFLINE,
+    draft_pass: Annotated[str, typer.Option(help="time of a draft step, likewise; a row is a sequence")] = "2+0.003",
+    acceptance: Annotated[float, typer.Option(help="acceptance rate of a draft token")] = 0.7,
+    runner_up: Annotated[float, typer.Option(help="how often a correction is the draft's second guess")] = PRIOR[1],
+    round_trip_ms: Annotated[float, typer.Option(help="network round trip between orchestrator and draft")] = 1.0,
+    overhead_ms: Annotated[float, typer.Option(help="RPC overhead of an exchange with either service")] = 0.5,
+    work_ms: Annotated[float, typer.Option(help="CPU time of the orchestrator per answer it receives")] = 0.1,
     measured: Annotated[
-        str | None, typer.Option(help="take both from the JSON of: specdec bench rounds --json FILE")
+        str | None, typer.Option(help="JSON file of specdec bench rounds, replaces --overhead-ms and --work-ms")
     ] = None,
-    prompt: Annotated[int, typer.Option(min=1, help="tokens, on average")] = 512,
-    output: Annotated[int, typer.Option(min=2, help="tokens, on average")] = 256,
-    spread: Annotated[float, typer.Option(help="lengths are uniform within this share of their average")] = 0.5,
-    max_live: Annotated[int, typer.Option(min=1, help="sequences at a time per target; others wait")] = 256,
-    num_ahead_tokens: Annotated[int, typer.Option(min=0, help="0: growing ahead is not tried")] = 60,
-    cell: Annotated[int, typer.Option(min=1, help="more targets are simulated as so many cells of this size")] = 4,
-    seed: Annotated[int, typer.Option()] = 0,
-    json_file: Annotated[str | None, typer.Option("--json", help="write all figures here")] = None,
+    prompt: Annotated[int, typer.Option(min=1, help="mean prompt length in tokens")] = 512,
+    output: Annotated[int, typer.Option(min=2, help="mean output length in tokens")] = 256,
+    spread: Annotated[float, typer.Option(help="lengths are uniform within this share of their mean")] = 0.5,
+    max_live: Annotated[int, typer.Option(min=1, help="live sequences per target; further requests wait")] = 256,
+    num_ahead_tokens: Annotated[int, typer.Option(min=0, help="nodes that a draft grows ahead; 0: none")] = 60,
+    cell: Annotated[int, typer.Option(min=1, help="more targets are simulated as cells of this many")] = 4,
+    seed: Annotated[int, typer.Option(help="seed of the simulation")] = 0,
+    json_file: Annotated[str | None, typer.Option("--json", help="file to write all figures to")] = None,
 ) -> None:
-    """Simulate deployments: how much to draft, how many drafts, how fast, and where it breaks.
+    """Simulate deployments: how much to draft, how many drafts, the speed, and the sustainable rate.
 
-    One orchestrator stands beside each target.
+    Each target has one orchestrator beside it.
     """
     if rate is not None and streams is not None:
         raise typer.BadParameter("name either --rate or --streams")
@@ -90,13 +92,13 @@ def _paths(round_trip_ms: float, overhead_ms: float, work_ms: float, measured: s
 
 
 def _of_rounds(file: str) -> tuple[float, float]:
-    """What ``specdec bench rounds`` measured. A round is an exchange with each service and two answers."""
+    """(overhead_ms, work_ms) measured by ``specdec bench rounds``. A round has two exchanges and two answers."""
     try:
         rows = sorted(json.loads(Path(file).read_text())["rows"], key=lambda row: int(row["sequences"]))
         work_ms = float(rows[-1]["cpu_us_orchestrator"]) / 2e3
         return max(0.0, float(rows[0]["overhead_ms_p50"]) / 2 - work_ms), work_ms
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise typer.BadParameter(f"{file} is not what specdec bench rounds --json writes: {error!r}") from error
+        raise typer.BadParameter(f"{file} is no output of specdec bench rounds --json: {error!r}") from error
 
 
 def _drafting(size: Size) -> str:
@@ -149,14 +151,14 @@ def _pair_ms(seconds: tuple[float, float], digits: int) -> str:
 
 def _explained(sizes: Sequence[Size], cell: int) -> str:
     text = (
-        "A simulation. x alone: how many times faster a request ends than with the target alone. Use: of targets and "
-        "drafts.\nBreaks at: the rate at which the queue begins to grow, with this K and without drafting."
+        "A simulation. x alone: speed of a request relative to the target alone. Use: utilization of targets (T) and "
+        "drafts (D).\nBreaks at: the request rate above which the queue grows, with this K (and without drafting)."
     )
     if any(size.scale > 1 for size in sizes):
-        text += f" More than {cell} targets: so many cells of {cell} that share nothing."
+        text += f" More than {cell} targets are simulated as so many cells of {cell} that share nothing."
     return text
 
 
 def _as_dict(size: Size) -> dict[str, Any]:
-    """Outcomes are of the cell that was simulated."""
+    """The size for JSON. Outcomes are those of the simulated cell."""
     return asdict(size) | {"scale": size.scale}

@@ -1,7 +1,7 @@
-"""A draft: one step for all whose nodes are waited for; below what is in flight only when nobody waits.
+"""A simulated draft: one step serves all sequences that wait for nodes. It grows ahead only while no sequence waits.
 
-The counterpart of draft_service/engine.py. Steps are counted, so that a step costs no more for many sequences than
-for few: who joins knows after which step it will be done.
+The counterpart of draft_service/engine.py. Steps are numbered, and a sequence computes the number of its last step when
+it joins. The simulation of a step therefore takes equally long for any number of sequences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from specdec.planner.request import Advance, State, Work
 
 
 class Draft:
-    """Answers after ``way_s`` more; ``ahead``: and goes on below what is in flight."""
+    """A draft. Its answers reach the orchestrator after another ``way_s`` seconds; with ``ahead`` it grows ahead."""
 
     def __init__(self, events: Events, pass_time: PassTime, way_s: float, ahead: Ahead | None) -> None:
         self.live = 0
@@ -32,29 +32,29 @@ class Draft:
         self._steps = 0
         self._num_growing = 0
         self._done: dict[int, list[Work]] = {}
-        self._ahead_ended: list[float] = []  # when each pass ahead did
+        self._ahead_ended: list[float] = []  # times at which passes ahead ended
         self._num_ahead = 0
         self._full: dict[int, list[Work]] = {}
         self._branches = 0  # rows of a pass ahead
 
     def receive(self, advances: Sequence[Advance]) -> None:
-        """One frame."""
+        """Receive a frame."""
         self._inbox.extend(advances)
         if not self._busy:
             self._go()
 
     def passes_ahead(self, work: Work, by: float) -> int:
-        """Of this work, that had ended at that time."""
+        """The number of passes ahead for ``work`` that had ended by the time ``by``."""
         return max(0, bisect_right(self._ahead_ended, by) - work.ahead_from)
 
     def below(self, work: Work, advance: Advance, passes: int) -> int:
-        """Nodes that follow what was committed, after so many passes ahead."""
+        """The number of nodes below the last committed token after ``passes`` passes ahead."""
         if self._ahead is None:
             return 0
         return self._ahead.nodes_below(advance.met, advance.accepted, work.flying, work.behind, passes)
 
     def _go(self) -> None:
-        """Between two passes: take in what came, then the next pass."""
+        """Process the received advances, then begin the next pass."""
         inbox, self._inbox = self._inbox, []
         answered = [work for advance in inbox if (work := self._take(advance)) is not None]
         self._answer(answered)
@@ -79,11 +79,11 @@ class Draft:
         self._events.after(seconds, end, None)
 
     def _take(self, advance: Advance) -> Work | None:
-        """The work, if what it wants is there already."""
+        """Start the work of an advance. Returns the work if the wanted nodes exist already, else None."""
         request, before = advance.request, advance.request.work
         found = 0
         if before is not None:
-            if before.state is State.GROWING:  # an open that was not answered in time
+            if before.state is State.GROWING:  # an open that is superseded before its nodes are complete
                 before.behind = before.wanted - (before.done_at - self._steps)
             passes = len(self._ahead_ended) - before.ahead_from if before.began >= 0 else 0
             if passes or before.behind:
@@ -104,7 +104,7 @@ class Draft:
 
     def _grow(self, work: Work, num_steps: int) -> Work | None:
         if num_steps <= 0:
-            # Nothing is in flight before the first token.
+            # No node is in flight before the first token.
             flying = work.wanted if work.number else 0
             self._begin(work, flying, max(work.behind, work.wanted) - flying)
             return work
@@ -126,13 +126,13 @@ class Draft:
         fed = [work for work in self._feeding if not work.request.unfed_draft]
         if fed:
             self._feeding = [work for work in self._feeding if work.request.unfed_draft]
-            # The pass that takes in the end of a prompt gives the first node.
+            # The pass that ends the prefill gives the first node.
             answered += [work for work in fed if self._grow(work, work.wanted - 1) is not None]
         self._answer(answered)
         self._go()
 
     def _begin(self, work: Work, flying: int, behind: int) -> None:
-        """What was wanted is there; on below it, if it may."""
+        """The wanted nodes exist: begin to grow ahead below them, if enabled."""
         work.flying, work.behind = flying, behind
         work.began = self._events.now
         work.ahead_from = len(self._ahead_ended)
@@ -169,5 +169,5 @@ class Draft:
             frames.setdefault(id(work.request.orchestrator), []).append(work)
         for frame in frames.values():
             orchestrator = frame[0].request.orchestrator
-            assert orchestrator is not None, "who asks has a name"
+            assert orchestrator is not None, "a request has an orchestrator"
             self._events.after(self._way_s, orchestrator.growths, frame)

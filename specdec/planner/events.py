@@ -1,4 +1,4 @@
-"""What happens when: a heap of events and the simulated time. Knows no clock and no meaning."""
+"""A heap of events and the simulated time. Knows no real clock and no meaning of events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Events:
-    """Events of one time happen in the order in which they were planned."""
+    """An event queue. Events of the same time run in the order in which they were added."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -20,7 +20,7 @@ class Events:
         heappush(self._heap, (self.now + seconds, self._planned, happen, what))
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Run events until none is left."""
         heap = self._heap
         while heap:
             self.now, _, happen, what = heappop(heap)

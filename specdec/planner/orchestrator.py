@@ -1,6 +1,6 @@
-"""An orchestrator: who may start, what follows a verdict, and its own processor, which takes what has come at once.
+"""A simulated orchestrator: admission, the steps after a verdict, and its processor, which handles answers in batches.
 
-The counterpart of orchestrator/decoder.py, speculation.py and admission.py. The only one that draws lots.
+The counterpart of orchestrator/'s decoder, speculation and admission. Draws all random outcomes of a round.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Replica = TypeVar("_Replica", Target, Draft)
 
 
 class Orchestrator:
-    """``ended`` is told of every request that has ended."""
+    """An orchestrator. It calls ``ended`` for each finished request; ``lots`` is its source of random numbers."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Orchestrator:
         verdicts, growths = come
         for work in growths:
             request = work.request
-            # The answer to an open may come before the first token: nobody waits for it yet. Or too late.
+            # No round waits for the answer to an open, or for an answer that comes too late.
             if work.number and work.number == request.advance and request.ended < 0:
                 request.flying, request.behind = work.wanted, 0
                 self._verify(request)
@@ -116,8 +116,8 @@ class Orchestrator:
         wanted = min(self._num_draft_tokens, request.left - 1)
         request.flying = 0
         if request.draft is None:
-            if is_first:  # from here on the target goes on unasked
-                request.unasked = request.left - 1
+            if is_first:  # autonomous decoding from here on
+                request.run_on = request.left - 1
                 self._verify(request)
             return None
         if not wanted:
@@ -135,19 +135,19 @@ class Orchestrator:
         return None
 
     def _num_right(self) -> int:
-        """Draft tokens in a row that the target would have said, too."""
+        """Draw the number of draft tokens in a row that the target accepts, in a chain of any length."""
         if not self._log_acceptance:
             return 1 << 30 if self._acceptance else 0
         return int(math.log(1.0 - self._lots.random()) / self._log_acceptance)
 
     def _meet(self, accepted: int, flying: int) -> Met:
-        """Where the draft has the token that ended the verdict, if it grew that far."""
+        """Draw where the draft has the last token of the verdict, provided that it has grown that far."""
         if accepted == flying and self._lots.random() < self._acceptance:
             return Met.TAIL
         return Met.BRANCH if self._lots.random() < self._runner_up else Met.NOWHERE
 
     def _known(self, draft: Draft, request: Request, flying: int, advance: Advance) -> int:
-        """Nodes that follow what was committed, of those that have arrived here."""
+        """The number of received nodes below the last committed token."""
         sent_by = self._events.now - self._to_draft_s
         work = request.work
         if work is not None and work.number == request.advance and 0 <= work.began <= sent_by:
@@ -176,7 +176,7 @@ class Orchestrator:
         self._advances.setdefault(id(advance.request.draft), []).append(advance)
 
     def _send(self) -> None:
-        """One frame per replica."""
+        """Send one frame per replica."""
         for rounds in self._rounds.values():
             target = rounds[0].target
             assert target is not None, "it was started"
@@ -188,7 +188,7 @@ class Orchestrator:
         self._rounds, self._advances = {}, {}
 
     def _pick(self, replicas: Sequence[_Replica]) -> _Replica:
-        """Of two drawn at random the one with fewer sequences."""
+        """Pick the replica with fewer sequences of two random ones."""
         chosen = replicas[0]
         if len(replicas) > 1:
             first, second = self._lots.sample(range(len(replicas)), 2)

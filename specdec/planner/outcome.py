@@ -1,4 +1,4 @@
-"""What a simulation found: speed, latency and use, over the time in which the load was what it should be."""
+"""The outcome of a simulation: speed, latency and utilization, over the time of steady load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specdec.planner.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Times in seconds; use as a share of the time; NaN where nothing was seen."""
+    """Times are in seconds, ``*_use`` is a share of the time. NaN: no data."""
 
     tokens_per_s: float
     requests_per_s: float
@@ -21,14 +21,14 @@ class Outcome:
     draft_use: float
     rows_per_pass: float
     tokens_per_round: float
-    foreseen: float  # share of the rounds whose tree was there at once
+    foreseen: float  # speculation hit rate: share of the rounds for which a tree was ready at once
     num_ended: int
-    growth: float  # of what is unfinished, as a share of the arrivals meanwhile: above 0.05 the queue grows
+    growth: float  # increase of unfinished requests, as a share of the arrivals; above 0.05 the queue grows
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Counts at one moment."""
+    """Counters at one moment."""
 
     time: float
     tokens: int
@@ -43,7 +43,7 @@ class Mark:
 
 
 def outcome(begin: Mark, end: Mark, requests: Sequence[Request], num_targets: int, num_drafts: int) -> Outcome:
-    """Between two marks. Latencies are of the requests that arrived there."""
+    """The outcome between two marks. Latencies are those of requests that arrived between them."""
     seconds = max(end.time - begin.time, 1e-12)
     seen = [request for request in requests if begin.time <= request.arrived <= end.time]
     per_token = [(request.ended - request.first) / (request.output - 1) for request in seen if request.output > 1]
@@ -58,9 +58,9 @@ def outcome(begin: Mark, end: Mark, requests: Sequence[Request], num_targets: in
         target_use=(end.target_busy_s - begin.target_busy_s) / seconds / num_targets,
         draft_use=(end.draft_busy_s - begin.draft_busy_s) / seconds / max(1, num_drafts),
         rows_per_pass=(end.rows - begin.rows) / max(1, end.passes - begin.passes),
-        # The first token of a request comes of its prompt.
+        # Approximate: the first token of a request comes from its prompt.
         tokens_per_round=(end.tokens - begin.tokens) / max(1, rounds),
-        # Counted when the tree goes out, the round when its verdict comes: at the edges one more than there are.
+        # A hit is counted when the tree is sent, a round when its verdict arrives, so the ratio may exceed 1.
         foreseen=min(1.0, (end.foreseen - begin.foreseen) / max(1, rounds)),
         num_ended=end.ended,
         growth=(arrived - ended) / max(1, arrived),

@@ -1,4 +1,4 @@
-"""What one pass of a model takes, by its rows. Knows a curve; refuses to know whose it is."""
+"""The time of one pass of a model as a function of its rows. Knows a curve; does not know the model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class PassTime:
-    """``points`` are (rows, seconds), rows ascending, seconds never falling.
+    """A piecewise linear pass time. ``points`` are (rows, seconds), rows ascending, seconds never decreasing.
 
-    Straight lines between the points, level before the first, and on from the last as between the last two.
+    It is constant before the first point and extrapolates the last segment after the last point. Raises ValueError.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -29,12 +29,12 @@ class PassTime:
 
     @staticmethod
     def line(base_s: float, row_s: float = 0.0) -> PassTime:
-        """``base_s`` for every pass and ``row_s`` for every row of it."""
+        """``base_s`` per pass plus ``row_s`` per row."""
         return PassTime(((0.0, base_s), (1.0, base_s + row_s)))
 
     @staticmethod
     def parse(text: str) -> PassTime:
-        """Milliseconds: "20" (any pass), "20+0.05" (and each row), or "1:20,64:22,512:60" (rows:ms). ValueError."""
+        """Parse milliseconds: "20" (a pass), "20+0.05" (and each row) or "1:20,64:22" (rows:ms). Raises ValueError."""
         try:
             if ":" in text:
                 pairs = [part.split(":") for part in text.split(",")]
@@ -46,7 +46,7 @@ class PassTime:
             raise ValueError(f"{text!r}: {reason}") from None
 
     def seconds(self, rows: int) -> float:
-        """Of a pass with so many rows."""
+        """The time of a pass with ``rows`` rows."""
         found = self._cache.get(rows)
         if found is None:
             found = self._cache[rows] = self._seconds(rows)

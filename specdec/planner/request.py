@@ -1,6 +1,6 @@
-"""One request on its way: how much of it is left, where it is, and what the orchestrator knows of its tree.
+"""A simulated request: its remaining tokens, its replicas, and its tree.
 
-A tree is counted, not held: the chain in flight and how far it is known to go on behind that.
+A tree is represented by two counts: the nodes in flight, and the known nodes of the same chain behind them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Owner(Protocol):
 
 
 class Target(Protocol):
-    """The target of a request, as its orchestrator sees it. ``live``: sequences that it has."""
+    """The target of a request, as its orchestrator sees it. ``live`` is its number of sequences."""
 
     live: int
 
@@ -41,7 +41,7 @@ class Draft(Protocol):
 
 
 class Met(Enum):
-    """Where the draft had the token that ends a verdict: on the chain in flight, as a runner-up beside it, or not."""
+    """Where the draft had the last token of a verdict: on the chain in flight, as a runner-up beside it, or nowhere."""
 
     NOWHERE = 0
     TAIL = 1
@@ -49,7 +49,7 @@ class Met(Enum):
 
 
 class Request:
-    """Times in seconds of the simulation; -1: not yet."""
+    """A request. Times are seconds of simulated time; -1: not yet."""
 
     __slots__ = (
         "advance",
@@ -62,8 +62,8 @@ class Request:
         "left",
         "orchestrator",
         "output",
+        "run_on",
         "target",
-        "unasked",
         "unfed",
         "unfed_draft",
         "work",
@@ -73,26 +73,26 @@ class Request:
         self.arrived = arrived
         self.first = self.ended = -1.0
         self.output = self.left = output
-        self.unfed = self.unfed_draft = prompt  # of the prompt, what the services have yet to take in
-        self.unasked = 0  # tokens that the target may make by itself
+        self.unfed = self.unfed_draft = prompt  # prompt tokens without prefill, at the target and at the draft
+        self.run_on = 0  # tokens that the target may still decode autonomously
         self.orchestrator: Owner | None = None
         self.target: Target | None = None
         self.draft: Draft | None = None
-        self.advance = 0  # number of the last one
-        self.flying = 0  # nodes that are being verified
-        self.behind = 0  # nodes of the same chain that were known when they were sent
-        self.work: Work | None = None  # the draft's own
+        self.advance = 0  # number of the last advance
+        self.flying = 0  # nodes in flight
+        self.behind = 0  # known nodes of the same chain behind those in flight, when these were sent
+        self.work: Work | None = None  # used by the draft
 
 
 class State(Enum):
-    FEEDING = 0  # its prompt
+    FEEDING = 0  # prefill
     GROWING = 1
     AHEAD = 2
     IDLE = 3
 
 
 class Work:
-    """What the draft does for one advance."""
+    """The work of a draft for one advance."""
 
     __slots__ = ("ahead_from", "began", "behind", "done_at", "flying", "number", "request", "state", "wanted")
 
@@ -101,15 +101,15 @@ class Work:
         self.number = number
         self.wanted = wanted
         self.state = State.IDLE
-        self.done_at = 0  # the step after which what is wanted is there
+        self.done_at = 0  # number of the step that completes the wanted nodes
         self.flying = self.behind = 0
-        self.began = -1.0  # when what was wanted was there
-        self.ahead_from = 0  # passes ahead before that
+        self.began = -1.0  # time at which the wanted nodes were complete
+        self.ahead_from = 0  # number of passes ahead before that time
 
 
 class Advance(NamedTuple):
-    """What the orchestrator tells a draft after a verdict: ``accepted`` nodes and a token that was ``met`` are
-    committed; ``wanted`` nodes are waited for, or ``flying`` are there already. ``number`` -1 closes, 0 opens."""
+    """The orchestrator's message to a draft after a verdict: ``accepted`` nodes and the token at ``met`` are committed.
+    The orchestrator waits for ``wanted`` nodes, or has ``flying`` nodes in flight. ``number`` -1 closes, 0 opens."""
 
     request: Request
     number: int

@@ -1,4 +1,4 @@
-"""What is simulated: models, network, deployment, workload and how much is drafted. Durations in seconds."""
+"""The input of a simulation: models, network, deployment, workload and drafting. Durations are in seconds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from specdec.speculation.acceptance import PRIOR
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """``acceptance`` is per draft token; ``runner_up`` is how often the target's correction is the draft's second
-    guess, which decides what growing ahead foresees: about a third of the time with real pairs (bench/LOG.md)."""
+    """A target and a draft. ``acceptance`` is per draft token. ``runner_up``, the probability that a correction is the
+    draft's second guess, determines the hit rate of growing ahead; it is about 1/3 with real pairs (bench/LOG.md)."""
 
     target: PassTime
     draft: PassTime
@@ -25,8 +25,8 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """``round_trip_s`` between orchestrator and draft; the target is beside the orchestrator. Every exchange, with
-    either, costs ``overhead_s`` more, and the orchestrator's processor ``work_s`` for each answer it takes in."""
+    """The network. ``round_trip_s`` is between orchestrator and draft; the target is beside the orchestrator.
+    ``overhead_s`` is the RPC overhead of an exchange with either; ``work_s`` the orchestrator's CPU time per answer."""
 
     round_trip_s: float = 0.0
     overhead_s: float = 0.0
@@ -38,7 +38,7 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Replicas of each service. An orchestrator generates ``max_live`` sequences at a time; others wait."""
+    """Replicas of each service. An orchestrator generates at most ``max_live`` sequences at a time; others wait."""
 
     targets: int = 1
     drafts: int = 1
@@ -47,13 +47,13 @@ class Deployment:
 
     def __post_init__(self) -> None:
         _check(min(self.targets, self.orchestrators, self.max_live) > 0, "there must be a target and an orchestrator")
-        _check(self.drafts >= 0, "drafts cannot be fewer than none")
+        _check(self.drafts >= 0, "the number of drafts cannot be negative")
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """``num_requests`` in all. ``rate`` (requests per second, Poisson) or ``streams`` (each sends its next request when
-    the one before has ended). Lengths are uniform within ``spread`` of their mean."""
+    """``num_requests`` requests arrive at ``rate`` (per second, Poisson) or from ``streams``, each of which sends one
+    after the other. Lengths in tokens are uniform within ``spread`` of their means, ``prompt`` and ``output``."""
 
     prompt: int
     output: int
@@ -65,13 +65,13 @@ class Workload:
     def __post_init__(self) -> None:
         _check(min(self.prompt, self.output, self.num_requests) > 0, "prompt, output and requests must be positive")
         _check((self.rate is None) != (self.streams is None), "name either an arrival rate or a number of streams")
-        _check((self.rate or self.streams or 0) > 0, "somebody must ask")
+        _check((self.rate or self.streams or 0) > 0, "rate or streams must be positive")
         _check(0 <= self.spread < 1, "spread must be at least 0 and less than 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """``num_draft_tokens`` per round (K); ``num_ahead_tokens`` > 0: the draft goes on below what is in flight."""
+    """``num_draft_tokens`` per round (K). With ``num_ahead_tokens`` > 0 the draft grows below the nodes in flight."""
 
     num_draft_tokens: int = 0
     num_ahead_tokens: int = 0
@@ -82,7 +82,7 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """All of it. The same scenario gives the same outcome, number by number."""
+    """The whole input. The same scenario always gives exactly the same outcome."""
 
     pair: Pair
     paths: Paths

@@ -1,4 +1,4 @@
-"""One scenario, from the first request to the end of the last: builds the parts, lets requests arrive, and counts."""
+"""Simulates one scenario, from the first request to the end of the last: builds the parts, creates arrivals, counts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from specdec.planner.scenario import Scenario
 from specdec.planner.target import Target
 
 _WARM = 0.25
-"""Share of the requests after which counting begins, of those that do not all come at once."""
+"""Share of the requests that is warm-up. The first ``streams`` requests, which arrive together, are warm-up as well."""
 
 
 class Simulation:
-    """``run`` once. ``requests`` are all of them, in the order of their arrival."""
+    """A simulation that can ``run`` once. ``requests`` has all requests in order of arrival."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.requests: list[Request] = []
         self._scenario = scenario
         self._events = Events()
-        # Arrivals and lengths are the same however much is drafted.
+        # A separate generator, so that arrivals and lengths do not depend on drafting.
         self._arrivals = random.Random(f"arrivals {scenario.seed}")
         lots = random.Random(f"lots {scenario.seed}")
         pair, paths, deployment = scenario.pair, scenario.paths, scenario.deployment
@@ -77,7 +77,7 @@ class Simulation:
         if number == at_once + int(_WARM * (workload.num_requests - at_once)):
             self._begin = self._mark()
         if number == workload.num_requests - 1:
-            self._end = self._mark()  # from here on the load fades
+            self._end = self._mark()  # the load decreases from here on
 
     def _length(self, mean: int) -> int:
         spread = self._scenario.workload.spread
@@ -105,5 +105,5 @@ class Simulation:
 
 
 def simulate(scenario: Scenario) -> Outcome:
-    """Run it."""
+    """Simulate ``scenario``."""
     return Simulation(scenario).run()

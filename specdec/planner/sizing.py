@@ -1,7 +1,7 @@
-"""From many simulations: how much to draft, how few drafts do, and at which rate the queue grows without end.
+"""Sizing by many simulations: how much to draft, the smallest sufficient number of drafts, the sustainable rate.
 
-Knows what is better; refuses to know how a simulation runs. A deployment of more targets than a cell is taken to be
-built of cells that share nothing: the orchestrators of a cell name its targets and its drafts and no others.
+Knows how to compare outcomes; does not know how a simulation runs. A deployment with more targets than a cell is
+assumed to consist of independent cells: the orchestrators of a cell use only its targets and its drafts.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from specdec.planner.simulation import simulate
 
 MOST_DRAFT_TOKENS = 8
 _ENOUGH = 2
-"""Drafts per target that are taken for as many as anybody could use, while the number of draft tokens is chosen."""
+"""Drafts per target that are assumed to be more than sufficient while the number of draft tokens is chosen."""
 
 _NEARLY = 1.05
-"""Fewer drafts do as long as a request takes no longer than so many times what it takes with plenty."""
+"""A number of drafts is sufficient if a request takes at most this many times as long as with _ENOUGH drafts."""
 
 _ALIKE = 1.02
-"""Of drafting that is no slower than the best by more, the least is taken."""
+"""Settings within this factor of the best count as equal; the first one, which drafts least, is chosen."""
 
 _LEAST_REQUESTS = 256
 
 _WORSE = 2
-"""So many numbers of draft tokens in a row that are worse than a smaller one: those above are not tried."""
+"""The search for K ends after this many values in a row that are worse than a smaller one."""
 
-_GROWS = 0.05
+_GROWS = 0.05  # Outcome.growth above which the queue grows
 _BREAK_STEPS, _BREAK_FILLS = 4, 5
-"""Where it breaks: halving the interval so often, over so many times the requests it holds."""
+"""Bisection steps for the sustainable rate, and the number of simulated requests as a multiple of the capacity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is asked of a deployment. ``rate`` (requests per second) or ``streams`` is per target; ``max_live`` and the
-    orchestrators too. ``drafts`` per target: None for as few as do."""
+    """The requirements. All numbers are per target: ``rate`` (requests per second) or ``streams``, ``max_live``, and
+    ``drafts`` (None: the smallest sufficient number). Each target has one orchestrator."""
 
     pair: Pair
     paths: Paths
@@ -60,26 +60,26 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The answer for one number of targets. Rates are of the whole deployment."""
+    """The result for one number of targets. Rates are those of the whole deployment."""
 
     targets: int
     drafts: int
     simulated_targets: int
     drafting: Drafting
-    outcome: Outcome  # of the cell that was simulated
-    alone: Outcome  # of the same without drafting
-    tried: tuple[Tried, ...]  # with plenty of drafts, or with as many as were named
-    breaks_at: float  # requests per second
-    alone_breaks_at: float
+    outcome: Outcome  # of the simulated cell
+    alone: Outcome  # of the same cell without drafting
+    tried: tuple[Tried, ...]  # with _ENOUGH drafts, or with the given number
+    breaks_at: float  # the sustainable rate, requests per second
+    alone_breaks_at: float  # the same without drafting
 
     @property
     def scale(self) -> float:
-        """Cells in the deployment."""
+        """Number of cells in the deployment."""
         return self.targets / self.simulated_targets
 
 
 class Sizing:
-    """Simulates no scenario twice. ``note`` hears what is simulated next."""
+    """Finds the size for a demand. Caches outcomes. ``note`` is called with a description of each simulation."""
 
     def __init__(self, demand: Demand, cell: int, note: Callable[[str], None] = lambda _: None) -> None:
         self._demand = demand
@@ -99,7 +99,7 @@ class Sizing:
             drafts = 0
         elif demand.drafts is None:
             drafts = self._fewest(cell, most, best)
-        # Of one target, or of two that share a draft: it takes long to see a queue grow.
+        # With only one target, or two that share a draft, because it takes long until a queue has visibly grown.
         breaking = 1 if drafts % cell == 0 else min(targets, 2)
         return Size(
             targets,
@@ -138,11 +138,11 @@ class Sizing:
         return high
 
     def _breaks(self, targets: int, drafts: int, drafting: Drafting) -> float:
-        """Requests per second at which the queue begins to grow."""
+        """The sustainable rate: requests per second above which the queue grows."""
         demand = self._demand
         held = demand.max_live * targets
         full = self._run(targets, drafts, drafting, Workload(demand.prompt, demand.output, 2 * held, streams=held))
-        # All it does when nobody is missing: no more than a little above that can be sustained.
+        # The throughput at full load. The sustainable rate is at most slightly above it.
         high = 1.1 * full.tokens_per_s / demand.output
         low = 0.0
         for _ in range(_BREAK_STEPS):
@@ -155,13 +155,13 @@ class Sizing:
         return low
 
     def _outcome(self, targets: int, drafts: int, drafting: Drafting, times: int) -> Outcome:
-        """``times`` as many requests as are there at a time, or arrive while one is answered."""
+        """Simulate about ``times`` as many requests as are live at a time, but at least _LEAST_REQUESTS."""
         demand = self._demand
         if demand.streams is not None:
             at_once = demand.streams * targets
             workload = self._workload(max(times * at_once, _LEAST_REQUESTS), None, at_once)
         else:
-            assert demand.rate is not None, "one of the two is named"
+            assert demand.rate is not None, "either rate or streams is set"
             slowest_s = demand.output * demand.pair.target.seconds(1)
             num_requests = max(_LEAST_REQUESTS, math.ceil(times * 2 * slowest_s * demand.rate * targets))
             workload = self._workload(num_requests, demand.rate * targets, None)
@@ -184,5 +184,5 @@ class Sizing:
 
 
 def _cost(outcome: Outcome) -> float:
-    """What a request takes; where the queue grows, more than anything that is not so."""
+    """The mean time of a request, with a large penalty if the queue grows."""
     return outcome.request_s * (1000.0 if outcome.growth > _GROWS else 1.0)

@@ -1,7 +1,6 @@
-"""A target: whoever waits when it comes free joins the next pass, which may wait for those who are about to be back.
+"""A simulated target: waiting sequences join the next pass, which may begin after a batching delay.
 
-Knows rows; refuses to know what is decided. The counterpart of specdec/server/step_loop.py and
-target_service/engine.py.
+Knows rows; does not know verdicts. The counterpart of specdec/server/step_loop.py and target_service/engine.py.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from specdec.server.batch_delay import Gathering
 
 
 class Target:
-    """Answers after ``way_s`` more."""
+    """A target. Its answers reach the orchestrator after another ``way_s`` seconds."""
 
     def __init__(self, events: Events, pass_time: PassTime, way_s: float) -> None:
         self.live = 0
@@ -29,10 +28,10 @@ class Target:
         self._waiting: list[Request] = []
         self._gathering = Gathering()
         self._busy = False
-        self._rest = 0  # number of the last one; its end means nothing once another began
+        self._rest = 0  # number of the latest batching delay; the end of an earlier one is ignored
 
     def receive(self, requests: Sequence[Request]) -> None:
-        """One frame: opens and rounds."""
+        """Receive a frame of opens and rounds."""
         for request in requests:
             if not request.unfed:
                 self._gathering.back(request, self._events.now)
@@ -48,7 +47,7 @@ class Target:
             self._look()
 
     def _look(self) -> None:
-        """Begin a pass, or wait a little, if there is something to do."""
+        """Begin a pass or a batching delay if the target is idle and requests wait."""
         if self._busy or not self._waiting:
             return
         self._rest += 1
@@ -88,14 +87,14 @@ class Target:
                 self._waiting.append(request)
             else:
                 frames.setdefault(id(request.orchestrator), []).append(request)
-                if request.unasked:
-                    request.unasked -= 1
+                if request.run_on:
+                    request.run_on -= 1
                     self._waiting.append(request)
                 else:
                     self._gathering.told(request, 1 + request.flying, self._events.now)
         for frame in frames.values():
             orchestrator = frame[0].orchestrator
-            assert orchestrator is not None, "who asks has a name"
+            assert orchestrator is not None, "a request has an orchestrator"
             self._events.after(self._way_s, orchestrator.verdicts, frame)
         self._busy = False
         self._look()

@@ -1,4 +1,4 @@
-"""Certificates: mutual TLS from files, a development CA, and why a handshake failed.
+"""Certificates: mutual TLS from files, a development CA, and the diagnosis of failed handshakes.
 
 Imports core and grpc.
 Start at tls.py.

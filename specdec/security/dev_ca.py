@@ -1,6 +1,6 @@
-"""A development CA, and a certificate for each service. Knows X.509; refuses to know what a certificate is used for.
+"""A development CA, and a certificate for each service. Knows X.509; does not know how certificates are used.
 
-A real deployment takes its certificates from a CA of its own; those made here show what they must look like.
+A production deployment uses its own CA. The certificates made here are an example of the required form.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 OWNERS = ("target", "draft", "orchestrator", "operator")
-"""The services by the names that their certificates carry, and whoever looks after them: a name that opens nothing."""
+"""The services, by the names in their certificates. ``operator`` is for administrators and gives no access rights."""
 
 CERT, KEY, CA = "tls.crt", "tls.key", "ca.crt"
-"""File names, as in a Kubernetes secret of the type kubernetes.io/tls."""
+"""File names, as in a Kubernetes secret of type kubernetes.io/tls."""
 
 _CA_DAYS = 3650
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def make(directory: Path, days: float = 90.0, names: Sequence[str] = (), owners: Iterable[str] = OWNERS) -> None:
-    """``directory``/OWNER/{tls.crt, tls.key, ca.crt} for each owner, valid from now on, by the CA in ``directory``/ca.
+    """Make ``directory``/OWNER/{tls.crt, tls.key, ca.crt} for each owner, signed by the CA in ``directory``/ca.
 
-    The CA is made if it is not there, so that a second call renews the certificates. ``names`` are further host names
-    and addresses that the certificates are good for. Raises OSError or ValueError if the CA's files cannot be used, and
-    ValueError if one of ``names`` is an owner's: all the others could then act as that one.
+    The CA is made if it does not exist, so a second call renews the certificates. They are valid for ``days`` from now.
+    ``names`` are further host names and addresses for all certificates. Raises OSError or ValueError if the CA's files
+    cannot be used, and ValueError if one of ``names`` is an owner: every certificate would then have that role.
     """
     if taken := [name for name in names if name.lower().rstrip(".") in OWNERS]:
         raise ValueError(f"{taken[0]} is the name by which that service is known; every certificate would carry it")
@@ -50,7 +50,7 @@ def make(directory: Path, days: float = 90.0, names: Sequence[str] = (), owners:
             .add_extension(x509.SubjectAlternativeName(san), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(
-                # Each service calls or is called, the orchestrator does both.
+                # Model services are servers, an operator is a client, and the orchestrator is both.
                 x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
                 critical=False,
             )
@@ -89,7 +89,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        # The clocks of two machines differ; and one that is to be expired must have begun before it ended.
+        # The clocks of two machines differ. Tests make expired certificates, which must begin before they end.
         .not_valid_before(min(now, until) - datetime.timedelta(minutes=5))
         .not_valid_after(until)
     )
@@ -113,7 +113,7 @@ def _write(directory: Path, cert: x509.Certificate, key: ec.EllipticCurvePrivate
 
 
 def _replace(file: Path, data: bytes, mode: int = 0o644) -> None:
-    """Whole or not at all, for whoever reads it meanwhile."""
+    """Replace a file atomically."""
     fresh = file.with_name(file.name + ".new")
     fresh.unlink(missing_ok=True)
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:

@@ -1,6 +1,6 @@
-"""Certificates of one service or caller: files that may be replaced at any time, and the credentials made of them.
+"""Certificates of one service or caller: files that may be replaced at any time, and gRPC credentials made from them.
 
-Knows files, X.509 and gRPC's credentials; refuses to know who may call what (specdec.transport.rpc, docs/security.md).
+Knows files, X.509 and gRPC's credentials; does not know access rights (specdec.transport.rpc, docs/security.md).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specdec.security.watched_files import Changing
 
 @dataclass(frozen=True, slots=True)
 class Pems:
-    """What the files hold; ``repr`` does not show it."""
+    """The contents of the files. ``repr`` does not show them."""
 
     __repr__ = object.__repr__
 
@@ -31,10 +31,10 @@ class Pems:
 
 
 class Tls:
-    """Reads the files again whenever they changed; what is no good is logged, and the last good ones stay in use.
+    """Certificates of this side. Changed files are read again; invalid ones are logged, and the last valid stay in use.
 
-    ``ca`` (one or more certificates) says whom to trust. ``cert`` and ``key`` are this side's own; only a caller of the
-    public API needs none. ``owner`` is a DNS name that the certificate must carry. Raises ValueError, in words.
+    ``ca`` has one or more trusted certificates. ``cert`` and ``key`` are this side's own; a caller of the public API
+    needs none. ``owner`` is a DNS name that the certificate must have. Raises ValueError with a readable message.
     """
 
     def __init__(self, ca: str, cert: str = "", key: str = "", owner: str = "") -> None:
@@ -49,14 +49,14 @@ class Tls:
 
     @property
     def version(self) -> int:
-        """Rises with every change of the files that was taken over."""
+        """Increases with every change of the files that took effect."""
         return self._changing.version
 
     def current(self) -> Pems:
         return self._changing.current()
 
     def problem(self) -> str:
-        """What is wrong with this side's own certificate by now; a service that runs long may see it expire."""
+        """What is wrong with this side's certificate now (it may have expired meanwhile); empty if nothing is."""
         pems = self.current()
         try:
             if pems.cert is not None and pems.key is not None:
@@ -66,7 +66,7 @@ class Tls:
         return ""
 
     def names(self) -> list[str]:
-        """The DNS names of this side's own certificate; none without one."""
+        """The DNS names of this side's certificate; empty without one."""
         cert = self.current().cert
         return _dns_names(_certificates(self.files[1], cert)[0]) if cert is not None else []
 
@@ -75,12 +75,12 @@ class Tls:
         return self.version != version
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For a new channel: it keeps these files' contents for as long as it lives."""
+        """Credentials for a new channel, which keeps the present contents of the files for its whole life."""
         pems = self.current()
         return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
 
     def server_credentials(self, ask_callers: bool) -> grpc.ServerCredentials:
-        """Every handshake takes the files' contents of then. ``ask_callers``: nobody connects without a certificate."""
+        """Credentials that read the current files at every handshake. ``ask_callers``: callers need a certificate."""
 
         def configuration() -> grpc.ServerCertificateConfiguration:
             pems = self.current()
@@ -97,7 +97,7 @@ class Tls:
             used = self.version
             return configuration()
 
-        # The stubs do not say that None stands for no change.
+        # The type stubs lack None, which means no change.
         fetch = cast(Callable[[], grpc.ServerCertificateConfiguration], changed)
         return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=ask_callers)
 
@@ -114,7 +114,7 @@ class Tls:
         own = _certificates(cert_file, cert)[0]
         try:
             private = load_pem_private_key(key, password=None)
-        except (ValueError, TypeError, UnsupportedAlgorithm):  # the library's words may quote the file
+        except (ValueError, TypeError, UnsupportedAlgorithm):  # the library's message may quote the key
             raise ValueError(f"{key_file} is no private key in PEM without a password") from None
         if private.public_key() != own.public_key():
             raise ValueError(f"{key_file} is not the key of {cert_file}")
@@ -125,13 +125,13 @@ class Tls:
             raise ValueError(f"{cert_file} is not valid before {own.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
         if self._owner and self._owner not in (names := _dns_names(own)):
             raise ValueError(
-                f"{cert_file} is made out to {', '.join(names) or 'nobody'} (DNS names in its subjectAltName),"
+                f"{cert_file} is made out to {', '.join(names) or 'no name'} (DNS names in its subjectAltName),"
                 f" not to {self._owner}"
             )
 
 
 def of(settings: ServiceSettings, owner: str) -> Tls | None:
-    """What a service was told; None: it speaks in the clear. Raises ValueError, in words."""
+    """The certificates in a service's settings; None for no TLS. Raises ValueError with a readable message."""
     if not settings.tls_ca:
         return None
     return Tls(settings.tls_ca, settings.tls_cert, settings.tls_key, owner)

@@ -1,6 +1,6 @@
-"""Why a TLS connection does not come about, in words: gRPC's own say nothing of what the other side refused.
+"""The reason why a TLS connection fails, as a readable message. gRPC's errors do not tell what the other side refused.
 
-Tries the handshake once more with the standard library and translates; refuses to know what the connection was for.
+Repeats the handshake with the standard library and translates its error; does not know the purpose of the connection.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from specdec.security.tls import Tls
 
 _TIMEOUT_S = 1.0
 _HOSTNAME_MISMATCH = 62
-_STRANGER = "its certificate is not from a CA that tls_ca names"
-_OF_THEIR_CERTIFICATE = {
-    7: _STRANGER,  # it has the name of one, but its key made another signature
+_UNKNOWN_CA = "its certificate is not from a CA that tls_ca names"
+_CERTIFICATE_PROBLEMS = {
+    7: _UNKNOWN_CA,  # the issuer has the name of a known CA but another key
     9: "its certificate is not valid yet",
     10: "its certificate has expired",
-    18: _STRANGER,
-    19: _STRANGER,
-    20: _STRANGER,
+    18: _UNKNOWN_CA,
+    19: _UNKNOWN_CA,
+    20: _UNKNOWN_CA,
 }
-"""By OpenSSL's number, X509_V_ERR_*."""
+"""By OpenSSL error number, X509_V_ERR_*."""
 
 
 async def tls_trouble(address: str, tls: Tls | None, name: str = "") -> str:
-    """What keeps a caller with ``tls`` from ``host:port``, whose certificate must have ``name`` (else the host).
+    """Why a caller with ``tls`` cannot connect to ``host:port``; empty if the cause is not TLS, or is unknown.
 
-    Empty if it is not TLS, or if that cannot be told.
+    The server's certificate must have the DNS name ``name``, or the host if that is empty.
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
@@ -37,7 +37,7 @@ async def tls_trouble(address: str, tls: Tls | None, name: str = "") -> str:
                 host, int(port), ssl=_context(tls), server_hostname=name or host
             )
             try:
-                # A caller's certificate is refused after the handshake (TLS 1.3); and an HTTP/2 server speaks first.
+                # TLS 1.3 refuses a caller's certificate only after the handshake, and an HTTP/2 server sends first.
                 refused = not await reader.read(1)
             except ConnectionError:
                 refused = True
@@ -46,13 +46,13 @@ async def tls_trouble(address: str, tls: Tls | None, name: str = "") -> str:
     except ssl.SSLCertVerificationError as error:
         if error.verify_code == _HOSTNAME_MISMATCH:
             return f"its certificate is not made out to {name or host}"
-        return _OF_THEIR_CERTIFICATE.get(error.verify_code, f"its certificate is no good: {error.verify_message}")
+        return _CERTIFICATE_PROBLEMS.get(error.verify_code, f"its certificate is invalid: {error.verify_message}")
     except ssl.SSLError as error:
         if tls is None:
-            return ""  # two that both speak in the clear
+            return ""  # both sides use no TLS
         silent = error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
         return "it does not speak TLS" if silent else f"TLS failed: {error.reason}"
-    except (OSError, ValueError):  # nobody listens, or not in time; or no address of this kind
+    except (OSError, ValueError):  # no listener, a timeout, or an address of another form
         return ""
     if tls is None:
         return "it speaks TLS, and this side has no certificates (tls_ca)"

@@ -1,6 +1,6 @@
-"""What is read from files that may be replaced while a service runs: read again when they changed.
+"""A value that is read from files and read again when they change, also while a service runs.
 
-What is no good is logged, and the last good one stays in use. Knows files; refuses to know what is in them.
+If new files are invalid, this is logged and the last valid value stays in use. Knows files, but not their contents.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 
 class Changing(Generic[T]):
-    """``read`` makes it of the files, and raises ValueError or OSError; the first time that goes to the caller.
+    """A value made from ``files`` by ``read``, which raises ValueError or OSError. The constructor passes these on.
 
-    May be asked from any thread: gRPC does so from its own, at every handshake.
+    Thread-safe, because gRPC asks for certificates from its own threads, at every handshake.
     """
 
     def __init__(self, files: Sequence[str], read: Callable[[], T]) -> None:
         self.version = 0
-        """Rises with every change that was taken over."""
+        """Increases with every change that took effect."""
         self._files = [file for file in files if file]
         self._read = read
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class Changing(Generic[T]):
                     self.version += 1
                     log.info("files read again", extra={"files": self._files})
                 except (OSError, ValueError) as error:
-                    # Half of a change, perhaps: of several files each is written for itself.
+                    # Perhaps only some of several files have been written so far.
                     log.error("the new files are not used, the old ones stay", extra={"reason": str(error)})
             return self._last
 

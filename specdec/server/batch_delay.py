@@ -1,10 +1,10 @@
-"""When a pass begins: at once, or as soon as those are back who are about to be.
+"""The batching delay: how long the next pass of a target waits for sequences that are about to return.
 
-Sequences that come back while others are in a pass join the next one, and so two halves can take turns for ever, each
-waiting for the other's pass. Where a pass takes about as long for all of them as for half, it is better to wait a
-little: those who are here lose that once, those who come back meanwhile are spared the rest of a pass, and from then on
-they are away and back together. And where the drafts of those who are away take time from the same device, a pass
-without them is shorter. Knows clocks and keys; refuses to know what a round is.
+A sequence that returns during a pass has to wait for the next one. The sequences can therefore split into two halves
+that alternate forever, each waiting for the other's pass. A short delay is better if a pass takes about as long for all
+sequences as for half of them. The present ones lose the delay once, the returning ones save the rest of a pass, and
+from then on all of them leave and return together. If drafting for absent sequences shares the target's device, a pass
+without such drafting is shorter, too. Knows clocks and keys; does not know what a round is.
 """
 
 from __future__ import annotations
@@ -16,80 +16,79 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 _LATE, _SOON = 1.5, 0.25
-"""Who takes so many times what it takes as a rule is not waited for any longer; whoever is late only by less is
-expected within so much of it."""
+"""Shares of a sequence's usual absence: after _LATE of it the target no longer waits for the sequence; until then the
+expected rest of the absence is at least _SOON of it."""
 
-_TOGETHER, _BETTER = 8, 0.9
-"""Rounds for which those who are in one pass stay together; and where they had better be: where a round then takes no
-more than this share of one in two halves."""
+_ROUNDS_TOGETHER, _MAX_ROUND_RATIO = 8, 0.9
+"""Sequences of one pass are assumed to stay together for _ROUNDS_TOGETHER rounds. Joining two halves must shorten a
+round to _MAX_ROUND_RATIO of it or less."""
 
-_GAIN = 0.25
-_MEMORY = 1 / 64
-"""Share of what is known of passes that each new one replaces."""
+_AWAY_GAIN = 0.25
+_PASS_GAIN = 1 / 64
+"""Weights of a new value in the moving averages, of absences and of passes."""
 
-_LEAST_S = 1e-3
-"""Less is not worth a look."""
+_MIN_PASS_S = 1e-3
+"""Passes with a shorter fixed time are not delayed. It is also the shortest expected pass time."""
 
 _NUM_RECENT, _NOISE = 5, 0.05
-"""One pass that is slow is an accident, of so many the middle one is not. A smaller logarithm of a ratio is no news."""
+"""The logarithm of the slowdown by drafting is the median of _NUM_RECENT measurements, less _NOISE. With the median a
+single slow pass has no effect."""
 
 _FADE = 1 / 2048
-"""What those who are away cost is not measured while they are waited for, and may change: a pass forgets so much. They
-share a device as a rule, or do not; to wait for them in vain costs little, and to learn it once more much."""
+"""Share of that logarithm forgotten per pass without drafting, which does not measure it. The share is small, because
+services rarely change devices, a needless delay costs little, and a new measurement costs much."""
 
 
 @dataclass(slots=True)
-class _Known:
-    """Of one sequence. ``told`` is when its last verdict went out, None while it is here."""
-
-    told: float | None = None
-    away_s: float | None = None  # as a rule, from a verdict to the next round
-    beside: bool = False  # a pass, which its draft slows down, and which slows down its draft as much
+class _SequenceTimes:
+    left_at: float | None = None  # the time of its last verdict; None while it is present
+    away_s: float | None = None  # usual time from a verdict to the next round
+    beside_pass: bool = False  # whether away_s is for drafting during a pass, where both slow each other down equally
     num_rows: int = 1  # of its last round
 
 
 class Gathering:
-    """``now`` is any clock in seconds that never goes back."""
+    """Computes the batching delay of one target. ``now`` is any monotonic clock in seconds."""
 
     def __init__(self) -> None:
-        self._sequences: dict[Hashable, _Known] = {}
-        self._away_s: float | None = None  # of any sequence, as a rule
+        self._sequences: dict[Hashable, _SequenceTimes] = {}
+        self._away_s: float | None = None  # usual absence over all sequences
         self._weight = 0.0
-        # Moving averages over passes: rows, seconds, and the moments that give the line through them.
+        # Moving averages over passes: rows, seconds, and the moments for a linear fit of seconds over rows.
         self._rows = self._pass_s = self._rows_squared = self._product = 0.0
-        self._log_slower = 0.0  # how many times longer passes are while some are away for their drafts
-        self._recent: deque[float] = deque(maxlen=_NUM_RECENT)  # measurements of that
-        self._began = -math.inf  # the last pass
+        self._log_slowdown = 0.0  # logarithm of the ratio by which concurrent drafting lengthens passes
+        self._recent: deque[float] = deque(maxlen=_NUM_RECENT)  # measurements of that logarithm
+        self._began = -math.inf  # start of the last pass
 
     def told(self, key: Hashable, num_rows: int, now: float) -> None:
-        """The verdict of ``key`` on so many rows is out; nothing is to be done for it until it is back."""
-        known = self._sequences.setdefault(key, _Known())
-        known.told, known.num_rows = now, num_rows
+        """A verdict of ``key`` on ``num_rows`` rows was sent. The sequence is away until its next round arrives."""
+        known = self._sequences.setdefault(key, _SequenceTimes())
+        known.left_at, known.num_rows = now, num_rows
 
     def back(self, key: Hashable, now: float) -> None:
-        known = self._sequences.setdefault(key, _Known())
-        if known.told is not None:
-            away_s = now - known.told
-            beside = known.num_rows > 1 and known.told <= self._began < now
-            known.away_s = _moved(known.away_s if known.beside is beside else None, away_s)
-            known.beside, known.told = beside, None
-            self._away_s = _moved(self._away_s, self._usual_s(known) or away_s)
+        known = self._sequences.setdefault(key, _SequenceTimes())
+        if known.left_at is not None:
+            away_s = now - known.left_at
+            beside_pass = known.num_rows > 1 and known.left_at <= self._began < now
+            known.away_s = _average(known.away_s if known.beside_pass is beside_pass else None, away_s)
+            known.beside_pass, known.left_at = beside_pass, None
+            self._away_s = _average(self._away_s, self._usual_s(known) or away_s)
 
     def gone(self, key: Hashable) -> None:
         self._sequences.pop(key, None)
 
     def passed(self, rows: int, seconds: float, began: float) -> None:
-        """A pass of so many rows took so long. Who was away when it ``began`` is not back yet."""
+        """A pass with ``rows`` rows took ``seconds``. Sequences that were away when it ``began`` are not back yet."""
         self._began = began
-        if _drafts(self._away(began)):
+        if _any_draft(self._away(began)):
             if seconds > 0 and self._weight:
                 self._recent.append(math.log(seconds / self._expected_s(rows)))
                 if len(self._recent) == _NUM_RECENT:
-                    self._log_slower = max(0.0, statistics.median(self._recent) - _NOISE)
-            seconds /= self._slower
+                    self._log_slowdown = max(0.0, statistics.median(self._recent) - _NOISE)
+            seconds /= self._slowdown
         else:
-            self._log_slower *= 1 - _FADE
-        gain = max(_MEMORY, 1 / (self._weight + 1))
+            self._log_slowdown *= 1 - _FADE
+        gain = max(_PASS_GAIN, 1 / (self._weight + 1))
         self._weight += 1
         self._rows += gain * (rows - self._rows)
         self._pass_s += gain * (seconds - self._pass_s)
@@ -98,7 +97,7 @@ class Gathering:
 
     @property
     def fixed_s(self) -> float:
-        """What a pass costs however few its rows. Where all passes were alike: what they took."""
+        """The time of a pass that does not depend on its rows; the whole time if all passes had equally many rows."""
         return min(max(0.0, self._pass_s - self._slope_s * self._rows), self._pass_s)
 
     @property
@@ -109,73 +108,74 @@ class Gathering:
         return max(0.0, (self._product - self._rows * self._pass_s) / spread)
 
     def _expected_s(self, rows: float) -> float:
-        return max(_LEAST_S, self.fixed_s + self._slope_s * rows)
+        return max(_MIN_PASS_S, self.fixed_s + self._slope_s * rows)
 
     @property
-    def _slower(self) -> float:
-        return math.exp(self._log_slower)
+    def _slowdown(self) -> float:
+        return math.exp(self._log_slowdown)
 
     def rest_s(self, num_here: int, num_leaving: int, num_rows: int, now: float) -> float:
-        """How long the next pass had better wait with ``num_here`` sequences that could be in it, with so many rows; 0:
-        no longer. ``num_leaving`` of them are away after it; the others are in every pass."""
+        """The delay before the next pass; 0 for none. ``num_here`` present sequences with ``num_rows`` rows could join
+        it. ``num_leaving`` of them go away after it; the others (autonomous decoding, prefill) are in every pass."""
         fixed_s = self.fixed_s
-        if fixed_s < _LEAST_S:
+        if fixed_s < _MIN_PASS_S:
             return 0.0
         away = self._away(now)
-        slower = self._slower if _drafts(away) else 1.0
-        slower_s = (slower - 1) * self._expected_s(num_rows)  # if it begins now
-        spared_s = slower_s / max(1, len(away))  # by each who is awaited
+        slowdown = self._slowdown if _any_draft(away) else 1.0
+        slowdown_s = (slowdown - 1) * self._expected_s(num_rows)  # if the pass begins now
+        spared_s = slowdown_s / max(1, len(away))  # for each sequence that returns before the pass
         waits = sorted(
             (max(usual - by_now, _SOON * usual), usual, rows)
             for usual, by_now, rows in away
-            if usual <= fixed_s + slower_s
+            if usual <= fixed_s + slowdown_s
         )
         best_s = most_saved = 0.0
         rows_awaited = 0
         for count, (wait_s, usual_s, rows) in enumerate(waits, 1):
             rows_awaited += rows
-            # Each of those who come is spared what is left of the pass by then, but for its rows; each who is here
-            # waits. Both are spared what it takes longer while they are away.
+            # A returning sequence saves the fixed time of a pass less the wait, a present one loses the wait. Both save
+            # the slowdown by the drafts that are finished by then.
             saved = count * (fixed_s + count * spared_s - wait_s) + num_here * (count * spared_s - wait_s)
             if num_leaving:
-                each_s = self._spared_later_s(num_rows, rows_awaited, usual_s, slower)
-                saved += _TOGETHER * (num_leaving + count) * each_s
+                each_s = self._spared_later_s(num_rows, rows_awaited, usual_s, slowdown)
+                saved += _ROUNDS_TOGETHER * (num_leaving + count) * each_s
             if saved > most_saved:
                 best_s, most_saved = wait_s, saved
         return best_s
 
-    def _spared_later_s(self, num_rows: int, rows_awaited: int, usual_s: float, slower: float) -> float:
-        """By each of them in every later round, if those who are here and those who are awaited, who are away for
-        ``usual_s`` as a rule, are in one pass from now on; else they take turns, and passes and drafts are so many
-        times ``slower``."""
-        here_s, awaited_s = (slower * self._expected_s(rows) for rows in (num_rows, rows_awaited))
-        apart_s = max(here_s + awaited_s, here_s + slower * usual_s)
+    def _spared_later_s(self, num_rows: int, rows_awaited: int, usual_s: float, slowdown: float) -> float:
+        """Seconds that each sequence saves per later round if the present and the awaited ones share every pass.
+
+        Otherwise they alternate, and passes and absences (``usual_s``) last ``slowdown`` times as long.
+        """
+        here_s, awaited_s = (slowdown * self._expected_s(rows) for rows in (num_rows, rows_awaited))
+        apart_s = max(here_s + awaited_s, here_s + slowdown * usual_s)
         together_s = self._expected_s(num_rows + rows_awaited) + usual_s
-        return apart_s - together_s if together_s < _BETTER * apart_s else 0.0
+        return apart_s - together_s if together_s < _MAX_ROUND_RATIO * apart_s else 0.0
 
     def _away(self, now: float) -> list[tuple[float, float, int]]:
-        """Of who is away as usual, how long that is as a rule, how long it is by now, and the rows it had last: neither
-        a client that does not read nor one that is gone."""
+        """(usual absence, absence so far, rows of the last round) of sequences that are expected back. Overdue ones are
+        left out: their clients do not read or have gone."""
         found = []
         for known in self._sequences.values():
             usual_s = self._usual_s(known)
-            if known.told is None or usual_s is None:
+            if known.left_at is None or usual_s is None:
                 continue
-            if now - known.told < _LATE * usual_s * (self._slower if known.num_rows > 1 else 1.0):
-                found.append((usual_s, now - known.told, known.num_rows))
+            if now - known.left_at < _LATE * usual_s * (self._slowdown if known.num_rows > 1 else 1.0):
+                found.append((usual_s, now - known.left_at, known.num_rows))
         return found
 
-    def _usual_s(self, known: _Known) -> float | None:
-        """How long it is away as a rule where no pass is made meanwhile. None: nobody was ever away."""
+    def _usual_s(self, known: _SequenceTimes) -> float | None:
+        """The usual absence of a sequence when no pass runs meanwhile; None before any sequence was away."""
         if known.away_s is None:
-            return self._away_s  # many begin at the same time, and are alike
-        return known.away_s / self._slower if known.beside else known.away_s
+            return self._away_s  # many sequences start together and behave alike
+        return known.away_s / self._slowdown if known.beside_pass else known.away_s
 
 
-def _drafts(away: Sequence[tuple[float, float, int]]) -> bool:
-    """Whether some of these had more rows than one: somebody computes their drafts meanwhile."""
+def _any_draft(away: Sequence[tuple[float, float, int]]) -> bool:
+    """Whether a sequence had more than one row in its last round, so that a draft is working for it."""
     return any(num_rows > 1 for _, _, num_rows in away)
 
 
-def _moved(usual_s: float | None, now_s: float) -> float:
-    return now_s if usual_s is None else usual_s + _GAIN * (now_s - usual_s)
+def _average(usual_s: float | None, now_s: float) -> float:
+    return now_s if usual_s is None else usual_s + _AWAY_GAIN * (now_s - usual_s)

@@ -1,4 +1,4 @@
-"""Opens that come in several chunks, until they are whole. Knows how much of them there may be; not what they mean."""
+"""Joins opens that arrive in several chunks. Knows the limits on their size and number; does not know their meaning."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from specdec.core.errors import InvalidArgument, Overloaded
 
 MAX_OPEN_IDS, MAX_UNFINISHED_OPENS = 1 << 21, 1024
-"""Ids of one open, over all its chunks, and of all unfinished ones of a stream; and how many may be unfinished. No
-context is that long: nobody is to fill the memory."""
+"""MAX_OPEN_IDS limits the ids of one open over all its chunks, and those of all unfinished opens of a stream. Contexts
+are shorter; the limits keep a caller from filling the memory."""
 
 
 class ChunkedOpens:
@@ -26,9 +26,9 @@ class ChunkedOpens:
         return iter(self._unfinished)
 
     def add(self, message: Any) -> Any | None:
-        """The whole open, if this was its last chunk.
+        """Add a chunk; returns the whole open after its last chunk, else None.
 
-        Raises InvalidArgument or Overloaded if it, or all together, is more than there may be; whoever asked drops it.
+        Raises InvalidArgument or Overloaded above the limits, after which the caller has to ``drop`` the sequence.
         """
         sequence: int = message.sequence
         unfinished = self._unfinished.get(sequence)
@@ -43,7 +43,7 @@ class ChunkedOpens:
         if unfinished is None:
             if not message.more:
                 return message
-            # A copy: a part of a frame keeps all of the frame in memory.
+            # A copy, because a reference to a part of a frame keeps the whole frame in memory.
             unfinished = self._unfinished[sequence] = type(message)()
             unfinished.CopyFrom(message)
         else:
@@ -55,6 +55,6 @@ class ChunkedOpens:
         return unfinished
 
     def drop(self, sequence: int) -> None:
-        """Unknown sequences are ignored."""
+        """Forget an unfinished open. Unknown sequences are ignored."""
         if (unfinished := self._unfinished.pop(sequence, None)) is not None:
             self._num_ids -= len(unfinished.spec.token_ids)

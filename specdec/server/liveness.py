@@ -1,7 +1,7 @@
-"""Whether a model service still makes progress, told by its health: not ready first, then not alive.
+"""The watchdog of a model service. Health reports a service without progress first as not ready, then as not alive.
 
-Knows for how long the pass at hand has run and how many failed in a row; refuses to know why. An idle service
-makes no pass and is well. That the event loop runs needs no watch: without it no health check is answered.
+Knows the age of the current pass and the number of passes that failed in a row; does not know the causes. An idle
+service is healthy. The event loop needs no watchdog: if it hangs, no health check is answered.
 """
 
 from __future__ import annotations
@@ -14,32 +14,31 @@ from specdec.server.step_loop import StepLoop
 from specdec.transport.rpc import Server
 
 RESTART_STATUS = 3
-"""Exit status of a service that gave itself up, to be started again."""
+"""Exit status of a service that ends because it makes no progress and must be restarted."""
 
 log = logging.getLogger(__name__)
 
 _FAILED_PASSES = 8
-"""So many failed passes in a row are the device's fault: a request that fails its passes is given up after four."""
-_LOOKS = 20
-"""Per ``hung_pass_s``."""
+"""Failed passes in a row that prove a fault of the device: a request that makes passes fail is given up after four."""
+_CHECKS_PER_HUNG_PASS = 20
 
 
 async def watch(loop: StepLoop, server: Server, hung_pass_s: float) -> str:
-    """Returns why the service must end and be started again, once there is no hope; health says NOT_SERVING then.
+    """Watch the step loop. Returns the reason when the service must be restarted; health is NOT_SERVING from then on.
 
-    A pass of more than ``hung_pass_s`` makes it NOT_SERVING, so that nobody brings new work; one that ends after
-    all makes it SERVING again. A pass of twice that, a dead thread or a device that fails every pass is hopeless.
+    A pass longer than ``hung_pass_s`` makes the service NOT_SERVING, so that it gets no new work, until the pass ends.
+    A restart is needed after a pass of twice that time, after the thread has died, or when every pass fails.
     """
-    every_s = min(1.0, hung_pass_s / _LOOKS)
+    every_s = min(1.0, hung_pass_s / _CHECKS_PER_HUNG_PASS)
     age_s, began, looked = 0.0, loop.busy_since, time.monotonic()
     hung = False
-    while (reason := _hopeless(loop, age_s, 2 * hung_pass_s)) is None:
+    while (reason := _restart_reason(loop, age_s, 2 * hung_pass_s)) is None:
         if hung != (age_s >= hung_pass_s):
             hung = not hung
             log.warning("a pass hangs" if hung else "the pass that hung has ended", extra={"pass_age_s": age_s})
             server.set_serving(not hung)
         await asyncio.sleep(every_s)
-        # Not by the clock alone: a process that was stopped for a while comes back late, and has not hung.
+        # The increments are limited because the whole process may be suspended for a while, which is no hung pass.
         now = time.monotonic()
         same = began is not None and began == loop.busy_since
         age_s = age_s + min(now - looked, 2 * every_s) if same else 0.0
@@ -49,7 +48,7 @@ async def watch(loop: StepLoop, server: Server, hung_pass_s: float) -> str:
     return reason
 
 
-def _hopeless(loop: StepLoop, age_s: float, limit_s: float) -> str | None:
+def _restart_reason(loop: StepLoop, age_s: float, limit_s: float) -> str | None:
     if loop.died:
         return "the model's thread has died"
     if loop.failed_in_a_row >= _FAILED_PASSES:

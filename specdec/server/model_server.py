@@ -1,6 +1,6 @@
 """One model service as a process: load, listen, serve until SIGTERM, drain, stop.
 
-Knows what the draft and the target service do alike; refuses to know what either of them computes.
+Knows what the draft and the target service have in common; does not know what either of them computes.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from specdec.v1 import common_pb2
 log = logging.getLogger(__name__)
 
 
-_LAST_WORDS_S = 0.25
-"""Between the last answer and the end of the server, so that the news of it gets out."""
+_LAST_MESSAGES_S = 0.25
+"""Time for the last answers and health updates to be sent before the server ends."""
 
 _LAST_PASS_S = 5.0
-"""After the grace the pass at hand is waited for, no longer than this."""
+"""The longest wait for the current pass after the drain."""
 
 
 class ModelServicer:
-    """What both servicers consist of: the model's description, and streams."""
+    """The part that both servicers share: the model's description, and streams."""
 
     def __init__(self, engine: Engine, codec: Codec, info: ModelInfo, name: str) -> None:
         self.info = dataclasses.replace(info, instance=uuid.uuid4().hex)
@@ -59,10 +59,10 @@ class ModelServicer:
 
 
 class ModelServer:
-    """A model service that listens once started. Create it on the event loop that serves.
+    """A model service. It listens from ``start`` on. Create it on the event loop that serves.
 
-    ``role`` is the name in its certificate, ``stream`` the method that is for orchestrators alone. Raises ValueError if
-    the certificate is no good.
+    ``role`` is the DNS name in its certificate; ``stream`` is the method that only orchestrators may call. Raises
+    ValueError if the certificate is invalid.
     """
 
     def __init__(
@@ -104,30 +104,31 @@ class ModelServer:
         self._watch = asyncio.create_task(liveness.watch(step_loop, self._server, self._settings.hung_pass_s))
 
     async def stuck(self) -> str:
-        """Returns, with the reason, once nothing helps the service but to be started again."""
+        """Wait until the service must be restarted; returns the reason."""
         assert self._watch is not None, "a service that was not started"
         return await asyncio.shield(self._watch)
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Drain within the grace (live sequences are sent elsewhere at their round's end), then close."""
+        """Drain for at most ``grace_s`` (sequences move to other replicas after their current round), then close."""
         if self._watch is not None:
             self._watch.cancel()
         self._server.set_serving(False)
         if grace_s:
             await self.servicer.streams.drain(grace_s)
-        # The orchestrators' streams never end by themselves; but whoever watches its health is to hear of the end.
-        await self._server.stop(_LAST_WORDS_S if grace_s else 0)
+        # The grace is for watchers of the health service. The orchestrators' streams would not end within any grace.
+        await self._server.stop(_LAST_MESSAGES_S if grace_s else 0)
         await self.servicer.streams.stop()
         await self._process_metrics.stop()
 
 
 def run(settings: EngineSettings, name: str, build: Callable[[], Callable[[], ModelServer]]) -> None:
-    """The whole process. ``build`` loads the model and returns what makes the server on the event loop."""
+    """Run the service until it ends. ``build`` loads the model and returns a factory, which makes the server on the
+    event loop. Raises SystemExit: 2 for a bad setting, 1 if it cannot listen; exits with RESTART_STATUS if it hangs."""
     try:
         telemetry.set_up(f"specdec-{name}", settings)
-        tls.of(settings, name)  # before minutes of loading a model
+        tls.of(settings, name)  # fail before the model is loaded, which takes minutes
         let_threads_sleep()
-        with _left_at_signals():
+        with _exit_at_signals():
             make_server = build()
     except ValueError as error:
         print(f"specdec {name}: {error}", file=sys.stderr)
@@ -149,14 +150,14 @@ def run(settings: EngineSettings, name: str, build: Callable[[], Callable[[], Mo
             },
         )
         if (reason := await _stuck_before_signalled(server)) is not None:
-            log.critical("the service gives itself up, to be started again", extra={"reason": reason})
-            await asyncio.sleep(_LAST_WORDS_S)
-            # Any other way out waits for the thread that hangs.
+            log.critical("the service gives itself up and must be restarted", extra={"reason": reason})
+            await asyncio.sleep(_LAST_MESSAGES_S)
+            # A regular exit would wait for the thread that hangs.
             os._exit(liveness.RESTART_STATUS)
         log.info("draining")
         stopping = asyncio.create_task(server.stop(settings.shutdown_grace_s))
         if not (await asyncio.wait({stopping}, timeout=settings.shutdown_grace_s + _LAST_PASS_S))[0]:
-            log.critical("a pass hangs; the service ends without it")
+            log.critical("a pass hangs; the service ends without waiting for it")
             os._exit(liveness.RESTART_STATUS)
         await stopping
         log.info("stopped")
@@ -179,11 +180,9 @@ async def _stuck_before_signalled(server: ModelServer) -> str | None:
 
 
 @contextlib.contextmanager
-def _left_at_signals() -> Iterator[None]:
-    """Process 1 of a container ignores a signal that nothing handles, and would go on loading until it is killed.
-
-    Nothing is served yet, so nothing is lost. Any other way out waits for the thread that loads the model.
-    """
+def _exit_at_signals() -> Iterator[None]:
+    """Exit at once at SIGTERM or SIGINT, while nothing is served yet. Process 1 of a container ignores signals that
+    have no handler, and a regular exit would wait for the thread that loads the model."""
     before = {number: signal.signal(number, lambda *_: os._exit(0)) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a process that serves asks of Python and of OpenMP. Knows the process; refuses to know what it serves."""
+"""Settings of Python and OpenMP for a process that serves. Knows the process; does not know what it serves."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import gc
 import os
 
 _SPINS = 10_000
-"""Turns of an idle loop, 0.1 to 0.2 ms. A third of it makes passes slower, as threads must be woken within them."""
+"""Iterations of an idle thread's loop, 0.1 to 0.2 ms. A third of them is too few: threads then sleep within passes."""
 
 
 def freeze_garbage() -> None:
-    """Call once everything that lives as long as the process is made: modules, models, servers, connections.
+    """Exclude all present objects from garbage collection. Call it after modules, models, servers etc. are made.
 
-    A full collection looks at every object while everything stands still: some 40 ms in an orchestrator that has just
-    started, every half minute under load. What was there at this call it never looks at again.
+    A full collection stops the process: about 40 ms in an orchestrator that has just started, every half minute under
+    load. It does not visit frozen objects.
     """
     gc.collect()
     gc.freeze()
 
 
 def let_threads_sleep() -> None:
-    """Have the threads of a pass sleep soon after it, unless the environment says otherwise. Call it before torch is
-    loaded, which reads this once.
+    """Let OpenMP threads sleep soon after a pass, unless OMP_WAIT_POLICY or GOMP_SPINCOUNT is set. Call it before torch
+    is loaded, because OpenMP reads the setting once.
 
-    GNU's OpenMP, which torch brings along, spins for several milliseconds, on cores that another model or the message
-    path needs between two passes. Within a pass there is always more within a few dozen microseconds.
+    By default torch's OpenMP (GNU) spins for several milliseconds, on cores that another model or the message path
+    needs between two passes. Within a pass the next work arrives after at most a few dozen microseconds.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS))

@@ -1,7 +1,7 @@
-"""The step loop: one dedicated thread that owns a model, fed by any number of streams.
+"""The step loop: a dedicated thread that owns a model and serves any number of streams (continuous batching).
 
-Knows when a pass runs and who waits for it; refuses to know what a pass computes or how a stream is written.
-Whatever arrives while the model is busy joins the next pass, which an engine may put off for a moment.
+Knows when a pass runs and which sequences wait for it; does not know what a pass computes or how streams are written.
+Work that arrives during a pass joins the next one, which an engine may delay for a moment.
 """
 
 from __future__ import annotations
@@ -23,71 +23,71 @@ log = logging.getLogger(__name__)
 
 
 class Key(NamedTuple):
-    """A sequence of a stream."""
+    """Identifies a sequence of a stream."""
 
     stream: int
     sequence: int
 
 
 def nothing() -> None:
-    """There is nothing to look for."""
+    """Do nothing."""
 
 
 Results = Sequence[tuple[Key, Any]]
-"""What a pass answers: a Verdict, a Growth or the SpecdecError that ended the sequence."""
+"""Results of a pass: a Verdict, a Growth, or the SpecdecError that ended the sequence."""
 
 
 class Engine(Protocol):
-    """A model and its sequences. Only the step loop's thread calls the verbs, so they need no locks.
+    """A model and its sequences. Only the step loop's thread calls its methods, so they need no locks.
 
-    Opens and entries are what the service's codec reads from the wire. ``open`` and ``submit`` raise
-    SpecdecError, which ends that sequence; so does a SpecdecError among the results of ``step``.
+    Opens and entries are values that the service's codec has read. ``open`` and ``submit`` may raise a SpecdecError,
+    which ends that sequence; so does a SpecdecError among the results of ``step``.
     """
 
     def open(self, key: Key, open_: Any) -> None: ...
 
     def submit(self, key: Key, entry: Any, arrived: float | None = None) -> None:
-        """``arrived``: when it was here, which may be a pass ago (time.perf_counter); None: now."""
+        """``arrived``: time of arrival (time.perf_counter), which may be before the last pass; None: now."""
 
     def close(self, key: Key) -> None:
-        """Release everything of the sequence at once. Unknown keys are ignored."""
+        """Release all memory of the sequence at once. Unknown keys are ignored."""
 
     def hold(self, stream: int, held: bool) -> None:
-        """While it is held, compute nothing for this stream's sequences but what they wait for."""
+        """Apply backpressure: while ``held``, compute only unanswered entries for the stream's sequences."""
 
     def drain(self) -> None:
-        """From now on refuse opens and end sequences with Draining when nothing of theirs is unanswered."""
+        """From now on, refuse opens, and end a sequence with Draining once it has no unanswered entry."""
 
     @property
     def idle(self) -> bool: ...
 
     @property
     def rest_s(self) -> float:
-        """How long the next pass had better wait for more orders, where it need not: 0 is not at all."""
+        """The batching delay: seconds for which the next pass should wait for more orders; 0 for none."""
 
     def step(self, look: Callable[[], None] = nothing) -> Results:
-        """One pass for everything that waits. Before it says what came of it an engine may ``look`` what was ordered
-        meanwhile, which is then carried out."""
+        """Run one pass for all waiting sequences. Before it returns, an engine may call ``look``, which carries out
+        the orders that came during the pass."""
 
     def request_yield(self, requested: bool) -> None:
-        """Whether orders have come that had better be carried out soon. From any thread, also during ``step``."""
+        """Set whether the engine should yield soon, because orders wait. From any thread, also during ``step``."""
 
     def working_on(self) -> Sequence[Key]:
-        """The sequences of the pass at hand: they are lost if it raises."""
+        """The sequences of the current pass, which are lost if it raises."""
 
     @property
     def load(self) -> Load:
-        """May be read from any thread; its numbers may be of neighbouring passes."""
+        """The current load. May be read from any thread; its numbers may stem from different passes."""
 
 
 _Order = tuple[Callable[..., None], tuple[object, ...]]
 
 
 class StepLoop:
-    """Runs an engine on its own thread and hands what it answers to ``deliver`` on the event loop, per pass.
+    """Runs an engine on its own thread and passes the results of each pass to ``deliver`` on the event loop.
 
     Create and use it on the event loop. Orders (open, submit, close, hold, drain) take effect together at the next
-    ``post``: no pass begins between them. Those that come during a pass may take effect before its results are told.
+    ``post``: no pass begins between them. Orders posted during a pass may take effect before its results are delivered.
     """
 
     def __init__(self, engine: Engine, deliver: Callable[[Results], None], name: str) -> None:
@@ -95,12 +95,12 @@ class StepLoop:
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._orders: list[_Order] = []
-        # A queue in C: a condition variable, which is Python, costs several times as much in every pass.
+        # Implemented in C. A condition variable, which is Python code, costs several times as much per pass.
         self._inbox: queue.SimpleQueue[list[_Order]] = queue.SimpleQueue()
         self._stopping = False
-        self.busy_since: float | None = None  # when the pass at hand began; None: the thread waits for orders
-        self.failed_in_a_row = 0  # passes that raised since one was made
-        self.busy_s = 0.0  # of the model thread, so far
+        self.busy_since: float | None = None  # start of the current pass; None while the thread waits for orders
+        self.failed_in_a_row = 0  # passes that raised since the last successful one
+        self.busy_s = 0.0  # total working time of the model thread
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -128,11 +128,11 @@ class StepLoop:
 
     @property
     def died(self) -> bool:
-        """The thread has ended, and nobody told it to."""
+        """Whether the thread has ended without ``stop``."""
         return not self._stopping and not self._thread.is_alive()
 
     async def stop(self) -> None:
-        """Finish the pass at hand, carry out what was posted, and end the thread."""
+        """Finish the current pass, carry out posted orders, and end the thread."""
         self._stopping = True
         self._inbox.put([])
         self.engine.request_yield(True)
@@ -145,7 +145,7 @@ class StepLoop:
             self._close(key)
             self._hand_over([(key, error)])
         except Exception:
-            log.exception("a sequence could not be taken in; it is given back for replay")
+            log.exception("a sequence could not be accepted; it is returned for replay")
             self._close(key)
             self._hand_over([(key, PassFailed("the model failed on this sequence"))])
 
@@ -156,7 +156,7 @@ class StepLoop:
             log.exception("the memory of a sequence could not be released")
 
     def _hand_over(self, results: Results) -> None:
-        # The event loop may be gone at interpreter exit; then nobody waits for the answer either.
+        # At interpreter exit the event loop may be closed, and no caller waits for results.
         if results and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._deliver, results)
 
@@ -168,7 +168,7 @@ class StepLoop:
                 orders = self._inbox.get()
             self.busy_since = time.monotonic()
             self._carry_out(orders)
-            # Before it is looked what has come: whatever comes after that is in a hurry again.
+            # Cleared before the inbox is read, so that orders which come later request a yield again.
             self.engine.request_yield(self._stopping)
             self._carry_out_posted()
             rest_s = self._rest_s()
@@ -181,14 +181,14 @@ class StepLoop:
             results = self._step()
             self.busy_s += time.perf_counter() - started
             self._hand_over(results)
-        self._carry_out_posted()  # the model may go on to serve elsewhere, and must not hold what nobody has any more
+        self._carry_out_posted()  # closes sequences, because the model may be used again elsewhere
         self.busy_since = None
 
     def _rest_s(self) -> float:
         try:
             return self.engine.rest_s
-        except Exception:  # what only saves time must not cost the model its thread
-            log.exception("how long to wait for others could not be told; nobody is waited for")
+        except Exception:  # a failed optimisation must not end the model's thread
+            log.exception("the batching delay could not be computed; the pass begins at once")
             return 0.0
 
     def _carry_out_posted(self) -> None:
@@ -202,13 +202,13 @@ class StepLoop:
     def _step(self) -> Results:
         try:
             results = self.engine.step(self._carry_out_posted)
-            # A step for nobody computes nothing, and so proves nothing.
+            # A step without sequences does not prove that the model works.
             if self.failed_in_a_row and self.engine.working_on():
                 self.failed_in_a_row = 0
             return results
         except Exception:
             self.failed_in_a_row += 1
-            log.exception("a pass failed; its sequences are given back for replay")
+            log.exception("a pass failed; its sequences are returned for replay")
             lost = list(self.engine.working_on())
             for key in lost:
                 self._close(key)

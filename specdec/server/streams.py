@@ -1,7 +1,7 @@
-"""The server end of the two model services' streams: frames in, entries to the step loop, frames out.
+"""The server side of the model services' streams: frames in, entries to the step loop, frames out.
 
-Knows the life of a sequence inside a stream (opened, unanswered, ended); refuses to know what an entry means:
-each service brings a codec for that.
+Knows the states of a sequence inside a stream (opened, unanswered, ended); does not know what an entry means, for which
+each service has a codec.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from specdec.server.step_loop import Engine, Key, Results, StepLoop
 from specdec.telemetry.setup import context_of
 
 HEARTBEAT_S = 0.25
-"""A stream with something unanswered is written to at least this often."""
+"""A stream with an unanswered entry sends a frame at least this often."""
 
-_AT_ONCE = 256
-"""Messages of a frame, after which others have their turn: a frame may hold a million."""
+_MESSAGES_PER_TURN = 256
+"""Messages of a frame that are processed before other tasks run: a frame may have a million messages."""
 
-_UNTAKEN = 16
-"""Results per live sequence. A stream with more of them that its peer has not taken is held."""
+_MAX_UNREAD = 16
+"""Unread results per live sequence above which a stream is held (backpressure)."""
 
 
 class Codec(Protocol):
-    """A service's frames. Messages have the fields ``sequence`` and, in opens, ``spec`` and ``more``.
+    """Reads and writes the frames of a service. Messages have the field ``sequence``; opens also ``spec`` and ``more``.
 
-    The ``read_*`` raise SpecdecError, which ends the sequence.
+    The ``read_*`` methods raise SpecdecError, which ends the sequence.
     """
 
     def split(self, frame: Any) -> tuple[Iterable[Any], Iterable[Any], Iterable[int]]:
@@ -45,16 +45,16 @@ class Codec(Protocol):
     def read_entry(self, message: Any) -> Any: ...
 
     def number(self, message: Any) -> int:
-        """The number of an entry's message: its round or advance."""
+        """The number of an entry's round or advance."""
 
     def answers(self, result: Any) -> int | None:
-        """The number of the entry that this result is the last answer to; None if more follows."""
+        """The number of the entry for which this result is the last answer; None if more results follow."""
 
     def attributes(self, result: Any) -> dict[str, int]:
-        """What a trace says of a result."""
+        """The attributes of a result in a trace."""
 
     def frames(self, results: Sequence[tuple[int, Any]], unanswered: Iterable[int], load: Load) -> Iterable[Any]:
-        """Response frames: one, unless it would be too long. ``unanswered`` sequences are named in heartbeats only."""
+        """Response frames: one, unless it would be too long. ``unanswered``: sequences with a heartbeat due."""
 
 
 class StreamServer:
@@ -76,11 +76,11 @@ class StreamServer:
 
     @property
     def busy_s(self) -> float:
-        """How long the model thread has worked, in all."""
+        """Total working time of the model thread."""
         return self._loop.busy_s
 
     async def serve(self, frames: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
-        """The response frames of one stream. However it ends, its sequences are released at once."""
+        """Yield the response frames of one stream. However the stream ends, its sequences are released at once."""
         stream = _Stream(next(self._numbers), self._loop, self._codec)
         self._streams[stream.number] = stream
         tasks = [asyncio.create_task(self._read(frames, stream)), asyncio.create_task(stream.beat())]
@@ -89,7 +89,7 @@ class StreamServer:
                 stream.writing = True
                 for frame in self._codec.frames(*content, self.load):
                     yield frame
-                stream.writing = False  # whoever took the frame comes back once it is written
+                stream.writing = False  # the generator resumes only after the frame is written
             if stream.failure is not None:
                 raise stream.failure
         finally:
@@ -99,7 +99,7 @@ class StreamServer:
             stream.end_all()
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse opens, end every sequence when nothing of it is unanswered, and wait until all have been told."""
+        """Refuse opens, end each sequence once it has no unanswered entry, and wait (at most so long) for the peers."""
         self._loop.drain()
         self._loop.post()
         with contextlib.suppress(TimeoutError):
@@ -108,7 +108,7 @@ class StreamServer:
                     await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
-        """Release everything and end the model's thread."""
+        """Release all sequences and end the model's thread."""
         for stream in self._streams.values():
             stream.end_all()
         await self._loop.stop()
@@ -137,7 +137,7 @@ class _Stream:
     def __init__(self, number: int, loop: StepLoop, codec: Codec) -> None:
         self.number = number
         self.unanswered: dict[int, int] = {}  # sequence -> number of its unanswered entry
-        self.failure: SpecdecError | None = None  # what the peer broke, if it ends the whole stream
+        self.failure: SpecdecError | None = None  # an error of the peer that ends the whole stream
         self._loop = loop
         self._codec = codec
         self._opened_up_to = -1
@@ -155,9 +155,9 @@ class _Stream:
     # --- from the peer ---
 
     def take(self, frame: Any) -> Iterator[None]:
-        """With pauses where there is much of it, or where it is held."""
+        """Process a request frame. Yields when other tasks should run, or while the stream is held."""
         for number, _ in enumerate(self._take_in(frame), 1):
-            if number % _AT_ONCE == 0 or not self.not_held.is_set():
+            if number % _MESSAGES_PER_TURN == 0 or not self.not_held.is_set():
                 self._loop.post()
                 yield
         self._loop.post()
@@ -246,12 +246,12 @@ class _Stream:
     def _send(self, sequence: int, result: Any) -> None:
         self._outbox.append((sequence, result))
         self._wake.set()
-        if len(self._outbox) > _UNTAKEN * max(1, len(self._live)):
+        if len(self._outbox) > _MAX_UNREAD * max(1, len(self._live)):
             self._hold(True)
 
     def _hold(self, held: bool) -> None:
-        """Who does not take what was said is not listened to, and told nothing unasked. What is asked of a stream has
-        an end, so what waits for it to be taken has one, too."""
+        """Start or end backpressure. A held stream reads no more requests, and its sequences compute nothing
+        autonomously. The outbox stays bounded, because only entries that were already read add to it."""
         if held == self.not_held.is_set():
             (self.not_held.clear if held else self.not_held.set)()
             self._loop.hold(self.number, held)
@@ -268,11 +268,11 @@ class _Stream:
 
     @property
     def busy(self) -> bool:
-        """Something lives here, or its end is not yet with the peer."""
+        """Whether sequences are live, or results are not yet sent to the peer."""
         return bool(self._live or self._outbox or self.writing)
 
     async def beat(self) -> None:
-        """See to heartbeats until cancelled. A clock for the whole stream: a time-out in every wait costs more."""
+        """Cause heartbeats until cancelled. One timer per stream is cheaper than a timeout in every wait."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             if self.unanswered:
@@ -280,7 +280,7 @@ class _Stream:
                 self._wake.set()
 
     async def content(self) -> tuple[list[tuple[int, Any]], list[int]] | None:
-        """The results of the next frame, and whom it names as unanswered. None: the stream finished."""
+        """The results of the next frame, and the sequences of its heartbeat; None once the stream is finished."""
         while not (self._outbox or self._heartbeat_due or self._finished):
             self._wake.clear()
             await self._wake.wait()

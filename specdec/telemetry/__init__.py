@@ -1,4 +1,4 @@
-"""Logs, metrics and traces: how they get out of a process, and what every process says of itself.
+"""Logs, metrics and traces: how a process exports them, and the metrics that every process has.
 
 Imports core and opentelemetry.
 Start at setup.py.

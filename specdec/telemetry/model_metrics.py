@@ -1,6 +1,6 @@
-"""What a model service tells of itself: its load, its passes, its model.
+"""Metrics of a model service: its load, its passes, its model.
 
-Knows the names; refuses to know who counts.
+Knows their names; does not know where they are counted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from specdec.telemetry.instruments import Instruments, Points
 
 
 def observe(service: str, info: ModelInfo, load: Callable[[], Load], busy_s: Callable[[], float]) -> None:
-    """``busy_s`` is how long the model thread has worked in all. ``service`` is target or draft."""
+    """Register the metrics. ``service`` is target or draft; ``busy_s`` is the model thread's total working time."""
     instruments = Instruments()
     attributes = {"service": service}
 
@@ -23,17 +23,17 @@ def observe(service: str, info: ModelInfo, load: Callable[[], Load], busy_s: Cal
         return [(1, {**attributes, "model": info.name, "digest": info.model_digest[:12], "dtype": info.dtype})]
 
     def rows() -> Points:
-        # Not every engine counts them.
+        # Some engines do not count rows.
         return [(load().rows, attributes)] if load().rows else []
 
     gauge, counter = instruments.gauge, instruments.counter
-    gauge("specdec.live_sequences", "{sequence}", "Sequences open", of(lambda load: load.live_sequences))
-    at_work = "With a pass of the model to come or under way"
+    gauge("specdec.live_sequences", "{sequence}", "Open sequences", of(lambda load: load.live_sequences))
+    at_work = "Sequences in the current pass of the model or waiting for one"
     gauge("specdec.waiting_sequences", "{sequence}", at_work, of(lambda load: load.waiting_sequences))
-    gauge("specdec.open_streams", "{stream}", "Streams open", of(lambda load: load.open_streams))
-    gauge("specdec.kv_slots_used", "{slot}", "KV cache slots taken", of(lambda load: load.kv_slots_used))
+    gauge("specdec.open_streams", "{stream}", "Open streams", of(lambda load: load.open_streams))
+    gauge("specdec.kv_slots_used", "{slot}", "KV cache slots in use", of(lambda load: load.kv_slots_used))
     gauge("specdec.kv_slots_total", "{slot}", "KV cache slots in total", of(lambda load: load.kv_slots_total))
     gauge("specdec.model_info", "", "Always 1; the attributes say which model this replica serves", told)
     counter("specdec.passes", "{pass}", "Passes of the model", of(lambda load: load.passes))
-    counter("specdec.rows", "{row}", "Rows fed to the model, in all passes", rows)
-    counter("specdec.busy", "s", "Time that the model thread worked", lambda: [(busy_s(), attributes)])
+    counter("specdec.rows", "{row}", "Input rows of all passes", rows)
+    counter("specdec.busy", "s", "Working time of the model thread", lambda: [(busy_s(), attributes)])

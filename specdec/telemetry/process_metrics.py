@@ -1,6 +1,6 @@
-"""What a process costs, whatever it serves: its CPU time, how late its event loop is, and how much goes on in it.
+"""Metrics of any process that serves: its CPU time, the lag of its event loop, and its asyncio tasks.
 
-Knows the process; refuses to know what is served.
+Knows the process; does not know what it serves.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 
 from specdec.telemetry.instruments import Instruments
 
-_LOOK_EVERY_S = 0.25
+_SAMPLE_EVERY_S = 0.25
 _BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
 
@@ -29,19 +29,19 @@ class ProcessMetrics:
         instruments.gauge(
             "specdec.event_loop.tasks",
             "{task}",
-            "Tasks that have not ended",
+            "Unfinished asyncio tasks",
             lambda: [(self._tasks(), self._attributes)],
         )
         self._lag = instruments.histogram(
-            "specdec.event_loop.lag", "s", "How much later than due the event loop came to a timer", _BOUNDS_S
+            "specdec.event_loop.lag", "s", "Delay between the due time of a timer and its execution", _BOUNDS_S
         )
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Look at the event loop four times a second until ``stop``."""
+        """Sample the lag of the event loop four times a second until ``stop``."""
         self._loop = asyncio.get_running_loop()
-        self._task = asyncio.create_task(self._look())
+        self._task = asyncio.create_task(self._sample())
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -51,8 +51,8 @@ class ProcessMetrics:
     def _tasks(self) -> int:
         return len(asyncio.all_tasks(self._loop)) if self._loop is not None else 0
 
-    async def _look(self) -> None:
+    async def _sample(self) -> None:
         while True:
-            due = time.monotonic() + _LOOK_EVERY_S
-            await asyncio.sleep(_LOOK_EVERY_S)
+            due = time.monotonic() + _SAMPLE_EVERY_S
+            await asyncio.sleep(_SAMPLE_EVERY_S)
             self._lag.record(max(0.0, time.monotonic() - due), self._attributes)

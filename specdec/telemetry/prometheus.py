@@ -1,7 +1,7 @@
-"""Metrics as Prometheus reads them: text over HTTP, on a port of its own.
+"""The Prometheus endpoint: metrics as text over HTTP, on a separate port.
 
-Knows names and the endpoint; refuses to know what is measured. The server is a thread, so that a scrape is answered
-also while the event loop stands still.
+Knows names and the endpoint; does not know what is measured. The server has its own thread, so that it answers a scrape
+even while the event loop is blocked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OURS, _THEIRS = "spec_decode_", "vllm:spec_decode_"
 
 
 class _Renamed(Collector):
-    """The counters that vLLM has as well under vLLM's names: an OpenTelemetry name can have no colon."""
+    """Gives counters that vLLM also has vLLM's names, because an OpenTelemetry name cannot contain a colon."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -44,11 +44,11 @@ class _IPv6Server(ThreadingWSGIServer):
 
 class _Silent(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """A scrape is no event."""
+        """Log nothing about scrapes."""
 
 
 class Scrape:
-    """``reader`` belongs into a MeterProvider; from ``serve`` on its metrics are at /metrics."""
+    """The metrics of a MeterProvider that has ``reader``, as an HTTP endpoint /metrics from ``serve`` on."""
 
     def __init__(self) -> None:
         inner = CollectorRegistry()
@@ -59,9 +59,9 @@ class Scrape:
         self._one_at_a_time = threading.Lock()
 
     def serve(self, host: str, port: int) -> int:
-        """``host`` is without brackets. Returns the port: another than asked for if that was 0.
+        """Serve /metrics. ``host`` has no brackets. Returns the port, which is a free one if ``port`` is 0.
 
-        Raises ValueError if it cannot be had.
+        Raises ValueError if it cannot listen there.
         """
         kind = _IPv6Server if ":" in host else ThreadingWSGIServer
         try:
@@ -72,10 +72,10 @@ class Scrape:
         return int(server.server_port)
 
     def _answer(self, environ: dict[str, Any], start_response: Any) -> Any:
-        # Always the plain text format: where Prometheus asks for OpenMetrics the library may turn colons into
+        # Always the plain text format. For OpenMetrics, which Prometheus prefers, the library may replace colons by
         # underscores.
         environ.pop("HTTP_ACCEPT", None)
-        # The reader hands a scrape what it collected through itself: two at once would take from each other. The app
-        # makes all of its output within this call.
+        # The reader keeps collected metrics in itself, so concurrent scrapes would take each other's. The app computes
+        # its whole output within this call.
         with self._one_at_a_time:
             return self._app(environ, start_response)

@@ -1,6 +1,6 @@
-"""Traces, metrics and logs: OpenTelemetry by the standard OTEL_* variables, one JSON object per log line.
+"""Traces, metrics and logs: OpenTelemetry with the standard OTEL_* variables, and one JSON object per log line.
 
-Knows exporters and formats; refuses to know what is measured. Prompts and outputs are never logged.
+Knows exporters and formats; does not know what is measured. Prompts and outputs are never logged.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from specdec.telemetry.prometheus import Scrape
 
 log = logging.getLogger(__name__)
 
-_MOST_EVENTS = 4096
-"""Of a span."""
+_MAX_EVENTS = 4096
+"""Default limit of events per span."""
 
 _LAST_EXPORT_S = 2.0
 
 _OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
-"""By OTEL_EXPORTER_OTLP_PROTOCOL: the name under which the exporter is installed."""
+"""The entry point name of the exporter, by OTEL_EXPORTER_OTLP_PROTOCOL."""
 _OUR_OTLP = "in a checkout: pip install -e '.[otlp]'"
 
 _RECORD_FIELDS = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line; whatever is passed in ``extra`` becomes a field, and within a span so do its ids."""
+    """One JSON object per line. Everything in ``extra`` becomes a field; so do the ids of the current span."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -64,18 +64,17 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(service: str, settings: ServiceSettings) -> None:
-    """Logs to standard error; traces and metrics where OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER say.
+    """Log to standard error; export traces and metrics as OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER say.
 
-    Several are named with commas. Without those variables, but with OTEL_EXPORTER_OTLP_ENDPOINT (or that of one
-    signal), it goes to OTLP; with neither, nowhere. With ``metrics_port`` Prometheus may read the metrics there as
-    well, or only there. Raises ValueError, in words, if an exporter is named that is not installed, or if the port
-    cannot be had.
+    A variable may name several exporters, with commas. Without these variables, OTLP is used if
+    OTEL_EXPORTER_OTLP_ENDPOINT (or that of the signal) is set, else no exporter. With ``metrics_port`` Prometheus can
+    scrape the metrics there as well. Raises ValueError if an exporter is not installed or the port is not free.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service))
     logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
 
-    # The environment's own name for it wins: OTEL_SERVICE_NAME, else that in OTEL_RESOURCE_ATTRIBUTES.
+    # A name in the environment takes precedence: OTEL_SERVICE_NAME, then service.name in OTEL_RESOURCE_ATTRIBUTES.
     own_name = OTELResourceDetector().detect().attributes.get(SERVICE_NAME)
     resource = Resource.create({SERVICE_NAME: own_name or service})
     providers: list[TracerProvider | MeterProvider] = []
@@ -100,7 +99,7 @@ def set_up(service: str, settings: ServiceSettings) -> None:
 
 
 def _shut_down_at_exit(providers: Sequence[TracerProvider | MeterProvider]) -> None:
-    """What is left goes out, but a collector that is down does not keep the process: alone it would, 10 s and more."""
+    """At exit, export the rest for at most _LAST_EXPORT_S. Without it a dead collector delays the exit by over 10 s."""
     asked, done = threading.Event(), threading.Event()
 
     def shut_down() -> None:
@@ -109,7 +108,7 @@ def _shut_down_at_exit(providers: Sequence[TracerProvider | MeterProvider]) -> N
             provider.shutdown()
         done.set()
 
-    # Begun now: a thread cannot be begun while the interpreter ends.
+    # Started now, because threads cannot be started at interpreter exit.
     threading.Thread(target=shut_down, name="last-export", daemon=True).start()
 
     def at_exit() -> None:
@@ -120,21 +119,21 @@ def _shut_down_at_exit(providers: Sequence[TracerProvider | MeterProvider]) -> N
 
 
 def _span_limits() -> SpanLimits:
-    """Every round is an event of its request's span, and there are more than the 128 events that are usual."""
-    return SpanLimits(max_events=int(_said("OTEL_SPAN_EVENT_COUNT_LIMIT") or _MOST_EVENTS))
+    """A higher event limit than the default of 128, because every round is an event of its request's span."""
+    return SpanLimits(max_events=int(_variable("OTEL_SPAN_EVENT_COUNT_LIMIT") or _MAX_EVENTS))
 
 
-def _said(variable: str) -> str:
-    """What is set to nothing counts as not set."""
+def _variable(variable: str) -> str:
+    """An environment variable; empty if it is not set."""
     return os.environ.get(variable, "").strip()
 
 
 def _exporters(signal: str) -> list[Any]:
-    """Of ``traces`` or ``metrics``. Raises ValueError, in words."""
+    """The exporters for ``signal``, traces or metrics. Raises ValueError with a readable message."""
     variable = f"OTEL_{signal.upper()}_EXPORTER"
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT")
-    default = "otlp" if any(map(_said, endpoints)) else "none"
-    names = [name.strip() for name in (_said(variable) or default).split(",") if name.strip()]
+    default = "otlp" if any(map(_variable, endpoints)) else "none"
+    names = [name.strip() for name in (_variable(variable) or default).split(",") if name.strip()]
     if names == ["none"]:
         return []
     if "none" in names:
@@ -148,8 +147,8 @@ def _exporter(signal: str, variable: str, name: str) -> Any:
     said, entry = f"{variable}={name}", name
     if name == "otlp":
         of_signal = f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL"
-        chosen = of_signal if _said(of_signal) else "OTEL_EXPORTER_OTLP_PROTOCOL"
-        protocol = _said(chosen) or "grpc"
+        chosen = of_signal if _variable(of_signal) else "OTEL_EXPORTER_OTLP_PROTOCOL"
+        protocol = _variable(chosen) or "grpc"
         if protocol not in _OTLP:
             raise ValueError(f"{chosen}={protocol}: not one of {', '.join(_OTLP)}")
         said, entry = f"{said} with {chosen}={protocol}", _OTLP[protocol]

@@ -1,4 +1,4 @@
-"""gRPC: channels, servers, health, and the messages of the contract read into plain values.
+"""gRPC: channels, servers, health, and conversion between messages of the contract and plain values.
 
 Imports core, security, grpc and v1.
 Start at wire.py.

@@ -1,4 +1,4 @@
-"""How much goes into a frame: all there is to say, unless that is too long. Knows sizes; refuses to know meanings."""
+"""Packs messages into frames of limited size. Knows sizes; does not know what the messages mean."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 FRAME_BYTES = 1 << 20
-"""A peer takes no message above specdec.transport.rpc.MAX_MESSAGE_BYTES, and a long one holds up whoever comes after
-it."""
+"""The default frame size. A peer accepts no message above specdec.transport.rpc.MAX_MESSAGE_BYTES, and a long message
+delays the messages behind it."""
 
 
 def framed(new: Callable[[], Any], entries: Iterable[tuple[str, Any]], most: int = FRAME_BYTES) -> Iterator[Any]:
-    """``entries``, each a message and the repeated field that it belongs to, in as few of the frames that ``new`` makes
-    as hold ``most`` bytes of them, or one entry. One frame at least."""
+    """Pack ``entries``, pairs of a repeated field and a message, in order into as few frames of ``new`` as possible.
+    A frame has at most ``most`` bytes of entries, or a single longer entry. Yields at least one frame."""
     frame, room = new(), most
     for field, message in entries:
         size = message.ByteSize()

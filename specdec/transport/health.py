@@ -1,7 +1,7 @@
-"""The standard health service (grpc.health.v1), in which nobody waits for a watcher that does not read.
+"""The standard health service (grpc.health.v1), which a watcher that does not read cannot block.
 
-grpcio's own writes to its watchers while it holds what one needs to change a status, so that a single one of them could
-keep a service from stopping. Knows names and statuses; refuses to know why they change.
+grpcio's implementation writes to its watchers while it holds the lock for status changes. A single watcher could
+therefore keep a service from stopping. Knows names and statuses; does not know why they change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Status = health_pb2.HealthCheckResponse
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Until ``tell`` a service is unknown."""
+    """The health servicer. A service is unknown until the first ``tell`` about it."""
 
     def __init__(self) -> None:
         self._serving: dict[str, bool] = {}
@@ -35,7 +35,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return _Status(status=self._status(request.service))
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
-        """What comes in between while it is written may go untold."""
+        """Stream the status of one service. Statuses that are replaced while another is being written are skipped."""
         told = None
         while True:
             changed = self._changed

@@ -1,6 +1,6 @@
-"""How our gRPC servers and channels are made: options, TLS, health, reflection, errors, trace context, shutdown.
+"""gRPC servers and channels: options, TLS, health, reflection, errors, trace context, shutdown.
 
-Client and server keepalive live here side by side because they must agree. Knows nothing of models or sequences.
+The keepalive settings of client and server are both here because they must agree. Knows nothing of models or sequences.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PING_TIMEOUT_MS = 1_000
 MIN_PING_INTERVAL_MS = KEEPALIVE_MS // 2
 PUBLIC_KEEPALIVE_MS = 5_000
 PUBLIC_PING_TIMEOUT_MS = 5_000
-"""Between clients and orchestrators: over the internet a second without an answer says nothing, and a client may answer
-pings in the thread that is busy with what came."""
+"""Keepalive between clients and orchestrators. Over the internet a second without an answer is normal, and a client may
+answer pings in the thread that processes its responses."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 _COMMON: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
-    # The timeout that decides how fast a frozen peer is seen; 60 s by default whatever keepalive says.
+    # This timeout decides how fast a frozen peer is detected. Its default is 60 s, regardless of keepalive_timeout_ms.
     ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -50,18 +50,18 @@ _COMMON: list[tuple[str, Any]] = [
 ]
 SERVER_OPTIONS = [
     *_COMMON,
-    # This spelling is the one that is read; without it the server answers our pings with "too many pings".
+    # gRPC reads only this spelling. Without the option the server answers our pings with "too many pings".
     ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
     ("grpc.so_reuseport", 0),
 ]
 CHANNEL_OPTIONS = [
     *_COMMON,
-    # A replica that comes back is found within a second, not after a minute's backoff.
+    # To find a replica that comes back within a second. The default backoff grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Not a backoff but how long one attempt may take: round trips, TLS, and a peer that is busy.
+    # Despite its name, the timeout of one attempt: it has to cover round trips, TLS and a busy peer.
     ("grpc.min_reconnect_backoff_ms", 2_000),
-    # Two channels to one address must not share a connection: its death would take both.
+    # Two channels to one address must not share a connection: its loss would affect both.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
@@ -70,55 +70,52 @@ _PUBLIC = {
     "grpc.keepalive_timeout_ms": PUBLIC_PING_TIMEOUT_MS,
     "grpc.http2.ping_timeout_ms": PUBLIC_PING_TIMEOUT_MS,
 }
-"""What differs there; how often a client may ping does not, because there are clients that ping as inside."""
+"""Options for clients of an orchestrator. The ping limit is not among them: some clients ping as often as services."""
 
 LIVENESS = "liveness"
-"""The health service that says whether to start the process again; the others say whether to send it work."""
+"""The health service that tells whether the process must be restarted; the others tell whether to send it work."""
 
 request_metadata: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("request_metadata")
-"""The text metadata of the call being served, for trace context and request ids."""
+"""The text metadata of the current call, for trace context and request ids."""
 
 
 def channel(address: str, tls: Tls | None = None, name: str = "", public: bool = False) -> grpc.aio.Channel:
-    """A channel to ``host:port``; in the clear without ``tls``.
+    """A channel to ``host:port``; unencrypted without ``tls``.
 
-    With it, the certificate there must have ``name``: endpoints are known by role, not by host. Without a name it must
-    have the host. The files of ``tls`` are read now. ``public``: the way there may be long and slow.
+    With ``tls`` the server's certificate must have the DNS name ``name``, a role, or the host if ``name`` is empty. The
+    files of ``tls`` are read now. ``public``: the connection may cross the internet, so keepalive is less strict.
     """
-    options = _patient(CHANNEL_OPTIONS) if public else CHANNEL_OPTIONS
+    options = _public_options(CHANNEL_OPTIONS) if public else CHANNEL_OPTIONS
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     named = [("grpc.ssl_target_name_override", name)] if name else []
     return grpc.aio.secure_channel(address, tls.channel_credentials(), options=[*options, *named])
 
 
-def _patient(options: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+def _public_options(options: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return [(name, _PUBLIC.get(name, value)) for name, value in options]
 
 
 def bearer(api_key: str) -> tuple[tuple[str, str], ...]:
-    """The metadata that shows an API key; none without one."""
+    """The call metadata with an API key; empty without a key."""
     return (("authorization", f"Bearer {api_key}"),) if api_key else ()
 
 
 def aging(max_age_s: float) -> list[tuple[str, Any]]:
-    """Server options by which a connection is told to go after about so long, and its calls may end; 0: never.
+    """Server options that end a connection after about ``max_age_s``, without ending its calls; none if that is 0.
 
-    The caller's next request comes by a new connection, which a balancer may send to another server.
+    The caller's next request uses a new connection, which a load balancer may route to another server.
     """
     return [("grpc.max_connection_age_ms", int(max_age_s * 1e3))] if max_age_s else []
 
 
 def keepalive() -> common_pb2.Keepalive:
-    """What a server tells of its settings: how it pings other services, and how often it may be pinged."""
+    """The keepalive settings that a server reports: how it pings other services, and how often it may be pinged."""
     return common_pb2.Keepalive(keepalive_ms=KEEPALIVE_MS, min_ping_interval_ms=MIN_PING_INTERVAL_MS)
 
 
 def error_of(error: grpc.aio.AioRpcError) -> SpecdecError:
-    """The error that a failed call stands for, as the server meant it.
-
-    Where its details contradict its code or message, or are no status at all, code and message alone count.
-    """
+    """The error of a failed call, from its code and message alone if its details are invalid or contradict them."""
     try:
         status = rpc_status.from_call(error)
     except (ValueError, DecodeError):
@@ -129,7 +126,7 @@ def error_of(error: grpc.aio.AioRpcError) -> SpecdecError:
 
 
 class _Interceptor(grpc.aio.ServerInterceptor):
-    """Turns SpecdecError into its status, so that no servicer holds a try/except; and turns away who may not call."""
+    """Turns SpecdecErrors into statuses, so that no servicer needs a try/except. Refuses callers without access."""
 
     def __init__(self, callers: Mapping[str, str]) -> None:
         self._callers = callers
@@ -154,7 +151,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):
 
 
 class _Unreadable:
-    """What stands in for a request that is no message of its type: gRPC itself would answer INTERNAL."""
+    """Replaces a request that cannot be parsed, for which gRPC itself would return INTERNAL."""
 
 
 def _reads(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -169,12 +166,12 @@ def _reads(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 def _checked(request: Any) -> Any:
     if isinstance(request, _Unreadable):
-        raise InvalidArgument([("request", "these bytes are no message of this method")])
+        raise InvalidArgument([("request", "not a valid message of this method's request type")])
     return request
 
 
 class _Requests:
-    """The requests of a call, checked. A class, and not a generator around gRPC's own: those cost a hop each."""
+    """The checked requests of a call. A class, because a generator around gRPC's iterator costs more per request."""
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context
@@ -201,8 +198,8 @@ def _guarded(behavior: Any) -> Any:
 
 
 def _guarded_stream(behavior: Any, caller: str = "") -> Any:
-    # Writes by itself: gRPC drops the generator of a cancelled call without closing it, and a dropped generator
-    # runs its finally whenever the collector comes.
+    # Writes the responses instead of yielding them: gRPC drops the generator of a cancelled call without closing it, so
+    # its finally block would run only at garbage collection.
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         _remember(context)
         try:
@@ -216,7 +213,7 @@ def _guarded_stream(behavior: Any, caller: str = "") -> Any:
                 async for response in responses:
                     await context.write(response)
         except SpecdecError as error:
-            # The caller may be gone by now.
+            # The caller may have disconnected.
             with contextlib.suppress(grpc.aio.InternalError):
                 await context.abort_with_status(rpc_status.to_status(to_status(error)))
 
@@ -229,20 +226,21 @@ def _remember(context: grpc.aio.ServicerContext[Any, Any]) -> None:
 
 
 def _check_caller(context: grpc.aio.ServicerContext[Any, Any], name: str) -> None:
-    """The certificate of whoever calls must have this DNS name; any will do without."""
+    """Raise PermissionDenied unless the caller's certificate has the DNS name ``name``. An empty name allows all."""
     names = [each.decode() for each in context.auth_context().get("peer_dns") or ()] if name else []
     if name and name not in names:
         raise PermissionDenied(
-            f"this call is for {name} alone, and the caller's certificate is made out to {', '.join(names) or 'nobody'}"
+            f"this call is for {name} alone, and the caller's certificate is made out to "
+            f"{', '.join(names) or 'no DNS name'}"
         )
 
 
 class Server:
-    """A gRPC server that listens but is not yet serving: health says so until ``set_serving``.
+    """A gRPC server. Its health service reports NOT_SERVING until ``set_serving``.
 
-    With ``tls``, nobody connects without a certificate of our CA if ``callers`` are given: methods with streams of
-    requests, and the name that a certificate must have to call them. The other methods are for all of the CA's.
-    ``public``: callers may be far away.
+    ``callers`` maps methods with request streams to the DNS name that a caller's certificate must have. With ``tls``
+    and ``callers``, every caller needs a certificate of our CA; the other methods accept any of its certificates.
+    ``public``: callers may connect over the internet.
     """
 
     def __init__(
@@ -259,7 +257,7 @@ class Server:
         self._settings = settings
         self._credentials = tls.server_credentials(ask_callers=bool(callers)) if tls else None
         interceptor = _Interceptor(callers or {} if tls else {})
-        own = _patient(SERVER_OPTIONS) if public else SERVER_OPTIONS
+        own = _public_options(SERVER_OPTIONS) if public else SERVER_OPTIONS
         self.grpc = grpc.aio.server(interceptors=[interceptor], options=[*own, *options])
         self._health = health.Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -271,10 +269,10 @@ class Server:
         self._health_alone: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Listen. Raises OSError if an address cannot be had."""
+        """Begin to listen. Raises OSError if that fails for an address."""
         self.port = self._listen(self.grpc, self._settings.port, self._credentials)
         if self._settings.health_port is not None:
-            # A kubelet's probes cannot speak TLS.
+            # On a port without TLS, because a kubelet's probes do not support it.
             self._health_alone = grpc.aio.server(options=SERVER_OPTIONS)
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._health_alone)
             self.health_port = self._listen(self._health_alone, self._settings.health_port)
@@ -310,7 +308,7 @@ class Server:
 
 
 async def signalled() -> None:
-    """Returns at SIGTERM or SIGINT."""
+    """Wait for SIGTERM or SIGINT."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,6 +1,6 @@
-"""Sampling parameters <-> protobuf, and their bounds, which are the same for a client and between the services.
+"""Sampling parameters <-> protobuf, and their bounds, which are the same for clients and between the services.
 
-Knows values; refuses to know what they do to a distribution.
+Knows values; does not know their effect on a distribution.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from specdec.v1 import common_pb2
 
 MAX_BIASES = 300
 MAX_END_TOKENS = 1024
-"""That end a text: the request's and the model's own."""
+"""Tokens that end a text, those of the request and of the model together."""
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 MIN_REPETITION, MAX_REPETITION = 0.01, 10.0
 
 
 def sampling_problems(sampling: SamplingParams, vocab_size: int) -> list[tuple[str, str]]:
-    """(field, what is wrong) for every value out of its range."""
+    """(field, problem) for every value out of its range."""
     return [*_filter_problems(sampling), *_transform_problems(sampling, vocab_size)]
 
 
@@ -61,7 +61,7 @@ def _transform_problems(sampling: SamplingParams, vocab_size: int) -> Iterator[t
 
 
 def unknown_fields(message: Message) -> list[tuple[str, str]]:
-    """A later contract's: what they ask for would not be done."""
+    """(field, problem) for every field of a later contract. They are refused because they would have no effect."""
     unknown = UnknownFieldSet(message)
     return [(f"field {unknown[i].field_number}", "is not known to this service") for i in range(len(unknown))]
 

@@ -1,7 +1,7 @@
-"""Domain values <-> protobuf, and the first look at what a peer sent: malformed values end here.
+"""Domain values <-> protobuf, and validation of what a peer sent: no malformed value passes.
 
-Knows both shapes; refuses to know streams, models or what a sequence has been through. Every ``read_*`` raises
-InvalidArgument naming the field.
+Knows both forms; does not know streams, models or the history of a sequence. Every ``read_*`` raises InvalidArgument
+with the name of the field.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from specdec.transport.sampling_wire import read_sampling, sampling_problems, un
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 IDS_PER_OPEN = 8192
-"""Token ids per open entry: at three bytes each some 24 KiB, so that a long open does not delay its neighbours."""
+"""Token ids per open entry: about 24 KiB at three bytes each, so that a long open does not delay other sequences."""
 
 MAX_SUPPORT = 1024
-"""Of a distribution that a node was drawn from. To check an id takes 0.65 us, in which nobody else is served."""
+"""Most token ids in the distribution that a node was drawn from. Each id blocks the event loop for 0.65 us."""
 
 MAX_SALT_BYTES = 256
 
 _MOST_US = (1 << 32) - 1
-"""What waits for a peer that does not read may wait longer than its field can tell."""
+"""The largest value of ``queue_us`` (uint32). A verdict may wait longer than that for a peer that does not read."""
 
 FEATURE_BYTES = 1 << 16
-"""Hidden states in a frame: more would delay its neighbours."""
+"""Bytes of hidden states in a frame; more would delay other sequences."""
 
 _METHODS = {
     Method.COUPLED: common_pb2.VERIFICATION_METHOD_COUPLED,
@@ -72,7 +72,7 @@ def write_spec(spec: SequenceSpec, model_digest: str = "", traceparent: str = ""
 
 
 def read_spec(message: common_pb2.SequenceSpec, vocab_size: int) -> SequenceSpec:
-    """A whole spec (chunks already joined)."""
+    """Read a whole spec, in which chunks are already joined."""
     sampling = read_sampling(message.sampling)
     problems = [
         (f"spec.sampling.{name}", what)
@@ -123,7 +123,7 @@ def read_tree(message: common_pb2.TokenTree, vocab_size: int, field: str = "tree
         return EMPTY_TREE
     if len(token_ids) > MAX_TREE_NODES:
         raise InvalidArgument([(field, f"at most {MAX_TREE_NODES} nodes, not {len(token_ids)}")])
-    for node, each in enumerate(message.draft_probs):  # before any of it is looked at
+    for node, each in enumerate(message.draft_probs):  # sizes first, because the other checks take time per id
         if (size := max(len(each.token_ids), len(each.weights))) > MAX_SUPPORT:
             raise InvalidArgument([(f"{field}.draft_probs[{node}]", f"at most {MAX_SUPPORT} tokens, not {size}")])
     parents = tuple(message.parents) or tuple(range(-1, len(token_ids) - 1))
@@ -205,7 +205,7 @@ def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
 
 
 def write_features(sequence: int, verdict: Verdict) -> Iterator[target_pb2.Features]:
-    """In parts of whole rows, each at most FEATURE_BYTES or one row long."""
+    """The hidden states of a verdict, in parts of whole rows. A part has at most FEATURE_BYTES, or one row."""
     features = verdict.features
     if features is None:
         return

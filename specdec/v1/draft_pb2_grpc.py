@@ -51,14 +51,14 @@ class DraftServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetModelInfo(self, request, context):
-        """The drafter behind this replica and its load. Idempotent. No errors of its own.
+        """The drafter of this replica and its load. Idempotent. Returns no errors of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Draft(self, request_iterator, context):
-        """Carries any number of sequences, with the life and the statuses of TargetService.Verify.
+        """Carries any number of sequences. Their life cycle and the statuses are those of TargetService.Verify.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

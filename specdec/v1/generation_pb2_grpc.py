@@ -50,18 +50,18 @@ class GenerationServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Generates n samples. The output is the target's own: speculation changes its speed alone. The first message
-        is sent at admission. Repeating a request with the same seed gives the same text if it is greedy or COUPLED; with
-        TOKEN and BLOCK the text depends on what was drafted as well. Where the deployment has API keys, one is sent as
-        metadata, "authorization: Bearer KEY". Statuses:
+        """Generates n samples. The output follows the target's distribution: speculation changes only its speed. The first
+        message is sent at admission. Repeating a request with the same seed gives the same text if it is greedy or
+        COUPLED; with TOKEN and BLOCK the text also depends on the draft tokens. If the deployment has API keys, the caller
+        sends one as metadata, "authorization: Bearer KEY". Statuses:
         INVALID_ARGUMENT    malformed, unknown or unsupported field (BadRequest names it)
-        OUT_OF_RANGE        prompt + max_tokens over the context, with the limit; or the text outgrew the target's KV
-        cache, where that is smaller, which may show in mid-stream
-        UNAUTHENTICATED     no API key, or one that is not known
-        RESOURCE_EXHAUSTED  too many requests, or the key's quota is used up (RetryInfo says when to come back)
-        UNAVAILABLE         no target could be reached in time, or too many failed under this request (ErrorInfo:
-        NO_REPLICA); without an ErrorInfo this server is lost: resume at another
-        FAILED_PRECONDITION the targets' model was exchanged while the request ran
+        OUT_OF_RANGE        prompt + max_tokens exceeds the context (with the limit); or the text exceeds a smaller KV
+        cache of the target, possibly in mid-stream
+        UNAUTHENTICATED     missing or unknown API key
+        RESOURCE_EXHAUSTED  too many requests, or the key's quota is used up (RetryInfo tells when to retry)
+        UNAVAILABLE         no target was reachable in time, or too many failed during this request (ErrorInfo:
+        NO_REPLICA); without an ErrorInfo this server is lost: resume at another one
+        FAILED_PRECONDITION the targets' model was replaced while the request ran
         DEADLINE_EXCEEDED   the caller's deadline or request_timeout_s passed
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -51,23 +51,23 @@ class TargetServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetModelInfo(self, request, context):
-        """The model behind this replica and its load. Idempotent. No errors of its own.
+        """The model of this replica and its load. Idempotent. Returns no errors of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Verify(self, request_iterator, context):
-        """Carries any number of sequences. A sequence lives inside its stream: when it is closed or the stream ends,
-        for whatever reason, its KV is released at once. A failure of one sequence is a SequenceError:
+        """Carries any number of sequences. A sequence lives inside its stream: when it is closed or the stream ends for any
+        reason, its KV cache is released at once. A failure of one sequence is a SequenceError:
         INVALID_ARGUMENT     malformed or unsupported value (BadRequest names the field)
-        OUT_OF_RANGE         longer than the context, or than the KV cache, with the limit
+        OUT_OF_RANGE         longer than the context or the KV cache, with the limit
         RESOURCE_EXHAUSTED   no KV slots for it now (RetryInfo)
-        ABORTED              out of step (what was expected is named) or preempted: replay it
+        ABORTED              out of step (with the expected value) or preempted: replay it
         UNAVAILABLE          draining, or the pass failed: replay it on another replica
-        FAILED_PRECONDITION  another model digest than the open named
-        Half-closing ends the stream once everything unanswered is answered. Over TLS, a caller whose certificate has not
-        the DNS name "orchestrator" gets PERMISSION_DENIED.
+        FAILED_PRECONDITION  model digest differs from the one in the open
+        Half-closing ends the stream once all entries are answered. Over TLS, a caller without the DNS name "orchestrator"
+        in its certificate gets PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,7 +1,7 @@
-"""The dashboard's panels as a picture, without Grafana: each query is asked of a Prometheus server.
+"""Draws the dashboard's panels without Grafana, with the results of their queries from a Prometheus server.
 
 ``python deploy/observability/grafana/draw_dashboard.py http://127.0.0.1:9090 --minutes 5 --output dashboard.png``.
-Knows the JSON of the dashboard and Prometheus's HTTP API; refuses to know what the panels mean. Needs matplotlib.
+Knows the JSON of the dashboard and Prometheus's HTTP API; does not know what the panels mean. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Series = tuple[str, list[float], list[float]]
 
 
 def ask(server: str, expression: str, window: tuple[float, float], step_s: float) -> list[dict[str, Any]]:
-    """Range vectors of one query. Raises OSError or KeyError if the server does not answer it."""
+    """The range vectors of a query over ``window``. Raises OSError or KeyError if the server does not answer it."""
     fields = {"query": expression, "start": window[0], "end": window[1], "step": step_s}
     with urllib.request.urlopen(f"{server}/api/v1/query_range?{urllib.parse.urlencode(fields)}", timeout=30) as answer:
         result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
@@ -42,7 +42,7 @@ def ask(server: str, expression: str, window: tuple[float, float], step_s: float
 def series(
     server: str, panel: dict[str, Any], window: tuple[float, float], step_s: float, rate_s: float
 ) -> list[Series]:
-    """(legend, minutes, values) of everything that the panel shows."""
+    """(legend, minutes, values) of each series in the panel."""
     scale, _ = UNITS[panel["fieldConfig"]["defaults"]["unit"]]
     found = []
     for target in panel["targets"]:
@@ -54,7 +54,7 @@ def series(
                 legend = legend.replace("{{" + name + "}}", labels.get(name, ""))
             values = {float(at): float(value) for at, value in each["values"]}
             if any(math.isfinite(value) for value in values.values()):
-                # Every step, so that a gap is seen as one.
+                # A value for every step, so that gaps are visible.
                 ats = [window[0] + step * step_s for step in range(int((window[1] - window[0]) / step_s) + 1)]
                 minutes = [(at - window[0]) / 60 for at in ats]
                 found.append((legend, minutes, [scale * _at(values, at, step_s) for at in ats]))
@@ -120,10 +120,10 @@ def picture(server: str, window: tuple[float, float], step_s: float, rate_s: flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("server", help="URL of the Prometheus server")
-    parser.add_argument("--minutes", type=float, default=30.0, help="how far back")
-    parser.add_argument("--until", type=float, default=None, help="seconds since 1970; default: now")
-    parser.add_argument("--rate-s", type=float, default=20.0, help="window of rates: four scrapes")
-    parser.add_argument("--output", default="dashboard.png")
+    parser.add_argument("--minutes", type=float, default=30.0, help="length of the time range")
+    parser.add_argument("--until", type=float, default=None, help="end of the time range in Unix time; default: now")
+    parser.add_argument("--rate-s", type=float, default=20.0, help="window of rates in seconds: four scrapes")
+    parser.add_argument("--output", default="dashboard.png", help="file to write")
     told = parser.parse_args()
     end = told.until or time.time()
     step_s = max(1.0, told.minutes * 60 / 300)

@@ -1,6 +1,6 @@
 """The dashboard as code: ``python deploy/observability/grafana/make_dashboard.py`` writes dashboards/specdec.json.
 
-Knows panels and their queries; refuses to know where they are drawn. Names are those of a scrape of the services.
+Knows panels and their queries; does not know where they are drawn. Metric names are those of a scrape of the services.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ALONE = (
     ' / (sum(rate(specdec_round_duration_seconds_total{kind="plain"}[10m]))'
     ' - sum(rate(specdec_round_draft_wait_seconds_total{kind="plain"}[10m])))'
 )
-"""Measured: the rounds without draft tokens, but for what they waited for a draft that did not come."""
+"""Measured speed of rounds without draft tokens, excluding their waits for drafts that did not arrive."""
 PARTS = f'sum by (part) (rate(specdec_round_time_seconds_total{{part!="open"}}[{RATE}]))'
 DRAFTS = f"sum(rate(vllm:spec_decode_num_drafts_total[{RATE}]))"
 FIRST_POSITIONS = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{position=~"[0-7]"}'
@@ -39,7 +39,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """``kind`` is a panel type of Grafana; ``unit`` one of its units."""
+    """A panel. ``kind`` is a panel type of Grafana, ``unit`` one of its units, ``why`` the description."""
 
     title: str
     why: str
@@ -70,30 +70,30 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Is speculation paying right now?": (
         Panel(
             "Is speculation paying right now? Times the target alone",
-            "Tokens per second of a sequence over those of rounds without draft tokens in the last ten minutes, of "
-            "which the controller makes some on purpose. Above 1 it pays. No data where the number of draft tokens is "
-            "fixed.",
+            "Tokens per second of a sequence, divided by those of rounds without draft tokens in the last ten minutes. "
+            "The controller makes some of these rounds to measure them. Above 1 speculation pays. No data if the "
+            "number of draft tokens is fixed.",
             (Query(f"({SPEED}) / ({ALONE})", "times"),),
             kind="stat",
             width=6,
         ),
         Panel(
             "Mean accepted length",
-            "1 + accepted / drafts: the tokens that a round with draft tokens brings.",
+            "1 + accepted / drafts: tokens per round with draft tokens.",
             (Query(f"1 + {ACCEPTED} / {DRAFTS}", "tokens"),),
             width=6,
         ),
         Panel(
             "Acceptance by depth",
-            "Share of the rounds with draft tokens in which the token at this depth was accepted. Deeper than 7 there "
-            "are guesses of the prompt lookup, or those of a fixed number of more than 8 draft tokens.",
+            "Share of the rounds with draft tokens in which the token at this depth was accepted. Tokens deeper than 7 "
+            "come from prompt lookup, or from a fixed number of more than 8 draft tokens.",
             (Query(f"{rate(FIRST_POSITIONS, 'position')} / scalar({DRAFTS})", "depth {{position}}"),),
             "percentunit",
             width=6,
         ),
         Panel(
             "Rounds",
-            "Plain: the controller drafts nothing, or no draft came. Open: prefills, replays among them.",
+            "Plain: the controller drafts nothing, or no draft arrived. Open: prefills, including replays.",
             (Query(rate("specdec_rounds_total", "kind"), "{{kind}}"),),
             "ops",
             stacked=True,
@@ -103,7 +103,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Where does a round's time go?": (
         Panel(
             "Where does a round's time go?",
-            "Of a round that is decoding. What the target does while nobody waits for it is not in it.",
+            "Mean time of a decoding round. Work of the target for which no round waits is not included.",
             (Query(f"{PARTS} / scalar({ROUNDS})", "{{part}}"),),
             "s",
             stacked=True,
@@ -111,21 +111,21 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Time per pass",
-            "Of a model: what a draft's step takes beside a pass of the target decides whether drafting pays.",
+            "Mean time of a pass. The ratio of a draft's step to a target's pass decides whether drafting pays.",
             (Query(per_pass("specdec_busy_seconds_total"), "{{service}} {{instance}}"),),
             "s",
             width=6,
         ),
         Panel(
             "CPU per round",
-            "Of each service's processes, all threads, per round of all orchestrators.",
+            "CPU time of each service's processes, all threads, per round of all orchestrators.",
             (Query(f"{rate('process_cpu_time_seconds_total', 'service')} / scalar({ROUNDS})", "{{service}}"),),
             "s",
             width=6,
         ),
         Panel(
             "Event loop lag, p99",
-            "How late an event loop comes to a timer. It adds to every round.",
+            "Delay of a timer of the event loop. It adds to every round.",
             (Query(quantile(0.99, "specdec_event_loop_lag_seconds", "service"), "{{service}}"),),
             "s",
             width=6,
@@ -134,7 +134,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Which draft is bad?": (
         Panel(
             "Which draft is bad? Acceptance by draft",
-            "Share of its draft tokens that were accepted. All low: the pair or the text; one low: that replica.",
+            "Share of a draft's tokens that were accepted. All low: the pair or the text; one low: that replica.",
             (
                 Query(
                     ratio("specdec_draft_accepted_tokens_total", "specdec_draft_tokens_total", "address"), "{{address}}"
@@ -145,15 +145,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Wait for a draft, per round",
-            "How long a round waited for this draft.",
+            "Mean time that a round waited for this draft.",
             (Query(ratio("specdec_draft_wait_seconds_total", "specdec_draft_rounds_total", "address"), "{{address}}"),),
             "s",
             width=6,
         ),
         Panel(
             "Late and unused",
-            "Rounds that gave up waiting, as a share of those with draft tokens, and nodes that came, late ones too, "
-            "but were never verified, as a share of those that came.",
+            "Late: rounds that missed the draft deadline, as a share of the rounds with draft tokens. Unused: nodes "
+            "that were never verified, as a share of all received nodes, including late ones.",
             (
                 Query(ratio("specdec_draft_late_total", "specdec_draft_rounds_total", "address"), "late {{address}}"),
                 Query(ratio("specdec_draft_nodes_unused_total", "specdec_draft_nodes_received_total"), "unused"),
@@ -163,7 +163,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Draft or lookup? Accepted tokens",
-            "Lookup: tokens that the orchestrator found earlier in the text and no draft proposed.",
+            "Lookup: accepted tokens that prompt lookup proposed, and no draft.",
             (
                 Query(f"{ACCEPTED} - sum(rate(specdec_lookup_accepted_tokens_total[{RATE}]))", "draft"),
                 Query(f"sum(rate(specdec_lookup_accepted_tokens_total[{RATE}]))", "lookup"),
@@ -176,32 +176,32 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Is the target saturated?": (
         Panel(
             "Is the target saturated? Share of time in passes",
-            "At 100 % a further sequence makes the others slower. Drafts beside it, for comparison.",
+            "At 100 % a further sequence slows the others down. Drafts are shown for comparison.",
             (Query(f"rate(specdec_busy_seconds_total[{RATE}])", "{{service}} {{instance}}"),),
             "percentunit",
             width=6,
         ),
         Panel(
             "Queues",
-            "Sequences with a pass of a model to come or under way, requests that wait for their turn at an "
-            "orchestrator, sequences that a full target refused and that come back.",
+            "Sequences in a pass of a model or waiting for one, requests in the queue of an orchestrator, and "
+            "sequences that retry after a full target refused them.",
             (
-                Query("sum by (service) (specdec_waiting_sequences)", "at work at {{service}}"),
+                Query("sum by (service) (specdec_waiting_sequences)", "active at {{service}}"),
                 Query("sum(specdec_waiting_requests)", "waiting requests"),
-                Query("sum(specdec_waiting_for_room)", "refused for want of room"),
+                Query("sum(specdec_waiting_for_room)", "refused by full targets"),
                 Query('sum(specdec_live_sequences{service="orchestrator"})', "live sequences"),
             ),
             width=6,
         ),
         Panel(
             "Rows per pass",
-            "Prompt rows and draft tokens of everybody in a pass.",
+            "Mean number of rows of a pass: prompt tokens and draft tokens of all its sequences.",
             (Query(per_pass("specdec_rows_total"), "{{service}} {{instance}}"),),
             width=6,
         ),
         Panel(
             "KV cache in use",
-            "Near 100 % sequences are refused or preempted, and replayed.",
+            "Near 100 %, sequences are refused or preempted, and replayed.",
             (Query("specdec_kv_slots_used / (specdec_kv_slots_total > 0)", "{{service}} {{instance}}"),),
             "percentunit",
             width=6,
@@ -210,16 +210,16 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "How far from target-only speed are we?": (
         Panel(
             "How far from target-only speed are we? Tokens per second of a sequence",
-            "Now; the target alone, measured in rounds without draft tokens; and what the controller takes it to be.",
+            "The current speed; the target alone, measured in rounds without draft tokens; the controller's estimate.",
             (
                 Query(SPEED, "now"),
                 Query(ALONE, "target alone"),
-                Query("1 / avg(specdec_target_alone_round_seconds)", "as the controller takes it"),
+                Query("1 / avg(specdec_target_alone_round_seconds)", "estimate of the controller"),
             ),
         ),
         Panel(
             "Time per output token, and to the first",
-            "As clients see it.",
+            "Latencies seen by clients.",
             (
                 Query(quantile(0.5, "gen_ai_server_time_per_output_token_seconds"), "per token p50"),
                 Query(quantile(0.99, "gen_ai_server_time_per_output_token_seconds"), "per token p99"),
@@ -230,7 +230,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Tokens per second in all, and requests by outcome",
-            "What the whole deployment gives.",
+            "Throughput of the whole deployment.",
             (
                 Query(TOKENS, "tokens"),
                 Query(rate("gen_ai_server_request_duration_seconds_count", "outcome"), "requests {{outcome}}"),
@@ -250,7 +250,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Replayed tokens, and replicas lost",
-            "Tokens that were fed again, per token committed; replicas lost or set aside, by reason.",
+            "Tokens fed again, per committed token; replicas lost or ejected, by reason.",
             (
                 Query(f"{rate('specdec_replayed_tokens_total')} / {TOKENS}", "replayed tokens per token"),
                 Query(f"{rate('specdec_replica_losses_total', 'role, reason')} > 0", "{{role}} {{reason}}"),
@@ -258,7 +258,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Models that serve",
-            "Replicas by what they serve; two digests of one service are an upgrade on its way.",
+            "Replicas by model. Two digests of one service mean that an upgrade is in progress.",
             (Query("count by (service, model, digest) (specdec_model_info)", "{{service}} {{model}} {{digest}}"),),
             kind="bargauge",
         ),
@@ -271,13 +271,13 @@ _PROMETHEUS = {"text": "Prometheus", "value": "prometheus"}
 _DATASOURCE = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
 _NAMESPACES = {"name": "namespace", "label": "Namespace", "type": "query", "datasource": _SOURCE, "refresh": 2}
 _NAMESPACES |= {"query": "label_values(specdec_live_sequences, namespace)", "multi": True, "includeAll": True}
-# All: of compose, too, where nothing has that label.
+# All includes compose, where the series lack this label.
 _NAMESPACES |= {"allValue": ".*", "current": {"text": "All", "value": "$__all"}}
 _METRIC = re.compile(r"\b((?:specdec_|vllm:|gen_ai_|process_)[\w:]+)(?:\{([^}]*)\})?")
 
 
 def within(expression: str) -> str:
-    """The same question about the namespaces that were chosen."""
+    """The same query, restricted to the selected namespaces."""
 
     def narrowed(found: re.Match[str]) -> str:
         name, labels = found.groups()
