@@ -46,23 +46,23 @@ class Checkpoint:
         text_config = config.get("text_config", config)
         if dtype == "auto":
             dtype = _own_dtype(text_config) or _own_dtype(config) or "float32"
-        vocab_size, fingerprint = text_config.get("vocab_size"), ""
+        vocab_size, tokenizer = text_config.get("vocab_size"), ""
         if not isinstance(vocab_size, int):
             raise ValueError("config.json does not say how large the model's vocabulary is (vocab_size)")
         if (directory / "tokenizer.json").is_file():
             vocabulary = read_vocabulary(directory / "tokenizer.json")
             # Rows beyond the tokenizer are padding; models of one family pad differently.
             vocab_size = min(vocab_size, vocabulary.size)
-            fingerprint = vocabulary.fingerprint
+            tokenizer = vocabulary.fingerprint
         eos_token_ids = _eos_token_ids(directory, config)
         # What else decides what may be drawn, and where a text ends.
-        facts = {"dtype": dtype, "vocab_size": vocab_size, "tokenizer": fingerprint, "eos_token_ids": eos_token_ids}
+        facts = {"dtype": dtype, "vocab_size": vocab_size, "tokenizer": tokenizer, "eos_token_ids": eos_token_ids}
         facts["backend"] = fingerprint
         info = ModelInfo(
             name=directory.resolve().name if Path(model).is_dir() else model,
             model_digest=_digest([config_file, *weights], facts),
             vocab_size=vocab_size,
-            tokenizer_fingerprint=fingerprint,
+            tokenizer_fingerprint=tokenizer,
             context_length=_context_length(text_config),
             dtype=dtype,
             eos_token_ids=eos_token_ids,
