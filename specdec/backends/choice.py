@@ -1,4 +1,4 @@
-"""Which backend computes a model here: the one place that knows them all."""
+"""The choice of a backend for this machine. The only module that knows all backends."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from specdec.backends.torch.onednn_linear import has_native_bfloat16
 
 
 def default_dtype(device: torch.device) -> str:
-    """Of weights and cache on this device; "auto": that of the checkpoint."""
+    """The default dtype of weights and cache on this device; "auto": the checkpoint's dtype."""
     if device.type != "cpu":
         return "auto"
     return "bfloat16" if has_native_bfloat16() else "float32"
 
 
 def choose(name: str, device: torch.device) -> Backend:
-    """The backend of that name: torch, avx512, or auto, which is the quickest one that this machine can run.
+    """The backend called ``name``: torch, avx512, or auto, the fastest one that this machine can run.
 
-    Raises ValueError, with a sentence for the operator, if the machine cannot run it.
+    Raises ValueError, with a message for the operator, if the machine cannot run it.
     """
     by_torch = TorchBackend(device)
     if name == "torch":

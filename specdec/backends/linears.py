@@ -1,4 +1,4 @@
-"""The linear layers of a model, which a backend replaces by ones of its own. Knows modules; refuses to know kernels."""
+"""Replacement of a model's linear layers by a backend's own. Knows modules; does not know kernels."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from transformers.pytorch_utils import Conv1D
 
 def replace_linears(
     model: torch.nn.Module,
-    make: Callable[[Tensor, Tensor | None], torch.nn.Module],  # of weight [out_features, in_features], and bias
+    make: Callable[[Tensor, Tensor | None], torch.nn.Module],  # from weight [out_features, in_features] and bias
     takes: Callable[[Tensor], bool],
 ) -> None:
-    """Replace every linear layer of ``model`` whose weight ``takes`` accepts, in place.
+    """Replace, in place, every linear layer of ``model`` with a weight that ``takes`` accepts.
 
-    A weight is freed as soon as its layer is replaced, unless something else uses it, such as a tied embedding.
+    A weight is freed as soon as its layer is replaced, unless it has another use, such as a tied embedding.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -29,17 +29,17 @@ def replace_linears(
 
 
 def is_linear(module: torch.nn.Module) -> bool:
-    """Also a subclass, unless it computes something else."""
+    """Whether ``module`` is a linear layer, or a subclass with the same forward."""
     return type(module).forward in (torch.nn.Linear.forward, Conv1D.forward)
 
 
 def repacked(model: torch.nn.Module) -> list[Any]:
-    """Layers whose weight a backend has laid out anew. Each says its memory as ``nbytes``."""
+    """Layers with a weight in a backend's own layout. Each has its size as ``nbytes``."""
     return [module for module in model.modules() if hasattr(module, "nbytes")]
 
 
 def weight_bytes(model: torch.nn.Module) -> int:
-    """Memory that the weights of ``model`` take, in whatever order they lie."""
+    """Memory of the weights of ``model``, repacked or not."""
     tensors = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     packed: int = sum(layer.nbytes for layer in repacked(model))
     return tensors + packed

@@ -1,6 +1,6 @@
-"""One pass as a model's attention sees it, and the attention function that transformers calls.
+"""The attention layers' view of one pass, and the attention function that transformers calls.
 
-Knows a pass and its layers; refuses to know models, sequences' lives, and how attention is computed (a backend's
+Knows a pass and its layers; does not know models, sequences or the computation of attention (a backend's
 ``Attention``).
 """
 
@@ -19,13 +19,13 @@ ATTENTION = "specdec_packed"
 
 
 class Attention(Protocol):
-    """Of one pass, for all its layers."""
+    """The attention of one pass, for all its layers."""
 
     def attend(
         self,
         store: KvStore,
         layer: int,
-        query: Tensor,  # [rows or more, heads, head_dim]; rows after those of the pass are padding
+        query: Tensor,  # [rows or more, heads, head_dim]; rows beyond the pass are padding
         key: Tensor,  # [rows, kv_heads, head_dim]
         value: Tensor,
         output: Tensor,  # [rows or more, heads, head_dim]
@@ -33,34 +33,34 @@ class Attention(Protocol):
         window: int | None,
         softcap: float | None,
     ) -> None:
-        """Put the rows' keys and values into the pool and write each row's attention over its own text to ``output``.
+        """Store the rows' keys and values in the pool, and write each row's attention over its own text to ``output``.
 
         A key or value that is NaN or infinite is stored as 0.
         """
 
 
 class PackedPass:
-    """What the attention function knows of a pass."""
+    """The context that the attention function gets for a pass."""
 
     def __init__(self, store: KvStore, rows: PassRows, attention: Attention) -> None:
         self.store = store
         self.rows = rows
         self.attention = attention
-        self._last_values: Tensor | None = None  # [rows, kv_heads, head_dim], of the layer that came last
-        self.shared: dict[Any, Any] = {}  # by its users' keys: memory that one layer takes after the other
+        self._last_values: Tensor | None = None  # [rows, kv_heads, head_dim] of the last layer so far
+        self.shared: dict[Any, Any] = {}  # buffers that all layers reuse, by keys of their users
 
     def sound(self) -> Tensor:  # [rows] bool
-        """After the pass: the rows without NaN or infinity.
+        """Whether each row is free of NaN and infinity; to be called after the pass.
 
-        A NaN stays in its row from layer to layer, and so is still there when the last one computes its values. (What
-        goes wrong after that spoils no key and no value: only the row's own logits, which are looked at themselves.)
+        A NaN stays in its row through all layers, so the last layer's values show it. A later NaN affects no key or
+        value, only the row's own logits, which are checked themselves.
         """
-        if self._last_values is None:  # a model that never asked for this attention: the probe will tell
+        if self._last_values is None:  # the model does not use this attention; the probe reports that
             return torch.ones(len(self.rows), dtype=torch.bool, device=self.store.device)
         return self._last_values.sum((1, 2), dtype=torch.float32).isfinite()
 
     def values_are(self, values: Tensor) -> None:
-        """A layer's [rows or more, kv_heads, head_dim]: at the latest when it has been computed."""
+        """Record a layer's values [rows or more, kv_heads, head_dim], before or after they are computed."""
         self._last_values = values[: len(self.rows)]
 
     def attend(
@@ -73,7 +73,7 @@ class PackedPass:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """Attention of each row over its own text. Returns [padded rows, heads, head_dim]."""
+        """The attention of each row over its own text. Returns [padded rows, heads, head_dim]."""
         num_rows = len(self.rows)
         key, value = key[:num_rows], value[:num_rows]
         output = query.new_empty(*query.shape[:2], value.shape[-1])
@@ -96,7 +96,7 @@ def packed_attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Returns [1, rows, heads, head_dim]."""
+    """The attention function registered with transformers. Returns [1, rows, heads, head_dim]."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))

@@ -1,5 +1,5 @@
-"""Values and laws: trees, sequences, rounds, errors, settings, keyed noise, limits.
+"""Values and pure functions: trees, sequences, rounds, errors, settings, keyed noise, limits.
 
 Imports the standard library, pydantic, numpy and google.rpc; torch only where noise is drawn, at call time.
-Start at tree.py (the one data structure), then rounds.py (what crosses between the services).
+Start at tree.py (the one data structure), then rounds.py (the messages between the services).
 """

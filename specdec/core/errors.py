@@ -1,22 +1,22 @@
-"""Everything that can go wrong between a caller and a service, and the gRPC status it becomes.
+"""The errors between a caller and a service, and their gRPC statuses. Does not know which service raises them.
 
 SpecdecError
 ├── InvalidArgument      INVALID_ARGUMENT     fix the named fields
-├── ContextExceeded      OUT_OF_RANGE         shorten
-├── Overloaded           RESOURCE_EXHAUSTED   come back after retry_after_s
-├── Unauthenticated      UNAUTHENTICATED      send a token that is known
-├── PermissionDenied     PERMISSION_DENIED    call with the certificate of somebody who may
-├── OutOfStep            ABORTED              replay: the sequence does not stand where the caller thinks
+├── ContextExceeded      OUT_OF_RANGE         shorten the request
+├── Overloaded           RESOURCE_EXHAUSTED   retry after retry_after_s
+├── Unauthenticated      UNAUTHENTICATED      send a valid token
+├── PermissionDenied     PERMISSION_DENIED    use the certificate of a permitted client
+├── OutOfStep            ABORTED              replay: caller and replica disagree about the sequence's base
 ├── Preempted            ABORTED              replay: its memory was needed
-├── ReplicaLost          UNAVAILABLE          another replica
-│   ├── PassFailed       UNAVAILABLE          another replica; the model failed on this one
-│   └── Draining         UNAVAILABLE          another replica; this one is going away in good order
-├── NoReplica            UNAVAILABLE          come back when the deployment is whole
+├── ReplicaLost          UNAVAILABLE          use another replica
+│   ├── PassFailed       UNAVAILABLE          use another replica; the model failed on this one
+│   └── Draining         UNAVAILABLE          use another replica; this one is draining
+├── NoReplica            UNAVAILABLE          retry when the deployment has recovered
 ├── ModelMismatch        FAILED_PRECONDITION  fix the deployment
 └── DeadlineExceeded     DEADLINE_EXCEEDED    -
 
-Each crosses the wire as google.rpc.Status with an ErrorInfo whose reason is the class, and comes back as the
-same class. Nothing here is INTERNAL: that status is left for our own bugs.
+The last column tells the caller what to do. An error crosses the wire as google.rpc.Status with an ErrorInfo; the
+ErrorInfo's reason names the class, and the peer raises the same class. INTERNAL is reserved for bugs in this code.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 DOMAIN = "specdec"
-_MOST_VIOLATIONS = 32
-"""That are named."""
-_MOST_BYTES, _MOST_OF_ONE, _MOST_OF_NAME = 3072, 320, 120
-"""Of all violations together, of one's description, of its field's name. A status travels in metadata, of which gRPC
-takes 8 KiB: in base64, and its message once more with three bytes for each that is not ASCII."""
-_MOST_OF_MESSAGE, _MOST_OF_SUMMARY = 1024, 512
-"""Bytes of a status's message, and of one whose violations are told beside it."""
-_TAIL = 64
-"""Room for saying how many violations are not named."""
+_MAX_VIOLATIONS = 32
+"""Violations that a status names."""
+_MAX_VIOLATION_BYTES, _MAX_DESCRIPTION_BYTES, _MAX_FIELD_BYTES = 3072, 320, 120
+"""Limits of all violations together, of one description, of one field name. A status travels in metadata, limited to
+8 KiB by gRPC: once in base64, and its message again with three bytes for each byte that is not ASCII."""
+_MAX_MESSAGE_BYTES, _MAX_SUMMARY_BYTES = 1024, 512
+"""Limits of a status's message without and with violations beside it."""
+_REST_BYTES = 64
+"""Space for the number of violations that are not named."""
 
-_LONGEST_DELAY_S = 7 * 86_400.0
-"""That a peer is believed; beyond some limit a delay could not be told to the next caller."""
+_MAX_RETRY_AFTER_S = 7 * 86_400.0
+"""Limit of a delay that a peer sends: a Duration for the next caller could not hold an arbitrary one."""
 
 
 class SpecdecError(Exception):
@@ -57,7 +57,7 @@ class SpecdecError(Exception):
 
 
 class InvalidArgument(SpecdecError):
-    """One or more fields are malformed, unknown or unsupported: (field, what is wrong) each."""
+    """One or more fields are malformed, unknown or unsupported. Each violation is (field, description)."""
 
     code = code_pb2.INVALID_ARGUMENT
 
@@ -119,7 +119,7 @@ class DeadlineExceeded(SpecdecError):
 
 
 CALLERS_FAULTS = (InvalidArgument, ContextExceeded, Unauthenticated, PermissionDenied)
-"""What says nothing of the deployment's health."""
+"""Errors of the request, which say nothing about the health of the deployment."""
 
 _BY_REASON: dict[str, type[SpecdecError]] = {
     cls.__new__(cls).reason: cls
@@ -149,25 +149,25 @@ _BY_CODE: dict[int, type[SpecdecError]] = {
 
 
 def _bounded(violations: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """As many as fit into a status, and a last one that counts the others; what comes out of this stays as it is."""
-    cut = [(_cut(name, _MOST_OF_NAME), _cut(what, _MOST_OF_ONE)) for name, what in violations]
+    """As many violations as fit into a status; a last one counts the others. Idempotent."""
+    cut = [(_cut(name, _MAX_FIELD_BYTES), _cut(what, _MAX_DESCRIPTION_BYTES)) for name, what in violations]
     ends = list(itertools.accumulate(len(name.encode()) + len(what.encode()) for name, what in cut))
-    if not ends or (len(ends) <= _MOST_VIOLATIONS + 1 and ends[-1] <= _MOST_BYTES):
+    if not ends or (len(ends) <= _MAX_VIOLATIONS + 1 and ends[-1] <= _MAX_VIOLATION_BYTES):
         return tuple(cut)
-    named = sum(end <= _MOST_BYTES - _TAIL for end in ends[:_MOST_VIOLATIONS])
+    named = sum(end <= _MAX_VIOLATION_BYTES - _REST_BYTES for end in ends[:_MAX_VIOLATIONS])
     return (*cut[:named], ("request", f"and {len(cut) - named} more"))
 
 
-def _cut(text: str, most: int) -> str:
-    """To at most so many bytes."""
+def _cut(text: str, max_bytes: int) -> str:
+    """``text`` cut to at most ``max_bytes`` of UTF-8."""
     data = text.encode("utf-8", "replace")
-    return text if len(data) <= most else data[: most - 3].decode("utf-8", "ignore") + "…"
+    return text if len(data) <= max_bytes else data[: max_bytes - 3].decode("utf-8", "ignore") + "…"
 
 
 def to_status(error: SpecdecError) -> status_pb2.Status:
-    """The error as it crosses the wire."""
-    most = _MOST_OF_SUMMARY if isinstance(error, InvalidArgument) else _MOST_OF_MESSAGE
-    status = status_pb2.Status(code=error.code, message=_cut(str(error), most))
+    """The status that carries ``error`` over the wire."""
+    max_bytes = _MAX_SUMMARY_BYTES if isinstance(error, InvalidArgument) else _MAX_MESSAGE_BYTES
+    status = status_pb2.Status(code=error.code, message=_cut(str(error), max_bytes))
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
     if isinstance(error, InvalidArgument):
         bad_request = error_details_pb2.BadRequest()
@@ -182,8 +182,8 @@ def to_status(error: SpecdecError) -> status_pb2.Status:
 
 
 def from_status(status: status_pb2.Status) -> SpecdecError:
-    """The error that a peer sent. A status of unknown cause counts as the loss of the replica, and details that cannot
-    be read as none: whatever a peer says, it is an error of this tree."""
+    """The error that a peer sent; every status gives an error of this tree. An unknown code means ReplicaLost, and
+    unreadable details are ignored."""
     info = error_details_pb2.ErrorInfo()
     bad_request = error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()
@@ -195,13 +195,13 @@ def from_status(status: status_pb2.Status) -> SpecdecError:
         if not there[-1]:
             return Overloaded(status.message)
         delay_s = retry.retry_delay.ToNanoseconds() / 1e9
-        return Overloaded(status.message, min(max(0.0, delay_s), _LONGEST_DELAY_S))
+        return Overloaded(status.message, min(max(0.0, delay_s), _MAX_RETRY_AFTER_S))
     by_code = _BY_CODE.get(status.code, ReplicaLost)
     return _BY_REASON.get(info.reason, by_code)(status.message)
 
 
 def _unpacked(status: status_pb2.Status, message: Message) -> bool:
-    """Fill ``message`` from the details; False if it is not there, and then it is empty."""
+    """Fill ``message`` from the details. False if it is missing or unreadable; then ``message`` is empty."""
     found = False
     for detail in status.details:
         if detail.Is(message.DESCRIPTOR):

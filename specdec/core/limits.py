@@ -1,7 +1,7 @@
-"""How much is computed at once. Knows counts; refuses to know tensors and what is computed.
+"""Chunk limits: how much is computed at once. Knows counts; does not know tensors or what is computed.
 
-What callers ask for decides how many rows wait, so it must not decide how much memory they take: of what has no bound
-a part is computed at a time. What comes of a row does not depend on the others of its part.
+Callers decide how many rows wait, but they must not decide how much memory a pass takes. Work without a bound is
+therefore computed in chunks. The result of a row does not depend on the other rows of its chunk.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from specdec.core.tree import MAX_TREE_NODES
 _Name = TypeVar("_Name")
 
 MAX_TREE_ROWS = 1 + MAX_TREE_NODES
-"""Rows of a pass that are no prompt: roots and nodes. No fewer than the largest tree has."""
+"""Roots and nodes in one pass (prompt rows do not count): room for at least the largest tree."""
 
 MAX_CHAIN_NODES = 64
-"""Of a chain that is verified against the distributions it was drawn from: all its rows are needed together."""
+"""Nodes of a chain under token or block verification, which needs all rows of the chain at once."""
 
 
 def chunked(sizes: Sequence[int], most: int) -> list[range]:
-    """Neighbours together as far as they have ``most`` in all. Who is larger than that is alone."""
+    """Consecutive ranges of ``sizes`` with a total of at most ``most`` each. A larger item gets a range of its own."""
     found: list[range] = []
     start = total = 0
     for index, size in enumerate(sizes):
@@ -35,9 +35,9 @@ def chunked(sizes: Sequence[int], most: int) -> list[range]:
 
 
 def take_turns(line: dict[_Name, Any], sizes: Mapping[_Name, int], most: int) -> list[_Name]:
-    """Those of ``line`` that have a size, from its beginning on, as far as they have ``most`` in all.
+    """The first names of ``line`` that have a size, up to a total of ``most``.
 
-    If that is not everybody, they go to the end of the line.
+    If others remain, the names taken move to the end of ``line``.
     """
     waiting = [name for name in line if name in sizes]
     parts = chunked([sizes[name] for name in waiting], most)

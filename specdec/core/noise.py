@@ -1,16 +1,16 @@
-"""Knows the random number of every (seed, position, base, token id, domain); refuses to know what it decides.
+"""Keyed noise: the random number of every (seed, position, base, token id, domain). Does not know its use.
 
-Nothing here has a state: a number is a pure function of its key, so that draft and target, CPU and GPU, first
-run and replay see the same bits. The generator is Philox4x32-10 (`specdec.core.philox`):
+A number is a pure function of its key, without state: draft and target, CPU and GPU, first run and replay get the
+same bits. The generator is Philox4x32-10 (`specdec.core.philox`):
 
     key     = the 64-bit seed as two 32-bit words, low word first
     counter = (position, base, token_id // 4, domain); token_id takes word token_id % 4 of the output
     u       = (word + 0.5) * 2**-32 in float64, which is never 0 and never 1
     E       = -log1p(-u), a standard exponential, finite and positive
 
-All draws are exponential races over E (see `sampling.race`); accept decisions use u itself. A call serves the rows of
-any number of sequences: small calls cost much more per number. torch and numpy are imported only where tensors are
-made, because the orchestrator derives seeds and runs without them.
+All draws are exponential races over E (`specdec.sampling.distributions.race`); accept decisions use u itself. One
+call serves the rows of many sequences, because small calls cost much more per number. Only the functions that make
+tensors import torch and numpy: the orchestrator derives seeds and runs without them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Domain(IntEnum):
-    """What a number is for. Numbers of different domains are independent."""
+    """Purpose of a number. Numbers of different domains are independent."""
 
     COUPLED = 0  # the race shared by draft and target
     DRAFT = 1  # the draft's own draws under token and block verification
@@ -37,30 +37,30 @@ class Domain(IntEnum):
 
 
 class Key(NamedTuple):
-    """Where the numbers of one row come from."""
+    """Key of the numbers of one row."""
 
     seed: int
     position: int
-    base: int = 0  # without meaning for Domain.COUPLED
+    base: int = 0  # ignored for Domain.COUPLED
 
 
 _CACHED_QUADS = 1 << 14
 
 LOG_RANGE = 26.01
-"""More than the logarithms of two exponentials can lie apart: as u is at least 2**-33 and at most 1 - 2**-33, E is at
-least 2**-33 and at most 33 log 2."""
+"""Upper bound of the distance between the logarithms of two exponentials: u lies between 2**-33 and 1 - 2**-33, so E
+lies between 2**-33 and 33 log 2."""
 
 
 def exponentials(
     keys: Sequence[Key], domain: Domain, vocab_size: int, device: torch.device | str | None = None
 ) -> Tensor:  # [keys, vocab_size] float64
-    """Standard exponentials of every token id, a row per key."""
+    """Standard exponentials of every token id, one row per key."""
     import torch
 
     num_quads = (vocab_size + 3) // 4
     quads = torch.arange(num_quads, device=device)[None, :]  # [1, quads]
     numbers = torch.empty(len(keys), num_quads, 4, dtype=torch.float64, device=device)
-    # A few rows at a time, so that what lies between the counters and the numbers stays in the processor's cache.
+    # A few rows at a time, so that the intermediate arrays stay in the processor's cache.
     num_rows = max(1, _CACHED_QUADS // max(1, num_quads))
     for start in range(0, len(keys), num_rows):
         some = numbers[start : start + num_rows]  # [rows, quads, 4]
@@ -71,9 +71,9 @@ def exponentials(
 
 
 def exponentials_at(keys: Sequence[Key], rows: Tensor, token_ids: Tensor, domain: Domain) -> Tensor:  # [n] float64
-    """Number i is entry token_ids[i] of row rows[i] of `exponentials`, without the cost of the rows.
+    """Single entries of `exponentials`: number i is entry token_ids[i] of row rows[i].
 
-    rows [n] index ``keys``. A number here costs about four times what it costs in a whole row.
+    rows [n] index ``keys``. A number costs about four times as much as in a whole row.
     """
     lanes = _words(keys, rows, token_ids // 4, domain)  # [4, n]
     return _exponential(_uniform(lanes.gather(0, (token_ids % 4)[None, :])[0].double()))
@@ -88,7 +88,7 @@ def uniforms(keys: Sequence[Key], domain: Domain) -> Tensor:  # [keys] float64
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """The seed of sample `index` of a request: the request's own for sample 0, then 64 unrelated bits."""
+    """The seed of sample `index` of a request: the request's seed for sample 0, else 64 independent bits."""
     if index == 0:
         return seed
     low, high, _, _ = philox((index, 0, 0, int(Domain.SEED)), _halves(seed))
@@ -96,12 +96,12 @@ def derive_seed(seed: int, index: int) -> int:
 
 
 def _words(keys: Sequence[Key], rows: Tensor, quads: Tensor, domain: Domain) -> Tensor:  # [4, ...] int64
-    """The words of quads [...] in the rows that rows [...] name; the two broadcast."""
+    """The four words of each quad in quads [...], with the keys at rows [...]; the two broadcast."""
     import numpy as np
     import torch
 
-    # Coupled noise belongs to the absolute position alone: if it changed with where a round happened to
-    # start, the text would depend on the drafter. This is the only place that knows.
+    # Coupled noise depends on the absolute position, not on the base of the round; otherwise the text would
+    # depend on the draft. Only this line implements that rule.
     bases = [0 if domain is Domain.COUPLED else key.base for key in keys]
     positions = [key.position for key in keys]
     halves = [_halves(key.seed) for key in keys]
@@ -117,14 +117,14 @@ def _words(keys: Sequence[Key], rows: Tensor, quads: Tensor, domain: Domain) -> 
 
 
 def _halves(seed: int) -> tuple[int, int]:
-    # A seed out of range would alias another one in silence.
+    # A seed out of range would silently give the numbers of another seed.
     if not 0 <= seed < 2**64:
         raise ValueError(f"seed must be an unsigned 64-bit number, not {seed}")
     return seed & WORD_MASK, seed >> WORD_BITS
 
 
 def _uniform(words: Tensor) -> Tensor:  # same shape; overwrites its argument, float64
-    # Exact in float64 (33 bits). A float32 would round up to 1.0 now and then, and log1p(-1) is infinite.
+    # Exact in float64 (33 bits). float32 would sometimes round up to 1.0, and log1p(-1) is infinite.
     return words.add_(0.5).mul_(2.0**-32)
 
 

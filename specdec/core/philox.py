@@ -1,8 +1,8 @@
-"""Knows the generator Philox4x32-10, for ints, tensors and arrays; refuses to know what its counters stand for.
+"""The generator Philox4x32-10, for ints, tensors and arrays. Does not know the meaning of its counters.
 
-Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. All three give the same bits: ints serve the
-orchestrator, which has neither torch nor numpy; tensors any device; arrays the CPU, where torch's overhead per
-operation is most of what few numbers cost.
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. All three give the same bits. The orchestrator
+uses ints, as it has neither torch nor numpy. Tensors serve any device. Arrays serve the CPU, where torch's overhead
+per operation dominates the cost of few numbers.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _NUM_ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
-# Broadcastable words: the same lines serve plain ints and int64 tensors.
+# Broadcastable words: one implementation for plain ints and int64 tensors.
 _Words = TypeVar("_Words", int, "Tensor")
 
 
 def philox(
     counter: tuple[_Words, _Words, _Words, _Words], key: tuple[Any, Any]
 ) -> tuple[_Words, _Words, _Words, _Words]:
-    """Four words for each counter of four; 32-bit words held in ints or int64 tensors, which broadcast."""
-    # The product of two words fills 64 unsigned bits, which int64 cannot hold. With the multiplier less 2**32, a
-    # negative number, it fits: same low word, high word too small by the other factor.
+    """Four output words per counter of four words. Words are 32 bits in ints or int64 tensors, which broadcast."""
+    # The product of two words needs 64 unsigned bits, more than int64 has. With 2**32 subtracted from the multiplier,
+    # which makes it negative, the product fits: same low word, high word too small by the other factor.
     multiplier_0, multiplier_1 = (multiplier - 2**WORD_BITS for multiplier in _MULTIPLIERS)
     word_0, word_1, word_2, word_3 = counter
     key_0, key_1 = key
@@ -51,10 +51,10 @@ def philox(
 def philox_array(
     counter: tuple[Any, Any, Any, Any], key: tuple[np.ndarray, np.ndarray]
 ) -> np.ndarray:  # [4, ...] int64
-    """The same in numpy: words as uint64 arrays or ints, which broadcast to [...]; the key's are alike in shape.
+    """`philox` in numpy. Words are uint64 arrays or ints, which broadcast to [...]; both key words have one shape.
 
-    The words that are multiplied, 0 and 2, lie in one array and the other two in another, so that a round is five
-    calls, and nothing is allocated on the way.
+    Words 0 and 2, which are multiplied, share one array, and words 1 and 3 another. So a round takes five numpy
+    calls and allocates nothing.
     """
     import numpy as np
 

@@ -1,7 +1,7 @@
-"""The small results that travel between the loop and the two models; nothing of how they travel.
+"""The values exchanged between the decoding loop and the two models. Does not know how they are transported.
 
-One exchange with the target is a round (tree up, verdict down); one with the draft is an advance (what was
-committed, up) answered by growths (nodes, down).
+One exchange with the target is a round (tree up, verdict down). One exchange with the draft is an advance (committed
+tokens up), answered by growths (nodes down).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specdec.core.tree import EMPTY_TREE, TokenTree
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where a verdict's time went at the target."""
+    """Times that the target spent on a verdict, and the size of its pass."""
 
     queue_us: int = 0
     pass_us: int = 0
@@ -25,8 +25,8 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Verify ``tree``, which hangs from ``base``; then go on alone for ``run_on`` tokens at most, less those that came
-    unasked while this was on its way. Of what is left of the tree by then the first ``max_nodes`` nodes; 0: all."""
+    """Verify ``tree`` at ``base``, then decode autonomously for at most ``run_on`` tokens. Autonomous tokens decoded
+    meanwhile count against ``run_on``. Of the tree that they leave, the first ``max_nodes`` nodes count (0: all)."""
 
     number: int
     base: int
@@ -37,7 +37,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Hidden states of consecutive positions: ``hidden_size`` numbers a row, little-endian in ``dtype``."""
+    """Hidden states of consecutive positions: ``hidden_size`` numbers per row, little-endian ``dtype``."""
 
     dtype: str
     hidden_size: int
@@ -47,10 +47,8 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``accepted`` nodes of the round's tree (root downwards) and ``next_token`` are committed from ``base``.
-
-    ``features`` are the root's, at position base - 1, and the accepted nodes'.
-    """
+    """The target's decision: from ``base`` on it commits the ``accepted`` nodes of the round's tree (root downwards),
+    then ``next_token``. ``features`` has the rows of the root, at position base - 1, and of the accepted nodes."""
 
     round: int
     base: int
@@ -59,15 +57,15 @@ class Verdict:
     predictions: tuple[int, ...] = ()
     timings: Timings = field(default_factory=Timings)
     features: Features | None = None
-    run_on: int = 0  # verdicts that follow and need not be asked for
-    dropped: int = 0  # the next round, sent before this verdict, of whose tree nothing is left
-    under_way: TokenTree | None = None  # what is verified next, as that round was sent before this verdict and stands
+    run_on: int = 0  # autonomous verdicts that follow
+    dropped: int = 0  # number of the next round in flight if this verdict leaves nothing of its tree
+    under_way: TokenTree | None = None  # tree of the next round in flight, as far as it is still valid
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much may be drafted until the next advance: new nodes, depth below base, nodes below in_flight, runners-up
-    beside each new node."""
+    """How much may be drafted until the next advance: new nodes, depth below base, nodes below the tree in flight,
+    and runners-up beside each new node."""
 
     max_nodes: int = 0
     max_depth: int = 0
@@ -77,7 +75,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """``token_ids`` were committed, which moved the base to ``base``; ``in_flight`` is being verified."""
+    """News for the draft: ``token_ids`` are committed, the base is now ``base``, ``in_flight`` is being verified."""
 
     number: int
     base: int
@@ -97,7 +95,8 @@ class GrowthEnd(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """``tree`` hangs at the end of ``path``, which starts at ``base``. ``end`` is None while more follows."""
+    """New draft nodes: ``tree`` is below the end of ``path``, which starts at ``base``. ``end`` is None while more
+    growths follow."""
 
     advance: int
     base: int
@@ -107,34 +106,34 @@ class Growth:
 
 
 TRANSFORMS = "transforms"
-"""The capability of a target that knows all of SamplingParams. A draft needs none: it may propose what it likes."""
+"""The capability of a target that implements all of SamplingParams. A draft needs none: any proposal is valid."""
 
 FEATURES = "features"
 """The capability of a target that returns hidden states."""
 
 RUN_ON = "run_on"
-"""The capability of a target that says how many verdicts follow unasked."""
+"""The capability of a target that decodes autonomously and says how many autonomous verdicts follow."""
 
 EARLY = "early"
-"""The capability of a target that takes a round before the verdict on the one before it."""
+"""The capability of a target that takes a round before the last one's verdict (pipelined verification)."""
 
 OVERRUN = 2
-"""Verdicts that still come when a target which goes on unasked is told not to: of the pass that it is in, and of the
-next, which answers that."""
+"""Tokens that an autonomously decoding target still returns after it is told to stop: one from the running pass, one
+from the pass that handles the stop."""
 
 AHEAD = "ahead"
-"""The capability of a draft that grows below what is in flight."""
+"""The capability of a draft that grows below the tree in flight."""
 
 SIBLINGS = "siblings"
 """The capability of a draft that proposes runners-up beside its chain."""
 
 CACHE_SALT = "cache_salt"
-"""The capability of a model service that shares cached keys and values only between sequences with the same salt."""
+"""The capability of a service that shares cached keys and values only between sequences with the same salt."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a replica says of the model behind it."""
+    """Description of a replica's model."""
 
     name: str
     model_digest: str
@@ -144,13 +143,13 @@ class ModelInfo:
     dtype: str = "float32"
     capabilities: tuple[str, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
-    instance: str = ""  # of the process that serves it
-    backend: str = ""  # what computes its passes; empty: it was not said
+    instance: str = ""  # id of the process that serves it
+    backend: str = ""  # the backend that computes its passes; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a replica has on its hands."""
+    """Present load of a replica."""
 
     live_sequences: int = 0
     waiting_sequences: int = 0
@@ -158,4 +157,4 @@ class Load:
     kv_slots_total: int = 0
     passes: int = 0
     open_streams: int = 0
-    rows: int = 0  # of all passes so far; not told to peers
+    rows: int = 0  # rows of all passes so far; not sent to peers

@@ -1,7 +1,7 @@
-"""What both model services must know of a sequence to treat it alike; nothing of models, streams or text.
+"""The description of a sequence that both model services share. Does not know models, streams or text.
 
-A *sequence* is one sample being generated. Its *base* counts prompt + committed tokens, so it is the 0-based
-position of the next token. The *root* is the token at base - 1: the last committed one, fed by the next pass.
+A *sequence* is one sample being generated. Its *base* is the number of prompt + committed tokens, which is the 0-based
+position of the next token. The *root* is the token at base - 1: the last committed token, input of the next pass.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Method(Enum):
-    """How the target decides which draft tokens survive (algorithms: coupled sampling, token, block)."""
+    """How the target decides which draft tokens to accept: coupled sampling, token or block verification."""
 
     COUPLED = "coupled"
     TOKEN = "token"
@@ -21,10 +21,10 @@ class Method(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The request's transforms from logits to a distribution; the defaults leave it as it is.
+    """The request's transforms from logits to a distribution; the defaults change nothing.
 
-    ``temperature`` 0 is greedy. ``logit_bias`` has (token id, bias) by token id. ``end_token_ids`` may not be drawn
-    among the first ``min_tokens`` tokens of the output.
+    ``temperature`` 0 is greedy. ``logit_bias`` has (token id, bias) pairs ordered by token id. ``end_token_ids`` are
+    excluded from the first ``min_tokens`` tokens of the output.
     """
 
     temperature: float = 1.0
@@ -44,17 +44,17 @@ class SamplingParams:
 
     @property
     def penalizes(self) -> bool:
-        """The logits depend on which tokens the text has."""
+        """Whether the logits depend on the tokens of the text."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def changes_logits(self) -> bool:
-        """Something is done to the logits before temperature and filters (specdec.sampling.logits_processors)."""
+        """Whether the logits change before temperature and filters (specdec.sampling.logits_processors)."""
         return self.penalizes or bool(self.logit_bias) or self.min_tokens > 0
 
 
 class Draw(NamedTuple):
-    """What a coupled draw depends on beside the logits."""
+    """The inputs of a coupled draw beside the logits."""
 
     sampling: SamplingParams
     seed: int
@@ -63,11 +63,11 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """A sequence as it is opened on a replica, the first time or in a replay.
+    """A sequence to open on a replica, the first time or in a replay.
 
-    ``token_ids`` are prompt + committed; the first ``num_prompt_tokens`` of them are the prompt, so that
-    whatever depends on the output alone is the same after a replay. ``seed`` is this sample's own seed. Cached keys and
-    values are shared only between sequences with the same ``cache_salt``.
+    ``token_ids`` are prompt + committed tokens. The first ``num_prompt_tokens`` of them are the prompt, so that
+    transforms of the output alone give the same result after a replay. ``seed`` is the seed of this sample. Cached keys
+    and values are shared only between sequences with the same ``cache_salt``.
     """
 
     token_ids: tuple[int, ...]
@@ -79,9 +79,9 @@ class SequenceSpec:
 
     @property
     def keyed_by_token(self) -> bool:
-        """True under greedy and coupled sampling: the output does not depend on what is proposed.
+        """True under greedy and coupled sampling: the output does not depend on the proposal.
 
-        Only then may a proposal be grown ahead, cut, dropped or sent late. Token and block verification
-        correct for the distribution a chain was drawn from, so there the chain stands as it was drawn.
+        Only then may a proposal be grown ahead, cut, dropped or sent late. Token and block verification correct
+        for the distribution a chain was drawn from, so the chain must be verified as it was drawn.
         """
         return self.sampling.greedy or self.method is Method.COUPLED

@@ -1,4 +1,4 @@
-"""What every service can be told, by flag (``--kv-slots``) or environment (``SPECDEC_KV_SLOTS``).
+"""The settings that services share, given by flag (``--kv-slots``) or environment (``SPECDEC_KV_SLOTS``).
 
 A service adds its own fields in a subclass. All bad values are reported at once, at the start.
 """
@@ -18,32 +18,32 @@ Settings = TypeVar("Settings", bound=BaseSettings)
 
 
 class ServiceSettings(BaseSettings):
-    """Of every service."""
+    """Settings of every service."""
 
     model_config = SettingsConfigDict(
         env_prefix="SPECDEC_", cli_kebab_case=True, extra="ignore", cli_implicit_flags=True, validate_default=True
     )
 
-    host: str = Field("127.0.0.1", description="address to listen on; of IPv6 with or without brackets")
-    port: int = Field(0, ge=0, le=65535, description="port to listen on; 0: any free one, printed at the start")
+    host: str = Field("127.0.0.1", description="address to listen on; IPv6 with or without brackets")
+    port: int = Field(0, ge=0, le=65535, description="port to listen on; 0: any free port, printed at the start")
     health_port: int | None = Field(
-        None, ge=0, le=65535, description="port for gRPC health alone, in the clear whatever the other one speaks"
+        None, ge=0, le=65535, description="port for gRPC health alone, always in plain text (no TLS)"
     )
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
-        None, description="port of the metrics for Prometheus, at /metrics; 0: any free one; unset: none"
+        None, description="port of the metrics for Prometheus, at /metrics; 0: any free port; unset: none"
     )
     tls_cert: str = Field("", description="certificate chain in PEM; its subjectAltName has the service's name")
     tls_key: str = Field("", description="private key of tls_cert in PEM")
     tls_ca: str = Field(
-        "", description="certificates in PEM of whom to trust; with tls_cert and tls_key: mutual TLS, else in the clear"
+        "", description="trusted certificates in PEM; with tls_cert and tls_key: mutual TLS; unset: plain text"
     )
-    insecure: bool = Field(False, description="listen on other addresses than loopback without TLS")
+    insecure: bool = Field(False, description="allow addresses other than loopback without TLS")
     reflection: bool = Field(False, description="serve gRPC reflection")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level logged")
-    shutdown_grace_s: float = Field(10.0, ge=0, description="seconds to end in good order after SIGTERM")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="lowest level logged")
+    shutdown_grace_s: float = Field(10.0, ge=0, description="seconds for an orderly shutdown after SIGTERM")
 
     def address(self, port: int) -> str:
-        """Where it listens, as host:port."""
+        """The address to listen on, as host:port."""
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
     @field_validator("host")
@@ -74,8 +74,8 @@ class ServiceSettings(BaseSettings):
         tls = others.data.get("tls_ca", "bad")
         if not (value or tls or _is_loopback(host)):
             raise ValueError(
-                f"{host} can be reached from other machines, and without tls_cert, tls_key and tls_ca anybody there can"
-                " read and ask everything: set these, or insecure if the network is yours alone"
+                f"{host} can be reached from other machines, and without tls_cert, tls_key and tls_ca all of them can"
+                " read and send requests: set these, or set insecure if the network is private"
             )
         return value
 
@@ -88,45 +88,45 @@ def _is_loopback(host: str) -> bool:
 
 
 class EngineSettings(ServiceSettings):
-    """Of a service with an engine, whatever computes in it."""
+    """Settings of a service with an engine, with or without a model."""
 
-    max_sequences: int = Field(1024, gt=0, description="sequences open at a time")
+    max_sequences: int = Field(1024, gt=0, description="maximum number of open sequences")
     hung_pass_s: float = Field(
         60.0,
         gt=0,
-        description="a model's pass of so many seconds makes the service NOT_SERVING, one of twice as many ends it",
+        description="seconds after which a running pass makes the service NOT_SERVING; after twice as many it exits",
     )
 
 
 class ModelServiceSettings(EngineSettings):
-    """Of a service with a model."""
+    """Settings of a service with a model."""
 
     model: str = Field(description="checkpoint directory or hub id (safetensors)")
     device: str = Field("cpu", description="torch device, such as cpu or cuda:0")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="dtype of weights and cache; auto: on a CPU bfloat16 if it computes in it, else float32; "
-        "on other devices the checkpoint's",
+        description="dtype of weights and cache; auto: on a CPU bfloat16 if supported, else float32; "
+        "on other devices the checkpoint's dtype",
     )
     backend: Literal["auto", "torch", "avx512"] = Field(
         "auto",
-        description="what computes the passes; auto: avx512 (kernels in C) on CPUs that have AVX512-BF16, else torch",
+        description="backend that computes the passes; auto: avx512 (C kernels) on CPUs with AVX512-BF16, else torch",
     )
     kv_slots: int = Field(
-        0, ge=0, description="tokens that the KV cache holds, over all sequences; 0: what memory_fraction allows"
+        0, ge=0, description="size of the KV cache in tokens, over all sequences; 0: as much as memory_fraction allows"
     )
     memory_fraction: float = Field(
         0.4,
         gt=0,
         le=1,
-        description="share of the memory left beside the weights that KV cache and activations may take; "
-        "services on one device must not have more than 1 together",
+        description="share of the memory beside the weights for KV cache and activations; "
+        "the shares of all services on one device must add up to at most 1",
     )
-    threads: int = Field(0, ge=0, description="CPU threads of the model; 0: one for each core it may use")
+    threads: int = Field(0, ge=0, description="CPU threads of the model; 0: one per available core")
 
 
 def parse(cls: type[Settings], arguments: Sequence[str], program: str) -> Settings:
-    """Settings from flags over environment over defaults. Exits with status 2, in words, if any is bad."""
+    """Settings from flags, else environment, else defaults. Prints every bad value and exits with status 2."""
     source: CliSettingsSource[Settings] = CliSettingsSource(cls, cli_prog_name=program)
     try:
         return CliApp.run(cls, cli_args=list(arguments), cli_settings_source=source)

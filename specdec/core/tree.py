@@ -1,7 +1,7 @@
-"""Token trees: what a draft service grows, the orchestrator keeps and the target verifies.
+"""Token trees: the draft grows them, the orchestrator keeps them, the target verifies them.
 
-Knows shapes and paths; refuses to know models, probabilities' meaning or the wire. A chain is a tree, and no
-draft is the empty tree, so nothing else in the system needs a case for either.
+Knows shapes and paths; does not know models, the meaning of probabilities or the wire. A chain is a tree and no
+draft is the empty tree, so neither needs a special case elsewhere.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MAX_TREE_NODES = 1024
-"""Of a tree that a peer sends."""
+"""Limit of a tree that a peer sends."""
 
 MAX_CONFIDENCE = 15
 """See TokenTree.confidence."""
@@ -25,7 +25,7 @@ ROOT = -1
 class SparseDistribution:
     """The exact distribution a draft token was sampled from: ``weights / sum(weights)`` on ``token_ids``.
 
-    ``weights`` are fp16-representable and the largest is 1, so both sides compute the same float64 numbers.
+    ``weights`` are representable in fp16 and the largest is 1, so both sides compute the same float64 numbers.
     """
 
     token_ids: tuple[int, ...]
@@ -37,9 +37,9 @@ class TokenTree:
     """Draft tokens below the root, parents before children.
 
     ``parents[i] < i`` is a node index or ROOT; siblings have different tokens. Hence every prefix of the node list is
-    itself a tree. ``draft_probs`` is empty, or has one entry per node (None: the draft was certain). So is
-    ``confidence``: how sure the draft was of its best guess where it guessed the node (specdec.speculation.acceptance;
-    0: nobody knows), which says nothing of which tree it is.
+    itself a tree. ``draft_probs`` is empty, or has one entry per node (None: the token was certain). ``confidence`` is
+    empty, or has the confidence bucket of the draft's best guess at each node's place (specdec.speculation.acceptance;
+    0: unknown). Confidence does not count in comparisons.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -67,14 +67,14 @@ class TokenTree:
         return tuple(depths)
 
     def problem(self, vocab_size: int) -> str | None:
-        """What is malformed about this tree, in words; None if nothing is."""
+        """A description of what is malformed in this tree; None if nothing is."""
         if len(self.parents) != len(self.token_ids):
             return f"{len(self.token_ids)} token_ids but {len(self.parents)} parents"
         if self.draft_probs and len(self.draft_probs) != len(self.token_ids):
             return f"{len(self.token_ids)} token_ids but {len(self.draft_probs)} draft_probs"
         if self.confidence and len(self.confidence) != len(self.token_ids):
             return f"{len(self.token_ids)} token_ids but {len(self.confidence)} confidence"
-        # Every tree that comes is looked at, and nearly all are sound: so no loop over nodes before something is wrong.
+        # Every received tree is checked, and nearly all are valid: loop over the nodes only after a check has failed.
         nodes = range(len(self))
         if nodes and not 0 <= min(self.token_ids) <= max(self.token_ids) < vocab_size:
             node = next(node for node in nodes if not 0 <= self.token_ids[node] < vocab_size)
@@ -100,12 +100,12 @@ class TokenTree:
         )
 
     def trunk(self) -> TokenTree:
-        """The chain that the node list begins with."""
+        """The longest prefix of the node list that is a chain."""
         parents = enumerate(self.parents)
         return self.prefix(next((node for node, parent in parents if parent != node - 1), len(self)))
 
     def child(self, node: int, token_id: int) -> int | None:
-        """The child of ``node`` (or ROOT) that carries ``token_id``."""
+        """The child of ``node`` (or ROOT) with ``token_id``; None if there is none."""
         index = node
         while True:
             try:
@@ -116,18 +116,18 @@ class TokenTree:
                 return index
 
     def is_path(self, nodes: Sequence[int]) -> bool:
-        """Whether these are nodes of this tree that lead from the root downwards."""
+        """Whether ``nodes`` form a path of this tree from the root downwards."""
         above = (ROOT, *nodes)
         return all(
             0 <= node < len(self) and self.parents[node] == parent for parent, node in zip(above, nodes, strict=False)
         )
 
     def ends_with(self, nodes: Sequence[int]) -> bool:
-        """Whether nothing is below the last of these nodes, which lead from the root downwards."""
+        """Whether the last of ``nodes``, a path from the root downwards, is a leaf."""
         return (nodes[-1] if nodes else ROOT) not in self.parents
 
     def trace(self, path: Sequence[int]) -> list[int]:
-        """The nodes along ``path`` (token ids from the root), as far as it stays in the tree."""
+        """The nodes along ``path`` (token ids from the root), as far as the tree has them."""
         nodes: list[int] = []
         for token_id in path:
             node = self.child(nodes[-1] if nodes else ROOT, token_id)
@@ -142,7 +142,7 @@ class TokenTree:
         return None if len(nodes) < len(path) else nodes[-1] if nodes else ROOT
 
     def below(self, node: int) -> tuple[TokenTree, tuple[int, ...]]:
-        """The tree rooted at ``node``, and for each of its nodes the index it has in this tree."""
+        """The subtree rooted at ``node``, and for each of its nodes the index in this tree."""
         if node == ROOT:
             return self, tuple(range(len(self)))
         within = {node}
@@ -154,7 +154,7 @@ class TokenTree:
         return self.part(kept, node), tuple(kept)
 
     def part(self, nodes: Sequence[int], root: int = ROOT) -> TokenTree:
-        """These nodes below ``root``, each after its parent, which is one of them or the root."""
+        """The tree of ``nodes`` below ``root``. Each node comes after its parent, which is in ``nodes`` or the root."""
         place = {root: ROOT} | {node: index for index, node in enumerate(nodes)}
         return TokenTree(
             tuple(self.token_ids[node] for node in nodes),
@@ -164,12 +164,12 @@ class TokenTree:
         )
 
     def descend(self, path: Sequence[int]) -> TokenTree:
-        """The tree that is left once ``path`` was committed: empty where the path leaves the tree."""
+        """The tree that is left once ``path`` is committed; empty if the path leaves the tree."""
         node = self.walk(path)
         return EMPTY_TREE if node is None else self.below(node)[0]
 
     def merge(self, other: TokenTree) -> TokenTree:
-        """This tree with the nodes of ``other`` that it lacks appended."""
+        """This tree, followed by those nodes of ``other`` that it lacks."""
         if not self:
             return other
         with_probs = bool(self.draft_probs or other.draft_probs)
@@ -194,8 +194,7 @@ class TokenTree:
         return TokenTree(tuple(tokens), tuple(parents), tuple(probs), tuple(confidence))
 
     def extended(self, nodes: Sequence[tuple[int, int, SparseDistribution | None, int]]) -> TokenTree:
-        """This tree with these nodes appended: a token each, its parent, what it was sampled from, how sure the draft
-        was."""
+        """This tree with ``nodes`` appended, each (token id, parent, distribution it was sampled from, confidence)."""
         if not nodes:
             return self
         token_ids, parents, probs, confidence = zip(*nodes, strict=True)
@@ -208,7 +207,7 @@ class TokenTree:
         )
 
     def path(self, node: int) -> list[int]:
-        """The nodes from the root down to ``node``, with it; none to ROOT."""
+        """The nodes from the root down to ``node``, which is included; empty for ROOT."""
         nodes: list[int] = []
         while node != ROOT:
             nodes.append(node)
@@ -216,8 +215,8 @@ class TokenTree:
         return nodes[::-1]
 
     def since(self, num_nodes: int) -> tuple[tuple[int, ...], TokenTree]:
-        """What came after the first ``num_nodes`` nodes: the path (token ids from the root) that all of it is below,
-        and the tree there, with the older nodes that lead to it. Without draft_probs."""
+        """The nodes after the first ``num_nodes``: the path (token ids from the root) that all of them are below, and
+        the tree there, including the older nodes between. Without draft_probs."""
         new = range(num_nodes, len(self))
         paths = [self.path(parent) for parent in {self.parents[node] for node in new} if parent < num_nodes]
         shared = list(itertools.takewhile(lambda nodes: len(set(nodes)) == 1, zip(*paths, strict=False)))
@@ -230,7 +229,7 @@ class TokenTree:
         return tuple(self.token_ids[node] for node in above), tree
 
     def under(self, path: Sequence[int]) -> TokenTree:
-        """This tree moved below a chain of ``path``."""
+        """This tree, moved below the chain of ``path``."""
         shift = len(path)
         chain = TokenTree.chain(path)
         return TokenTree(

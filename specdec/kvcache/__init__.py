@@ -1,4 +1,4 @@
-"""The KV cache: which slot holds which position of which sequence, and which blocks several sequences share.
+"""The KV cache: the slot of each position of each sequence, and the blocks that several sequences share.
 
 Imports core; torch only in store.py, which holds the tensors.
 Start at block_pool.py.

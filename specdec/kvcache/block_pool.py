@@ -1,10 +1,9 @@
-"""Which slot of the KV pool holds which position of which sequence; no tensors, no model.
+"""The paged KV cache: block tables, rollback and sharing. Knows slots and positions; does not know tensors or models.
 
-The pool is cut into blocks of ``block_size`` slots, one slot per position. A sequence's block table names its blocks
-in order, so rolling back or keeping one path of a verified tree moves a row or two, never a cache. Blocks whose text
-is known are found again: by the next request that begins like this one, by the other samples of a request, by the
-next turn of a conversation. Full ones are shared, since nothing is ever written to them again; of a partial one
-the matching rows are copied.
+The pool consists of blocks of ``block_size`` slots, one slot per position. A sequence's block table lists its blocks
+in order, so a rollback, or keeping one path of a verified tree, moves a few rows at most. The pool remembers the text
+of blocks for reuse by a request with the same prefix, another sample of the request or the next turn of a
+conversation. Full blocks are shared, as they are never written again; of a partial block the matching rows are copied.
 
 One thread uses a pool and its sequences.
 """
@@ -20,14 +19,14 @@ from specdec.kvcache.prefix_index import TextBlock
 
 
 class PoolFullError(Exception):
-    """Not enough free blocks. Nothing was taken."""
+    """Not enough free blocks. The call took none."""
 
 
 class Move(NamedTuple):
-    """The keys and values in slot ``source`` belong into slot ``target``, in every layer.
+    """A copy of the keys and values in slot ``source`` to slot ``target``, in every layer.
 
-    A list of moves is one gather, then one scatter. It is due before the next ``remember`` or ``attach`` of any
-    sequence and before the next pass; until then the lists of several sequences' ``keep`` may be put together.
+    A list of moves is one gather, then one scatter. It must run before the next ``remember`` or ``attach`` of any
+    sequence and before the next pass. The lists that ``keep`` returns for several sequences may be joined.
     """
 
     source: int
@@ -37,9 +36,9 @@ class Move(NamedTuple):
 class BlockPool:
     """``num_blocks`` blocks of ``block_size`` slots. Slot = block * block_size + position % block_size.
 
-    A block is free, held by sequences, or idle: remembered for its text, but held by none. Idle blocks go when room
-    is needed, least recently used first. Whoever holds a block holds all before it, and they are let go of
-    from the last to the first; so in the order of use a block always stands before its parent.
+    A block is free, held by sequences, or idle: remembered for its text, but not held. Idle blocks are evicted when
+    room is needed, least recently used first. A sequence that holds a block holds all blocks before it, and releases
+    them from the last to the first. So a block always comes before its parent in the order of eviction.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16) -> None:
@@ -47,7 +46,7 @@ class BlockPool:
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[TextBlock, None] = OrderedDict()
-        # A root lives as long as a sequence or a block below it: salts that nobody uses any more leave nothing.
+        # A root lives as long as a sequence or a block below it: a salt out of use leaves nothing behind.
         self._roots: WeakValueDictionary[bytes, TextBlock] = WeakValueDictionary()
 
     @property
@@ -56,7 +55,7 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be taken: free or idle."""
+        """Free and idle blocks, which ``take`` may use."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -65,11 +64,11 @@ class BlockPool:
         return (self.num_blocks - self.num_free_blocks) * self.block_size
 
     def forget(self) -> None:
-        """Remember nothing but what sequences hold."""
+        """Evict all idle blocks."""
         while self._idle:
             self._free.append(self._evict())
 
-    # What follows is for SequenceCache.
+    # The methods below are for SequenceCache alone.
 
     def root(self, salt: bytes) -> TextBlock:
         return self._roots.setdefault(salt, TextBlock())
@@ -80,11 +79,11 @@ class BlockPool:
         return [self._free.pop() if self._free else self._evict() for _ in range(num_blocks)]
 
     def give_back(self, block: int) -> None:
-        """A block whose text is not remembered."""
+        """Free a block without remembered text."""
         self._free.append(block)
 
     def remember(self, parent: TextBlock, ids: tuple[int, ...], block: int) -> TextBlock:
-        """The taken ``block`` has this text; its sequence holds it."""
+        """Remember the text ``ids`` of the taken ``block``, which its sequence holds."""
         known = parent.add(ids, block)
         known.holders = 1
         covered = known.covered()
@@ -117,13 +116,13 @@ class BlockPool:
 class SequenceCache:
     """The KV of one sequence: position i is in block ``block_table[i // block_size]``.
 
-    The table begins with blocks whose text is remembered (``_path``: full, perhaps shared, never written again).
-    The others are this sequence's own; the first of them may be remembered as partial (``_tail``). The blocks of rows
-    that are being fed come last.
+    The table begins with remembered blocks (``_path``: full, perhaps shared, never written again). The other blocks
+    belong to this sequence alone; the first of them may be remembered as partial (``_tail``). The blocks of the rows
+    in the present pass come last.
     """
 
     def __init__(self, pool: BlockPool, salt: bytes = b"") -> None:
-        """Sequences with different salts never see each other's blocks."""
+        """``salt``: sequences with different salts never share blocks."""
         self.block_table: list[int] = []
         self._pool = pool
         self._size = pool.block_size
@@ -131,19 +130,19 @@ class SequenceCache:
         self._path: list[TextBlock] = []
         self._tail: TextBlock | None = None
         self._length = 0
-        self._num_behind = 0  # rows that are cached, but not decided
-        self._num_fed = 0  # rows behind those
+        self._num_behind = 0  # rows cached but not committed
+        self._num_fed = 0  # rows of the present pass, after those
 
     def __len__(self) -> int:
-        """How many positions are cached and decided."""
+        """Number of positions that are cached and committed."""
         return self._length
 
     def attach(self, ids: Sequence[int]) -> list[Move]:
-        """Reuse what the pool has of the text ``ids``, which continues the cached positions.
+        """Reuse the remembered blocks of the text ``ids``, which includes the cached positions.
 
-        At least one id is left to be fed. Works on an empty cache and on one that is remembered up to its last full
-        block (another sequence may meanwhile have computed what this one waits for); on any other it does nothing.
-        If the pool is full it attaches what it can.
+        Leaves at least one id to feed. Works on an empty cache, and on one that is remembered up to its last full
+        block, for which another sequence may have computed the next block meanwhile. Does nothing on any other cache.
+        If the pool is full, it attaches as much as possible.
         """
         if len(self._path) < self._length // self._size:
             return []
@@ -163,10 +162,9 @@ class SequenceCache:
         return self._copy(tuple(ids[start : min(start + self._size, limit)]))
 
     def take(self, num_rows: int) -> list[int]:
-        """Slots for rows about to be fed, after the cached positions and what is kept behind them. ``keep`` decides
-        about them.
+        """Slots for the rows of the next pass, after the cached positions and the rows kept behind them.
 
-        Raises PoolFullError, and then nothing was taken.
+        ``keep`` then decides which rows stay. Raises PoolFullError, without taking any block.
         """
         size, table = self._size, self.block_table
         start = self._length + self._num_behind
@@ -178,10 +176,11 @@ class SequenceCache:
         return [table[position // size] * size + position % size for position in range(start, end)]
 
     def keep(self, rows: Sequence[int], behind: Sequence[int] = ()) -> list[Move]:
-        """Of the rows behind the cached positions, those kept there before and then those last fed, ``rows`` continue
-        the sequence, and ``behind`` stay behind it for the time being, in increasing order all together.
+        """Commit ``rows``, keep ``behind`` uncommitted after them, and give back the blocks of all other rows.
 
-        The others' blocks go back. What is behind goes with ``truncate``, ``attach`` and ``release``, too.
+        Both index the rows after the cached positions: first those kept behind before, then those of the last pass.
+        ``(*rows, *behind)`` increases. ``truncate``, ``attach`` and ``release`` drop the rows behind. Raises ValueError
+        for a row that does not exist.
         """
         moves: list[Move] = []
         kept = (*rows, *behind)
@@ -200,11 +199,11 @@ class SequenceCache:
         return moves
 
     def truncate(self, length: int) -> None:
-        """Forget every position from ``length`` on.
+        """Drop every position from ``length`` on.
 
-        If that cuts a block which others hold or whose continuation is remembered, the whole block goes: then the
-        cache is up to ``block_size - 1`` positions shorter than asked for, and they have to be fed again. A remembered
-        block of which that is not true is forgotten and stays this sequence's own.
+        If that cuts a block that other sequences hold, or with a remembered continuation, the whole block goes. Then
+        the cache is up to ``block_size - 1`` positions shorter than ``length``, and these have to be fed again. Any
+        other remembered block that is cut is forgotten and stays with this sequence.
         """
         if self._tail is not None and length < len(self._path) * self._size + len(self._tail.ids):
             self._tail.remove()
@@ -223,10 +222,10 @@ class SequenceCache:
         self._shrink(length)
 
     def remember(self, ids: Sequence[int]) -> None:
-        """``ids`` is the text of the cached positions, or of the first of them: let others find it, now and later.
+        """Remember ``ids``, the text of the cached positions or of the first of them, so that other sequences find it.
 
-        Where another sequence has computed the same text, its block replaces the one here. Speculative text need not
-        be remembered: give only ids that will stay.
+        If another sequence has computed the same text, its block replaces the block here. ``ids`` should be text that
+        stays, without draft tokens.
         """
         size, length = self._size, min(len(ids), self._length)
         start = len(self._path) * size
@@ -243,7 +242,7 @@ class SequenceCache:
             self._tail = self._pool.remember(self._last_known, tuple(ids[start:length]), block)
 
     def release(self) -> None:
-        """Give back everything, also what a failed pass had taken. What is remembered can be found until it must go."""
+        """Give back all blocks, including those of a failed pass. Remembered blocks stay findable until evicted."""
         self._shrink((len(self._path) + (self._tail is not None)) * self._size)
         self._drop_partial()
         while self._path:
@@ -252,9 +251,9 @@ class SequenceCache:
         self._length = 0
 
     def awaited(self, ids: Sequence[int]) -> Hashable | None:
-        """Names the next block that feeding the text ``ids`` would fill: equal for sequences that would fill the same.
+        """A key of the next block that feeding the text ``ids`` would fill; equal keys mean equal blocks.
 
-        None if the text does not go beyond that block: waiting for another sequence to fill it would gain nothing.
+        None if the text ends in that block: waiting for another sequence to fill it would gain nothing.
         """
         start = len(self._path) * self._size
         if self._length >= start + self._size or len(ids) <= start + self._size:
@@ -269,14 +268,14 @@ class SequenceCache:
         return self.block_table[position // self._size] * self._size + position % self._size
 
     def _shrink(self, length: int) -> None:
-        """Give back own blocks without a position below ``length``, among which no remembered one may be."""
+        """Give back own blocks without a position below ``length``; none of them may be remembered."""
         num_blocks = (length + self._size - 1) // self._size
         self._num_behind = self._num_fed = 0
         while len(self.block_table) > num_blocks:
             self._pool.give_back(self.block_table.pop())
 
     def _remember_block(self, ids: tuple[int, ...]) -> None:
-        """The first own block is full, with these ids."""
+        """Remember the first own block, which is full and holds ``ids``."""
         place = len(self._path)
         known = self._last_known.find(ids)
         if known is None:
@@ -288,7 +287,7 @@ class SequenceCache:
         self._path.append(known)
 
     def _drop_partial(self) -> None:
-        """Let go of the last block if it is partial. The caller sets the length."""
+        """Release the last block if it is partial. The caller sets the length."""
         if len(self.block_table) > len(self._path):
             block = self.block_table.pop()
             if self._tail is None:
@@ -298,12 +297,12 @@ class SequenceCache:
                 self._tail = None
 
     def _copy(self, ids: tuple[int, ...]) -> list[Move]:
-        """Bring the partial block at the end as far as any block has the text ``ids`` in its place."""
+        """Extend the partial block at the end with rows of the remembered block that matches ``ids`` furthest."""
         num_own = self._length - len(self._path) * self._size
         known, num_common = self._last_known.closest(ids)
         if known is None or num_common <= num_own:
             return []
-        self._pool.hold(known)  # so that it is not evicted to make room for its own copy, and counts as used
+        self._pool.hold(known)  # marks it as used, and prevents its eviction in favour of its own copy
         if not num_own and self._pool.num_free_blocks:
             self.block_table += self._pool.take(1)
         self._pool.let_go(known)

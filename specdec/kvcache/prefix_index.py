@@ -1,8 +1,8 @@
-"""Which block holds the keys and values of which text; refuses to know who uses a block and when it must go.
+"""A tree from texts to the blocks with their keys and values. Does not know the use or the eviction of blocks.
 
-A tree: a node is one block's ids after the text of its parent. Ids are compared, never only their hashes, so two
-texts are one only if they are equal. A node's children are sorted by their ids, and in that order the child with
-the longest common beginning stands beside the place of the text that is looked up, however many children there are.
+A node is one block's ids after the text of its parent. Ids are compared themselves, not only their hashes, so only
+equal texts share a block. A node's children are sorted by their ids. In that order the child with the longest common
+prefix is next to the insertion point of the text, so a look-up is a binary search.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _IDS = attrgetter("ids")
 
 
 class TextBlock:
-    """``block`` holds ``ids`` after the text of ``parent``; fewer ids than a block has slots: a partial block.
+    """A remembered block: ``block`` holds ``ids`` after the text of ``parent``. A partial one has fewer ids than slots.
 
-    ``holders`` counts the sequences that have it in their block table. A full block's children, and its text, stay
-    what they are as long as it is in the tree. The root, one for every salt, has no ids and no block.
+    ``holders`` counts the sequences that have it in their block table. The text of a block does not change while it is
+    in the tree. The root, one for every salt, has no ids and no block.
     """
 
     __slots__ = ("__weakref__", "_children", "block", "holders", "ids", "parent")
@@ -34,14 +34,14 @@ class TextBlock:
         return not self._children
 
     def find(self, ids: tuple[int, ...]) -> TextBlock | None:
-        """The child with exactly these ids."""
+        """The child with exactly these ids; None if there is none."""
         place = bisect_left(self._children, ids, key=_IDS)
         if place < len(self._children) and self._children[place].ids == ids:
             return self._children[place]
         return None
 
     def closest(self, ids: tuple[int, ...]) -> tuple[TextBlock | None, int]:
-        """The child whose ids begin most like ``ids``, and how many they have in common (no child if none)."""
+        """The child with the longest common prefix with ``ids``, and the prefix's length; (None, 0) without any."""
         place = bisect_left(self._children, ids, key=_IDS)
         best, longest = None, 0
         for child in self._children[max(0, place - 1) : place + 1]:
@@ -51,7 +51,7 @@ class TextBlock:
         return best, longest
 
     def add(self, ids: tuple[int, ...], block: int) -> TextBlock:
-        """A new child. Equal ones may stand side by side if they are partial."""
+        """Add a child. Partial children may have equal ids."""
         child = TextBlock(self, ids, block)
         self._children.insert(bisect_right(self._children, ids, key=_IDS), child)
         return child
@@ -62,7 +62,7 @@ class TextBlock:
         del siblings[siblings.index(self, bisect_left(siblings, self.ids, key=_IDS))]
 
     def covering(self) -> TextBlock | None:
-        """A sibling that holds all of this block's ids, and perhaps more."""
+        """A sibling with ids that begin with all of this block's ids; None if there is none."""
         siblings = self._siblings()
         place = bisect_left(siblings, self.ids, key=_IDS)
         if siblings[place] is not self:
@@ -72,7 +72,7 @@ class TextBlock:
         return None
 
     def covered(self) -> TextBlock | None:
-        """The sibling before this one if it holds nothing that this one lacks."""
+        """The sibling before this one, if this block's ids begin with all of its ids; else None."""
         siblings = self._siblings()
         place = siblings.index(self, bisect_left(siblings, self.ids, key=_IDS))
         if place > 0 and self.ids[: len(siblings[place - 1].ids)] == siblings[place - 1].ids:

@@ -1,5 +1,4 @@
-"""The tensors behind the KV pool; nothing of sequences. Slots are what specdec.kvcache.block_pool calls by that
-name."""
+"""The tensors of the KV pool. Knows slots (see specdec.kvcache.block_pool); does not know sequences."""
 
 from __future__ import annotations
 
@@ -26,23 +25,23 @@ class KvStore:
         self._described: dict[Hashable, Any] = {}
 
     def layer(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The whole tensors of a layer that has keys and values like these, [any, kv_heads, head_dim]."""
-        if layer not in self._layers:  # made at the first pass, when the shape is known
+        """The whole tensors of a layer, for keys and values with the shape of these [any, kv_heads, head_dim]."""
+        if layer not in self._layers:  # allocated in the first pass, when the shape is known
             self._layers[layer] = (self._zeros(key), self._zeros(value))
         return self._layers[layer]
 
     def described(self, by: Hashable, describe: Callable[[KvStore], _Described]) -> _Described:
-        """What ``describe`` says of this store, which is asked once."""
+        """The result of ``describe(self)``, which is called once for each key ``by``."""
         if by not in self._described:
             self._described[by] = describe(self)
         found: _Described = self._described[by]
         return found
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Put key and value [rows, kv_heads, head_dim] into slots [rows].
+        """Write key and value [rows, kv_heads, head_dim] into slots [rows].
 
-        What is no number there, or infinite, becomes 0: a slot that is hidden from a row is multiplied by 0, not left
-        out, so that a NaN would reach whoever reads it along with its own, now or when the slot has gone to another.
+        NaN and infinite values become 0. Attention multiplies masked slots by 0 instead of skipping them, so a NaN in a
+        slot would reach other rows, and later sequences that reuse the slot.
         """
         keys, values = self.layer(layer, key, value)
         keys.flatten(0, 1).index_copy_(0, slots, key.nan_to_num(0.0, 0.0, 0.0))
@@ -50,12 +49,12 @@ class KvStore:
 
     @property
     def bytes_per_slot(self) -> int:
-        """In the layers that a pass has come to."""
+        """Bytes of one slot over all layers allocated so far."""
         return sum(tensor[0, 0].nbytes for tensors in self._layers.values() for tensor in tensors)
 
     @torch.inference_mode()
     def resized(self, pool: BlockPool) -> KvStore:
-        """An empty store for ``pool``. Layers that this one has get their memory at once."""
+        """An empty store for ``pool``, with memory for all layers of this store."""
         store = KvStore(pool, self.device)
         for layer, (keys, values) in self._layers.items():
             store._layers[layer] = (store._zeros(keys[0]), store._zeros(values[0]))
@@ -64,19 +63,19 @@ class KvStore:
     def _zeros(self, like: Tensor) -> Tensor:
         """[num_blocks, block_size, kv_heads, head_dim] for ``like`` [any, kv_heads, head_dim].
 
-        Zeros, not garbage: a slot that was never written must not bring NaN into a masked position.
+        Zeros, because memory that was never written could contain NaN, which passes through the mask.
         """
         shape = (*self._shape, *like.shape[1:])
         if self.device.type != "cpu":
             return like.new_zeros(shape)
-        # numpy's come from the operating system, page by page when they are first touched, so that a pool takes
-        # no time to make and no memory that it does not use; torch would write them.
+        # numpy gets zero pages from the operating system at first use: the pool is made in no time and takes only the
+        # memory that it uses. torch would write the zeros.
         num_bytes = math.prod(shape) * like.element_size()
         return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(like.dtype).view(shape)
 
     @torch.inference_mode()
     def move(self, moves: Sequence[Move]) -> None:
-        """All of ``moves`` at once: what one of them overwrites, another may read."""
+        """Apply all ``moves`` at once, reading before writing: the target of one may be the source of another."""
         if not moves:
             return
         sources = torch.tensor([move.source for move in moves], device=self.device)

@@ -1,4 +1,4 @@
-"""A pass as data: its rows, what it returns, and how much of whose prompt goes into it.
+"""A pass as data: its rows, its outputs, and each sequence's share of prompt rows.
 
 Imports core and kvcache; torch only in outputs.py.
 Start at rows.py.

@@ -1,4 +1,4 @@
-"""What a pass gives, of all its rows and of those of one segment. Knows rows; refuses to know models."""
+"""The outputs of a pass, for all its rows and for one segment. Knows rows; does not know models."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from torch import Tensor
 
 
 class PassOutputs:
-    """Of the segments of a pass, one after the other. Then come the rows that followed, in each of their passes one of
-    every segment.
+    """The outputs of a pass: the rows of its segments in order, then the further rows, one of each segment per step.
 
-    A row that is not sound has NaN or infinity in it, or in its logits. Nothing of it reaches another sequence, but
-    what is computed after it in its own text means nothing.
+    A row that is not sound has NaN or infinity in its values or logits. It does not affect other sequences, but later
+    rows of its own text are meaningless.
     """
 
     def __init__(
         self,
         logits: Tensor | np.ndarray,  # [logit rows, vocab_size], in the model's dtype
-        features: Tensor | np.ndarray,  # [logit rows, hidden_size]: what the output embedding read
+        features: Tensor | np.ndarray,  # [logit rows, hidden_size]: input of the output embedding
         sound: Tensor | np.ndarray,  # [rows] bool
         likeliest: Sequence[int] | None = None,
         further: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Arrays have bfloat16 as int16, and become tensors when somebody asks for them. Whatever is called of torch
-        lets go of the interpreter for a moment, and a thread that carries the last pass's tokens may keep it."""
+        """Arrays hold bfloat16 as int16, and become tensors on demand. Every torch call releases the interpreter lock,
+        and a thread that sends the last pass's tokens could delay this one there."""
         self._logits, self._features, self._sound = logits, features, sound
         self.likeliest = likeliest
-        """The token of each logit row, of equals the first. None: it did not come along."""
+        """The most likely token of each logit row, of ties the lowest id. None: not computed by the pass."""
         self.further = further
-        """Token ids of the rows that followed, of each segment; none: there are no such rows."""
+        """Token ids of the further rows of each segment; empty: there are no such rows."""
 
     @functools.cached_property
     def logits(self) -> Tensor:  # [logit rows, vocab_size], in the model's dtype
@@ -44,31 +43,31 @@ class PassOutputs:
 
     @functools.cached_property
     def sound_rows(self) -> list[bool]:
-        """Brought from the device in one piece."""
+        """Whether each row is sound. Copied from the device once, for all rows."""
         rows: list[bool] = self._sound.tolist()
         return rows
 
     def as_one(self) -> RowOutputs:
-        """Of a pass with one segment."""
+        """The outputs of the only segment of a pass."""
         return RowOutputs(self, range(len(self._sound)), range(len(self._logits)))
 
 
 class RowOutputs:
-    """Of one segment: its rows, or ``logit_rows``, and those that followed. Nothing is taken out of a pass unless
-    somebody asks for it: with cold caches every tensor that is made costs as much as a small model's layer."""
+    """The outputs of one segment: of its rows or ``logit_rows``, then of its further rows. Sliced from the pass on
+    demand: with cold caches every new tensor costs as much time as a layer of a small model."""
 
     def __init__(self, outputs: PassOutputs, rows: Sequence[int], logit_rows: Sequence[int], place: int = 0) -> None:
-        """``rows`` and ``logit_rows``: where these are in the pass, of which this is the segment at ``place``."""
+        """``rows``, ``logit_rows``: places in the pass; ``place``: index of the segment."""
         self._pass, self._rows, self._logit_rows = outputs, rows, logit_rows
         self.further = outputs.further[place] if outputs.further else ()
-        """Token ids of the rows that followed, which may be fewer than were welcome."""
+        """Token ids of the further rows, at most as many as the segment allows."""
 
     @property
     def logits(self) -> Tensor:  # [logit rows, vocab_size], in the model's dtype
         return _taken(self._pass.logits, self._logit_rows)
 
     @property
-    def features(self) -> Tensor:  # [logit rows, hidden_size]: what the output embedding read
+    def features(self) -> Tensor:  # [logit rows, hidden_size]: input of the output embedding
         return _taken(self._pass.features, self._logit_rows)
 
     @property
@@ -84,14 +83,14 @@ class RowOutputs:
 
 
 def of_segments(outputs: PassOutputs, num_rows: Sequence[int], num_logit_rows: Sequence[int]) -> list[RowOutputs]:
-    """By the numbers of rows of each segment of a pass."""
+    """The outputs of each segment of a pass, given each segment's numbers of rows and of logit rows."""
     num_further = len(outputs.further[0]) if outputs.further else 0
     places = zip(_places(num_rows, num_further), _places(num_logit_rows, num_further), strict=True)
     return [RowOutputs(outputs, rows, logit_rows, place) for place, (rows, logit_rows) in enumerate(places)]
 
 
 def _places(counts: Sequence[int], num_further: int) -> list[Sequence[int]]:
-    """Where the rows of each segment are."""
+    """The places of each segment's rows in the pass, further rows included."""
     places: list[Sequence[int]] = []
     start, total, num = 0, sum(counts), len(counts)
     for place, count in enumerate(counts):

@@ -1,7 +1,7 @@
-"""How much of each text goes into a pass; nothing of what a pass computes.
+"""Chunked prefill: the number of prompt rows of each sequence in a pass. Does not know what a pass computes.
 
-Long prompts are fed in chunks that share a pass fairly, so that nobody waits for somebody else's prompt. What another
-sequence of the pass computes anyway is waited for.
+Long prompts are fed in chunks that share a pass fairly, so that a sequence does not wait for the whole prompt of
+another one. A sequence waits for a block that another sequence of the pass computes anyway.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Hashable, Sequence
 from specdec.kvcache.block_pool import SequenceCache
 
 ROWS_PER_PASS = 512
-"""Of prompts, over all sequences of a pass."""
+"""Chunk limit: prompt rows of all sequences in one pass."""
 
 
 def rows_to_feed(texts: Sequence[tuple[SequenceCache, Sequence[int]]]) -> list[int]:
-    """Per sequence, how many ids of its text are fed after its cached ones in this pass.
+    """Per sequence, the number of ids that this pass feeds after the cached ones.
 
-    All that is missing, or a chunk of it; 0 where the next block is what an earlier sequence of this pass fills.
+    All missing ids or a chunk of them; 0 if an earlier sequence of this pass fills the same next block.
     """
     missing = [len(ids) - len(cache) for cache, ids in texts]
     being_filled: set[Hashable] = set()
@@ -27,14 +27,14 @@ def rows_to_feed(texts: Sequence[tuple[SequenceCache, Sequence[int]]]) -> list[i
         waits.append(awaited in being_filled)
         if awaited is not None:
             being_filled.add(awaited)
-    # Who waits takes no rows, and so leaves them to the others.
+    # A waiting sequence takes no rows and leaves its share to the others.
     feeding = [count for count, waiting in zip(missing, waits, strict=True) if count > 1 and not waiting]
     most = fair_share(feeding, ROWS_PER_PASS)
     return [0 if waiting else min(count, most) for count, waiting in zip(missing, waits, strict=True)]
 
 
 def fair_share(wanted: Sequence[int], total: int) -> int:
-    """The most that each may take so that all take about ``total``: who wants less leaves it to the others."""
+    """The limit per item with which all items take about ``total``. Items below the limit leave more to the others."""
     left = total
     for position, count in enumerate(sorted(wanted)):
         share = max(1, left // (len(wanted) - position))

@@ -1,6 +1,6 @@
-"""The rows of a pass, and over which keys each is attended to. No tensors.
+"""The rows of a pass, and the keys that each row attends to. No tensors.
 
-Knows texts, positions and trees; refuses to know how attention is computed.
+Knows texts, positions and trees; does not know how attention is computed.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import numpy as np
 
 from specdec.core.sequence import Draw, SamplingParams
 
-_LIKELIEST = Draw(SamplingParams(temperature=0.0), 0, 0)
+_GREEDY = Draw(SamplingParams(temperature=0.0), 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One sequence's rows in a pass: plain data.
+    """The rows of one sequence in a pass, as plain data.
 
-    ``parents[i]`` is the row before row i in the text, or -1 if that is the last cached position: a row sees the
-    cached context, its ancestors and itself. Position p of the context and then row r (p = num_context + r) are in
-    block ``block_table[p // block_size]``. ``token_ids`` are of the last rows: those before them are in their slots
-    from earlier passes, and are seen, but not fed again. ``logit_rows`` are the fed rows whose logits are wanted.
+    ``parents[i]`` is the row before row i in the text, or -1 for the last cached position: a row attends to the cached
+    context, its ancestors and itself. Position p of the context, and then row r at p = num_context + r, is in block
+    ``block_table[p // block_size]``. ``token_ids`` belong to the last rows. The rows before them are in the cache from
+    earlier passes, and are attended to but not fed again. ``logit_rows`` are the fed rows that need logits.
 
-    ``num_further``: so many rows more are welcome after the last one, each of the token that is drawn after the row
-    before it; the block table has room for them. ``draw`` is the first of these draws; None: the likeliest token.
+    ``num_further``: limit of further rows that the pass may decode after the last row, each with the token drawn after
+    the row before it; the block table has room for them. ``draw`` is the first of these draws; None: greedy.
 
-    ``exact``: the rows of a branch get the bits of the same text without branches, for which each branch reads the
-    context for itself. A draft does without: what it proposes decides nothing.
+    ``exact``: the rows of a branch get the same bits as the same text without branches, for which each branch reads the
+    context separately. A draft does not need this, as its proposals do not decide the output.
     """
 
     token_ids: Sequence[int]
@@ -45,12 +45,12 @@ class Segment:
 
     @property
     def num_kept(self) -> int:
-        """Rows of earlier passes."""
+        """Number of rows from earlier passes."""
         return len(self.parents) - len(self.token_ids)
 
     @property
     def positions(self) -> list[int]:
-        """Of each row in the text: siblings have the same."""
+        """Position of each row in the text; siblings have the same."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(0 if parent < 0 else depths[parent] + 1)
@@ -59,35 +59,35 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class KeyCounts:
-    """How many keys a row is attended over. The first that its own position in the text is below, and no other.
+    """The padded number of keys for a row: the first entry of ``short`` above the row's position, else any multiple of
+    ``multiple``.
 
-    The kernel takes keys in blocks of 512, and float32 sums a shorter block in another order. So its length must not
-    depend on anything but the row's text. Whole blocks after a row's own change nothing: beyond ``short`` any multiple
-    of ``multiple`` will do.
+    The kernel takes keys in blocks of 512, and float32 sums a shorter block in another order. So the length of such a
+    block must depend on the row's text alone. Whole blocks after a row's own block change nothing.
     """
 
     short: tuple[int, ...]
     multiple: int
 
     def level(self, position: int) -> int:
-        """Rows of different levels are never attended to in one call."""
+        """Index into ``short``. Rows of different levels never share a call."""
         return bisect_right(self.short, position)
 
     def at_least(self, level: int, num_keys: int) -> int:
-        """For rows of one level, which see ``num_keys`` at most."""
+        """The padded number of keys for rows of one level that attend to at most ``num_keys`` keys."""
         return self.short[level] if level < len(self.short) else rounded(num_keys, self.multiple)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Rows of one segment that are attended to in one call. Rows are counted in the segment."""
+    """Rows of one segment that share an attention call. Row numbers are relative to the segment."""
 
     segment: Segment
-    start: int  # the pass row of the segment's first that is fed
+    start: int  # place in the pass of the segment's first fed row
     level: int
     rows: Sequence[int]
-    keys: Sequence[int]  # the rows whose keys follow those of the context
-    row_positions: Sequence[int]  # of all rows of the segment
+    keys: Sequence[int]  # rows with keys to attend to, after the context
+    row_positions: Sequence[int]  # text positions of all rows of the segment
 
     @property
     def num_keys(self) -> int:
@@ -99,23 +99,23 @@ class Member:
 
     @property
     def is_stored_so(self) -> bool:
-        """The keys are one after the other in the segment's blocks."""
+        """Whether the keys are contiguous in the segment's blocks."""
         return self.keys == range(len(self.keys)) or all(row == place for place, row in enumerate(self.keys))
 
     @property
     def is_chain(self) -> bool:
-        """Every row sees all keys up to its own position, and no others."""
+        """Whether every row attends to all keys up to its own position, and no others."""
         return self.row_positions[self.keys[-1]] == self.num_keys - 1
 
 
 class PassRows:
-    """The fed rows of a pass, one segment's after the other's."""
+    """The fed rows of a pass, segment by segment."""
 
     def __init__(self, segments: Sequence[Segment], block_size: int) -> None:
         self._segments = segments
         self._block_size = block_size
         self._positions = [segment.positions for segment in segments]
-        self.slots: list[int] = []  # where the rows' keys and values go
+        self.slots: list[int] = []  # for the rows' keys and values
         self.positions: list[int] = []  # of the rows in their texts
         for segment, positions in zip(segments, self._positions, strict=True):
             self.slots += self.slots_of(segment, range(segment.num_kept, len(positions)))
@@ -126,18 +126,18 @@ class PassRows:
 
     @functools.cached_property
     def num_further(self) -> int:
-        """Rows that may follow, of each segment: as many as all of them want, if all are chains whose ends are read."""
+        """Further rows per segment: the smallest limit of all. 0 unless all are chains with logits of the last row."""
         most = min((segment.num_further for segment in self._segments), default=0)
-        return most if most and all(map(_is_read_to_its_end, self._segments)) else 0
+        return most if most and all(map(_is_chain_with_last_logits, self._segments)) else 0
 
     @property
     def draws(self) -> list[Draw]:
-        """Of each segment the one after its last row."""
-        return [segment.draw or _LIKELIEST for segment in self._segments]
+        """The draw after the last row of each segment."""
+        return [segment.draw or _GREEDY for segment in self._segments]
 
     @property
     def last_rows(self) -> list[int]:
-        """Of each segment."""
+        """The last row of each segment."""
         return [end - 1 for end in itertools.accumulate(len(segment.token_ids) for segment in self._segments)]
 
     def members(self, counts: KeyCounts, only_chains: bool = False) -> Iterator[Member]:
@@ -147,8 +147,8 @@ class PassRows:
             start += len(segment.token_ids)
 
     def key_slots(self, members: Sequence[Member]) -> tuple[np.ndarray, list[int]]:
-        """Where the keys of each member are, from its text's first token on, in one array, int32; and where in it
-        those of each begin. After them come those of rows that may follow, and other slots of its last block."""
+        """The key slots of all members in one int32 array, and each member's start in it. A member's slots begin at its
+        text's first token; after its keys come the slots of further rows and the rest of its last block."""
         size = self._block_size
         blocks: list[int] = []
         starts: list[int] = []
@@ -168,7 +168,7 @@ class PassRows:
         return [segment.block_table[position // size] * size + position % size for position in positions]
 
 
-def _is_read_to_its_end(segment: Segment) -> bool:
+def _is_chain_with_last_logits(segment: Segment) -> bool:
     last = len(segment.parents) - 1
     return list(segment.parents) == list(range(-1, last)) and last in segment.logit_rows
 
@@ -176,11 +176,10 @@ def _is_read_to_its_end(segment: Segment) -> bool:
 def members_of(
     segment: Segment, start: int, row_positions: Sequence[int], counts: KeyCounts, only_chains: bool = False
 ) -> Iterator[Member]:
-    """The rows of a segment, apart where their keys must be counted differently.
+    """The rows of a segment, split into members that need different numbers of keys.
 
-    A row of a tree is stored after its siblings, and the kernel sums in an order that depends on where a key stands
-    among those that are hidden. So exact rows are taken for what they are to themselves: chains, each with the keys
-    of its own path and no others.
+    A row of a tree is stored after its siblings, and the kernel's order of summation depends on a key's place among the
+    masked keys. So exact rows are computed as chains, each with the keys of its own path only.
     """
     first = segment.num_context
     by_level: dict[int, list[int]] = {}
@@ -201,7 +200,7 @@ def members_of(
 
 
 def paths(parents: Sequence[int]) -> list[tuple[list[int], int]]:
-    """Paths down a tree, and how many rows at the beginning of each are in one before it too."""
+    """The paths of a tree from root to leaf, and for each the number of leading rows that an earlier path has too."""
     path_of: list[list[int]] = []
     found: list[tuple[list[int], int]] = []
     for row, parent in enumerate(parents):

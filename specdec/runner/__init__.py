@@ -1,4 +1,4 @@
-"""A model that runs: from a checkpoint to one that was proved, with a KV pool that fits into memory.
+"""A running model: its checkpoint, loading, the probe that it works, and a KV pool that fits into memory.
 
 Imports rooms up to backends, torch and transformers.
 Start at model_runner.py, then loading.py.

@@ -1,6 +1,6 @@
-"""What a container leaves this process of its machine: memory and CPU time, as its control groups say.
+"""The memory and CPU time that a container allows this process, read from its control groups.
 
-Knows both versions of Linux control groups; where there are none, nothing is limited.
+Knows both versions of Linux control groups; without control groups nothing is limited.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from pathlib import Path
 
 
 def memory_left(root: Path = Path("/")) -> float:
-    """Bytes until the nearest limit; infinite without one. What the kernel can drop at once counts as left."""
+    """Bytes left until the nearest limit; infinite without a limit. Memory that the kernel can drop at once is left."""
     return min((_left(group) for group in _groups("memory", root)), default=math.inf)
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
-    """CPUs' worth of time this process may use; infinite without a limit."""
+    """Number of CPUs this process may use, as a share of time; infinite without a limit."""
     return min((_quota(group) for group in _groups("cpu", root)), default=math.inf)
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """The directories of this process's group and all that contain it."""
+    """The directories of this process's control group and of all groups that contain it."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
     paths = {names: path for _, names, path in (line.split(":", 2) for line in lines)}
-    # Version 1 has a hierarchy per controller, version 2 one without a name.
+    # Version 1 has a hierarchy per controller; version 2 has a single one without a name.
     own = [path for names, path in paths.items() if controller in names.split(",")]
     base = root / "sys/fs/cgroup" / (controller if own else "")
     group = base / (own[0] if own else paths.get("", "/")).lstrip("/")
-    # In a container the path may be the host's, of which only the end is mounted: what does not exist limits nothing.
+    # In a container the path may be the host's, but only its end is mounted. Directories that do not exist are skipped.
     while True:
         yield group
         if group == base or base not in group.parents:
@@ -62,7 +62,7 @@ def _quota(group: Path) -> float:
 
 
 def _number(*files: Path) -> float:
-    """In the first of these that can be read."""
+    """The number in the first of ``files`` that has one; infinite if none has."""
     for file in files:
         try:
             return int(file.read_text())

@@ -1,4 +1,4 @@
-"""Where a model's files are and what identifies it; refuses to load a single weight."""
+"""A model's files and its identity (digest, vocabulary, context length). Does not load weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec.core.rounds import ModelInfo
 from specdec.runner.vocabulary import read_vocabulary
 
 SAMPLING_VERSION = "2"
-"""Part of every digest: raise it when the same weights and seed would give another text."""
+"""Part of every digest; to be raised when the same weights and seed would give another text."""
 
 _DIGEST_VERSION = "4"
 _HASHING_THREADS = 8
@@ -30,10 +30,10 @@ class Checkpoint:
 
     @staticmethod
     def find(model: str, dtype: str, backend: str = "", fingerprint: str = "") -> Checkpoint:
-        """``model`` is a directory or a hub id (fetched or taken from the hub's cache); dtype "auto" is its own.
-        ``fingerprint``: what of the backend of that name decides bits (specdec.backends.base.Backend).
+        """Find the checkpoint ``model``, a directory or a hub id (fetched, or from the hub's cache).
 
-        Raises ValueError, with a sentence for the operator, if it is not a safetensors checkpoint.
+        ``dtype`` "auto" is the checkpoint's own; ``backend`` and ``fingerprint``: see specdec.backends.base.Backend.
+        Raises ValueError, with a message for the operator, if it is not a safetensors checkpoint.
         """
         directory = Path(model)
         if not directory.is_dir():
@@ -51,11 +51,11 @@ class Checkpoint:
             raise ValueError("config.json does not say how large the model's vocabulary is (vocab_size)")
         if (directory / "tokenizer.json").is_file():
             vocabulary = read_vocabulary(directory / "tokenizer.json")
-            # Rows beyond the tokenizer are padding; models of one family pad differently.
+            # Rows beyond the tokenizer's ids are padding, which differs between models of one family.
             vocab_size = min(vocab_size, vocabulary.size)
             tokenizer = vocabulary.fingerprint
         eos_token_ids = _eos_token_ids(directory, config)
-        # What else decides what may be drawn, and where a text ends.
+        # These affect the tokens that may be drawn, and the end of a text.
         facts = {"dtype": dtype, "vocab_size": vocab_size, "tokenizer": tokenizer, "eos_token_ids": eos_token_ids}
         facts["backend"] = fingerprint
         info = ModelInfo(
@@ -90,8 +90,8 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _digest(files: list[Path], facts: dict[str, Any]) -> str:
-    """Of the content of all files, and of facts that are not in them: whatever makes the output another one."""
-    # The interpreter is not held while a file is hashed, and a large model comes in many files.
+    """The digest of all inputs that affect the output: the content of ``files``, and ``facts`` that are not in them."""
+    # Hashing releases the interpreter lock, and a large model has many files.
     with ThreadPoolExecutor(_HASHING_THREADS, "hashing") as hashing:
         hashes = dict(zip((file.name for file in files), hashing.map(_file_hash, files), strict=True))
     known = {"version": _DIGEST_VERSION, "sampling": SAMPLING_VERSION, **facts, "files": hashes}
@@ -118,8 +118,8 @@ def _context_length(config: dict[str, Any]) -> int:
 
 
 def _same_positions(config: dict[str, Any]) -> float:
-    """How far positions are encoded one way. Beyond it "longrope" encodes all anew, by the longest text in a pass:
-    what a row computes would depend on its company, and what is cached would not fit."""
+    """The number of positions with one encoding. Beyond it, "longrope" encodes all positions of a pass differently: a
+    row would depend on the other rows of its pass, and cached keys would be wrong."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type")) != "longrope":
         return math.inf

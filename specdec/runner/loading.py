@@ -1,4 +1,4 @@
-"""From a checkpoint on disk to a model that has been proved to run, with a KV pool that fits into memory."""
+"""Loading: from a checkpoint on disk to a model that passed the probe, with a KV pool that fits into memory."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from specdec.runner.model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 1.0
-"""Whether the process was told to end meanwhile."""
+_SIGNAL_POLL_S = 1.0
+"""Interval of checks for signals during loading."""
 
 
 def load_runner(settings: ModelServiceSettings) -> ModelRunner:
-    """Find, check and load the model of a service. Raises ValueError with a sentence for the operator.
+    """Find, check and load the model of a service. Raises ValueError with a message for the operator.
 
-    In a thread that ends with it. Every thread that computes gets helpers of its own from OpenMP, and as soon as there
-    are more of them than cores all of them fall asleep at the end of every operation instead of waiting for the next:
-    with two threads on two cores a pass took twice as long.
+    Loads in a thread of its own, which then ends. OpenMP gives every computing thread its own helpers. Once there are
+    more helpers than cores, they sleep after every operation instead of waiting for the next: with two threads on two
+    cores a pass took twice as long.
     """
-    torch.set_num_threads(settings.threads or _own_threads())  # of this thread, and of those that are still to come
+    torch.set_num_threads(settings.threads or _default_threads())  # for this thread and all later ones
     with ThreadPoolExecutor(1, "loading") as loading:
         runner = loading.submit(_load_runner, settings)
-        # A signal that comes just before a wait without end is looked at when that is over.
-        while not wait([runner], _LOOK_EVERY_S).done:
+        # A wait without a timeout would delay the handling of a signal that comes just before it.
+        while not wait([runner], _SIGNAL_POLL_S).done:
             pass
         return runner.result()
 
@@ -73,12 +73,12 @@ def _prepared(checkpoint: Checkpoint, settings: ModelServiceSettings, backend: B
     log.info("backend", extra={"backend": backend.name, "kernels": backend.fingerprint, **backend.report(runner.model)})
     log.info("memory", extra=plan.report())
     if plan.num_slots < checkpoint.info.context_length:
-        log.warning("the KV pool is smaller than the model's context: longer requests cannot end")
+        log.warning("the KV pool is smaller than the model's context: requests longer than the pool will fail")
     return runner
 
 
 def _load(directory: Path, dtype: str, device: torch.device) -> PreTrainedModel:
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # logs are lines of JSON
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # logs are JSON lines
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,
@@ -94,7 +94,7 @@ def _load(directory: Path, dtype: str, device: torch.device) -> PreTrainedModel:
             raise
         raise ValueError(f"the model in {directory} cannot be loaded: {_first_line(error)}") from error
     if missing := sorted(findings["missing_keys"]):
-        # transformers would go on with random numbers.
+        # transformers would use random weights instead.
         raise ValueError(f"the checkpoint in {directory} lacks {len(missing)} weights, such as {missing[0]}")
     return moved
 
@@ -112,8 +112,8 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _own_threads() -> int:
-    """As torch sees fit, but no more than a container's share of CPU time: threads that spin would use it up."""
+def _default_threads() -> int:
+    """torch's default number of threads, but at most the container's CPU quota, which spinning threads would use up."""
     return max(1, int(min(torch.get_num_threads(), cgroup.cpu_quota())))
 
 

@@ -1,6 +1,6 @@
-"""How many tokens the KV pool holds: what memory is free, and what else will need some of it.
+"""The size of the KV pool, from the free memory and the other needs of a service.
 
-Knows bytes; refuses to know tensors and sequences.
+Knows bytes; does not know tensors or sequences.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from specdec.passes.prefill import ROWS_PER_PASS
 from specdec.runner import cgroup
 from specdec.sampling.noise_cache import MAX_KEPT_ROWS
 
-BLOCK = 16  # tokens; a pool is never smaller
+BLOCK = 16  # least tokens of a pool
 
 _TRANSFORMED_BYTES = 4
-"""Per logit: a copy in float32, where penalties or the like change it."""
+"""Per logit: the float32 copy that penalties and other logits processors change."""
 _NOISE_BYTES = 8
 _VISIBLE_BYTES = 10
-"""Per query and key: whether it is visible, and how far it is."""
+"""Per query and key: visibility and distance."""
 _CAPPED_BYTES = 3 * 4
-"""Per query, key and head, where scores are capped: those and what comes of them, in float32."""
+"""Per query, key and head with capped scores: the scores and their temporaries in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of a model decides how much memory its passes need."""
+    """The properties of a model that decide the memory of its passes."""
 
     hidden_size: int
-    widest: int  # features of any layer but the last
+    widest: int  # most features of a layer, without the head
     vocab_size: int
     num_layers: int
     context_length: int
     element_bytes: int
     num_heads: int
     num_kv_heads: int
-    num_reaches: int = 1  # of attention: layers that see all, layers with a window
+    num_reaches: int = 1  # different kinds of attention layers: full, with a window
     caps_scores: bool = False
     logits_per_call: int = 0  # see specdec.backends.base.Backend
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """In bytes, but for ``num_slots``."""
+    """The division of the memory, in bytes, and the slots of the KV pool."""
 
     free: int
     weights: int
@@ -56,7 +56,7 @@ class MemoryPlan:
     num_slots: int
 
     def report(self) -> dict[str, str | int]:
-        """For the log."""
+        """The plan as fields of a log record."""
         return {
             "free_beside_weights": size(self.free),
             "weights": size(self.weights),
@@ -69,18 +69,18 @@ class MemoryPlan:
 def plan(
     shape: Shape, weights: int, bytes_per_slot: int, free: int, kv_slots: int, fraction: float, max_sequences: int
 ) -> MemoryPlan:
-    """``kv_slots``, or if that is 0 what fits into ``fraction`` of ``free``: at most what can ever be used.
+    """The plan with ``kv_slots`` slots; if 0, as many as fit into ``fraction`` of ``free`` and all sequences can use.
 
-    Raises ValueError with a sentence for the operator if there is no room.
+    Raises ValueError with a message for the operator if the memory does not suffice.
     """
-    # A call of attention gathers the keys and values that it attends to, one layer's.
+    # An attention call gathers copies of one layer's keys and values.
     bytes_with_copies = bytes_per_slot + -(-COPIES * bytes_per_slot // max(1, shape.num_layers))
     activations = largest_pass(shape)
     if kv_slots:
         needed = activations + kv_slots * bytes_with_copies
         if needed > free:
             raise ValueError(
-                f"--kv-slots {kv_slots} needs {size(needed)}, with what a pass computes, and {size(free)} are free; "
+                f"--kv-slots {kv_slots} needs {size(needed)}, activations included, but only {size(free)} are free; "
                 f"{max(0, (free - activations) // bytes_with_copies)} would fit"
             )
         num_slots = kv_slots
@@ -89,22 +89,22 @@ def plan(
         num_slots = min(room // bytes_with_copies, max_sequences * shape.context_length)
         if num_slots < BLOCK:
             raise ValueError(
-                f"no memory is left for the KV cache: beside the weights ({size(weights)}) {size(free)} are free, "
-                f"--memory-fraction {fraction} of which may be used; a pass needs {size(activations)}, a token "
-                f"{size(bytes_per_slot)}. Free some, raise --memory-fraction, or set --kv-slots"
+                f"no memory is left for the KV cache: {size(free)} are free beside the weights ({size(weights)}), of "
+                f"which --memory-fraction {fraction} may be used; a pass needs {size(activations)}, a token "
+                f"{size(bytes_per_slot)}. Free some memory, raise --memory-fraction, or set --kv-slots"
             )
     return MemoryPlan(free, weights, activations, bytes_per_slot, num_slots)
 
 
 def largest_pass(shape: Shape) -> int:
-    """Bytes of activations, without the keys and values that are gathered, and of the noise that is kept."""
+    """Bytes of the largest pass's activations, without the gathered keys and values, and of the cached noise."""
     rows = ROWS_PER_PASS + MAX_TREE_ROWS
     per_row = (6 * shape.hidden_size + 3 * shape.widest) * shape.element_bytes + 3 * shape.hidden_size * 4
     num_logits = MAX_TREE_ROWS * shape.vocab_size
     at_once = min(num_logits, max(shape.logits_per_call, (1 + MAX_CHAIN_NODES) * shape.vocab_size))
     logits = num_logits * (shape.element_bytes + _TRANSFORMED_BYTES) + at_once * BYTES_PER_LOGIT
     noise = MAX_KEPT_ROWS * shape.vocab_size * _NOISE_BYTES
-    # What is added to the scores is kept for each query of a key's head and each reach, and made from another copy.
+    # Attention masks are kept for each query of a key head and each kind of attention, and made from another copy.
     num_added = 1 + shape.num_reaches * (shape.num_heads // shape.num_kv_heads)
     per_key = _VISIBLE_BYTES + num_added * shape.element_bytes
     if shape.caps_scores:
@@ -113,14 +113,14 @@ def largest_pass(shape: Shape) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had on the device, the limits of a container counted."""
+    """Free bytes on the device, within the limits of a container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return int(min(_machine_memory(), cgroup.memory_left()))
 
 
 def _machine_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Bytes that programs can have without swapping. Where nobody says, half of what is built in."""
+    """Bytes available to programs without swapping; without this figure half of the physical memory."""
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         return int(lines["MemAvailable"].split()[0]) * 1024
@@ -129,7 +129,7 @@ def _machine_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 
 def size(num_bytes: float) -> str:
-    """For people."""
+    """``num_bytes`` as readable text."""
     for unit in ("B", "KiB", "MiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.4g} {unit}"

@@ -1,8 +1,7 @@
 """A Hugging Face causal LM over packed rows: rows of many sequences in one pass, without padding.
 
-Knows the model and its KV pool; refuses to know sampling and sequences' lives. The attention function is registered
-with transformers under a name of ours and receives the pass as an extra keyword argument, so that the model
-classes stay as they are.
+Knows the model and its KV pool; does not know sampling or the scheduling of sequences. The attention function is
+registered with transformers and receives the pass as an extra keyword argument, so the model classes need no changes.
 """
 
 from __future__ import annotations
@@ -38,25 +37,25 @@ class ModelRunner:
 
     @property
     def bytes_per_slot(self) -> int:
-        """Of the KV pool; known after a pass."""
+        """Bytes of one slot of the KV pool; known after a pass."""
         return self._store.bytes_per_slot
 
     def resize(self, num_slots: int) -> None:
-        """Another pool, of at least ``num_slots`` tokens, instead of this one. There must be no sequences."""
+        """Replace the pool by one of at least ``num_slots`` tokens. There must be no sequences."""
         self.pool = BlockPool(-(-num_slots // self.pool.block_size), self.pool.block_size)
         self._store = self._store.resized(self.pool)
 
     def new_cache(self, salt: bytes = b"") -> SequenceCache:
-        """Sequences with different salts never share cached blocks."""
+        """An empty cache for a sequence. Sequences with different salts never share cached blocks."""
         return SequenceCache(self.pool, salt)
 
     def move(self, moves: Sequence[Move]) -> None:
-        """What ``SequenceCache.keep`` and ``attach`` ask for. Due before the next pass."""
+        """Execute the moves of ``SequenceCache.keep`` and ``attach``; required before the next pass."""
         self._store.move(moves)
 
     @property
     def goes_on(self) -> bool:
-        """Further rows may follow those of a pass."""
+        """Whether a pass can decode further rows: see specdec.passes.rows.Segment."""
         return self._call.goes_on
 
     def request_yield(self, requested: bool) -> None:
@@ -65,7 +64,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
-        """One pass over the rows of all ``segments``. Their blocks hold the rows' keys and values afterwards."""
+        """One pass over the rows of all ``segments``. Stores the rows' keys and values in the segments' blocks."""
         rows = PassRows(segments, self.pool.block_size)
         packed_pass = PackedPass(self._store, rows, self.backend.attention(rows, self.pool.block_size))
         token_ids: list[int] = []

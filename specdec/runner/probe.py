@@ -1,9 +1,9 @@
-"""Proof, at load, that a model can be served: its packed passes compute what its plain forward pass computes.
+"""The probe at load: a model can be served if its packed passes give the logits of its plain forward pass.
 
-Knows a model as something that gives logits; refuses to know architectures, so one that nobody has tried is proved
-like any other. Three short texts, two of which part at the end, are fed in packed chunks and trees: an
-attention of its own, a state that is not keys and values, a mask or a position that depends on more than a row's
-ancestors, all show. Sliding windows and attention chunks are made short for the moment, so that they show too.
+Knows a model as a function that gives logits; does not know architectures, so it also covers untested ones. It feeds
+three short texts, two with a common prefix, in packed chunks and trees. This detects custom attention, state outside
+keys and values, and masks or positions that depend on more than a row's ancestors. Sliding windows and attention
+chunks are shortened meanwhile, to detect errors there too.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from specdec.runner.model_runner import ModelRunner
 log = logging.getLogger(__name__)
 
 NUM_SLOTS = 64
-"""What the runner's pool must hold for the probe."""
+"""Slots that the probe needs in the runner's pool."""
 
-_LENGTH, _COMMON, _FIRST = 8, 6, (5, 3)  # tokens of a text, shared by the two that part, fed in the first pass
+_LENGTH, _COMMON, _FIRST = 8, 6, (5, 3)  # tokens of a text, of the common prefix, of the first pass
 _WINDOW = 3
 _TOLERANCE = {torch.float32: 1e-3}
 _TOLERANCE_OTHERWISE = 0.1
 
 
 class UnsupportedModelError(ValueError):
-    """The model cannot be served; says why."""
+    """The model cannot be served; the message has the reason."""
 
 
 def make_texts(vocab_size: int) -> list[list[int]]:
-    """Of equal length. The first two begin alike."""
+    """Three texts of equal length; the first two have a common prefix."""
     rng = random.Random(0)
     texts = [[rng.randrange(vocab_size) for _ in range(_LENGTH)] for _ in range(3)]
     texts[1][:_COMMON] = texts[0][:_COMMON]
@@ -48,7 +48,7 @@ def make_texts(vocab_size: int) -> list[list[int]]:
 
 @torch.inference_mode()
 def plain_logits(model: PreTrainedModel, vocab_size: int) -> Tensor:  # [texts, length, vocab_size]
-    """As transformers computes them. Due before a runner takes the model over."""
+    """The logits by transformers, to be computed before a runner takes over the model. Raises UnsupportedModelError."""
     ids = torch.tensor(make_texts(vocab_size), device=model.device)
     try:
         model.train(False)
@@ -63,9 +63,9 @@ def plain_logits(model: PreTrainedModel, vocab_size: int) -> Tensor:  # [texts, 
 
 
 def prove(make_runner: Callable[[], ModelRunner], expected: Tensor) -> ModelRunner:
-    """The runner, if its packed passes give what was ``expected`` (see ``plain_logits``). Its pool is empty again.
+    """The runner, with an empty pool, if its packed passes give the ``expected`` logits (see ``plain_logits``).
 
-    Raises UnsupportedModelError. Logs a warning if a row's logits depend on what it is packed with, which can then
+    Raises UnsupportedModelError. Logs a warning if a row's logits depend on the other rows of its pass, which can then
     change a text at a near tie.
     """
     try:
@@ -75,35 +75,35 @@ def prove(make_runner: Callable[[], ModelRunner], expected: Tensor) -> ModelRunn
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        raise UnsupportedModelError(f"a packed pass through this model fails ({_words(error)}). {_NEEDS}") from error
+        raise UnsupportedModelError(f"a packed pass of this model fails ({_words(error)}). {_NEEDS}") from error
     off = relative_error(logits, expected)
     tolerance = _TOLERANCE.get(runner.model.dtype, _TOLERANCE_OTHERWISE)
     if not off <= tolerance:
         raise UnsupportedModelError(
-            f"{type(runner.model).__name__} cannot be served: packed, its logits are off by {off:.1%} of their spread, "
-            f"where rounding explains {tolerance:.1%}. {_NEEDS}"
+            f"{type(runner.model).__name__} cannot be served: the logits of packed passes are off by {off:.1%} of their"
+            f" spread; rounding explains {tolerance:.1%}. {_NEEDS}"
         )
     log.info("packed passes agree with the plain model", extra={"relative_error": f"{off:.1e}"})
     if depends:
-        log.warning("a row's logits depend on its company here: at a near tie a text may depend on the load")
+        log.warning("a row's logits depend on its company in the pass: at a near tie a text may depend on the load")
     runner.pool.forget()
     return runner
 
 
 def relative_error(logits: Tensor, expected: Tensor) -> float:
-    """Of all logits together, by the spread of what was expected."""
+    """The root mean square error of all logits, divided by the standard deviation of ``expected``."""
     off = (logits.float() - expected.float()).square().mean().sqrt()
     return float(off / (expected.float().std() + 1e-30))
 
 
 _NEEDS = (
-    "It takes a decoder that keeps its whole state in keys and values, and whose attention goes through transformers' "
-    "attention interface"
+    "A model must be a decoder that keeps its whole state in keys and values, and calls its attention through "
+    "transformers' attention interface"
 )
 
 
 def _packed_logits(runner: ModelRunner) -> tuple[Tensor, bool]:
-    """The logits as of ``plain_logits``, and whether a row's bits depended on its company."""
+    """The logits of ``plain_logits`` by packed passes, and whether a row's bits depend on the other rows."""
     one, other, third = make_texts(runner.info.vocab_size)
     first_length, third_length = _FIRST
     trunk, lone = runner.new_cache(), runner.new_cache()
@@ -111,7 +111,7 @@ def _packed_logits(runner: ModelRunner) -> tuple[Tensor, bool]:
     first, third_first = (outputs.logits for outputs in runner.forward(chunks))
     trunk.keep(range(first_length))
     lone.keep(range(third_length))
-    # What is left of the common part, then both ends as a tree below it, level by level.
+    # The rest of the common prefix, then both ends as a tree below it, level by level.
     rest = one[first_length:_COMMON]
     last = len(rest) - 1
     ends = [token for pair in zip(one[_COMMON:], other[_COMMON:], strict=True) for token in pair]
@@ -123,7 +123,7 @@ def _packed_logits(runner: ModelRunner) -> tuple[Tensor, bool]:
     trunk.release()
     lone.release()
     again = runner.new_cache()
-    alone = []  # row by row: no company, and as few rows as there can be
+    alone = []  # row by row: passes of a single row
     for token in one[:first_length]:
         alone += [outputs.logits for outputs in runner.forward([_chain(again, [token])])]
         again.keep(range(1))
@@ -146,7 +146,7 @@ def _chain(cache: SequenceCache, ids: list[int]) -> Segment:
 
 @contextmanager
 def _short_windows(model: PreTrainedModel) -> Iterator[None]:
-    """Within it no attention of limited reach sees further than ``_WINDOW`` tokens."""
+    """A context in which attention with a window or chunks is limited to ``_WINDOW`` tokens."""
     owners: list[Any] = [*model.modules(), model.config, model.config.get_text_config()]
     changed = [
         (owner, name, value)

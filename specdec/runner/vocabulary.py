@@ -1,4 +1,4 @@
-"""What two models must share to speak to each other in token ids; nothing of text."""
+"""The vocabulary, which draft and target must share to exchange token ids. Does not know text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Vocabulary:
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json. Raises ValueError if that is none."""
+    """The tokenizer of a tokenizer.json. Raises ValueError if the file is not a valid one."""
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing more precise
@@ -34,5 +34,5 @@ def read_tokenizer(file: Path) -> Tokenizer:
 
 
 def read_vocabulary(file: Path) -> Vocabulary:
-    """The vocabulary of a tokenizer.json. Raises ValueError if that is none."""
+    """The vocabulary of a tokenizer.json. Raises ValueError if the file is not a valid one."""
     return Vocabulary.of(read_tokenizer(file))

@@ -1,5 +1,5 @@
-"""From logits to a token: penalties and grammar, distributions, draws with keyed noise.
+"""Sampling: penalties and grammar on the logits, distributions, draws with keyed noise.
 
-Imports core and torch. Rows of many sequences are one batch, and no row depends on another.
+Imports core and torch. Rows of many sequences form one batch, and no row depends on another.
 Start at distributions.py.
 """

@@ -1,11 +1,10 @@
-"""Knows how logits become a distribution and how a token is drawn from it; refuses to know who asks, and why.
+"""From logits to a distribution, and from a distribution to a token. Does not know sequences or callers.
 
-A batch has rows of many sequences, each with parameters of its own, and nothing that comes of a row depends on its
-neighbours, bit for bit: every function here works along rows with operations whose order of summation belongs to the
-row alone. Every function is deterministic: ties go to the lowest token id, and a draw is an exponential race over noise
-that the caller brings (`specdec.core.noise`). Distributions are float64, so that the order of two tokens is decided by
-the logits and not by rounding here. A removed token has the score -inf. Penalties, bias and grammar are applied to the
-logits before they come here (`specdec.sampling.logits_processors`).
+A batch has rows of many sequences, each with its own parameters. The result of a row does not depend on the other
+rows, bit for bit: the order of summation depends on the row alone. Every function is deterministic: ties go to the
+lowest token id, and a draw is an exponential race over noise that the caller supplies (`specdec.core.noise`).
+Distributions are float64, so that the logits decide the order of two tokens, not rounding here. A removed token has
+the score -inf. Penalties, bias and grammar come before (`specdec.sampling.logits_processors`).
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ from torch import Tensor
 from specdec.core.noise import LOG_RANGE
 from specdec.core.sequence import SamplingParams
 
-SPARSE_SUPPORT_SIZE = 64  # at K = 7 and a vocabulary of 128k: 2.7 kB a round instead of 1.8 MB
-_NUCLEUS_GUESSES = (64, 1024)
+SPARSE_SUPPORT_SIZE = 64  # at K = 7 and a vocabulary of 128k: 2.7 kB per round instead of 1.8 MB
+_TOP_P_SIZES = (64, 1024)
 _NUMBERS_PER_QUAD = 4
 
 
 class Noise(Protocol):
-    """The exponentials of the rows of a batch, drawn only where they are asked for."""
+    """The exponentials of the rows of a batch, drawn on demand."""
 
     def rows(self, rows: Sequence[int]) -> Tensor:  # [len(rows), vocab] float64
-        """All exponentials of these rows."""
+        """All exponentials of ``rows``."""
 
     def at(self, rows: Tensor, token_ids: Tensor) -> Tensor:  # [n] float64
-        """Those of rows [n] at token_ids [n], which is cheaper for few."""
+        """The exponentials of rows [n] at token_ids [n]; cheaper than whole rows if they are few."""
 
 
 def transformed_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:  # [rows, vocab] float64
     """Temperature, then top-k, then top-p, then min-p over logits [rows, vocab]; removed tokens become -inf.
 
-    ``params`` has one entry per row. The order and the meaning are those of transformers' warpers, except that
-    exactly k tokens survive top-k when the k-th and the next are tied. Top-p keeps the smallest set whose mass,
-    renormalised over what top-k left, reaches top_p. At least the likeliest token survives. Needs temperatures > 0;
-    0 is `greedy`.
+    ``params`` has one entry per row. Order and meaning are those of transformers' warpers, with one exception: top-k
+    keeps exactly k tokens even if the k-th and the next are tied. Top-p keeps the smallest set with a mass of at least
+    top_p, renormalised over the tokens that top-k keeps. The most likely token always stays. Needs temperatures > 0;
+    for 0 see `greedy`.
     """
     vocab_size = logits.shape[-1]
     scores = logits.to(torch.float64, copy=True).div_(_column([p.temperature for p in params], logits))  # [rows, vocab]
@@ -63,23 +62,22 @@ def race(scores_log: Tensor, exponentials: Tensor) -> Tensor:  # [rows] int64
     """The winner of the exponential race: argmin E / weight, which is a draw from the normalised weights.
 
     scores_log [rows, vocab] are log-weights up to a constant per row, -inf for no mass; exponentials have the
-    same shape. A row without any mass has no winner, and the answer for it means nothing.
+    same shape. A row without any mass has no winner; its result is undefined.
     """
     return exponentials.log().sub_(scores_log).argmin(-1)
 
 
 def greedy(logits: Tensor) -> Tensor:  # [rows] int64
-    """The most likely token of each row of logits [rows, vocab]; torch's argmax gives the first of equals."""
-    # On a CPU its argmax of half precision takes three times as long as that of the same numbers in float32.
+    """The most likely token of each row of logits [rows, vocab]; of ties the lowest id, as torch's argmax does."""
+    # On a CPU torch's argmax takes three times as long in half precision as in float32.
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).argmax(-1)
 
 
 def sample_coupled(logits: Tensor, params: Sequence[SamplingParams], noise: Noise) -> Tensor:  # [rows] int64
-    """The token that the noise of each position picks from logits [rows, vocab] (Daliri et al., 2408.07978).
+    """Coupled sampling: the token that each row's noise selects from logits [rows, vocab] (Daliri et al., 2408.07978).
 
-    ``params`` has one entry per row. Run on both sides with the same noise it couples draft and target: close
-    distributions mostly pick the same token, and what the target picks does not depend on the draft. Greedy rows
-    need no noise.
+    ``params`` has one entry per row. Draft and target use the same noise: close distributions then mostly select the
+    same token, and the target's token does not depend on the draft. Greedy rows need no noise.
     """
     drawn = [row for row, p in enumerate(params) if not p.greedy]
     if not drawn:
@@ -93,11 +91,11 @@ def sample_coupled(logits: Tensor, params: Sequence[SamplingParams], noise: Nois
 
 
 def runners_up(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` tokens that `sample_coupled` is likeliest to pick by other logits near these, and their scores:
-    [rows, count] int64 and float64.
+    """The ``count`` tokens that `sample_coupled` most likely selects from similar logits, and their scores: [rows,
+    count] int64 and float64.
 
-    Ranked by log q + noise before any filter: where draft and target disagree, it is mostly about what is let through
-    and about the order of the first few (bench/LOG.md). Greedy rows are ranked by their logits.
+    Ranked by log q + noise before any filter: draft and target disagree mostly about the filters and about the order
+    of the first few tokens (bench/LOG.md). Greedy rows are ranked by their logits.
     """
     scores = logits.to(torch.float64, copy=True)  # [rows, vocab]
     drawn = [row for row, p in enumerate(params) if not p.greedy]
@@ -109,11 +107,10 @@ def runners_up(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, c
 
 
 def _race_of_possible(scores: Tensor, rows: Sequence[int], noise: Noise) -> Tensor:  # [rows] int64
-    """`race` over scores [rows, vocab] and the noise of ``rows``, of which no more is drawn than can matter.
+    """`race` over scores [rows, vocab] and the noise of ``rows``, drawn only for tokens that can win.
 
-    Noise cannot lift a token over the likeliest one that is further below it than two logarithms of noise can lie
-    apart. Where few tokens are left, by this or by the filters, numbers are drawn for those alone. The winner is the
-    same either way.
+    A token more than LOG_RANGE below the most likely one cannot win with any noise. If few tokens remain after this
+    and the filters, noise is drawn for those alone. The winner is the same either way.
     """
     possible = scores >= scores.amax(-1, keepdim=True) - LOG_RANGE  # [rows, vocab]
     counts = possible.sum(-1).tolist()
@@ -126,7 +123,7 @@ def _race_of_possible(scores: Tensor, rows: Sequence[int], noise: Noise) -> Tens
         tokens[many] = race(scores[many], noise.rows([rows[row] for row in many]))
     row, token_ids = possible[few].nonzero(as_tuple=True)  # [n] each: by row, then by token id
     lead = scores[few][row, token_ids] - noise.at(_index([rows[i] for i in few], scores)[row], token_ids).log()  # [n]
-    # What was drawn for a row in a row of its own, so that one argmax serves all.
+    # The drawn numbers of each row in a padded row of their own, so that one argmax serves all rows.
     num_drawn = _index([counts[row] for row in few], scores)  # [few]
     first = num_drawn.cumsum(0) - num_drawn  # [few]
     lined_up = scores.new_full((len(few), max(counts[row] for row in few)), -math.inf)
@@ -138,27 +135,25 @@ def _race_of_possible(scores: Tensor, rows: Sequence[int], noise: Noise) -> Tens
 def sparse_support(
     probs: Tensor, size: int = SPARSE_SUPPORT_SIZE
 ) -> tuple[Tensor, Tensor]:  # [rows, m] int64, [rows, m] float64
-    """The `size` likeliest tokens of each row of probs [rows, vocab], likeliest first, with weights exact in fp16.
+    """The `size` most likely tokens of each row of probs [rows, vocab], most likely first, with weights exact in fp16.
 
-    The largest weight is 1, and those that round to 0, the last ones of a row, do not belong to the support. The
-    draft must sample from `dense_from_sparse` of the result, not from probs: only then is verification against it
-    lossless.
+    The largest weight is 1. Weights that round to 0, the last of a row, do not belong to the support. The draft must
+    sample from `dense_from_sparse` of the result, not from probs; otherwise verification is not lossless.
     """
     size = min(size, probs.shape[-1])
     best = probs.topk(size, dim=-1).values  # [rows, size], descending
     token_ids = _is_best(probs, best[:, -1:], size).nonzero()[:, 1].view(-1, size)  # ascending in each row
     likely = probs.gather(-1, token_ids)
-    # Stable, so that of equals the lowest id comes first.
+    # A stable sort puts the lowest id first among ties.
     likely, order = likely.sort(dim=-1, descending=True, stable=True)
     return token_ids.gather(-1, order), (likely / best[:, :1]).half().double()
 
 
 def dense_from_sparse(token_ids: Tensor, weights: Tensor, vocab_size: int) -> Tensor:  # [vocab] float64
-    """The distribution that token_ids [m] and weights [m] stand for: w / sum(w), and 0 elsewhere.
+    """The dense distribution of token_ids [m] with weights [m]: w / sum(w), and 0 elsewhere.
 
-    The same bits on every machine: a sum of fp16 numbers up to 1 is exact in float64, in whatever order.
-    Raises ValueError for what no honest draft sends: ids twice or out of range, weights not finite or not
-    positive.
+    The same bits on every machine: a sum of fp16 numbers up to 1 is exact in float64, in any order.
+    Raises ValueError if ids repeat or are out of range, or if weights are not finite or not positive.
     """
     ids: list[int] = token_ids.tolist()
     if not ids or token_ids.shape != weights.shape:
@@ -176,7 +171,7 @@ def dense_from_sparse(token_ids: Tensor, weights: Tensor, vocab_size: int) -> Te
 
 
 def _edit(scores: Tensor, rows: Sequence[int], remove: Callable[[Tensor], None]) -> None:
-    """Have ``remove`` write into these rows of scores [rows, vocab]."""
+    """Let ``remove`` write into ``rows`` of scores [rows, vocab]."""
     if len(rows) == len(scores):
         remove(scores)
         return
@@ -198,12 +193,12 @@ def _top_p(scores: Tensor, params: Sequence[SamplingParams]) -> None:
     top_p = _column([p.top_p for p in params], scores)  # [rows, 1]
     num_kept = _index([0] * len(params), scores)[:, None]  # [rows, 1]
     lowest = scores.new_zeros(len(params), 1)
-    # Nearly every real distribution reaches top_p early; to sort a whole vocabulary takes much longer.
+    # Nearly every real distribution reaches top_p within few tokens, and sorting a whole vocabulary takes much longer.
     pending = torch.arange(len(params), device=scores.device)
-    for size in (*(guess for guess in _NUCLEUS_GUESSES if guess < vocab_size), vocab_size):
+    for size in (*(size for size in _TOP_P_SIZES if size < vocab_size), vocab_size):
         best = probs[pending].topk(size, dim=-1)  # [pending, size], descending
         mass = best.values.cumsum(-1)
-        # A token stays while the mass before it falls short; before the first there is none.
+        # A token stays if the mass before it is below top_p; for the first token that mass is 0.
         num = 1 + (mass[:, :-1] < top_p[pending]).sum(-1, keepdim=True)  # [pending, 1]
         num_kept[pending] = num
         lowest[pending] = scores[pending].gather(-1, best.indices.gather(-1, num - 1))
@@ -221,7 +216,7 @@ def _min_p(scores: Tensor, min_p: Sequence[float]) -> None:
 def _keep_best(scores: Tensor, lowest: Tensor, num_kept: Tensor) -> None:
     """Remove all but the num_kept [rows, 1] highest of scores [rows, vocab]; see `_is_best`."""
     kept = scores >= lowest
-    # Equals at the edge are dealt with where there are some.
+    # Only rows with ties at the edge need the full rule.
     crowded = (kept.sum(-1) > num_kept[:, 0]).nonzero()[:, 0]
     if len(crowded):
         kept[crowded] = _is_best(scores[crowded], lowest[crowded], num_kept[crowded])
@@ -229,10 +224,10 @@ def _keep_best(scores: Tensor, lowest: Tensor, num_kept: Tensor) -> None:
 
 
 def _is_best(scores: Tensor, lowest: Tensor, num_kept: Tensor | int) -> Tensor:  # [rows, vocab] bool
-    """Marks the num_kept highest of scores [rows, vocab], of equals the lowest ids.
+    """Mark the num_kept highest of scores [rows, vocab], and of ties the lowest ids.
 
-    lowest [rows, 1] is the lowest score kept. A sort can be asked for that score but not for its token: the
-    order of equals, which are common in half precision, depends on the device.
+    lowest [rows, 1] is the lowest score kept. A sort gives that score reliably, but not its token: the order of
+    ties, which are common in half precision, depends on the device.
     """
     above = scores > lowest  # [rows, vocab]
     tied = scores == lowest  # [rows, vocab]

@@ -1,17 +1,17 @@
-"""Knows what a text does to the logits after it: penalties, bias, the least length, grammar. Not how tokens are drawn.
+"""Changes of the logits that depend on the text: penalties, bias, minimum length, grammar. Does not draw tokens.
 
-The order is bias, repetition, frequency and presence penalties, then the least length and the grammar, which forbid
-tokens (-inf); temperature and filters come after (`specdec.sampling`). With n(v) the number of times token v occurs in
+The order is bias, repetition, frequency and presence penalties, then minimum length and grammar, which forbid tokens
+(-inf). Temperature and filters come after (`distributions`). Let n(v) be the number of occurrences of token v in
 the output (prompt excluded) and l(v) its logit plus bias:
 
     repetition   l(v) / r where l(v) > 0, else l(v) * r, if v occurs in prompt or output (Keskar et al., 1909.05858)
     frequency    l(v) - f * n(v)
     presence     l(v) - p if n(v) > 0
 
-At a node of a token tree the output includes the path to it. What is committed is taken in once, when it is new; a
-node's numbers are its parent's and one token more, so nothing has to be undone when the tree is dropped. Only the
-entries of tokens that occur are touched: the rest of a row is not even read. What occurs at the root goes to the device
-once for all rows of a sequence; of a row itself only what its path changes.
+At a node of a token tree the output includes the path to it. Committed tokens are counted once. The counts of a node
+are those of its parent plus one token, so nothing has to be undone when a tree is dropped. Only the entries of tokens
+that occur are read and written, not whole rows. The counts at the root go to the device once for all rows of a
+sequence; each row adds only the counts that its path changes.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import ROOT, TokenTree
 
 _ENTRIES_AT_ONCE = 1 << 18
-"""Rows times penalized tokens that are computed in one call: 2 MiB in float64."""
+"""Chunk limit: rows times penalized tokens computed in one call, 2 MiB in float64."""
 
 
 class Mask(Protocol):
-    """A grammar at one place of a text; its state is the text's."""
+    """The state of a grammar at one place of a text."""
 
     def advance(self, token_id: int) -> bool:
-        """Append a token. False, and nothing happened, if it is forbidden here."""
+        """Append a token. Returns False, without a change, if the token is forbidden here."""
 
     def rewind(self, num_tokens: int) -> None:
-        """Take back that many tokens."""
+        """Remove the last ``num_tokens`` tokens."""
 
     def mask(self, row: Tensor) -> None:
-        """Write -inf for whatever is forbidden here into row [vocab]."""
+        """Write -inf into row [vocab] for every token that is forbidden here."""
 
 
 class Transforms:
-    """Of one sequence, at the end of what is committed."""
+    """The logits processors of one sequence, in the state after its committed tokens."""
 
     def __init__(self, spec: SequenceSpec, mask: Mask | None = None) -> None:
         """Raises InvalidArgument if the output so far does not follow the grammar."""
@@ -59,7 +59,7 @@ class Transforms:
         self.take_in(spec.token_ids)
 
     def take_in(self, ids: Sequence[int]) -> None:
-        """``ids`` are all committed ids; those that are new are counted."""
+        """Count the new ones of ``ids``, which are all committed ids. Raises InvalidArgument as above."""
         if not self.active or len(ids) == self._num_taken:
             return
         prompt = ids[self._num_taken : self._num_prompt_tokens]
@@ -75,7 +75,7 @@ class Transforms:
             raise InvalidArgument([("spec.token_ids", "the output so far does not follow the grammar")])
 
     def collect(self, edits: _Edits, first_row: int, num_rows: int, tree: TokenTree) -> None:
-        """Add what is to be done to the rows of the last ``num_rows`` of the root and the nodes of ``tree``."""
+        """Add the edits of ``num_rows`` rows to ``edits``: those of the last ``num_rows`` of root and tree nodes."""
         params, rows = self.params, np.arange(first_row, first_row + num_rows)
         if params.logit_bias:
             biased, bias = (np.array(column) for column in zip(*params.logit_bias, strict=True))
@@ -93,13 +93,13 @@ class Transforms:
             edits.forbidden.append(_crossed(rows[depths < num_missing], np.array(params.end_token_ids, np.int64)))
 
     def mask(self, rows: Tensor, tree: TokenTree) -> None:
-        """Let the grammar write into rows [n, vocab] of the last n of the root and the nodes of ``tree``.
+        """Apply the grammar to rows [n, vocab], which belong to the last n of the root and the nodes of ``tree``.
 
-        Depth first, one state for all. Nodes that are forbidden, or below such, are never reached: their rows stay.
+        Depth first, with one grammar state. Rows of forbidden nodes, and of nodes below them, do not change.
         """
         if self._mask is None:
             return
-        first = 1 + len(tree) - len(rows)  # of the root and the nodes
+        first = 1 + len(tree) - len(rows)  # index into root + nodes
         children: list[list[int]] = [[] for _ in range(1 + len(tree))]
         for node, parent in enumerate(tree.parents):
             children[1 + parent].append(node)
@@ -119,9 +119,10 @@ class Transforms:
 
 
 def transformed(logits: Sequence[Tensor], places: Sequence[tuple[Transforms, TokenTree]]) -> Tensor:  # [rows, vocab]
-    """The rows of all sequences one below the other, each as its place in its text has it.
+    """The processed logits of all sequences, concatenated.
 
-    ``logits[i]`` [n, vocab] are of the last n of the root and the nodes of ``places[i]``'s tree. They are left alone.
+    ``logits[i]`` [n, vocab] belong to the last n of the root and the nodes of the tree in ``places[i]``. They are not
+    changed.
     """
     rows = logits[0] if len(logits) == 1 else torch.cat(list(logits))
     if not any(transforms.active for transforms, _ in places):
@@ -141,10 +142,10 @@ def transformed(logits: Sequence[Tensor], places: Sequence[tuple[Transforms, Tok
 
 
 class _Edits:
-    """What is to be done to entries of a batch of rows: arrays of rows, of token ids and of numbers, in parts.
+    """Edits of a batch of rows: lists of (rows, token ids, numbers...) arrays, one item per sequence.
 
-    ``penalties`` are of whole sequences: a range of rows, and arrays of token ids, counts and strengths, the same for
-    all of them. But where ``along`` has an entry, that counts.
+    ``penalties`` apply to all rows of a sequence: (range of rows, token ids, counts, strengths). ``along`` overrides
+    them for single entries.
     """
 
     def __init__(self) -> None:
@@ -154,13 +155,13 @@ class _Edits:
         self.forbidden: list[tuple[np.ndarray, ...]] = []
 
     def apply(self, rows: Tensor) -> None:
-        """Each kind for all sequences at once, into rows [rows, vocab]. No entry occurs twice in a kind."""
+        """Apply each kind of edit to rows [rows, vocab], for all sequences at once. No kind has an entry twice."""
         if self.bias:
             row, token_id, bias = _joined(self.bias, rows)
             rows[row, token_id] = (rows[row, token_id].double() + bias).to(rows.dtype)
         if self.penalties:
             row, token_id, *numbers = _joined(self.along, rows)
-            along = _penalized(rows[row, token_id], *numbers)  # of what the rows are before anything of it is changed
+            along = _penalized(rows[row, token_id], *numbers)  # from the rows before `_penalize` changes them
             self._penalize(rows)
             rows[row, token_id] = along
         if self.forbidden:
@@ -179,15 +180,15 @@ class _Edits:
 
 
 def _penalized(logits: Tensor, count: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor) -> Tensor:
-    """Logits of tokens that occur. All shapes broadcast; strengths are tensors on the device, since a GPU divides by a
-    number of Python's in another way than by one of a tensor."""
+    """Penalized logits of tokens that occur. All shapes broadcast. Strengths are tensors on the device, because a GPU
+    divides by a Python number with other rounding than by a tensor."""
     wide = logits.double()
     wide = torch.where(wide > 0, wide / repetition, wide * repetition)
     return (wide - frequency * count - presence * (count > 0)).to(logits.dtype)
 
 
 def _crossed(rows: np.ndarray, *columns: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Every row with every entry of ``columns``, which are equally long."""
+    """The product of ``rows`` and the entries of ``columns``, which have equal lengths."""
     return (np.repeat(rows, len(columns[0])), *(np.tile(column, len(rows)) for column in columns))
 
 
@@ -196,7 +197,7 @@ def _joined(parts: Sequence[tuple[np.ndarray, ...]], like: Tensor) -> list[Any]:
 
 
 class TokenCounts:
-    """The tokens that occur and how often they were counted. Tokens of a tree are never added, so none is undone."""
+    """The tokens that occur, with their counts. Has committed tokens only, so nothing has to be undone."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
@@ -204,7 +205,7 @@ class TokenCounts:
         self._counts = np.zeros(16, np.int64)
 
     def add(self, token_id: int, count: int) -> None:
-        """Count ``token_id`` so many times more; with 0 it occurs all the same."""
+        """Add ``count`` to the count of ``token_id``; with 0 the token still occurs."""
         slot = self._slots.get(token_id)
         if slot is None:
             slot = self._slots[token_id] = len(self._slots)
@@ -216,12 +217,11 @@ class TokenCounts:
         self._counts[slot] += count
 
     def counted(self) -> tuple[np.ndarray, np.ndarray]:
-        """The token_ids [n] that occur, each once, and their counts [n]. Good until the next ``add``."""
+        """The token_ids [n] that occur, each once, and their counts [n]. Valid until the next ``add``."""
         return self._token_ids[: len(self._slots)], self._counts[: len(self._slots)]
 
     def along(self, tree: TokenTree) -> list[dict[int, int]]:
-        """Of the root and each node the tokens of its path, with how often they occur then: all that is not as at the
-        root."""
+        """Per root and node, the counts that differ from those at the root: the tokens of its path, including it."""
         found: list[dict[int, int]] = [{}]
         for token_id, parent in zip(tree.token_ids, tree.parents, strict=True):
             above = found[1 + parent]

@@ -1,6 +1,6 @@
-"""The coupled noise of a pass: rows that were drawn whole are kept for a while, for all sequences of a model together.
+"""The coupled noise of a pass, with a cache of whole rows for all sequences of a model. Knows keys and rows only.
 
-A row is a pure function of seed and position, so whatever is not kept is drawn again, with the same bits.
+A row is a pure function of seed and position, so a row that is not cached is drawn again, with the same bits.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 from specdec.core.noise import Domain, Key, exponentials, exponentials_at
 
 MAX_KEPT_ROWS = 256
-"""By one model: siblings, later rounds and passes ahead of the verdict look at the same positions again."""
+"""Rows cached per model: siblings, later rounds and passes ahead of the verdict read the same positions again."""
 
 
 class KeptRows:
-    """The rows that were used last, as many as there may be. All are of one vocabulary and on one device."""
+    """A cache of the ``max_rows`` most recently used rows, all with one vocabulary and on one device."""
 
     def __init__(self, max_rows: int = MAX_KEPT_ROWS) -> None:
         self._max_rows = max_rows
@@ -39,7 +39,7 @@ class KeptRows:
 
 
 class PassNoise:
-    """See specdec.sampling.Noise: row i of the batch has the noise of ``keys[i]``."""
+    """See specdec.sampling.distributions.Noise: row i of the batch has the noise of ``keys[i]``."""
 
     def __init__(self, keys: Sequence[Key], vocab_size: int, device: torch.device, kept: KeptRows) -> None:
         self._keys = keys
@@ -53,7 +53,7 @@ class PassNoise:
         missing = [key for key, row in known.items() if row is None]
         drawn = exponentials(missing, Domain.COUPLED, self._vocab_size, self._device)
         for key, row in zip(missing, drawn, strict=True):
-            # Not a view: a row that is kept would hold on to all that were drawn with it.
+            # A clone, because a view would keep all rows of this draw in memory.
             self._kept.keep(key, row.clone() if len(missing) > 1 else row)
         if len(missing) == len(keys):
             return drawn

@@ -1,7 +1,7 @@
-"""What sampling keeps of a sequence between passes, and the logits of many sequences as it makes them.
+"""The sampling state of a sequence between passes, and the processed logits of many sequences.
 
-Used alike by draft and target: both draw at the same places with the same noise. Knows places (a sequence and a
-position); refuses to know models, trees' fates and who asks.
+Draft and target both use it: they draw at the same places with the same noise. Knows places (a sequence and a
+position); does not know models, verdicts or callers.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from specdec.sampling.logits_processors import Mask, Transforms, transformed
 
 
 class SamplingState:
-    """One sequence's."""
+    """The sampling state of one sequence."""
 
     def __init__(self, spec: SequenceSpec, mask: Mask | None = None) -> None:
-        """``mask`` is the grammar at the beginning of the output, and belongs to this state from now on."""
+        """``mask``: the grammar at the beginning of the output, owned by this state. Raises as `Transforms` does."""
         self.spec = spec
         self.transforms = Transforms(spec, mask)
 
     @property
     def draws_by_logits(self) -> bool:
-        """What is drawn is what ``draw`` tells, by the model's logits as they are."""
+        """Whether ``draw`` applied to the model's own logits gives the token."""
         return self.spec.keyed_by_token and not self.transforms.active
 
     @property
     def takes_likeliest(self) -> bool:
-        """What is drawn is the likeliest token, by the model's logits as they are."""
+        """Whether the token is the most likely one by the model's own logits."""
         return self.spec.sampling.greedy and self.draws_by_logits
 
     def draw(self, position: int) -> Draw:
-        """At a position of its text."""
+        """The draw at a position of this sequence's text."""
         return Draw(self.spec.sampling, self.spec.seed, position)
 
     def take_in(self, ids: Sequence[int]) -> SpecdecError | None:
-        """What is committed, before anything is drawn after it. What is wrong with it, if so: that ends this sequence,
-        and none of its neighbours."""
+        """Count the committed ``ids``; required before a draw after them. Returns the error, if any, instead of raising
+        it: the error ends this sequence, but not the others of the batch."""
         try:
             self.transforms.take_in(ids)
         except SpecdecError as error:
@@ -49,9 +49,9 @@ class SamplingState:
 
 
 def rows_of(logits: Sequence[Tensor], places: Sequence[tuple[SamplingState, TokenTree]]) -> Tensor:  # [rows, vocab]
-    """The logits of all sequences one below the other, as penalties, bias and the like make them.
+    """The processed logits of all sequences, concatenated: with penalties, bias, minimum length and grammar.
 
-    A place is a sequence and the tree below its committed ids, which were taken in; its logits [n, vocab] are of the
-    last n of the root and the tree's nodes.
+    A place is a sequence and the tree below its committed ids, which ``take_in`` has counted. Its logits [n, vocab]
+    belong to the last n of the root and the tree's nodes.
     """
     return transformed(logits, [(state.transforms, tree) for state, tree in places])

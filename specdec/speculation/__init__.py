@@ -1,4 +1,4 @@
-"""The algorithm: which draft tokens survive, how likely each was to, and where a tree grows next.
+"""The speculative algorithm: verification of draft tokens, their expected acceptance, and the growth of trees.
 
 Imports core; torch only in verification.py. Pure functions and counts.
 Start at verification.py.

@@ -1,8 +1,8 @@
-"""How likely the children of a node are, by their rank: what a draft's first, second, third guess is worth.
+"""The acceptance model: probabilities that the draft's first, second, ... guess at a node is committed, by rank.
 
-Knows ranks and the shapes of trees; refuses to know tokens, models and times. Both ends learn it from verdicts: a draft
-grows where the text is likeliest to go, an orchestrator asks for what is worth a row. Under token and block
-verification a proposal must not depend on this.
+Knows ranks and the shapes of trees; does not know tokens, models or times. Draft and orchestrator both learn it from
+verdicts: the draft to grow the most likely nodes, the orchestrator to request the nodes that are worth a row. Under
+token and block verification a proposal must not depend on it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Iterator, Sequence
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
 
 PRIOR = (0.7, 0.33, 0.22, 0.17, 0.13, 0.11, 0.1, 0.09)
-"""How often a guess is right where those before it were wrong, until that is known. The first is what a good draft
-reaches, the others are of a small model at temperature 1 (bench/LOG.md)."""
+"""Initial share of right guesses per rank where all guesses of lower rank were wrong. The first is the acceptance of a
+good draft, the others were measured with a small model at temperature 1 (bench/LOG.md)."""
 
-_PRIOR_TRIALS = 6
-_CONFIDENCE_TRIALS = 12
-"""That what is known of a rank counts for, beside what was seen of it where the draft was so sure."""
-_MEMORY, _MEMORY_OF_ALL = 100, 500
+_PRIOR_TRIALS, _CONFIDENCE_TRIALS = 6, 12
+"""Weights of a rank's prior, and of its share over all confidence buckets as the prior of one bucket."""
+_MEMORY_TRIALS, _MEMORY_TRIALS_OF_ALL = 100, 500
+"""Memories of the statistics of one text, and of all texts."""
 
 
 class AcceptanceRate:
-    """Of tokens that were tried; ``memory`` is about how many of them are remembered.
+    """The share of accepted tokens among those tried, with exponential forgetting over about ``memory`` tokens.
 
-    It begins as if ``trials`` had been tried, a share of ``prior`` of them rightly.
+    It starts as if ``trials`` tokens had been tried, with a share of ``prior`` accepted.
     """
 
     __slots__ = ("_memory", "_right", "_tried")
@@ -37,40 +37,40 @@ class AcceptanceRate:
         self._right, self._tried = prior * trials, trials
 
     def observe(self, right: int, tried: int) -> None:
-        """Of ``tried`` tokens in a row ``right`` were accepted."""
+        """Count ``tried`` tokens, of which ``right`` were accepted."""
         forget = 1 - tried / self._memory
         self._right = forget * self._right + right
         self._tried = forget * self._tried + tried
 
     def forget(self, trials: float) -> None:
-        """What was learnt counts no more than ``trials`` from now on."""
+        """Reduce the weight of past observations to at most ``trials``."""
         forget = min(1.0, trials / max(1.0, self._tried))
         self._right, self._tried = forget * self._right, forget * self._tried
 
     def share(self, prior: float = 0.0, trials: float = 0.0) -> float:
-        """Of those tried, from 0 to 1, believed as much as ``trials`` more with a share of ``prior``. Needs a trial."""
+        """The accepted share, 0 to 1, with ``trials`` more tokens at a share of ``prior``. Needs at least one token."""
         return (self._right + trials * prior) / (self._tried + trials)
 
 
 class AcceptanceModel:
-    """Of every rank, how often that guess was right where those before it were wrong; and how much more often where the
-    draft was surer, which is alike for all texts.
+    """The share of right guesses per rank where all lower ranks were wrong, with the effect of the confidence bucket.
 
-    ``of_all`` is what it begins with, and learns what is learnt here."""
+    One model is per text, with ``of_all``, the model of all texts, as its prior; ``of_all`` also learns from its
+    observations. The effect of the confidence bucket is the same for all texts."""
 
     def __init__(self, of_all: AcceptanceModel | None = None) -> None:
         self._of_all = of_all
         if of_all is None:
-            self._by_rank = [AcceptanceRate(_MEMORY_OF_ALL, share, _PRIOR_TRIALS) for share in PRIOR]
+            self._by_rank = [AcceptanceRate(_MEMORY_TRIALS_OF_ALL, share, _PRIOR_TRIALS) for share in PRIOR]
         else:
-            self._by_rank = [AcceptanceRate(_MEMORY) for _ in PRIOR]
-        self._by_confidence: dict[int, list[AcceptanceRate]] = {}  # of all
+            self._by_rank = [AcceptanceRate(_MEMORY_TRIALS) for _ in PRIOR]
+        self._by_confidence: dict[int, list[AcceptanceRate]] = {}  # of all texts
         self._num_observed = 0
-        self._found: dict[int, list[float]] = {}
-        self._found_after = 0  # observations of all texts
+        self._found: dict[int, list[float]] = {}  # cache of at_confidence
+        self._found_after = 0  # its age: observations of all texts
 
     def observe(self, tree: TokenTree, path: Sequence[int], ended: bool) -> None:
-        """The nodes of ``path``, from the root down, were committed; ``ended``: and then no child of the last."""
+        """Learn that the nodes of ``path``, root downwards, are committed; ``ended``: no child of the last one is."""
         children: dict[int, list[int]] = {node: [] for node in (ROOT, *path)}
         for node, parent in enumerate(tree.parents):
             if parent in children:
@@ -80,7 +80,7 @@ class AcceptanceModel:
                 self._tried(tree, children[parent], right)
 
     def descended(self, tree: TokenTree, token_ids: Sequence[int]) -> TokenTree:
-        """What is left of ``tree`` once these tokens were committed, whoever guessed them; learns which it had."""
+        """The rest of ``tree`` once these tokens are committed. Learns which of them the tree had."""
         path = tree.trace(token_ids)
         self.observe(tree, path, ended=len(path) < len(token_ids))
         return tree.descend(token_ids)
@@ -104,11 +104,11 @@ class AcceptanceModel:
 
     def _rates_at(self, confidence: int) -> list[AcceptanceRate]:
         if confidence not in self._by_confidence:
-            self._by_confidence[confidence] = [AcceptanceRate(_MEMORY_OF_ALL) for _ in PRIOR]
+            self._by_confidence[confidence] = [AcceptanceRate(_MEMORY_TRIALS_OF_ALL) for _ in PRIOR]
         return self._by_confidence[confidence]
 
     def forget(self) -> None:
-        """What was learnt here hardly counts from now on."""
+        """Reduce the weight of all observations to that of a prior."""
         for acceptance in self._by_rank:
             acceptance.forget(_PRIOR_TRIALS)
         self._found.clear()
@@ -120,11 +120,11 @@ class AcceptanceModel:
 
     @property
     def of_ranks(self) -> list[float]:
-        """How often a node's first, second, ... child is right."""
+        """Probabilities that a node's first, second, ... child is committed, if the node is."""
         return self.at_confidence(0)
 
     def at_confidence(self, confidence: int) -> list[float]:
-        """The same where the draft was so sure (specdec.core.tree.TokenTree), of this text; 0: as a rule."""
+        """`of_ranks` of this text at one confidence bucket (specdec.core.tree.TokenTree); 0: over all buckets."""
         num_observed = (self._of_all or self)._num_observed
         if num_observed != self._found_after:
             self._found, self._found_after = {}, num_observed
@@ -133,7 +133,7 @@ class AcceptanceModel:
             found: list[float] = []
             for rank in range(len(PRIOR)):
                 share = self._share_at(rank, confidence)
-                # None is likelier than the one before it, or what is likeliest of a tree would change their order.
+                # Probabilities must not rise with the rank, or `likeliest` would reorder siblings.
                 least = min(wrong * share, least)
                 found.append(least)
                 wrong *= 1.0 - share
@@ -146,25 +146,25 @@ class AcceptanceModel:
             return own
         general = of_all._share(rank)
         share = of_all._rates_at(confidence)[rank].share(general, _CONFIDENCE_TRIALS)
-        # What this text is, compared with all, is a factor of the odds.
+        # The difference between this text and all texts is a factor of the odds.
         right, wrong = share * own * (1.0 - general), (1.0 - share) * (1.0 - own) * general
         return right / (right + wrong) if right + wrong else own
 
     def best(self, tree: TokenTree, num_nodes: int) -> TokenTree:
-        """The part of ``tree`` that is likeliest to hold what is committed, likeliest nodes first."""
+        """The ``num_nodes`` nodes of ``tree`` with the highest probability to be committed, most likely first."""
         if num_nodes >= len(tree) or tree.is_chain:
             return tree.prefix(num_nodes)
         return tree.part(self.likeliest(tree)[:num_nodes])
 
     def likeliest(self, tree: TokenTree) -> list[int]:
-        """Its nodes, those first that are likeliest to be committed; so are those below any of them."""
+        """The nodes of ``tree`` by falling probability to be committed. Parents come before their children."""
         chances = self._of_nodes(tree)
-        # A node is never likelier than its parent, which comes before it.
+        # The sort is stable, and a node is at most as likely as its parent.
         return sorted(range(len(tree)), key=lambda node: -chances[node])
 
     def most_per_second(self, tree: TokenTree, rounds: Sequence[float]) -> TokenTree:
-        """The part of ``tree``, a node at least, that promises the most tokens per second, where a round with 0, 1, ...
-        nodes takes ``rounds`` seconds; no more nodes than that."""
+        """The part of ``tree`` with the most expected tokens per second, at least one node. ``rounds``: seconds that a
+        round with 0, 1, ... nodes takes; its length limits the nodes."""
         chances = self._of_nodes(tree)
         nodes = sorted(range(len(tree)), key=lambda node: -chances[node])[: len(rounds) - 1]
         expected = itertools.accumulate((chances[node] for node in nodes), initial=1.0)
@@ -172,9 +172,9 @@ class AcceptanceModel:
         return tree.part(nodes[: promised.index(max(promised[1:]))]) if nodes else EMPTY_TREE
 
     def _of_nodes(self, tree: TokenTree) -> list[float]:
-        """That each is committed."""
+        """The probability of each node to be committed."""
         num_children: Counter[int] = Counter()
-        # A guess from elsewhere, among the draft's, knows nothing of this.
+        # Nodes from other drafters have no confidence.
         confidences = {
             parent: confidence for parent, confidence in zip(tree.parents, tree.confidence, strict=False) if confidence
         }
@@ -189,7 +189,7 @@ class AcceptanceModel:
 
 
 def best_chances(of_ranks: Sequence[float]) -> Iterator[float]:
-    """Of the first, second, ... node of the tree that is likeliest to hold what is committed, where any may grow."""
+    """Probabilities of the first, second, ... node of the most likely tree, of unlimited size."""
     heap = [(-of_ranks[0], 1.0, 0)]
     while True:
         chance, above, rank = heapq.heappop(heap)

@@ -1,6 +1,6 @@
-"""The backend for CPUs with AVX512-BF16: kernels in C for bfloat16 weights, and for draws.
+"""The backend for CPUs with AVX512-BF16: C kernels for bfloat16 weights, and for draws.
 
-What they do not take, such as float32 weights, capped scores or unusual layers, the torch backend computes.
+The torch backend computes the rest, such as float32 weights, capped scores or unusual layers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specdec.core.sequence import Draw, SamplingParams
 from specdec.passes.rows import PassRows
 
 _VERSION = 1
-"""To be raised when the kernels would give other bits than before."""
+"""Version of the kernels' bits; to be raised with every change of a result."""
 
 
 class Avx512Backend:
@@ -39,7 +39,7 @@ class Avx512Backend:
 
     @staticmethod
     def why_not(device: torch.device) -> str | None:
-        """Why it cannot compute on this device; None: it can."""
+        """The reason why this backend cannot compute on this device; None if it can."""
         return f"it computes on the CPU, not on {device}" if device.type != "cpu" else kernels.why_not()
 
     def take(self, model: PreTrainedModel, vocab_size: int, context_length: int) -> ModelCall:

@@ -1,16 +1,16 @@
-/* The winner of the coupled exponential race over a vocabulary, for CPUs with AVX512-BF16. See specdec/backends/avx512/coupled_draw.py.
+/* The winner of the coupled exponential race over a vocabulary, for CPUs with AVX512-BF16. See coupled_draw.py.
  *
- * Few tokens of a row can win: E, the token's exponential, is never below the uniform number u that it is made of, so
- * that a token whose u is above its weight times the best E / weight so far is out before any logarithm is taken. What is
- * left is decided in double precision, as specdec/sampling/distributions.py does it. Of rows that are not sound some token comes.
+ * Few tokens of a row can win. A token's exponential E is at least the uniform number u that it is computed from. So a
+ * token with u above its weight times the best E / weight so far is excluded without a logarithm. The remaining tokens
+ * are compared in double precision, as in specdec/sampling/distributions.py. Rows that are not sound give any token.
  */
 #include "kernels.h"
 
-#define BLOCK 64           /* tokens whose random numbers are made at once, and whose largest logit is remembered */
-#define LOG_RANGE 26.01    /* more than the logarithms of two exponentials can lie apart */
-#define NOTHING 50         /* so far below the likeliest token whole vocabularies weigh nothing in double precision */
+#define BLOCK 64           /* tokens that share a call of the random generator, and a largest logit */
+#define LOG_RANGE 26.01    /* upper bound of the distance between the logarithms of two exponentials */
+#define NOTHING 50         /* logits below the top at which a whole vocabulary has no weight in double precision */
 #define LOG2_E 1.4426950408889634
-#define MARGIN 1.001f      /* of what is compared in single precision */
+#define MARGIN 1.001f      /* for comparisons in single precision */
 
 /* Tokens in the order of their ids. */
 typedef struct {
@@ -20,7 +20,7 @@ typedef struct {
     int num;
 } Tokens;
 
-/* The last token that is let through, in the order of logits, of equals by their ids. */
+/* The last token that passes the filters, in order of logits and, for ties, of ids. */
 typedef struct {
     float logit;
     int32_t id;
@@ -34,7 +34,7 @@ INLINE double sum_of(const double *weights, int at, __mmask16 some) {
 
 INLINE __mmask16 first_of(int num) { return num >= 16 ? 0xffff : (__mmask16)((1 << num) - 1); }
 
-/* Those whose logits are above the pivot, or below it. In place. */
+/* Keeps the tokens with logits above the pivot, or below it, in place. */
 CPU static void keep(Tokens *tokens, float pivot, int above) {
     int num = 0;
     const __m512 pivots = _mm512_set1_ps(pivot);
@@ -56,7 +56,7 @@ CPU static void keep(Tokens *tokens, float pivot, int above) {
     tokens->num = num;
 }
 
-/* The middle one of three, from places that no order of the logits can foresee. */
+/* The median of three logits, from pseudo-random places, so that no order of the logits is a worst case. */
 static float pivot_of(const Tokens *tokens) {
     const uint64_t num = (uint64_t)tokens->num;
     const float a = tokens->logits[(uint32_t)(num * 0x9E3779B97F4A7C15u >> 32) % num];
@@ -66,7 +66,7 @@ static float pivot_of(const Tokens *tokens) {
     return c < low ? low : c > high ? high : c;
 }
 
-/* The edge at which the tokens before it and itself weigh `goal` or more. Spoils the tokens, of which there are some. */
+/* The edge up to which, itself included, the tokens weigh `goal` or more. Overwrites the tokens; there must be some. */
 CPU static Edge edge_at(Tokens tokens, double goal) {
     Edge last = {-INFINITY, INT32_MAX};
     while (tokens.num) {
@@ -96,7 +96,7 @@ CPU static Edge edge_at(Tokens tokens, double goal) {
 
 /* 2 to the power of x, with a relative error of 2e-16. */
 INLINE __m512d power_of_two(__m512d x) {
-    static const double factors[] = { /* of its series */
+    static const double factors[] = { /* of the power series */
         1.36914888539041241e-12, 2.56784359934881958e-11, 4.44553827187081007e-10, 7.05491162080112088e-09,
         1.01780860092396960e-07, 1.32154867901443053e-06, 1.52527338040598377e-05, 1.54035303933816061e-04,
         1.33335581464284411e-03, 9.61812910762847688e-03, 5.55041086648215762e-02, 2.40226506959100694e-01,
@@ -121,7 +121,7 @@ INLINE __mmask16 let_through(__m512 logits, int id, Edge edge) {
            _mm512_mask_cmple_epi32_mask(equal, ids_from(id), _mm512_set1_epi32(edge.id));
 }
 
-/* A row, its end filled up with -infinity to whole blocks. */
+/* A row, padded with -infinity to whole blocks. */
 typedef struct {
     const float *logits, *largest; /* [num_blocks * BLOCK], [num_blocks] */
     float top;
@@ -132,13 +132,13 @@ INLINE int is_out(const Row *row, int block, Edge edge, float least) {
     return row->largest[block] < edge.logit || row->largest[block] < least;
 }
 
-/* Of up to eight tokens, where the likeliest one weighs 1. */
+/* The weights of up to eight tokens; the most likely token weighs 1. */
 INLINE __m512d weights_of(const Row *row, const float *logits, __mmask8 some, double per_logit) {
     const __m512d below = _mm512_sub_pd(_mm512_cvtps_pd(_mm256_maskz_loadu_ps(some, logits)), _mm512_set1_pd(row->top));
     return _mm512_maskz_mov_pd(some, power_of_two(_mm512_mul_pd(below, _mm512_set1_pd(per_logit))));
 }
 
-/* Of those that are let through, in blocks that reach `least`. */
+/* The total weight of the tokens that pass `edge`, in blocks that reach `least`. */
 CPU static double total_weight(const Row *row, Edge edge, float least, double per_logit) {
     __m512d totals[2] = {_mm512_setzero_pd(), _mm512_setzero_pd()};
     for (int block = 0; block < row->num_blocks; block++) {
@@ -154,7 +154,7 @@ CPU static double total_weight(const Row *row, Edge edge, float least, double pe
     return _mm512_reduce_add_pd(_mm512_add_pd(totals[0], totals[1]));
 }
 
-/* Those that are let through and not below `least`; there is room for all. */
+/* The tokens that pass `edge` and are not below `least`; the buffers have room for all tokens. */
 CPU static Tokens gather(const Row *row, Edge edge, float least, double per_logit, Tokens tokens) {
     tokens.num = 0;
     for (int block = 0; block < row->num_blocks; block++) {
@@ -176,7 +176,7 @@ CPU static Tokens gather(const Row *row, Edge edge, float least, double per_logi
     return tokens;
 }
 
-/* All of them weigh 1. */
+/* The edge after the first k tokens: with weights of 1. */
 CPU static Edge first_k(Tokens tokens, int k) {
     for (int at = 0; at < tokens.num; at++)
         tokens.weights[at] = 1;
@@ -186,7 +186,7 @@ CPU static Edge first_k(Tokens tokens, int k) {
 CPU static Edge top_k(const Row *row, int k, Tokens tokens) {
     Edge edge = {-INFINITY, INT32_MAX};
     float least = -INFINITY;
-    if (k <= row->num_blocks) { /* as many blocks have a token that is not below the k-th largest of the blocks */
+    if (k <= row->num_blocks) { /* k blocks have a token at or above the k-th largest of the blocks' maxima */
         tokens.num = row->num_blocks;
         memcpy(tokens.logits, row->largest, tokens.num * sizeof(float));
         for (int block = 0; block < tokens.num; block++)
@@ -196,7 +196,7 @@ CPU static Edge top_k(const Row *row, int k, Tokens tokens) {
     return first_k(gather(row, edge, least, 0, tokens), k);
 }
 
-/* Tokens that all together weigh no more than what is left out anyway need not be put in order. */
+/* Tokens below `least` are not sorted: together they weigh no more than the part that top-p removes anyway. */
 CPU static Edge top_p(const Row *row, Edge edge, double p, double temperature, Tokens tokens) {
     const double per_logit = LOG2_E / temperature;
     const double total = total_weight(row, edge, (float)(row->top - NOTHING * temperature), per_logit);
@@ -204,10 +204,10 @@ CPU static Edge top_p(const Row *row, Edge edge, double p, double temperature, T
     return edge_at(gather(row, edge, (float)least, per_logit, tokens), p * total);
 }
 
-/* The lowest logit that is not below min_p of the likeliest token, by their scores in double precision. */
+/* The lowest logit that passes min_p, by scores in double precision. */
 static float lowest_of_min_p(const Draw *draw, float top) {
     const double floor = top / draw->temperature + log(draw->min_p < 1 ? draw->min_p : 1);
-    float logit = (float)(floor * draw->temperature); /* or one of its neighbours */
+    float logit = (float)(floor * draw->temperature); /* or a neighbouring float */
     for (int i = 0; i < 4 && logit / draw->temperature >= floor; i++)
         logit = nextafterf(logit, -INFINITY);
     for (int i = 0; i < 4 && logit / draw->temperature < floor; i++)
@@ -222,10 +222,10 @@ INLINE void multiply_wide(__m512i words, uint32_t by, __m512i *high, __m512i *lo
     *high = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
 }
 
-/* The words of the BLOCK tokens from `id` on, by Philox4x32-10; see specdec/core/noise.py. */
+/* The random words of the BLOCK tokens from `id` on, by Philox4x32-10; see specdec/core/noise.py. */
 INLINE void words_of(const Draw *draw, int id, __m512i words[4]) {
     uint32_t keys[2] = {(uint32_t)draw->seed, (uint32_t)(draw->seed >> 32)};
-    /* So that the four words of four counters are those of 16 tokens in a row. */
+    /* This order makes the four words of four counters those of 16 consecutive tokens. */
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     __m512i a = _mm512_set1_epi32((int)draw->position), b = _mm512_setzero_si512();
     __m512i c = _mm512_add_epi32(_mm512_set1_epi32(id / 4), order), d = _mm512_set1_epi32((int)draw->domain);
@@ -248,10 +248,10 @@ INLINE void words_of(const Draw *draw, int id, __m512i words[4]) {
     }
 }
 
-/* The first ones so far, the best of them first, of equals the lowest ids. */
+/* The leading tokens so far, best first, for ties the lowest ids first. */
 typedef struct {
     int32_t *ids;  /* [most] */
-    double *leads; /* [most]; -infinity: there is none yet */
+    double *leads; /* [most]; -infinity: empty */
     int most;
 } Ranking;
 
@@ -269,7 +269,7 @@ CPU static void race(const Draw *draw, const Row *row, Edge edge, Ranking rankin
     const float per_logit = (float)(LOG2_E / draw->temperature);
     const float least = ranking.most > 1 ? -INFINITY : (float)(row->top - 1.0001 * LOG_RANGE * draw->temperature);
     const double *const last = ranking.leads + ranking.most - 1;
-    float limit = INFINITY; /* of u / weight */
+    float limit = INFINITY; /* upper bound of u / weight */
     for (int block = 0; block < row->num_blocks; block++) {
         if (is_out(row, block, edge, least))
             continue;
@@ -300,7 +300,7 @@ CPU static void race(const Draw *draw, const Row *row, Edge edge, Ranking rankin
     }
 }
 
-/* Into a row's place, and the largest of its blocks. */
+/* Copies a row into logits, padded to whole blocks, and the maximum of each block into largest. Returns the maximum. */
 CPU static float fill(const void *from, int is_bf16, int num, float *logits, float *largest) {
     float top = -INFINITY;
     for (int block = 0; block * BLOCK < num; block++) {
@@ -347,7 +347,7 @@ CPU static Edge edge_of(const Draw *draw, const Row *row, int vocab_size, Tokens
     return edge;
 }
 
-/* Where too few have a chance the first one is the others, too. */
+/* If fewer tokens can win than asked for, the first one fills the rest. */
 CPU static void rank(const Draw *draw, const Row *row, int vocab_size, Tokens tokens, Ranking ranking) {
     for (int place = 0; place < ranking.most; place++) {
         ranking.ids[place] = 0;
@@ -362,7 +362,7 @@ CPU static void rank(const Draw *draw, const Row *row, int vocab_size, Tokens to
             ranking.ids[place] = ranking.ids[0];
 }
 
-/* Whether there was memory. */
+/* Returns 0 if out of memory. */
 static int rank_row(const Draw *draw, const void *from, int is_bf16, int vocab_size, Ranking ranking) {
     const int num_blocks = (vocab_size + BLOCK - 1) / BLOCK, num = num_blocks * BLOCK;
     const int num_sorted = draw->top_k > 0 || draw->top_p < 1 ? num : 0;
@@ -384,9 +384,8 @@ int draw_row(const Draw *draw, const void *logits, int is_bf16, int vocab_size, 
     return rank_row(draw, logits, is_bf16, vocab_size, (Ranking){token, &lead, 1});
 }
 
-/* tokens and leads [num_rows][most]: of each row the tokens that lead the race, the one that is drawn first, and their
- * scores with the noise; by logits of vocab_size tokens each, bf16 or float32, that begin so many bytes apart. Whether
- * there was memory. */
+/* tokens and leads [num_rows][most] = the leading tokens of each row's race, the drawn token first, and their scores
+ * with noise. logits: rows of vocab_size, bf16 or float32, row_bytes apart. Returns 0 if out of memory. */
 int specdec_coupled_draw(const Draw *draws, const char *logits, int64_t row_bytes, int is_bf16, int vocab_size,
                          int num_rows, int most, int32_t *tokens, double *leads, int num_threads) {
     Work work = {0};

@@ -1,8 +1,7 @@
-"""The coupled draw (``specdec.sampling.sample_coupled``) of all rows in one call of coupled_draw.c, on CPUs with
-AVX512-BF16.
+"""The coupled draw (``specdec.sampling.distributions.sample_coupled``) of all rows in one call of coupled_draw.c.
 
-What the other way takes for a row of a large vocabulary, several milliseconds, is more than a draft step. It draws the
-same tokens, but for the last bits of a logarithm, and of a sum where equal tokens meet top_p exactly.
+With torch a row of a large vocabulary takes several milliseconds, more than a draft step. The tokens are the same
+except for the last bits of a logarithm, and of a sum where tied tokens reach top_p exactly.
 """
 
 from __future__ import annotations
@@ -35,27 +34,24 @@ class _Draw(ctypes.Structure):
 
 
 def takes(logits: Tensor) -> bool:
-    """Whether this machine draws so from such rows."""
+    """Whether coupled_draw.c can draw from such rows on this machine."""
     usual = logits.dtype in (torch.bfloat16, torch.float32) and logits.device.type == "cpu"
     return usual and logits.dim() == 2 and logits.stride(1) == 1 and _compute() is not None
 
 
 def described(draws: Sequence[Draw]) -> ctypes.Array[_Draw]:
-    """As C sees them."""
+    """``draws`` as C structures."""
     return (_Draw * len(draws))(*map(_Draw.of, draws))
 
 
 def coupled_draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:  # [rows, vocab] -> [rows] int64
-    """``draws`` has one entry per row.
-
-    Raises MemoryError.
-    """
+    """The token that each draw selects from its row. ``draws`` has one entry per row. Raises MemoryError."""
     return leaders(logits, draws, 1)[0][:, 0]
 
 
 def leaders(logits: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:  # [rows, count] each
-    """The tokens that lead in the race of each row [rows, vocab], the one that is drawn first, and their scores with
-    the noise, int64 and float64. Where fewer have a chance the others are the first one, at -inf.
+    """The leading tokens in the race of each row [rows, vocab], the drawn token first, and their scores with noise:
+    int64 and float64. If fewer tokens can win, the first one with score -inf fills the rest.
 
     Raises MemoryError.
     """

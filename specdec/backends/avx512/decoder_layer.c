@@ -1,7 +1,7 @@
-/* Decoder layers of the common kind over packed rows, for CPUs with AVX512-BF16. See specdec/backends/avx512/decoder_layer.py.
+/* Decoder layers of the common kind over packed rows, for CPUs with AVX512-BF16. See decoder_layer.py.
  *
- * Rounds to bf16 where the model's own operations do. What a row becomes depends on the row, and in the attention on its
- * text, alone.
+ * Rounds to bf16 where the model's own operations do. The result of a row depends on the row alone, and in the
+ * attention on its text alone.
  */
 #include "kernels.h"
 
@@ -14,7 +14,7 @@ void normalise(Norm norm, const bf16 *from, bf16 *to, int size) {
         narrow(to + at, _mm512_mul_ps(widened(norm.weight + at), rounded(_mm512_mul_ps(widened(from + at), factor))));
 }
 
-/* By its position, in halves. */
+/* Rotary embedding of a head, half by half. */
 CPU static void rotate(bf16 *head, const bf16 *cos, const bf16 *sin, int head_dim) {
     const int half = head_dim / 2;
     for (int at = 0; at < half; at += 16) {
@@ -35,7 +35,7 @@ CPU static void place_heads(Norm norm, bf16 *heads, int num_heads, const bf16 *c
     }
 }
 
-/* gated [num_rows][features] = silu(gate) * up. It is there when a thread returns. */
+/* gated [num_rows][features] = silu(gate) * up. Complete when a thread returns. */
 CPU static void gate(Turn turn, const Linear *gate, const Linear *up, const bf16 *rows, int num_rows, bf16 *gated) {
     const int chunks = num_chunks(num_rows), features = gate->out_features;
     const __m512 minus_log2e = _mm512_set1_ps(-1.44269504f), one = _mm512_set1_ps(1);

@@ -1,7 +1,7 @@
-"""Decoder layers of the common kind in one call, computed by decoder_pass.c, on CPUs with AVX512-BF16: to carry the
-few rows of a decoding pass through the forty small operations of a layer takes as long as to compute its attention.
+"""Decoder layers of the common kind, computed in one call of decoder_pass.c. With the few rows of a decoding pass, the
+overhead of a layer's forty small operations takes as long as its attention.
 
-Knows layers that follow each other; refuses to know models, and which of their layers are of that kind
+Knows consecutive layers; does not know models, or which of their layers are of the common kind
 (``specdec.backends.avx512.fused_layers``).
 """
 
@@ -29,7 +29,7 @@ class Norm(ctypes.Structure):
 
     @classmethod
     def of(cls, norm: Any) -> Norm:
-        """Of an RMS norm, or of None: there is none."""
+        """The structure of an RMS norm, or of no norm (None)."""
         if norm is None:
             return cls()
         epsilon = getattr(norm, "variance_epsilon", None)
@@ -37,7 +37,7 @@ class Norm(ctypes.Structure):
 
     @staticmethod
     def takes(norm: Any) -> bool:
-        """Whether it is of a kind that can be an RMS norm."""
+        """Whether ``norm`` has the attributes of a bfloat16 RMS norm."""
         weight = getattr(norm, "weight", None)
         has_epsilon = hasattr(norm, "variance_epsilon") or isinstance(getattr(norm, "eps", None), float)
         return has_epsilon and isinstance(weight, Tensor) and weight.dtype is torch.bfloat16 and weight.is_contiguous()
@@ -75,7 +75,7 @@ class Buffers(ctypes.Structure):
 
 
 class AttentionSettings(NamedTuple):
-    """What a layer's own code asks of its attention."""
+    """The arguments with which a layer's own code calls its attention."""
 
     layer: int
     heads: int
@@ -86,7 +86,7 @@ class AttentionSettings(NamedTuple):
 
 
 class DecoderLayer(torch.nn.Module):
-    """In place of ``layer``, which it computes, and those that follow it if it leads them, which then do nothing."""
+    """Replaces ``layer`` and computes it. The leader of a run also computes the layers after it, which do nothing."""
 
     def __init__(self, layer: torch.nn.Module, attention: AttentionSettings) -> None:
         super().__init__()
@@ -98,17 +98,17 @@ class DecoderLayer(torch.nn.Module):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The same for all layers of one call."""
+        """The sizes that must be equal for all layers of one call."""
         _, heads, kv_heads, head_dim, *_ = self.attention
         return self._weights.hidden_size, heads, kv_heads, head_dim, self._weights.gate_proj.out_features
 
     @property
     def num_led(self) -> int:
-        """Layers that it computes; 0: one before it does that for it."""
+        """Number of layers that it computes; 0: an earlier layer computes this one."""
         return len(self._run)
 
     def lead(self, run: Sequence[DecoderLayer]) -> None:
-        """Compute ``run``, of the same sizes: this layer and those after it, each fed with what the last one gives."""
+        """Become the leader of ``run``: this layer and those after it, of equal sizes, each the input of the next."""
         self._run = tuple(run)
         self._all_weights = (_Weights * len(run))(*(layer._weights for layer in run))
         for layer in self._run[1:]:
@@ -135,7 +135,7 @@ class DecoderLayer(torch.nn.Module):
         ends: ctypes.Structure | None = None,
         further: ctypes.Structure | None = None,
     ) -> None:
-        """All that it leads. ``ends`` and ``further``: see specdec.backends.avx512.decoder_pass.
+        """Compute all layers of the run. ``ends``, ``further``: see specdec.backends.avx512.decoder_pass.
 
         Raises MemoryError.
         """
@@ -153,7 +153,7 @@ class DecoderLayer(torch.nn.Module):
             torch.get_num_threads(),
         )
         if not there_was_memory:
-            raise MemoryError("there is no memory for what the threads of a pass share")
+            raise MemoryError("there is no memory for the buffers that the threads of a pass share")
 
     def _attentions(self, store: KvStore) -> ctypes.Array[LayerAttention]:
         like = torch.empty(0, self.attention.kv_heads, self.attention.head_dim, dtype=torch.bfloat16)
@@ -166,23 +166,23 @@ class DecoderLayer(torch.nn.Module):
 
 
 class Work:
-    """Memory that the layers of a pass use, one after the other, for as many rows."""
+    """Buffers for up to ``num_rows`` rows, which the layers of a pass use one after the other."""
 
     def __init__(self, num_rows: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
         hidden_size, heads, kv_heads, head_dim, num_features = sizes
         empty = functools.partial(torch.empty, dtype=dtype)
         self.query, self.key = empty(num_rows, heads, head_dim), empty(num_rows, kv_heads, head_dim)
         self.value = torch.empty_like(self.key)
-        attended = torch.zeros_like(self.query)  # padding attends to nothing
+        attended = torch.zeros_like(self.query)  # zeros for padding rows, which attention does not write
         normed, gated = empty(num_rows, hidden_size), empty(num_rows, num_features)
         self.tensors = normed, self.query, self.key, self.value, attended, gated
 
     def buffers(self, rows: Tensor, cos: Tensor, sin: Tensor) -> Buffers:
-        """With these [rows, hidden_size], and their angles [rows, head_dim]."""
+        """The structure of all buffers, with rows [rows, hidden_size] and their angles [rows, head_dim]."""
         return Buffers(*(tensor.data_ptr() for tensor in (rows, cos, sin, *self.tensors)), len(rows))
 
 
 @functools.cache
 def compute_decoder_layers() -> Callable[..., int] | None:
-    """None where this machine cannot."""
+    """The function of decoder_pass.c; None if this machine cannot run it."""
     return kernel("decoder_pass", *[_POINTER] * 3, _INT, *[_POINTER] * 3, _INT)

@@ -1,9 +1,9 @@
-/* Decoder layers that follow each other, and what a model does before the first and after the last of them, over packed
- * rows, for CPUs with AVX512-BF16. See specdec/backends/avx512/decoder_layer.py and specdec/backends/avx512/decoder_pass.py.
+/* Consecutive decoder layers over packed rows, with embedding and head, for CPUs with AVX512-BF16. See decoder_layer.py
+ * and decoder_pass.py.
  */
 #include "kernels.h"
 
-/* A model around its layers, and what is asked of it. */
+/* Embedding and head of a model, with inputs and outputs of a pass. */
 typedef struct {
     const bf16 *embedding;  /* [tokens][hidden_size] */
     const bf16 *cos, *sin;  /* [positions][head_dim] */
@@ -11,24 +11,24 @@ typedef struct {
     Linear head;
     const int32_t *token_ids, *positions; /* [num_rows] */
     const int32_t *logit_rows;            /* [num_logit_rows] */
-    bf16 *features;                       /* [num_logit_rows][hidden_size]: what the head reads */
+    bf16 *features;                       /* [num_logit_rows][hidden_size]: input of the head */
     bf16 *logits;                         /* [num_logit_rows][out_features of head] */
-    int32_t *likeliest;                   /* [num_logit_rows]: of num_tokens, the first of equals */
-    uint8_t *sound;                       /* [num_rows]: whether there is nothing but numbers in a row */
+    int32_t *likeliest;                   /* [num_logit_rows]: of num_tokens, for ties the lowest id */
+    uint8_t *sound;                       /* [num_rows]: whether the row is free of NaN and infinity */
     int32_t num_logit_rows, num_tokens;
 } Ends;
 
-/* Passes after a pass, each of the token that is drawn after the last row of each chain. All that they give comes after
- * what the pass gives: [num_passes][num_chains] rows. */
+/* Further passes after a pass. Each feeds, for every chain, the token drawn after the chain's last row. Their outputs,
+ * [num_passes][num_chains] rows, follow those of the pass. */
 typedef struct {
-    const int32_t *last;      /* [num_chains]: of the logit rows that of the chain's last row */
-    const int32_t *keys;      /* [num_chains]: where the chain's keys begin in the pass's list of them */
-    const int32_t *positions; /* [num_chains], of the first row after the pass's */
-    const Draw *draws;        /* [num_chains]: of these rows' tokens */
-    const int32_t *hurried;   /* not 0: no pass begins any more */
-    int32_t *tokens;          /* [num_passes][num_chains]: the rows' */
+    const int32_t *last;      /* [num_chains]: index of the last row in logit_rows */
+    const int32_t *keys;      /* [num_chains]: start of the chain's keys in Pass.keys */
+    const int32_t *positions; /* [num_chains]: position of the first further row */
+    const Draw *draws;        /* [num_chains]: draw of the first further token */
+    const int32_t *hurried;   /* yield request: if not 0, no further pass begins */
+    int32_t *tokens;          /* [num_passes][num_chains]: tokens of the further rows */
     int32_t num_passes, num_chains;
-    int32_t num_done; /* passes that were made */
+    int32_t num_done; /* passes computed */
 } Further;
 
 enum { EMBEDDING, LAST_NORM, HEAD, LOGITS, NUM_ENDS };
@@ -42,7 +42,7 @@ static void embed(Turn turn, const Ends *ends, const Buffers *b, int hidden_size
     }
 }
 
-/* What of 32 bf16 is no number, or infinite. */
+/* Which of 32 bf16 are NaN or infinite. */
 INLINE __mmask32 not_finite(__m512i numbers) {
     return _mm512_cmpge_epu16_mask(_mm512_and_si512(numbers, _mm512_set1_epi16(0x7fff)), _mm512_set1_epi16(0x7f80));
 }
@@ -56,7 +56,7 @@ CPU static int all_finite(const bf16 *numbers, int size) {
     return !found;
 }
 
-/* Some models rule a token out by -inf; it is never all of them. */
+/* No NaN or +infinity, and not only -infinity: some models exclude tokens by -infinity, but never all of them. */
 CPU static int logits_are_sound(const bf16 *logits, int size) {
     __mmask32 finite = 0, wrong = 0;
     for (int at = 0; at < size; at += 32) {
@@ -68,7 +68,7 @@ CPU static int logits_are_sound(const bf16 *logits, int size) {
     return finite && !wrong;
 }
 
-/* A NaN stays in its row from layer to layer, and so is still there when the last one computes its values. */
+/* Checks the rows and normalises the logit rows. A NaN stays in its row, so the last layer's values show it. */
 CPU static void finish_rows(Turn turn, const Ends *ends, const Buffers *b, int hidden_size, int num_values) {
     for (; next_item(&turn); item_is_done(&turn)) {
         const int row = turn.item, wanted = row - b->num_rows;
@@ -143,7 +143,7 @@ static int compute_pass(const Pass *pass, const Attention *attention, const Weig
     return 1;
 }
 
-/* A chain's next token, by the logits of the pass before. Whether there was memory. */
+/* Draws a chain's next token from the logits of the last pass. Returns 0 if out of memory. */
 static int draw(const Further *further, int chain, int number, const Ends *ends, int32_t *token) {
     const int row = number ? chain : further->last[chain];
     Draw draw = further->draws[chain];
@@ -209,8 +209,8 @@ static int go_on(const Pass *pass, const Attention *attention, const Weights *we
     return there_was_memory;
 }
 
-/* num_layers of the same sizes. hidden_size and the gate's features are multiples of 16, head_dim of 32. Without `ends`
- * the rows and their angles are there, and what the last layer gives is left in the rows. Whether there was memory. */
+/* All layers have the same sizes. hidden_size and the gate's features are multiples of 16, head_dim of 32. If `ends` is
+ * NULL, b->rows and the angles are inputs, and b->rows is the output. Returns 0 if out of memory. */
 int specdec_decoder_pass(const Pass *pass, const Attention *attention, const Weights *weights, int num_layers,
                          const Ends *ends, Further *further, const Buffers *b, int num_threads) {
     return compute_pass(pass, attention, weights, num_layers, ends, b, num_threads) &&

@@ -1,9 +1,8 @@
-"""A whole model in one call, computed by decoder_pass.c, on CPUs with AVX512-BF16: where all layers are of the common
-kind, and follow each other from the embedding to the head with nothing but an RMS norm around them.
+"""A pass of a whole model in one call of decoder_pass.c, for models with embedding, common layers, RMS norm and head.
 
-Knows the modules of one model; refuses to know architectures, and which of their models are like that
-(``specdec.runner.model_call``). What is needed to call it lives as long as the model: a pass finds the processor's
-caches full of weights, so that every object that is made for it costs several times what it does elsewhere.
+Knows the modules of one model; does not know architectures, or which models have this form
+(``specdec.backends.avx512.one_call``). The arguments of the call live as long as the model: in a pass the processor's
+caches are full of weights, so every new object costs several times as much as elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from specdec.passes.outputs import PassOutputs
 from specdec.passes.rows import rounded
 
 _POINTER = ctypes.c_void_p
-_FEWEST_ROWS, _FEWEST_POSITIONS = 64, 1024
+_MIN_ROWS, _MIN_POSITIONS = 64, 1024
+"""Least sizes of the buffers of rows and of angles."""
 
 
 class _Ends(ctypes.Structure):
@@ -45,7 +45,7 @@ class _Further(ctypes.Structure):
 
 
 class DecoderPass:
-    """See specdec.runner.model_call.ModelCall. One pass at a time."""
+    """See specdec.backends.base.ModelCall. One pass at a time."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class DecoderPass:
     ) -> None:
         self.layers, self.head = layers, head
         self._embedding, self._num_embeddings = embedding.weight, len(embedding.weight)
-        self._rotary, self._norm = rotary, norm  # what C points to is held here
+        self._rotary, self._norm = rotary, norm  # keeps the memory alive that C points to
         self._vocab_size, self._context_length = vocab_size, context_length
         self._groups = layers.attention.heads // layers.attention.kv_heads
         self.goes_on = self._groups <= LANES
@@ -114,7 +114,7 @@ class DecoderPass:
     def _have_rows(self, num_rows: int) -> None:
         if num_rows <= self._num_rows:
             return
-        self._num_rows = rounded(num_rows, _FEWEST_ROWS)
+        self._num_rows = rounded(num_rows, _MIN_ROWS)
         work = Work(self._num_rows, self.layers.sizes, self._embedding.dtype)
         rows = self._embedding.new_empty(self._num_rows, self.head.in_features)
         cos, sin = self._embedding.new_empty(2, self._num_rows, self.layers.attention.head_dim)
@@ -124,8 +124,8 @@ class DecoderPass:
     def _have_positions(self, num_positions: int) -> None:
         if num_positions <= self._num_positions:
             return
-        # Beyond the context some encode all positions in another way.
-        self._num_positions = max(num_positions, min(self._context_length, max(_FEWEST_POSITIONS, 2 * num_positions)))
+        # Some rotary embeddings change all angles once a position is beyond the context.
+        self._num_positions = max(num_positions, min(self._context_length, max(_MIN_POSITIONS, 2 * num_positions)))
         positions = torch.arange(self._num_positions)
         self._cos, self._sin = self._rotary(self._embedding, position_ids=positions[None])
         self._ends.cos, self._ends.sin = self._cos.data_ptr(), self._sin.data_ptr()

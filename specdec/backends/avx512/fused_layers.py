@@ -1,7 +1,7 @@
-"""Which decoder layers of a model are computed in one call (``specdec.backends.avx512.decoder_layer``).
+"""Replacement of a model's decoder layers by ``specdec.backends.avx512.decoder_layer``.
 
-Knows a model's modules; refuses to know architectures: a layer is taken if it has the parts of the common kind, and if
-what is computed in its place in a pass of the model is what its own code computes there.
+Knows a model's modules; does not know architectures. A layer is replaced if it has the parts of the common kind, and
+if its replacement gives the results of the layer's own code in a pass of the model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MULTIPLE = 16  # of features, as in decoder_layer.c
 
 @torch.inference_mode()
 def fuse_layers(model: PreTrainedModel, backend: Backend) -> None:
-    """Replace layers of ``model``, whose linear layers are packed, in place. Others stay as they are."""
+    """Replace decoder layers of ``model`` in place; its linear layers are TiledLinear already. Others do not change."""
     candidates = {child for child in model.modules() if _has_the_parts(child)}
     if compute_decoder_layers() is None or not candidates:
         return
@@ -64,7 +64,7 @@ def fuse_layers(model: PreTrainedModel, backend: Backend) -> None:
 
 
 class _Runs:
-    """Layers each of which was fed with what the one before it gave, and with nothing else of its own."""
+    """Runs of layers: the output of each layer is the only input of the next, and the angles are shared."""
 
     def __init__(self) -> None:
         self._runs: list[list[DecoderLayer]] = []
@@ -108,13 +108,13 @@ def _norms(layer: Any) -> list[Any]:
 
 
 def _is_silu(activation: Any) -> bool:
-    """Others are like it near 0, where a comparison of layers may not leave."""
+    """Whether ``activation`` is SiLU far from 0 too: a comparison of layers may only reach inputs near 0."""
     numbers = torch.linspace(-30, 30, 1201, dtype=torch.bfloat16)
     return torch.equal(activation(numbers), torch.nn.functional.silu(numbers))
 
 
 def _fits(layer: Any, asked: AttentionSettings) -> bool:
-    """Whether all sizes are those that the attention lets expect."""
+    """Whether all sizes agree with those of the attention."""
     attention, mlp = layer.self_attn, layer.mlp
     hidden = attention.q_proj.in_features
     of_queries, of_keys = (heads * asked.head_dim for heads in (asked.heads, asked.kv_heads))
@@ -128,7 +128,7 @@ def _fits(layer: Any, asked: AttentionSettings) -> bool:
 
 
 def _is_usual(asked: AttentionSettings, inputs: Sequence[Any], others: dict[str, Any], output: Any) -> bool:
-    """Whether a layer is called, and answers, as ``DecoderLayer`` is and does."""
+    """Whether a layer has the inputs and outputs of ``DecoderLayer``."""
     angles = others.get("position_embeddings")
     if len(inputs) != 1 or not isinstance(output, Tensor) or not isinstance(angles, tuple) or len(angles) != 2:
         return False

@@ -1,7 +1,7 @@
-/* What the C files of this package share: numbers, and what one of them computes for another.
+/* Types and functions that the C files of this package share.
  *
- * They are no extension module: Python calls them by ctypes. They are not linked with OpenMP either: torch has loaded
- * that, and a second one would have threads of its own, which compete with torch's for the same cores.
+ * They are not an extension module: Python calls them through ctypes. They are not linked with OpenMP: torch has loaded
+ * it already, and a second OpenMP library would have threads of its own, which compete with torch's for the cores.
  */
 #ifndef SPECDEC_KERNELS_H
 #define SPECDEC_KERNELS_H
@@ -25,7 +25,7 @@ INLINE __m512 widened(const bf16 *from) {
     return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16);
 }
 
-/* To the nearest bf16, and back. */
+/* Rounded to the nearest bf16, as float32. */
 INLINE __m512 rounded(__m512 numbers) {
     return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(numbers)), 16);
 }
@@ -46,10 +46,10 @@ INLINE __m512 power(__m512 x) {
     return _mm512_scalef_ps(sum, whole);
 }
 
-/* tiled_linear.c ---------------------------------------------------------------------------------------------------- */
+/* tiled_linear.c --------------------------------------------------------------------------------------------------- */
 
 #define COLUMNS 32 /* outputs of a tile: two registers */
-#define CHUNK 56   /* rows for which a part of a tile is read from the cache again and again */
+#define CHUNK 56   /* rows that share a part of a tile while it is in the cache */
 
 typedef struct {
     const bf16 *weight; /* [out_features / COLUMNS, rounded up][in_features / 2][COLUMNS][2] */
@@ -59,56 +59,56 @@ typedef struct {
 
 static inline int num_tiles(const Linear *linear) { return (linear->out_features + COLUMNS - 1) / COLUMNS; }
 
-/* sums [num_rows][COLUMNS]: of num_rows rows, CHUNK at most, those of a tile, with the bias. */
+/* sums [num_rows][COLUMNS] = the tile's outputs with bias, in float32, for at most CHUNK rows. */
 HIDDEN void tile_sums(const Linear *linear, int tile, const bf16 *rows, int num_rows, float *sums);
 
-/* outputs [num_rows][out_features] = rows [num_rows][in_features] @ weight.T + bias, rounded. */
+/* outputs [num_rows][out_features] = rows [num_rows][in_features] @ weight.T + bias, rounded to bf16. */
 typedef struct {
     const Linear *linear;
     bf16 *outputs;
-    int onto; /* added to what is there */
+    int onto; /* whether to add the product to the present outputs */
 } Product;
 
 static inline int num_chunks(int num_rows) { return (num_rows + CHUNK - 1) / CHUNK; }
 
-/* Products of the same rows, an item for each tile of them and each chunk of rows. They are there when a thread returns. */
+/* Products of the same rows, an item for each tile and chunk of rows. All are complete when a thread returns. */
 HIDDEN void multiply(Turn turn, const Product *products, const bf16 *rows, int num_rows);
 
-/* coupled_draw.c ---------------------------------------------------------------------------------------------------- */
+/* coupled_draw.c --------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     uint64_t seed;
     uint32_t position, domain;
-    double temperature, top_p, min_p; /* top_p: above 0; temperature 0: the likeliest token, of equals the first */
-    int32_t top_k;                    /* 0: all */
+    double temperature, top_p, min_p; /* top_p: above 0; temperature 0: the most likely token, of ties the lowest id */
+    int32_t top_k;                    /* 0: no limit */
 } Draw;
 
-/* The token that is drawn by logits [vocab_size], bf16 or float32. Whether there was memory. */
+/* Draws a token from logits [vocab_size], bf16 or float32. Returns 0 if out of memory. */
 HIDDEN int draw_row(const Draw *draw, const void *logits, int is_bf16, int vocab_size, int32_t *token);
 
-/* paged_attention.c ------------------------------------------------------------------------------------------------- */
+/* paged_attention.c ------------------------------------------------------------------------------------------------ */
 
-/* [rows][heads][head_dim], apart by so many elements. */
+/* [rows][heads][head_dim]; `row` and `head` are strides in elements. */
 typedef struct {
     bf16 *at;
     int64_t row, head;
 } Rows;
 
-/* Of a chain, a text that ends with some rows of the pass: up to LANES queries. A query is a row and one of the query
- * heads that share a key head. */
+/* Up to LANES queries of one chain, which is a text that ends with rows of the pass. A query is a row and one of the
+ * query heads that share a key head. */
 typedef struct {
-    int32_t keys;  /* where the chain's keys begin in the list of them */
-    int32_t rows;  /* where its rows begin in theirs */
-    int32_t first; /* query */
-    int32_t num;
+    int32_t keys;  /* start of the chain's keys in Pass.keys */
+    int32_t rows;  /* start of its rows in Pass.rows */
+    int32_t first; /* first query, counted in the chain */
+    int32_t num;   /* number of queries */
 } Tile;
 
-/* The same for all layers. */
+/* A pass; the same for all layers. */
 typedef struct {
-    const int32_t *slots;    /* [num_rows]: where the rows' keys and values go */
+    const int32_t *slots;    /* [num_rows]: slots for the rows' keys and values */
     const int32_t *keys;     /* slots of the keys of each chain, from its first token on */
-    const int32_t *rows;     /* of each chain */
-    const int32_t *num_seen; /* of each of these rows: the keys up to its own */
+    const int32_t *rows;     /* pass rows of each chain */
+    const int32_t *num_seen; /* for each of these rows: number of keys up to its own */
     const Tile *tiles;
     int32_t num_rows, num_tiles;
 } Pass;
@@ -116,19 +116,19 @@ typedef struct {
 typedef struct {
     bf16 *keys, *values; /* the layer's pool, [slots][kv_heads][head_dim] */
     int32_t heads, kv_heads, head_dim;
-    int32_t window; /* keys that a row sees at most, its own among them */
-    float scale;    /* of the scores, in units of ln 2; positive */
+    int32_t window; /* limit of keys that a row attends to, including its own */
+    float scale;    /* of the scores, times log2(e); positive */
 } Attention;
 
-/* A row's keys and values into the pool; then, when all are there, each row's output over those of its own text, an item
- * for each tile and key head. All outputs are there when a thread returns. */
+/* put stores a row's keys and values in the pool. attend, after all of them are stored, computes each row's output over
+ * its own text; an item is one tile and key head. All outputs are complete when a thread returns. */
 HIDDEN void put(const Pass *pass, const Attention *attention, int row, Rows key, Rows value);
 HIDDEN void attend(Turn turn, const Pass *pass, const Attention *attention, Rows query, Rows output);
 
-/* decoder_layer.c --------------------------------------------------------------------------------------------------- */
+/* decoder_layer.c -------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    const bf16 *weight; /* NULL: there is none */
+    const bf16 *weight; /* NULL: no norm */
     float epsilon;
 } Norm;
 
@@ -139,18 +139,18 @@ typedef struct {
 } Weights;
 
 typedef struct {
-    bf16 *rows;       /* [num_rows][hidden_size]: what goes from layer to layer */
+    bf16 *rows;       /* [num_rows][hidden_size]: input and output of each layer */
     bf16 *cos, *sin;  /* [num_rows][head_dim] */
     bf16 *normed;     /* [num_rows][hidden_size] */
-    bf16 *query, *key, *value, *attended; /* [num_rows][heads or kv_heads][head_dim]; attended: 0 where nobody attends */
+    bf16 *query, *key, *value, *attended; /* [num_rows][heads or kv_heads][head_dim]; attended is 0 for padding */
     bf16 *gated;      /* [num_rows][features of gate] */
-    int32_t num_rows; /* of the pass, and padding */
+    int32_t num_rows; /* of the pass, including padding */
 } Buffers;
 
-/* What a layer does, one after the other. */
+/* The phases of a layer, in order. */
 enum { NORM_BEFORE_ATTENTION, HEADS, PLACES, ATTENTION, OUTPUT, NORM_BEFORE_MLP, GATE, DOWN, NUM_PHASES };
 
-/* The same for all layers. */
+/* Work items of a layer's phases; the same for all layers. */
 typedef struct {
     int num_items[NUM_PHASES];
     int num_parts[NUM_PHASES];
@@ -158,9 +158,9 @@ typedef struct {
 
 HIDDEN Phases phases_of_layer(const Pass *pass, const Attention *attention, const Weights *weights, int num_rows,
                               int num_threads);
-/* Whether items of a phase may be done twice. */
+/* Whether items of a phase may be computed twice. */
 HIDDEN int is_product(int phase);
-/* By all threads of a parallel region. `works` are of the layer's phases. */
+/* Computes a layer with all threads of a parallel region. `works`: one for each phase of the layer. */
 HIDDEN void compute_layer(const Pass *pass, const Attention *attention, const Weights *weights, const Buffers *buffers,
                           const Phases *phases, Work *works);
 HIDDEN void normalise(Norm norm, const bf16 *from, bf16 *to, int size);

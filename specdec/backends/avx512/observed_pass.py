@@ -1,6 +1,4 @@
-"""A pass of some short texts that is made to see what a model does in it. Knows a pool of its own, and what the
-attention is asked.
-"""
+"""A test pass of short texts, which records how a model calls its attention. Does not know architectures."""
 
 from __future__ import annotations
 
@@ -18,15 +16,14 @@ from specdec.kvcache.block_pool import BlockPool
 from specdec.kvcache.store import KvStore
 from specdec.passes.rows import PassRows, Segment
 
-_LENGTHS, _BLOCK = (7, 3), 8
-"""Of the texts."""
-_EQUAL = 0.9
-"""Share of the numbers that must be the same to the last bit. Both sides round alike, and sum differently in the norms
-only: 98 in 100 is the least that was seen of a layer that is taken rightly."""
+_TEXT_LENGTHS, _BLOCK_SIZE = (7, 3), 8
+_MIN_EQUAL_SHARE = 0.9
+"""Share of the numbers that must have equal bits. Both sides round alike; only the sums in the norms differ. The lowest
+share seen of a correct layer is 0.98."""
 
 
 class Inputs(NamedTuple):
-    """Of a pass, by row. Of most rows, not of all, the logits are wanted."""
+    """Inputs of the test pass, by row. Most rows are logit rows, but not all."""
 
     token_ids: list[int]
     positions: list[int]
@@ -34,20 +31,20 @@ class Inputs(NamedTuple):
 
 
 class ObservedPass(PackedPass):
-    """Remembers what its attention was asked last."""
+    """A pass that records the last call of its attention."""
 
     def __init__(self, vocab_size: int, max_position: int, backend: Backend) -> None:
-        pools = KvStore(BlockPool(len(_LENGTHS), _BLOCK), torch.device("cpu"))
+        pools = KvStore(BlockPool(len(_TEXT_LENGTHS), _BLOCK_SIZE), torch.device("cpu"))
         segments = [
-            Segment(range(length), range(-1, length - 1), 0, [block], []) for block, length in enumerate(_LENGTHS)
+            Segment(range(length), range(-1, length - 1), 0, [block], []) for block, length in enumerate(_TEXT_LENGTHS)
         ]
-        rows = PassRows(segments, _BLOCK)
-        super().__init__(pools, rows, backend.attention(rows, _BLOCK))
-        # From the first to the last that the model knows: some code treats far ones in another way.
-        apart = max(1, max_position // max(_LENGTHS))
-        num_rows = sum(_LENGTHS)
+        rows = PassRows(segments, _BLOCK_SIZE)
+        super().__init__(pools, rows, backend.attention(rows, _BLOCK_SIZE))
+        # Positions over the model's whole range: some code treats distant positions in another way.
+        stride = max(1, max_position // max(_TEXT_LENGTHS))
+        num_rows = sum(_TEXT_LENGTHS)
         token_ids = [number % vocab_size for number in range(num_rows)]
-        positions = [position * apart for position in self.rows.positions]
+        positions = [position * stride for position in self.rows.positions]
         self.inputs = Inputs(token_ids, positions, list(range(1, num_rows)))
         self.asked: AttentionSettings | None = None
         self._query: Tensor | None = None
@@ -59,11 +56,11 @@ class ObservedPass(PackedPass):
 
     @classmethod
     def near(cls, model: PreTrainedModel, backend: Backend) -> ObservedPass:
-        """With neighbouring positions."""
+        """A test pass with consecutive positions."""
         return cls(model.config.get_text_config().vocab_size, 0, backend)
 
     def seen(self, of: AttentionSettings) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the layer that came last: queries, and its pool's keys and values."""
+        """The last layer's queries, and the keys and values in its pool."""
         like = torch.empty(0, of.kv_heads, of.head_dim, dtype=torch.bfloat16)
         [query] = [work.query for work in self.shared.values()] or [self._query]
         return query, *self.store.layer(of.layer, like, like)
@@ -86,5 +83,5 @@ class ObservedPass(PackedPass):
 
 
 def agree(expected: Tensor, computed: Tensor) -> bool:
-    """Whether these are of the same computation, one by a model's own code and one by ours."""
-    return float((expected == computed).float().mean()) >= _EQUAL
+    """Whether the results of a model's own code and of this backend are of the same computation."""
+    return float((expected == computed).float().mean()) >= _MIN_EQUAL_SHARE

@@ -1,8 +1,8 @@
-"""Which models are computed by one function in C, from the embedding to the head (``decoder_pass``).
+"""The choice of models that one C function computes from the embedding to the head (``decoder_pass``).
 
-Around layers that are computed in one call a model's own code has little left to do, and takes longer for it than they
-take in a small model. Knows a model's modules; refuses to know architectures: a model is called without its own code if
-that gave what its own code gives in a pass.
+In a small model the little Python code around the fused layers takes longer than the layers themselves. Knows a
+model's modules; does not know architectures. The C function replaces a model's own code if both give the same results
+in a test pass.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Seen(NamedTuple):
 def in_one_call(
     model: PreTrainedModel, own: ModelCall, backend: Backend, vocab_size: int, context_length: int
 ) -> DecoderPass | None:
-    """None: this model is called by its ``own`` code."""
+    """The one-call pass of ``model``; None: the model needs its ``own`` code."""
     if not any(isinstance(module, DecoderLayer) and module.num_led > 0 for module in model.modules()):
         return None
     calls: list[_Seen] = []
@@ -48,7 +48,7 @@ def in_one_call(
         for hook in hooks:
             hook.remove()
     found = _parts(model, calls, vocab_size, context_length)
-    # What the head reads is rounded alike and summed differently; what it makes of that has the same bits.
+    # The inputs of the head differ in summation order only; for equal inputs its outputs have equal bits.
     if found is None or not torch.equal(found.head(expected.features)[:, :vocab_size], expected.logits):
         return None
     again = ObservedPass.near(model, backend)
@@ -56,7 +56,7 @@ def in_one_call(
 
 
 def _parts(model: PreTrainedModel, calls: list[_Seen], vocab_size: int, context_length: int) -> DecoderPass | None:
-    """Found by what each was fed with."""
+    """The parts of the model, found by the inputs and outputs of ``calls``; None if it has another form."""
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     layers = [call for call in calls if isinstance(call.module, DecoderLayer)]

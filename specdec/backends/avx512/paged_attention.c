@@ -1,28 +1,27 @@
-/* Attention of packed rows over keys and values where they lie in the pool, for CPUs with AVX512-BF16. See
- * specdec/backends/avx512/paged_attention.py.
+/* Attention of packed rows over keys and values in the pool, for CPUs with AVX512-BF16. See paged_attention.py.
  *
- * The lanes of a register are queries: rows of one text, and the query heads that share a key head. Each is computed in
- * its own lane from the first key on, in runs of KEYS keys of its own text, so that its bits depend on its text alone.
+ * The lanes of a register are queries: rows of one text, and the query heads that share a key head. Each lane computes
+ * its query from the first key on, in runs of KEYS keys of its own text, so that its bits depend on its text alone.
  */
 #include "kernels.h"
 
 #define LANES 32 /* queries of a tile: two registers */
-#define KEYS 128 /* that are scored before their values are added up */
-#define SOME 8   /* queries that share one reading of the values */
-#define LINE 32  /* dimensions of a head in a register */
+#define KEYS 128 /* keys of a run, which are scored before their values are added up */
+#define SOME 8   /* queries per read of the values */
+#define LINE 32  /* dimensions of a head per register */
 #define MAX_HEAD_DIM 256
 
 typedef struct {
     uint32_t queries[MAX_HEAD_DIM / 2][LANES]; /* two dimensions each */
     float scores[KEYS][LANES];
     uint32_t weights[KEYS / 2][LANES]; /* of two keys each */
-    float sums[LANES][MAX_HEAD_DIM];   /* of weighted values, the dimensions in the order of add_values */
+    float sums[LANES][MAX_HEAD_DIM];   /* weighted values, with the dimensions in the order of add_values */
     float largest[LANES], totals[LANES], shrink[LANES];
-    int32_t seen[LANES], first[LANES]; /* the keys of each query: from here, to there */
+    int32_t seen[LANES], first[LANES]; /* each query attends to the keys from first to seen - 1 */
     const bf16 *keys[KEYS], *values[KEYS];
 } Scratch;
 
-/* What is no number, or infinite, becomes 0: a key that is hidden from a row is multiplied by 0, not left out. */
+/* Stores NaN and infinity as 0: masked keys are multiplied by 0, not skipped. */
 CPU static void put_head(const bf16 *from, bf16 *to, int head_dim) {
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
     for (int at = 0; at < head_dim; at += LINE) {
@@ -41,7 +40,7 @@ void put(const Pass *pass, const Attention *attention, int row, Rows key, Rows v
     }
 }
 
-/* Queries times num_keys keys: the scores of keys at and after `at`. */
+/* The scores of num_keys keys, from `at` on. */
 INLINE void score(const int num_vectors, const int num_keys, int at, int head_dim, Scratch *s) {
     __m512 sums[8][2];
     for (int key = 0; key < num_keys; key++)
@@ -69,7 +68,8 @@ INLINE __mmask16 visible(__m512i first, __m512i seen, int key) {
     return _mm512_cmple_epi32_mask(first, keys) & _mm512_cmplt_epi32_mask(keys, seen);
 }
 
-/* From the scores of a run that begins with key `start` to weights, for 16 queries: the largest is 1 of all so far. */
+/* Turns the scores of a run that begins with key `start` into weights, for 16 queries. The largest score so far weighs
+ * 1. */
 CPU static void weigh(int lane, int start, int num_keys, float scale, Scratch *s) {
     const __m512i first = _mm512_loadu_si512(s->first + lane), seen = _mm512_loadu_si512(s->seen + lane);
     const __m512 none = _mm512_set1_ps(-INFINITY), scales = _mm512_set1_ps(scale);
@@ -82,7 +82,7 @@ CPU static void weigh(int lane, int start, int num_keys, float scale, Scratch *s
         _mm512_storeu_ps(s->scores[key] + lane, own);
     }
     _mm512_storeu_ps(s->largest + lane, largest);
-    /* Before the first key that it sees, a query's largest score is -infinity. */
+    /* A query's largest score is -infinity before its first key. */
     const __mmask16 has_some = _mm512_cmpneq_ps_mask(largest, none);
     const __m512 top = _mm512_maskz_mov_ps(has_some, largest);
     const __m512 shrink = power(_mm512_sub_ps(before, top));
@@ -103,8 +103,8 @@ CPU static void weigh(int lane, int start, int num_keys, float scale, Scratch *s
     _mm512_storeu_ps(s->totals + lane, _mm512_add_ps(totals[0], totals[1]));
 }
 
-/* To the sums of num queries, of LINE dimensions: those whose values stand in the lower halves of the register's 128 bit
- * lanes, then the others. */
+/* Adds weighted values to the sums of num queries, for LINE dimensions: first those in the lower halves of the
+ * register's 128-bit lanes, then the others. */
 INLINE void add_values(const int num, int query, int dimension, int num_keys, Scratch *s) {
     __m512 sums[SOME][2];
     for (int q = 0; q < num; q++)
@@ -134,7 +134,7 @@ CPU static void add_some_values(int num, int query, int dimension, int num_keys,
     }
 }
 
-/* The next run of a chain's keys, which begins with its key `start`. */
+/* Computes the next run of a chain's keys, which begins with key `start`. */
 CPU static void run(const Tile *tile, int start, int num_keys, const Attention *attention, Scratch *s) {
     const int head_dim = attention->head_dim;
     if (tile->num > 16)
@@ -192,12 +192,12 @@ CPU static void attend_tile(const Pass *pass, const Attention *attention, const 
     }
     for (int start = first_key / KEYS * KEYS; start < num_keys; start += KEYS) {
         const int num = num_keys - start < KEYS ? num_keys - start : KEYS;
-        for (int key = 0; key < KEYS; key++) { /* what is read along with the last one is it again */
+        for (int key = 0; key < KEYS; key++) { /* the last key pads the run */
             const int64_t slot = pass->keys[tile->keys + start + (key < num ? key : num - 1)];
             const int64_t at = (slot * attention->kv_heads + kv_head) * head_dim;
             s.keys[key] = attention->keys + at;
             s.values[key] = attention->values + at;
-            for (int line = 0; line < head_dim; line += LINE) { /* asked for in time, and past the larger caches */
+            for (int line = 0; line < head_dim; line += LINE) { /* prefetch past the larger caches */
                 _mm_prefetch((const char *)(s.keys[key] + line), _MM_HINT_NTA);
                 _mm_prefetch((const char *)(s.values[key] + line), _MM_HINT_NTA);
             }
@@ -217,7 +217,7 @@ void attend(Turn turn, const Pass *pass, const Attention *attention, Rows query,
         attend_tile(pass, attention, pass->tiles + turn.item / kv_heads, turn.item % kv_heads, query, output);
 }
 
-/* By itself. head_dim is a multiple of LINE, and MAX_HEAD_DIM at most. Returns 1. */
+/* The attention of one layer on its own. head_dim is a multiple of LINE, at most MAX_HEAD_DIM. Returns 1. */
 int specdec_paged_attention(const Pass *pass, const Attention *attention, const Rows *query, const Rows *key,
                             const Rows *value, const Rows *output, int num_threads) {
     Work of_rows = {0}, of_tiles = {0};

@@ -1,7 +1,7 @@
-"""Attention computed by paged_attention.c, over keys and values where they lie in the pool, on CPUs with AVX512-BF16.
+"""Attention computed by paged_attention.c, which reads keys and values directly from the pool.
 
-Knows a pass's rows; refuses to know models. Every row of a tree is taken for the end of a text of its own, so that no
-key is hidden from a row but those after it, and those before its window.
+Knows a pass's rows; does not know models. Every row of a tree is computed as the end of a text of its own, so that only
+later keys, and keys before the window, are masked.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class _Rows(ctypes.Structure):
 
 
 class Pass(ctypes.Structure):
-    """A pass as the C files see it. ``arrays``, int32, are what it points to; ``starts``: where in ``keys`` those of
-    each chain begin."""
+    """The C structure of a pass. ``arrays``: the int32 arrays that it points to; ``starts``: the place in ``keys`` of
+    each chain's first key."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("slots", "keys", "rows", "num_seen", "tiles")),
@@ -47,7 +47,7 @@ class Pass(ctypes.Structure):
 
 
 class LayerAttention(ctypes.Structure):
-    """A layer's attention, and its pool."""
+    """The C structure of a layer's attention and its pool."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("keys", "values")),
@@ -63,7 +63,7 @@ class LayerAttention(ctypes.Structure):
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether this machine computes with such tensors [rows, heads, head_dim] here."""
+    """Whether paged_attention.c can compute such tensors [rows, heads, head_dim] on this machine."""
     head_dim = query.shape[2]
     return (
         query.device.type == "cpu"
@@ -78,7 +78,7 @@ def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 class PagedAttention:
-    """Of one pass, for all its layers. What it does not take is left to ``otherwise``."""
+    """The attention of one pass, for all its layers. ``otherwise`` computes the layers that this one cannot."""
 
     def __init__(self, rows: PassRows, otherwise: Attention) -> None:
         self._rows = rows
@@ -118,7 +118,7 @@ class PagedAttention:
         )
 
     def for_groups(self, groups: int) -> Pass:
-        """For ``groups`` query heads per key head. Made at the first layer that asks."""
+        """The pass for ``groups`` query heads per key head, made once."""
         if groups not in self._passes:
             self._passes[groups] = self._described(groups)
         return self._passes[groups]
@@ -134,7 +134,7 @@ class PagedAttention:
             num = len(seen) * groups
             num_tiles = -(-num // LANES)
             bounds = [num * tile // num_tiles for tile in range(num_tiles + 1)]
-            # The longest first, so that no thread is left with one at the end.
+            # The longest tiles first, so that no thread ends with a long one.
             tiles += [
                 (-seen[(end - 1) // groups], start, len(rows), first, end - first)
                 for first, end in itertools.pairwise(bounds)

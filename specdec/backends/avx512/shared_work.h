@@ -1,8 +1,8 @@
-/* Work that the threads of a parallel region share in items.
+/* Work items that the threads of a parallel region share.
  *
- * It is over when all items are done, not when all threads have come, as a barrier of OpenMP would have it. A thread may
- * be kept from its core for longer than a whole layer takes: by whoever carries the last pass's tokens, or by another
- * model. What it has begun is done again by another one meanwhile, where that is possible.
+ * The work ends when all items are done. An OpenMP barrier would wait for all threads, but a thread can lose its core
+ * for longer than a whole layer takes: to the thread that sends the last pass's tokens, or to another model. Meanwhile
+ * another thread repeats its unfinished item, if items may be computed twice.
  */
 #ifndef SPECDEC_SHARED_WORK_H
 #define SPECDEC_SHARED_WORK_H
@@ -11,27 +11,27 @@
 #include <stdint.h>
 
 typedef struct {
-    int32_t next;     /* the first item that nobody has taken */
+    int32_t next;     /* the first item that is not taken */
     int32_t num_done;
-    uint8_t *results; /* [items]: whether somebody has a result. NULL: no item is done twice */
+    uint8_t *results; /* [items]: whether the item has a result. NULL: no item is computed twice */
 } Work;
 
-/* A thread's part of it. */
+/* A thread's share of the work. */
 typedef struct {
     Work *work;
-    int32_t num_items, num_parts; /* it takes one of so many parts of what is left at a time */
+    int32_t num_items, num_parts; /* a span is 1 / num_parts of the items that are left */
     int32_t item, end;
-    uint64_t since, patience; /* in ticks: when its last item began, and twice what that took */
+    uint64_t since, patience; /* in ticks: start of its last item, and twice the duration of an item */
 } Turn;
 
-#define TURNS 2000       /* of an idle loop, after which another thread may want the core */
-#define PATIENCE 50000   /* in ticks, of a thread that does not know yet how long an item takes */
+#define TURNS 2000       /* iterations of an idle loop before the thread yields its core */
+#define PATIENCE 50000   /* in ticks, before the duration of an item is known */
 
 static inline Turn join(Work *work, int num_items, int num_parts) {
     return (Turn){.work = work, .num_items = num_items, .num_parts = num_parts, .item = -1, .end = 0};
 }
 
-/* Long spans first, then shorter ones. */
+/* Takes the next span of items; spans become shorter. Returns 0 if no item is left. */
 static inline int take_span(Turn *turn) {
     int32_t next = __atomic_load_n(&turn->work->next, __ATOMIC_RELAXED), size;
     do {
@@ -52,7 +52,7 @@ static inline int is_over(const Turn *turn) {
     return __atomic_load_n(&turn->work->num_done, __ATOMIC_ACQUIRE) == turn->num_items;
 }
 
-/* Waits for the others, but where items can be done twice no longer than its patience. Whether all is over then. */
+/* Waits for the other threads; at most for its patience if items may be computed twice. Returns whether all is done. */
 static inline int wait_for_others(const Turn *turn) {
     const uint64_t begin = __builtin_ia32_rdtsc();
     for (int turns = 1; !is_over(turn); turns++) {
@@ -65,7 +65,7 @@ static inline int wait_for_others(const Turn *turn) {
     return 1;
 }
 
-/* The next item to be done, in turn->item; 0 when all are done. */
+/* Puts the next item to compute into turn->item; returns 0 when all are done. */
 static inline int next_item(Turn *turn) {
     const uint64_t now = __builtin_ia32_rdtsc();
     turn->patience = turn->since ? 2 * (now - turn->since) : PATIENCE;
@@ -86,7 +86,7 @@ static inline int next_item(Turn *turn) {
     return 1;
 }
 
-/* With an item's result at hand: whether it is the first one, and to be kept. */
+/* Whether the result that this thread has computed is the item's first; only then may it be stored. */
 static inline int is_first(Turn *turn) {
     uint8_t *result = turn->work->results + turn->item;
     return !__atomic_load_n(result, __ATOMIC_RELAXED) && !__atomic_exchange_n(result, 1, __ATOMIC_RELAXED);

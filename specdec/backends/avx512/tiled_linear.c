@@ -1,28 +1,28 @@
-/* A matrix product of few rows with a weight in tiles, for CPUs with AVX512-BF16. See specdec/backends/avx512/tiled_linear.py.
+/* The matrix product of few rows with a weight in tiles, for CPUs with AVX512-BF16. See tiled_linear.py.
  *
- * A decoding pass is over when its weights have been read, so a weight lies in memory in the order in which it is read
- * here: COLUMNS outputs at a time, of these two inputs at a time. Every sum of a row is taken in the order of its inputs
- * by one accumulator, however many rows there are, so that a row's bits depend on the row alone.
+ * The time of a decoding pass is that of reading its weights. So a weight is stored in the order in which this code
+ * reads it: COLUMNS outputs at a time, with two inputs each. One accumulator adds up each output in the order of the
+ * inputs, for any number of rows, so that a row's bits depend on the row alone.
  */
 #include "kernels.h"
 
-#define LINE 64    /* bytes of a register, and of what memory gives at a time */
-#define ROWS 14    /* that share one reading of a tile: with two accumulators each they leave room for its row and theirs */
-#define DEPTH 512  /* inputs of a part at most: 32 KiB of the first-level cache. All have as many */
-#define DISTANCE 256 /* lines that a weight which is read once is asked for in advance */
+#define LINE 64    /* bytes of a register and of a cache line */
+#define ROWS 14    /* rows per read of a tile: two accumulators each, and registers are left for weights and inputs */
+#define DEPTH 512  /* most inputs of a part, 32 KiB of the first-level cache; all parts have about the same number */
+#define DISTANCE 256 /* prefetch distance in lines for a weight that is read once */
 
 typedef struct {
     const bf16 *weight; /* [depth / 2][COLUMNS][2] */
     const bf16 *rows;   /* [num_rows][in_features] */
     float *sums;        /* [num_rows][COLUMNS] */
-    const char *next;   /* lines of the next part, of which a group of rows asks for so many */
+    const char *next;   /* the lines of the next part of which each group of rows prefetches num_next */
     int num_next;
     int depth, in_features, first;
 } Part;
 
-/* What two inputs more are computed with comes from memory meanwhile, past the larger caches: what else is in them is
- * still there after the pass, and whoever carries its tokens runs twice as fast. Where more than one group of rows reads
- * a part, each has asked for its share of it during the last part, so that memory is never idle. */
+/* Prefetches weights while two inputs are computed, past the larger caches (NTA). These keep their other data, and the
+ * thread that sends the tokens after the pass runs twice as fast. If several groups of rows read a part, each of them
+ * prefetches its share of the next part, so that memory is never idle. */
 INLINE void fetch_ahead(const int read_once, const bf16 *weight, int pair, const Part *part) {
     if (read_once)
         for (int i = 0; i < COLUMNS * 4 / LINE; i++)
@@ -31,7 +31,7 @@ INLINE void fetch_ahead(const int read_once, const bf16 *weight, int pair, const
         _mm_prefetch(part->next + (size_t)pair * LINE, _MM_HINT_NTA);
 }
 
-/* Adds to the sums of num_rows rows, a number that the compiler knows, what depth inputs give. */
+/* Adds the products of `depth` inputs to the sums of num_rows rows; num_rows is a compile-time constant. */
 INLINE void add_rows(const int num_rows, const int read_once, Part part) {
     __m512 sums[ROWS][2];
     for (int row = 0; row < num_rows; row++)
@@ -63,7 +63,7 @@ INLINE void add_some(int num_rows, const int read_once, Part part) {
     }
 }
 
-/* In groups of similar numbers of rows. */
+/* Adds a part for all rows, in groups of about equal size. */
 CPU static void add(int num_rows, Part part) {
     const int num_groups = (num_rows + ROWS - 1) / ROWS;
     if (num_groups == 1) {
@@ -82,7 +82,7 @@ CPU static void add(int num_rows, Part part) {
     }
 }
 
-/* Which of the 16 outputs from `column` on there are. */
+/* Which of the 16 outputs from `column` on exist. */
 static inline __mmask16 columns(const Linear *linear, int column) {
     const int left = linear->out_features - column;
     return left >= 16 ? 0xffff : left <= 0 ? 0 : (__mmask16)((1 << left) - 1);
@@ -144,7 +144,7 @@ void multiply(Turn turn, const Product *products, const bf16 *rows, int num_rows
     }
 }
 
-/* By itself; in_features is an even number. Whether there was memory. */
+/* A product on its own; in_features is even. Returns 0 if out of memory. */
 int specdec_tiled_linear(const Linear *linear, const bf16 *rows, bf16 *outputs, int num_rows, int num_threads) {
     const Product product = {linear, outputs, 0};
     const int num_items = num_tiles(linear) * num_chunks(num_rows);

@@ -1,7 +1,7 @@
-"""Linear layers computed by tiled_linear.c, on CPUs with AVX512-BF16. The few rows of a decoding pass wait for the
-weight to be read, which takes oneDNN 1.2 to 2 times as long (bench/LOG.md); many rows take it no less.
+"""Linear layers computed by tiled_linear.c. With the few rows of a decoding pass, the time is that of reading the
+weight; oneDNN takes 1.2 to 2 times as long, and is not faster with many rows (bench/LOG.md).
 
-Knows one weight at a time; refuses to know models.
+Knows one weight at a time; does not know models.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _COLUMNS = 32  # outputs of a tile, as in tiled_linear.c
 
 
 class Linear(ctypes.Structure):
-    """A weight as the C files see it."""
+    """The C structure of a weight."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weight", "bias")),
@@ -28,16 +28,16 @@ class Linear(ctypes.Structure):
 
 
 class TiledLinear(torch.nn.Module):
-    """In place of a ``torch.nn.Linear`` whose weight it ``takes``, for inference only.
+    """Replaces a ``torch.nn.Linear`` with a weight that it ``takes``, for inference only.
 
-    A row's bits do not depend on the number of rows or its place among them, also where there is just one.
+    A row's bits do not depend on the number of rows (one included) or on its place among them.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         num_tiles = -(-self.out_features // _COLUMNS)
-        # No buffers: what walks over buffers, such as ``Module.to``, would move them.
+        # Not a buffer: functions over all buffers, such as ``Module.to``, would move it.
         self._tiles = weight.new_zeros(num_tiles, self.in_features // 2, _COLUMNS, 2)
         for number, outputs in enumerate(torch.split(weight.detach(), _COLUMNS)):
             self._tiles[number, :, : len(outputs)] = outputs.view(len(outputs), -1, 2).transpose(0, 1)
@@ -50,14 +50,14 @@ class TiledLinear(torch.nn.Module):
 
     @staticmethod
     def takes(weight: Tensor) -> bool:
-        """Whether this machine computes with such a weight, and faster so."""
+        """Whether tiled_linear.c computes with such a weight on this machine, and faster than oneDNN."""
         if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16 or weight.shape[1] % 2:
             return False
         return _compute() is not None
 
     @property
     def weight(self) -> Tensor:
-        """A copy in the usual order, for the few model classes that look at it."""
+        """A copy in the usual order, for the few model classes that read it."""
         return self._tiles.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features].clone()
 
     def forward(self, inputs: Tensor) -> Tensor:  # [..., in_features] -> [..., out_features]
@@ -69,7 +69,7 @@ class TiledLinear(torch.nn.Module):
         num_rows = rows.numel() // self.in_features
         pointers = ctypes.byref(self.described), rows.data_ptr(), outputs.data_ptr()
         if not self._compute(*pointers, num_rows, torch.get_num_threads()):
-            raise MemoryError("there is no memory for what the threads of a product share")
+            raise MemoryError("there is no memory for the buffers that the threads of a product share")
         return outputs
 
     def extra_repr(self) -> str:

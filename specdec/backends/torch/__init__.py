@@ -1,4 +1,4 @@
-"""The backend that runs everywhere: torch's kernels on any device, oneDNN's packed weights on CPUs.
+"""The backend for every device: torch's kernels, with oneDNN's packed weights on CPUs.
 
 Imports the rooms before backends, torch and transformers.
 Start at backend.py.

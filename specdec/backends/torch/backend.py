@@ -1,4 +1,4 @@
-"""The backend that works everywhere: torch's kernels, on any device, with oneDNN's packed weights on a CPU."""
+"""The backend for every device: torch's kernels, with oneDNN's packed weights on a CPU."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from specdec.backends.torch.own_code import OwnCode
 from specdec.core.sequence import Draw
 from specdec.passes.rows import PassRows
 
-_LOGITS_PER_CALL_ON_A_CPU = 1 << 18
-"""Rows times vocabulary, 2 MiB in float64: more would go back and forth between processor and memory."""
+_CPU_LOGITS_PER_CALL = 1 << 18
+"""Rows times vocabulary, 2 MiB in float64: more would not fit into the processor's cache."""
 
-_SHARE_OF_FREE_MEMORY = 1 / 16
-"""Of a GPU, which one call may take: the fewer calls, the fewer kernels wait for each other."""
+_FREE_MEMORY_SHARE = 1 / 16
+"""Share of a GPU's free memory for one call: fewer calls mean fewer kernels that wait for each other."""
 
 
 class TorchBackend:
@@ -30,7 +30,7 @@ class TorchBackend:
     name = "torch"
 
     def __init__(self, device: torch.device, logits_per_call: int | None = None) -> None:
-        """``logits_per_call``: see Backend; None: what suits the device."""
+        """``logits_per_call``: see Backend; None: the default for the device."""
         self.device = device
         self.fingerprint = f"torch {torch.__version__}, {_hardware(device)}"
         self.logits_per_call = logits_per_call or _logits_per_call(device)
@@ -59,13 +59,13 @@ class TorchBackend:
 
 def _logits_per_call(device: torch.device) -> int:
     if device.type != "cuda":
-        return _LOGITS_PER_CALL_ON_A_CPU
+        return _CPU_LOGITS_PER_CALL
     free, _ = torch.cuda.mem_get_info(device)
-    return max(_LOGITS_PER_CALL_ON_A_CPU, int(free * _SHARE_OF_FREE_MEMORY) // BYTES_PER_LOGIT)
+    return max(_CPU_LOGITS_PER_CALL, int(free * _FREE_MEMORY_SHARE) // BYTES_PER_LOGIT)
 
 
 def _hardware(device: torch.device) -> str:
-    """What decides which kernels torch and its libraries choose."""
+    """The properties of the hardware that decide torch's choice of kernels, as text."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":

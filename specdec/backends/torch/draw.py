@@ -1,4 +1,4 @@
-"""Greedy and coupled draws by torch, some rows at a time. Knows draws; refuses to know models and who asks."""
+"""Greedy and coupled draws by torch, in chunks of rows. Knows draws; does not know models or callers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec.sampling.noise_cache import KeptRows, PassNoise
 
 
 class TorchDraw:
-    """Of one model: whole rows of noise are kept for all its sequences together."""
+    """The draws of one model, with a cache of noise rows that all its sequences share."""
 
     def __init__(self, logits_per_call: int) -> None:
         self._logits_per_call = logits_per_call

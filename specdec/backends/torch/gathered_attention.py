@@ -1,10 +1,9 @@
 """Attention of packed rows over keys and values that are gathered from the pool, by torch's kernels, on any device.
 
-Knows who is attended to in one call; refuses to know models. Rows of several segments with similar numbers of rows and
-keys share a call. So that the bits of a row do not depend on its company, the tree below
-it or the chunks of its prompt, every call keeps to what the kernel of ``scaled_dot_product_attention`` needs (measured,
-see bench/LOG.md): query rows per key head in multiples of four, and keys, from the first one on, as many as
-``KeyCounts`` says for their positions.
+Knows which rows share a call; does not know models. Segments with similar numbers of rows and keys share a call. The
+bits of a row must not depend on the other rows, the tree below it or the chunks of its prompt. For that, the kernel of
+``scaled_dot_product_attention`` needs two things (measured, bench/LOG.md): query rows per key head in multiples of
+four, and the number of keys that ``KeyCounts`` gives for the rows' positions.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from specdec.passes.rows import KeyCounts, Member, PassRows, rounded
 
 ROW_MULTIPLE = 4
 KEY_COUNTS = KeyCounts((64, 128, 256), 512)
-_SMALL = 16
-_FEW_KEYS = 256
+_SMALL_ROWS, _SMALL_KEYS = 16, 256
+"""Members up to these sizes share a call."""
 
 
 class Scratch:
-    """Memory that every call of a pass uses again, the largest first: new memory of that size comes page by page from
-    the operating system, which takes ten times longer than the copy."""
+    """A buffer that all calls of a pass reuse, the largest call first. New memory of that size comes page by page from
+    the operating system, which takes ten times as long as the copy."""
 
     def __init__(self) -> None:
         self.kept: Tensor | None = None
@@ -40,21 +39,21 @@ class Scratch:
     def take(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         size = math.prod(shape)
         if self.kept is None or self.kept.numel() < size:
-            self.kept = None  # before there is another
+            self.kept = None  # frees the old buffer before the new one exists
             self.kept = like.new_empty(size)
         return self.kept[:size].view(shape)
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """Members attended to in one call; S members of up to R rows over up to N keys."""
+    """Members that share an attention call: S members of up to R rows over up to N keys."""
 
-    pages: Tensor  # [S * N / block_size]: the keys' blocks; or [S * N]: their slots
+    pages: Tensor  # by_block: [S * N / block_size] blocks of the keys; else [S * N] slots of the keys
     by_block: bool
     shape: tuple[int, int]  # S, R
-    queries: Tensor  # [S * R]: the pass row of each query; of padding, any
-    places: Tensor | None  # [rows]: where the rows are among the queries; None: there is no padding
-    rows: Tensor  # [rows]: their pass rows
+    queries: Tensor  # [S * R]: the pass row of each query; for padding, any row
+    places: Tensor | None  # [rows]: the place of each row among the queries; None: there is no padding
+    rows: Tensor  # [rows]: the pass row of each row
     visible: Tensor  # [S, R, N] bool
     query_positions: Tensor  # [S, R]
     key_positions: Tensor  # [S or 1, N]
@@ -65,9 +64,10 @@ class _Bucket:
         return self.shape[0] * self.visible.shape[2]
 
     def gathered(self, layer: Tensor, scratch: Scratch) -> Tensor:
-        """Of a layer's keys, or values, [num_blocks, block_size, kv_heads, head_dim], those of each member.
+        """The keys or values of each member, [S, kv_heads, N, head_dim].
 
-        [S, kv_heads, N, head_dim]. By blocks it takes a fifth less time than by slots.
+        ``layer``: all of a layer's, [num_blocks, block_size, kv_heads, head_dim]. By blocks it takes a fifth less time
+        than by slots.
         """
         source = layer if self.by_block else layer.flatten(0, 1)
         out = scratch.take((len(self.pages), *source.shape[1:]), layer)
@@ -75,7 +75,7 @@ class _Bucket:
         return found.view(self.shape[0], -1, *layer.shape[2:]).transpose(1, 2)
 
     def mask(self, window: int | None, dtype: torch.dtype, groups: int) -> Tensor:
-        """What is added to the scores: 0 or -inf, [S, 1, R * groups, N]."""
+        """The mask to add to the scores, 0 or -inf: [S, 1, R * groups, N]."""
         if (window, dtype) not in self.masks:
             visible = self.visible
             if window is not None:
@@ -86,13 +86,13 @@ class _Bucket:
 
 
 class GatheredAttention:
-    """Of one pass, for all its layers."""
+    """The attention of one pass, for all its layers."""
 
     def __init__(self, rows: PassRows, block_size: int, device: torch.device) -> None:
         self._rows = rows
         self._block_size = block_size
         self._device = device
-        self.scratch = Scratch(), Scratch()  # of keys, of values
+        self.scratch = Scratch(), Scratch()  # for keys, for values
         self._buckets: dict[int, list[_Bucket]] = {}
 
     @functools.cached_property
@@ -120,7 +120,7 @@ class GatheredAttention:
         attend = torch.nn.functional.scaled_dot_product_attention if softcap is None else _softcapped(softcap)
         for bucket in self._buckets_of(groups, keys.shape[0] * keys.shape[1]):
             size, most_rows = bucket.shape
-            # The query heads of a key head become rows of one head, so that no key is read twice.
+            # The query heads of a key head become rows of one head, so that each key is read once.
             grouped = (
                 query.index_select(0, bucket.queries)
                 .view(size, most_rows, kv_heads, groups, -1)
@@ -142,11 +142,11 @@ class GatheredAttention:
             output.index_copy_(0, bucket.rows, by_query if bucket.places is None else by_query[bucket.places])
 
     def _buckets_of(self, groups: int, num_slots: int) -> list[_Bucket]:
-        """For ``groups`` query heads per key head. Made at the first layer that asks. ``num_slots``: of the pool."""
+        """The buckets for ``groups`` query heads per key head, made once. ``num_slots``: slots of the pool."""
         if groups not in self._buckets:
             alike = defaultdict(list)
             for member in self._rows.members(KEY_COUNTS):
-                sizes = _class(len(member.rows), _SMALL), _class(member.num_keys, _FEW_KEYS)
+                sizes = _size_class(len(member.rows), _SMALL_ROWS), _size_class(member.num_keys, _SMALL_KEYS)
                 alike[member.level, *sizes].append(member)
             row_multiple = ROW_MULTIPLE // math.gcd(groups, ROW_MULTIPLE)
             made = [
@@ -181,7 +181,7 @@ class GatheredAttention:
             key_positions = key_positions.repeat(len(members), 1)
         for place, member in trees:
             among = slice(member.segment.num_context, member.num_keys)
-            seen = torch.from_numpy(_seen(member.segment.parents, member.rows, len(member.keys)))
+            seen = torch.from_numpy(_visible_keys(member.segment.parents, member.rows, len(member.keys)))
             visible[place, : len(member.rows), among] = seen.to(self._device)
             key_positions[place, among] = self._tensor([member.row_positions[row] for row in member.keys])
         return _Bucket(
@@ -196,7 +196,7 @@ class GatheredAttention:
         )
 
     def _pages(self, members: Sequence[Member], num_keys: int) -> tuple[Tensor, bool]:
-        """Where the keys are, and whether that is said by block."""
+        """The blocks of the keys, or their slots, and whether these are blocks."""
         size = self._block_size
         num_blocks = rounded(num_keys, size) // size
         listed: list[int] = []
@@ -227,7 +227,7 @@ def _softcapped(softcap: float) -> Any:
 
 
 def _parts(members: Sequence[Member], most_keys: int) -> Iterator[list[Member]]:
-    """As many at a time as gather no more than ``most_keys``, and one at least."""
+    """``members`` in chunks that gather at most ``most_keys`` keys each, with at least one member."""
     part: list[Member] = []
     longest = 0
     for member in members:
@@ -239,13 +239,13 @@ def _parts(members: Sequence[Member], most_keys: int) -> Iterator[list[Member]]:
     yield part
 
 
-def _class(size: int, small: int) -> int:
-    """Sizes that share a call: all up to ``small``, then within a factor of two."""
+def _size_class(size: int, small: int) -> int:
+    """The class of ``size``; sizes of one class share a call. All sizes up to ``small``, then factors of two."""
     return max(0, (size - 1) // small).bit_length()
 
 
-def _seen(parents: Sequence[int], rows: Sequence[int], num_keys: int) -> np.ndarray:
-    """[rows, keys] bool: what these rows of a tree, in increasing order, see of its first ones."""
+def _visible_keys(parents: Sequence[int], rows: Sequence[int], num_keys: int) -> np.ndarray:
+    """[rows, keys] bool: which of a tree's first rows each of ``rows``, in increasing order, attends to."""
     seen = np.zeros((len(rows), num_keys), dtype=np.bool_)
     places = {row: place for place, row in enumerate(rows)}
     for place, row in enumerate(rows):

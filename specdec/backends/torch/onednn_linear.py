@@ -1,10 +1,11 @@
-"""Linear layers whose weights lie in the order in which a CPU's kernels read them: oneDNN's, or our own.
+"""Linear layers computed by oneDNN on a CPU, with weights packed in the order in which its kernels read them.
 
-Knows one weight at a time; refuses to know models beyond their modules. At the few rows of a decoding pass a matrix
-product waits for its weight: packed once at load it is read about twice as fast as by ``torch.nn.functional.linear``.
+Knows one weight at a time; does not know models beyond their modules. With the few rows of a decoding pass a matrix
+product is limited by reading its weight. A packed weight is read about twice as fast as by
+``torch.nn.functional.linear``.
 
-What it gives a pass: an output row has the same bits however many rows there are and wherever it stands among them.
-(Plain ``linear`` is not like that in float32: see ``row_multiple``.)
+An output row has the same bits for every number of rows and every place among them. Plain ``linear`` in float32 does
+not guarantee this: see ``row_multiple``.
 """
 
 from __future__ import annotations
@@ -15,28 +16,27 @@ from torch import Tensor
 from specdec.backends.linears import repacked, replace_linears
 
 _ROWS_EXPECTED = 9
-"""oneDNN picks the order of a weight for a number of rows and keeps to it for any."""
+"""oneDNN chooses the order of a weight for this number of rows, and uses it for every number."""
 
 
 class PackedLinear(torch.nn.Module):
-    """In place of a ``torch.nn.Linear`` on the CPU, computed by oneDNN. ``weight`` is [out_features, in_features], for
-    inference only.
+    """Replaces a ``torch.nn.Linear`` on the CPU, for inference only. ``weight`` is [out_features, in_features].
 
-    A single row takes a kernel of its own with other last bits, so it is computed twice; a runner that pads its
-    passes to two rows, those of the logits as well, saves the copy.
+    For a single row oneDNN uses a kernel with other last bits, so the row is computed twice. A runner that pads its
+    passes, and their logit rows, to two rows saves the copy.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.nbytes = weight.nbytes
-        # No buffer: what walks over buffers, such as ``Module.to``, cannot handle a packed tensor.
+        # Not a buffer: functions over all buffers, such as ``Module.to``, cannot handle a packed tensor.
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS_EXPECTED)
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
 
     @property
     def weight(self) -> Tensor:
-        """A copy in the usual order, for the few model classes that look at it."""
+        """A copy in the usual order, for the few model classes that read it."""
         return self._packed.to_dense()
 
     def forward(self, inputs: Tensor) -> Tensor:  # [..., in_features] -> [..., out_features]
@@ -45,7 +45,7 @@ class PackedLinear(torch.nn.Module):
         return self._linear(inputs)
 
     def _linear(self, inputs: Tensor) -> Tensor:
-        # Rows that lie otherwise in memory take yet another kernel.
+        # For rows in another memory layout oneDNN uses yet another kernel.
         rows = inputs.contiguous()
         outputs: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
         return outputs
@@ -55,7 +55,7 @@ class PackedLinear(torch.nn.Module):
 
 
 def has_native_bfloat16() -> bool:
-    """Whether the CPU computes in bfloat16; oneDNN emulates it on others, no faster than float32."""
+    """Whether the CPU computes in bfloat16. On other CPUs oneDNN emulates it, no faster than float32."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     capabilities = torch.cpu.get_capabilities()
@@ -64,7 +64,7 @@ def has_native_bfloat16() -> bool:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN computes with such a weight on this machine, and faster for its being packed."""
+    """Whether oneDNN computes with such a weight on this machine, and faster if it is packed."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
@@ -73,20 +73,20 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def pack_linears(model: torch.nn.Module) -> None:
-    """Replace every linear layer of ``model`` that can be packed, in place. Others stay as they are."""
+    """Replace every linear layer of ``model`` that can be packed, in place. Others do not change."""
     replace_linears(model, PackedLinear, can_pack)
 
 
 def row_multiple(model: torch.nn.Module) -> int:
-    """What a pass's rows, and those of its logits, must be padded to a multiple of, so that no bit depends on it."""
+    """The multiple to which a pass's rows and logit rows must be padded, so that no bit depends on their number."""
     if repacked(model):
         return 2
-    # Plain float32 linear on the CPU: 1 to 3, 5 to 7 and, with two threads, 9 to 11 rows have other last bits than 4.
+    # Plain float32 linear on the CPU: 1 to 3, 5 to 7 and, with two threads, 9 to 11 rows differ from 4 in last bits.
     return 4 if any(parameter.dtype is torch.float32 for parameter in model.parameters()) else 2
 
 
 def least_rows(model: torch.nn.Module) -> int:
-    """Rows that a pass, and its logits, had better have: oneDNN's AVX-512 kernels read a packed weight faster for four
-    of them than for two (bench/LOG.md). No bit depends on it."""
+    """The number of rows and logit rows to pad a pass to for speed: oneDNN's AVX-512 kernels read a packed weight
+    faster for four rows than for two (bench/LOG.md). No bit depends on it."""
     by_onednn = any(isinstance(layer, PackedLinear) for layer in model.modules())
     return 4 if by_onednn and torch.backends.cpu.get_cpu_capability() == "AVX512" else 1

@@ -1,6 +1,6 @@
-"""A pass computed by the model's own code, as transformers has it.
+"""A pass computed by the model's own code in transformers.
 
-Knows a model's call; refuses to know architectures, and what its layers are computed by.
+Knows a model's call; does not know architectures or the kernels of its layers.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class OwnCode:
         head.register_forward_pre_hook(self._remember_features)
 
     def request_yield(self, requested: bool) -> None:
-        pass  # there are no such rows
+        pass  # this call computes no further rows
 
     def __call__(
         self, token_ids: Sequence[int], positions: Sequence[int], logit_rows: Sequence[int], packed_pass: PackedPass
     ) -> PassOutputs:
         padding = [0] * self._padding(len(token_ids))
-        # Also a pass that wants no logits (taking in a prompt) reads some.
+        # A pass without logit rows (prefill) also computes some.
         logits_to_keep = [*logit_rows, *[logit_rows[-1] if logit_rows else 0] * self._padding(len(logit_rows))]
         output = self._model(
             input_ids=self._tensor([*token_ids, *padding])[None],
@@ -51,7 +51,7 @@ class OwnCode:
         assert features is not None, "the output embedding is part of the pass"
         logits, sound = output.logits[0, : len(logit_rows), : self._vocab_size], packed_pass.sound()
         if logit_rows:
-            # Some models rule a token out by -inf; it is never all of them, and anything else shows in the largest.
+            # Some models exclude tokens by -inf, but never all tokens; every other defect shows in the largest logit.
             sound[self._tensor(logit_rows)] &= logits.amax(-1).isfinite()
         return PassOutputs(logits, features[0, : len(logit_rows)], sound)
 
@@ -59,7 +59,7 @@ class OwnCode:
         self._features = inputs[0]
 
     def _padding(self, num_rows: int) -> int:
-        """Rows to add for as many as there must be."""
+        """The number of padding rows to add to ``num_rows``."""
         return rounded(max(num_rows, self._least_rows), self._row_multiple) - num_rows
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
