@@ -33,10 +33,11 @@ test: setup ## Run every test
 test-fast: setup ## Run the tests that are short and start no process
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
 
-check: setup ## Lint and type-check
+check: setup ## Lint, type-check, and check the limits of tests/house.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.house
 
 format: setup ## Format the code
 	$(BIN)/ruff check --fix --quiet .

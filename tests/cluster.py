@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
+
 from draft_service.drafter import Drafter
 from draft_service.server import create_server as create_draft_server
 from orchestrator.api.server import OrchestratorServer
@@ -18,6 +20,7 @@ from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.core.settings import EngineSettings
 from specdec.server.model_server import ModelServer
+from specdec.transport import rpc
 from target_service.server import create_server as create_target_server
 from target_service.verifier import Verifier
 from tests.certificates import files, stranger
@@ -52,7 +55,7 @@ async def cluster(
 ) -> AsyncIterator[Cluster]:
     """``settings`` are the orchestrator's, ``client`` the client's. Returns when every replica is connected.
 
-    With the directory of ``certificates`` (specdec.security.dev_ca) everybody speaks TLS.
+    With the directory of ``certificates`` (specdec.security.dev_ca) all of them use TLS.
     Requests that name no number draft 5 tokens a round: where passes take no time, drafting would never pay.
     ``patient``: a busy machine is no lost replica and no late draft; what a test counts does not depend on time.
     """
@@ -90,3 +93,23 @@ async def connected(orchestrator: OrchestratorServer, timeout_s: float = 30.0) -
     async with asyncio.timeout(timeout_s):
         while not all(r.ready for r in (*orchestrator.targets.replicas, *orchestrator.drafts.replicas)):
             await asyncio.sleep(0.01)
+
+
+async def live(orchestrator: OrchestratorServer, count: int, timeout_s: float = 30.0) -> None:
+    """Returns once so many sequences are live."""
+    async with asyncio.timeout(timeout_s):
+        while orchestrator.live_sequences != count:
+            await asyncio.sleep(0.005)
+
+
+async def orders_wait(server: ModelServer, count: int = 1, timeout_s: float = 30.0) -> None:
+    """Returns once so many orders wait for the model's thread, which is in a pass."""
+    async with asyncio.timeout(timeout_s):
+        while server.servicer.streams._loop._inbox.qsize() < count:
+            await asyncio.sleep(0.005)
+
+
+def read_narrowly(patch: pytest.MonkeyPatch) -> None:
+    """Channels made from now on take in little on behalf of a client that does not read."""
+    narrow = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
+    patch.setattr(rpc, "CHANNEL_OPTIONS", [*rpc.CHANNEL_OPTIONS, *narrow])

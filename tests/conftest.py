@@ -17,6 +17,12 @@ settings.register_profile(
 settings.load_profile("patient")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device", default="cpu", help="where tests/parity runs the bundled models: cpu, cuda, cuda:1, ..."
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first: one that is begun last runs while the other core has nothing left to do."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}

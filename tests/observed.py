@@ -32,7 +32,7 @@ class Observed:
 
 @asynccontextmanager
 async def observed() -> AsyncIterator[Observed]:
-    """The environment (OTEL_*) is the caller's."""
+    """In the environment (OTEL_*) of the caller."""
     *ports, first, second, third = free_ports(6)
     metrics_ports = dict(zip(("target", "draft", "orchestrator"), (first, second, third), strict=True))
     async with AsyncExitStack() as stack:
@@ -51,6 +51,9 @@ async def observed() -> AsyncIterator[Observed]:
         await paired(orchestrator)
         client = await stack.enter_async_context(Client(orchestrator.address))
         yield Observed(client, services, metrics_ports)
+        for each in services.values():  # all at once: a dead collector delays each by seconds
+            each.process.terminate()
+        await asyncio.gather(*(each.process.wait() for each in services.values()))
 
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$", re.MULTILINE)

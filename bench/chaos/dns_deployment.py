@@ -51,7 +51,7 @@ class Named:
             for _ in range(count):
                 await self.add(role).start()
             self.show(role)
-        for each in self.everybody:
+        for each in self.processes:
             await each.healthy()
         [front] = self.roles["orchestrator"]
         self.client = await self._stack.enter_async_context(Client(front.address))
@@ -75,7 +75,7 @@ class Named:
         self.names.addresses[role] = [each.address.split(":")[0] for each in self.roles[role]]
 
     @property
-    def everybody(self) -> list[Process]:
+    def processes(self) -> list[Process]:
         return list(itertools.chain(*self.roles.values()))
 
     async def used(self, orchestrator: Process, timeout_s: float = 30.0) -> float:

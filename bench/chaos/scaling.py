@@ -42,7 +42,7 @@ async def row_29(lab: Lab, seed: int, short: bool) -> Outcome:
         ends = {each.returncode for each in left}
         outcome.check(ends == {0}, f"exit statuses of removed targets: {ends}")
         outcome.note(f"{sum(answer.num_replays for answer in load.answers if answer.sample.finished)} replays")
-        traces = sum(each.tracebacks() for each in (*left, *found.everybody))
+        traces = sum(each.tracebacks() for each in (*left, *found.processes))
         outcome.check(not traces, f"{traces} tracebacks in the logs")
     return outcome
 

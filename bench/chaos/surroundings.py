@@ -75,8 +75,8 @@ async def row_23(lab: Lab, seed: int, short: bool) -> Outcome:
             check_same(outcome, load.answers, lab.table)
             replays = sum(answer.num_replays for answer in load.answers if answer.sample.finished)
             outcome.check(not replays, f"{replays} replays")
-            await asyncio.gather(*(each.stop() for each in found.everybody))
-            ends = {each.returncode for each in found.everybody}
+            await asyncio.gather(*(each.stop() for each in found.processes))
+            ends = {each.returncode for each in found.processes}
             outcome.check(ends == {0}, f"exit statuses: {ends}")
-            outcome.check(not sum(each.tracebacks() for each in found.everybody), "no tracebacks in the logs")
+            outcome.check(not sum(each.tracebacks() for each in found.processes), "no tracebacks in the logs")
     return outcome

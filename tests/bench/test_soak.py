@@ -1,4 +1,4 @@
-"""What a soak calls a leak: not what comes and goes."""
+"""What a soak counts as a leak."""
 
 import pytest
 
@@ -20,5 +20,5 @@ def soaked(threads: list[int]) -> Soaked:
         ([10, 10, 10, 12, 12], (10, 12)),
     ],
 )
-def test_what_leaks_stays_and_what_a_pool_has_comes_and_goes(late, levels):
+def test_a_leak_stays_and_the_threads_of_a_pool_come_and_go(late, levels):
     assert soaked([1, 2, 3, 4, 5, *late]).levels("orchestrator", "threads") == levels

@@ -11,9 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from specdec.core.errors import InvalidArgument, OutOfStep
-from target_service.language_model import LmVerifier
 from tests.contract.raw import Raw
-from tests.models.gated import Gated
 from tests.models.table_runner import TableRunner
 
 NAN, INF = math.nan, math.inf
@@ -22,10 +20,6 @@ CONTEXT = 64
 
 def runner(**fields: Any) -> TableRunner:
     return TableRunner(**{"context_length": CONTEXT, **fields})
-
-
-class HeldVerifier(Gated, LmVerifier):
-    """Passes wait while the gate is closed."""
 
 
 async def assert_violation(stream: Raw, sequence: int, field: str) -> None:

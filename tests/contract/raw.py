@@ -24,12 +24,12 @@ from specdec.transport.wire import read_load
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from target_service.server import create_server as create_target_server
 from target_service.verifier import Verifier
+from tests.models.misbehaving import PATIENCE_S
 
 COUPLED = common_pb2.VERIFICATION_METHOD_COUPLED
 TOKEN = common_pb2.VERIFICATION_METHOD_TOKEN
 BLOCK = common_pb2.VERIFICATION_METHOD_BLOCK
-PATIENCE_S = 30.0
-"""How long a test waits for what must come: only a broken service takes that long."""
+GREEDY = dict(temperature=0.0)
 
 
 class Raw:
@@ -115,16 +115,22 @@ class Service:
             stub = draft_pb2_grpc.DraftServiceStub(channel)
             self.method, self.request = stub.Draft, draft_pb2.DraftRequest
         self._get_info = stub.GetModelInfo
-        self._streams: list[Raw] = []
+        self.streams: list[Raw] = []
 
     def stream(self, timeout_s: float | None = None) -> Raw:
         raw = Raw(self.method(timeout=timeout_s), self.request)
-        self._streams.append(raw)
+        self.streams.append(raw)
         return raw
 
+    async def info(self) -> common_pb2.GetModelInfoResponse:
+        """What the service tells of itself over gRPC."""
+        answer: common_pb2.GetModelInfoResponse = await self._get_info(
+            common_pb2.GetModelInfoRequest(), timeout=PATIENCE_S
+        )
+        return answer
+
     async def load(self) -> Load:
-        """What the service says of itself over gRPC."""
-        return read_load((await self._get_info(common_pb2.GetModelInfoRequest(), timeout=PATIENCE_S)).load)
+        return read_load((await self.info()).load)
 
     async def nothing_left(self, open_streams: int = 0) -> None:
         """Returns once no sequence, slot or stream is left."""
@@ -138,7 +144,7 @@ class Service:
                 await asyncio.sleep(0.01)
 
     async def close(self) -> None:
-        for stream in self._streams:
+        for stream in self.streams:
             await stream.close()
 
 

@@ -17,7 +17,7 @@ from tests.contract.raw import (
 )
 
 
-async def test_a_malformed_advance_is_refused_by_field_and_disturbs_nobody() -> None:
+async def test_a_malformed_advance_is_refused_by_field_and_disturbs_no_other() -> None:
     bad: list[tuple[str, dict[str, Any]]] = [
         ("token_ids", dict(base=4, token_ids=[8])),
         ("in_flight", dict(base=3, in_flight=tree([1, 1], [-1, -1]))),

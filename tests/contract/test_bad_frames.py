@@ -49,7 +49,7 @@ BAD_SPECS: list[tuple[str, common_pb2.SequenceSpec]] = [
 ]
 
 
-async def test_a_malformed_open_is_refused_by_field_and_disturbs_nobody() -> None:
+async def test_a_malformed_open_is_refused_by_field_and_disturbs_no_other() -> None:
     async with target(LmVerifier(runner())) as targets, draft(LanguageModelDrafter(runner())) as drafts:
         stream, other = targets.stream(), drafts.stream()
         await stream.send(opens=[target_open(1)])
@@ -122,7 +122,7 @@ async def test_entries_for_ended_sequences_are_dropped_in_silence(which: Any) ->
         assert (stream.unread(1), stream.unread(2)) == (0, 0)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("which", [target, draft])
 async def test_no_frame_breaks_a_model_service(which: Any, seed: int) -> None:
     random_ = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request, provoked over gRPC at the orchestrator; it serves as before afterwards."""
+"""Every fault of a request, provoked over gRPC at the orchestrator, which serves as before afterwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def deployment(tokenizer: str = "", **settings: Any) -> AsyncIterator[Clus
     async with cluster([LmVerifier(runner())], [drafter], tokenizer=tokenizer, **settings) as running:
         expected = await running.client.generate(token_ids=IDS, max_tokens=20, seed=1)
         yield running
-        # Whatever was done to it, it serves as before.
+        # It serves as before.
         again = await running.client.generate(token_ids=IDS, max_tokens=20, seed=1)
         assert again[0].token_ids == expected[0].token_ids
         await running.settled(PATIENCE_S)
@@ -162,8 +162,8 @@ async def test_the_last_token_of_the_context_can_be_had() -> None:
 async def test_no_request_breaks_the_orchestrator(tokenizer_file: str) -> None:
     random_ = random.Random(7)
     served, refused = 0, set()  # a part of them is right, for a part the context is too short
-    async with deployment(tokenizer_file) as running:
-        stub = generation_pb2_grpc.GenerationServiceStub(running.client._lines[0].channel)
+    async with deployment(tokenizer_file) as running, rpc.channel(f"127.0.0.1:{running.orchestrator.port}") as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
 
         async def one(message: generation_pb2.GenerateRequest) -> None:
             nonlocal served
@@ -177,11 +177,11 @@ async def test_no_request_breaks_the_orchestrator(tokenizer_file: str) -> None:
             finally:
                 call.cancel()
 
-        for _ in range(15):
+        for _ in range(10):
             await asyncio.gather(
                 *(one(scribble(random_, generation_pb2.GenerateRequest())) for _ in range(20))  # type: ignore[arg-type]
             )
-        assert served > 20, "the requests are not all nonsense"
+        assert served > 10, "the requests are not all nonsense"
         assert grpc.StatusCode.INVALID_ARGUMENT in refused
         assert refused <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE}
 
@@ -228,7 +228,7 @@ async def test_a_request_with_everything_wrong_is_refused_in_a_status_that_gets_
         assert error.violations[-1][1].startswith("and ")
 
 
-async def test_a_message_of_the_greatest_size_disturbs_nobody() -> None:
+async def test_a_message_of_the_greatest_size_disturbs_no_other() -> None:
     async with deployment() as running:
         for long in (
             dict(stop_token_ids=[1] * (rpc.MAX_MESSAGE_BYTES // 2)),

@@ -12,7 +12,7 @@ from specdec.core.errors import ContextExceeded, Overloaded, Preempted, SpecdecE
 from specdec.server import chunked_opens
 from specdec.v1 import common_pb2
 from target_service.language_model import LmVerifier
-from tests.contract.bad import INF, NAN, HeldVerifier, assert_never_opened, assert_out_of_step, assert_violation, runner
+from tests.contract.bad import INF, NAN, assert_never_opened, assert_out_of_step, assert_violation, runner
 from tests.contract.raw import (
     BLOCK,
     COUPLED,
@@ -22,6 +22,7 @@ from tests.contract.raw import (
     target_open,
     tree,
 )
+from tests.models.misbehaving import Misbehaving
 
 DRAFTED = [([1, 2], [1.0, 0.5]), ([2], [1.0])]  # distributions of the chain 1, 2
 BAD_TREES: list[tuple[str, int, common_pb2.TokenTree]] = [
@@ -64,7 +65,7 @@ BAD_TREES: list[tuple[str, int, common_pb2.TokenTree]] = [
 ]
 
 
-async def test_a_malformed_tree_is_refused_by_field_and_disturbs_nobody() -> None:
+async def test_a_malformed_tree_is_refused_by_field_and_disturbs_no_other() -> None:
     async with target(LmVerifier(runner())) as service:
         stream = service.stream()
         await stream.send(opens=[target_open(1)])
@@ -163,7 +164,7 @@ async def test_a_sequence_that_finds_no_kv_slots_is_refused_and_its_neighbours_s
 
 
 async def test_a_round_out_of_step_is_aborted_naming_what_was_expected() -> None:
-    verifier = HeldVerifier(runner())
+    verifier = Misbehaving(LmVerifier(runner()))
     async with target(verifier) as service:
         stream = service.stream()
         await stream.send(opens=[target_open(100)])

@@ -46,12 +46,12 @@ async def test_rotation_under_load_loses_nothing(own: Path) -> None:
         done = False
         workers = [asyncio.create_task(load()) for _ in range(4)]
         try:
-            await some(8)
+            await some(4)
             certificates.make(own)
-            await some(8)
+            await some(4)
             assert await verify(addresses[0], caller(own, "orchestrator")) == 3
 
-            # Another CA: everybody trusts both, then takes a certificate of the new one, then forgets the old one.
+            # Another CA: all trust both, then take a certificate of the new one, then forget the old one.
             old = (own / "ca" / certificates.CERT).read_bytes()
             spare = own / "spare"
             certificates.make(spare)
@@ -62,7 +62,7 @@ async def test_rotation_under_load_loses_nothing(own: Path) -> None:
                     if certs:
                         for name in (certificates.CERT, certificates.KEY):
                             (own / owner / name).write_bytes((spare / owner / name).read_bytes())
-                await some(8)
+                await some(4)
             assert await verify(addresses[1], caller(spare, "orchestrator")) == 3
         finally:
             done = True

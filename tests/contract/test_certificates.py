@@ -1,4 +1,4 @@
-"""Who may call whom, over TLS from end to end: names in certificates decide, and refusals come in words."""
+"""TLS from end to end: names in certificates decide which service may call which, and refusals come in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.server import create_server as create_draft_server
 from orchestrator.api.server import OrchestratorServer
-from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.core.errors import NoReplica, PermissionDenied, ReplicaLost, SpecdecError
 from specdec.core.settings import EngineSettings
@@ -27,6 +26,7 @@ from tests.certificates import caller, files, stranger
 from tests.cluster import cluster
 from tests.contract.bad import runner
 from tests.contract.over_tls import PATIENCE_S, REQUEST, target, unary, verify
+from tests.contract.raw import orchestrator
 
 
 async def test_with_the_right_certificates_the_text_is_the_same(ours: Path) -> None:
@@ -71,7 +71,7 @@ async def test_a_target_may_not_open_a_draft(ours: Path) -> None:
         await server.stop()
 
 
-async def test_who_has_no_good_certificate_does_not_get_in_and_is_told_why(ours: Path, theirs: Path) -> None:
+async def test_a_caller_without_a_good_certificate_does_not_get_in_and_is_told_why(ours: Path, theirs: Path) -> None:
     mixed = Tls(files(ours, "orchestrator")["tls_ca"], *list(files(theirs, "orchestrator").values())[:2])
     async with target(ours) as server:
         address = f"127.0.0.1:{server.port}"
@@ -102,13 +102,13 @@ async def test_a_caller_does_not_talk_to_another_service(ours: Path) -> None:
 
 @pytest.fixture
 def expired(own: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """As they are after their time, in a process that has them since before."""
+    """Certificates after their time, in a process that loaded them before."""
     monkeypatch.setattr(Tls, "_check", lambda *_: None)
     certificates.make(own, days=-1)
     return own
 
 
-async def test_who_has_expired_does_not_get_in(ours: Path, expired: Path) -> None:
+async def test_an_expired_certificate_does_not_get_in(ours: Path, expired: Path) -> None:
     old, good = caller(expired, "orchestrator"), caller(ours, "orchestrator")
     async with target(ours) as server:
         address = f"127.0.0.1:{server.port}"
@@ -123,6 +123,14 @@ async def test_who_has_expired_does_not_get_in(ours: Path, expired: Path) -> Non
         assert await tls_trouble(address, good, "target") == "its certificate has expired"
 
 
+async def problem(running: OrchestratorServer, words: str) -> None:
+    """Returns once the orchestrator says this of its target."""
+    [replica] = running.targets.replicas
+    async with asyncio.timeout(PATIENCE_S):
+        while words not in replica.problem:
+            await asyncio.sleep(0.01)
+
+
 WRONG = {
     "a target in the clear": (None, "target", "it does not speak TLS"),
     "a target of another CA": ("theirs", "target", "not from a CA that tls_ca names"),
@@ -131,21 +139,13 @@ WRONG = {
 
 
 async def test_an_orchestrator_in_the_clear_is_told_that_its_target_speaks_tls(ours: Path) -> None:
-    async with target(ours) as server:
-        orchestrator = OrchestratorServer(OrchestratorSettings(target=[f"127.0.0.1:{server.port}"]))
-        await orchestrator.start()
-        try:
-            [replica] = orchestrator.targets.replicas
-            async with asyncio.timeout(PATIENCE_S):
-                while "it speaks TLS, and this side has no certificates" not in replica.problem:
-                    await asyncio.sleep(0.01)
-        finally:
-            await orchestrator.stop()
+    async with target(ours) as server, orchestrator([server.port]) as (running, _):
+        await problem(running, "it speaks TLS, and this side has no certificates")
 
 
 @pytest.mark.parametrize("kind", WRONG)
 async def test_the_orchestrator_says_why_it_does_not_use_a_target(kind: str, ours: Path, theirs: Path) -> None:
-    """And falls back to nothing: no request goes out in the clear or to somebody else."""
+    """And falls back to nothing: no request goes out in the clear or to another service."""
     ca, owner, words = WRONG[kind]
     directory = {"ours": ours, "theirs": theirs, None: None}[ca]
     settings = EngineSettings(**files(directory, owner)) if directory else EngineSettings()
@@ -154,36 +154,24 @@ async def test_the_orchestrator_says_why_it_does_not_use_a_target(kind: str, our
     else:
         server = create_target_server(LmVerifier(runner()), settings)
     await server.start()
-    orchestrator = OrchestratorServer(
-        OrchestratorSettings(target=[f"127.0.0.1:{server.port}"], target_wait_s=1.0, **files(ours, "orchestrator"))
-    )
-    await orchestrator.start()
     try:
-        async with Client(f"127.0.0.1:{orchestrator.port}", tls=stranger(ours)) as client:
-            with pytest.raises(SpecdecError, match="no target could be reached"):
-                await client.generate(**REQUEST)
-            [replica] = (await client.server_info()).replicas
-            assert not replica.ready
-            assert words in replica.problem
+        async with orchestrator([server.port], target_wait_s=0.1, **files(ours, "orchestrator")) as (running, _):
+            await problem(running, words)
+            async with Client(f"127.0.0.1:{running.port}", tls=stranger(ours)) as client:
+                with pytest.raises(SpecdecError, match="no target could be reached"):
+                    await client.generate(**REQUEST)
+            assert not running.targets.replicas[0].ready
         assert server.load.open_streams == 0
     finally:
-        await orchestrator.stop()
         await server.stop()
 
 
-async def test_a_target_that_refuses_the_orchestrator_is_set_aside(ours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not tried again and again; what clients hear is that there is no target."""
+async def test_a_target_that_refuses_the_orchestrator_is_ejected(ours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not tried again and again. Clients hear that there is no target."""
     async with target(ours) as server:
         monkeypatch.setattr(tls, "of", lambda *_: caller(ours, "draft"))
-        orchestrator = OrchestratorServer(OrchestratorSettings(target=[f"127.0.0.1:{server.port}"], target_wait_s=1.0))
-        await orchestrator.start()
-        try:
-            [replica] = orchestrator.targets.replicas
-            async with asyncio.timeout(PATIENCE_S):
-                while "ejected: it refuses this orchestrator: this call is for orchestrator" not in replica.problem:
-                    await asyncio.sleep(0.01)
-            async with Client(f"127.0.0.1:{orchestrator.port}", tls=stranger(ours), tls_name="draft") as client:
+        async with orchestrator([server.port], target_wait_s=0.1) as (running, _):
+            await problem(running, "ejected: it refuses this orchestrator: this call is for orchestrator")
+            async with Client(f"127.0.0.1:{running.port}", tls=stranger(ours), tls_name="draft") as client:
                 with pytest.raises(NoReplica, match="made out to draft"):
                     await client.generate(**REQUEST)
-        finally:
-            await orchestrator.stop()

@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from typing import Any
-
 import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.v1 import draft_pb2
-from tests.contract.raw import (
-    BLOCK,
-    PATIENCE_S,
-    TOKEN,
-    advance,
-    draft,
-    draft_open,
-)
-from tests.models.failing import GREEDY, greedy_text
+from tests.cluster import orders_wait
+from tests.contract.raw import BLOCK, GREEDY, TOKEN, advance, draft, draft_open
+from tests.models.misbehaving import Misbehaving
 from tests.models.table_runner import TableRunner
 
 
 async def test_a_newer_advance_supersedes_an_older_one_and_their_news_is_merged() -> None:
-    class Gated(LanguageModelDrafter):
-        gate = threading.Event()
-        entered = threading.Event()
-
-        def grow(self, sequences: Any) -> Any:
-            self.entered.set()
-            assert self.gate.wait(PATIENCE_S)
-            return super().grow(sequences)
-
     runner = TableRunner()
-    drafter = Gated(runner)
-    text = greedy_text(runner, [1, 2, 3], 20)
+    drafter = Misbehaving(LanguageModelDrafter(runner), closes_at=1)
+    text = runner.greedy_text([1, 2, 3], 20)
     async with draft(drafter) as service:
         stream = service.stream()
         await stream.send(opens=[draft_open(1, max_nodes=8, **GREEDY)])
-        assert await asyncio.to_thread(drafter.entered.wait, PATIENCE_S)
+        await drafter.in_a_pass()
         await stream.send(advances=[advance(1, 1, 5, text[:2], max_nodes=8)])
         await stream.send(advances=[advance(1, 2, 6, text[2:3], max_nodes=4)])
-        # The frames reach the model thread while it is in the pass: ask the loop, not the clock.
-        async with asyncio.timeout(PATIENCE_S):
-            while service.server.servicer.streams._loop._inbox.qsize() < 2:
-                await asyncio.sleep(0.01)
+        await orders_wait(service.server, 2)
         drafter.gate.set()
         answers = [await stream.answer(1) for _ in range(3)]
         assert [(a.advance, a.end) for a in answers] == [

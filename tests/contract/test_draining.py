@@ -1,4 +1,4 @@
-"""A service that goes away: what it still answers, what it refuses, and who hears of it."""
+"""A service that goes away: what it still answers, what it refuses, and which sequences it tells."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import asyncio
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import Draining
-from tests.contract.raw import (
-    PATIENCE_S,
-    draft,
-    draft_open,
-    round_,
-    target,
-    target_open,
-)
-from tests.models.failing import GatedVerifier
+from target_service.language_model import LmVerifier
+from tests.cluster import orders_wait
+from tests.contract.raw import PATIENCE_S, draft, draft_open, round_, target, target_open
+from tests.models.misbehaving import Misbehaving
 from tests.models.table_runner import TableRunner
 
 
 async def test_draining_ends_sequences_at_their_rounds_end_and_refuses_opens() -> None:
-    verifier = GatedVerifier(TableRunner())
+    verifier = Misbehaving(LmVerifier(TableRunner()))
     async with target(verifier) as service:
         stream = service.stream()
         await stream.send(opens=[target_open(1), target_open(2)])
@@ -29,9 +24,7 @@ async def test_draining_ends_sequences_at_their_rounds_end_and_refuses_opens() -
         await verifier.in_a_pass()
         stopping = asyncio.create_task(service.server.stop(PATIENCE_S))
         await stream.send(opens=[target_open(3)])
-        async with asyncio.timeout(PATIENCE_S):
-            while service.server.servicer.streams._loop._inbox.qsize() < 2:
-                await asyncio.sleep(0.01)
+        await orders_wait(service.server, 2)
         verifier.gate.set()
         assert (await stream.answer(1)).round == 1  # what was asked is answered
         for s in (1, 2, 3):

@@ -1,24 +1,25 @@
-"""Rounds that are sent before the verdict on the one before, on a stream."""
+"""Rounds that are sent on a stream before the verdict on the one before."""
 
 from __future__ import annotations
 
 import grpc
 
 from specdec.core.rounds import EARLY
-from specdec.v1 import common_pb2
-from tests.contract.raw import PATIENCE_S, Raw, Service, round_, target, target_open, tree
-from tests.models.failing import GREEDY, GatedVerifier, greedy_text
+from target_service.language_model import LmVerifier
+from tests.cluster import orders_wait
+from tests.contract.raw import GREEDY, Raw, Service, round_, target, target_open, tree
+from tests.models.misbehaving import Misbehaving
 from tests.models.table_runner import TableRunner
 
-TEXT = greedy_text(TableRunner(), [1, 2, 3], 8)
+TEXT = TableRunner().greedy_text([1, 2, 3], 8)
 
 
-def gated() -> GatedVerifier:
+def gated() -> Misbehaving:
     """Closed when the first round is verified."""
-    return GatedVerifier(TableRunner(), closes_at=2)
+    return Misbehaving(LmVerifier(TableRunner()), closes_at=2)
 
 
-async def both_sent(service: Service, verifier: GatedVerifier, token_ids: list[int]) -> Raw:
+async def both_sent(service: Service, verifier: Misbehaving, token_ids: list[int]) -> Raw:
     """Round 1 is in a pass that waits, and round 2 has come."""
     stream = service.stream()
     await stream.send(opens=[target_open(1, **GREEDY)])
@@ -26,15 +27,13 @@ async def both_sent(service: Service, verifier: GatedVerifier, token_ids: list[i
     await stream.send(rounds=[round_(1, 1, 4)])
     await verifier.in_a_pass()
     await stream.send(rounds=[round_(1, 2, 4, tree(token_ids))])
-    while not service.server.servicer.streams._loop._inbox.qsize():
-        await service.load()
+    await orders_wait(service.server)
     return stream
 
 
-async def test_a_target_says_that_it_takes_them() -> None:
+async def test_a_target_tells_that_it_takes_early_rounds() -> None:
     async with target(gated()) as service:
-        info = await service._get_info(common_pb2.GetModelInfoRequest(), timeout=PATIENCE_S)
-        assert EARLY in info.model.capabilities
+        assert EARLY in (await service.info()).model.capabilities
 
 
 async def test_both_are_answered_and_a_stream_that_is_half_closed_ends_after_them() -> None:
@@ -49,7 +48,7 @@ async def test_both_are_answered_and_a_stream_that_is_half_closed_ends_after_the
         assert await stream.status() is grpc.StatusCode.OK
 
 
-async def test_one_that_is_dropped_owes_nothing() -> None:
+async def test_a_dropped_round_gets_no_answer() -> None:
     verifier = gated()
     async with target(verifier) as service:
         stream = await both_sent(service, verifier, [(TEXT[1] + 1) % 8, 0])
@@ -61,7 +60,7 @@ async def test_one_that_is_dropped_owes_nothing() -> None:
         assert stream.unread(1) == 0
 
 
-async def test_there_are_heartbeats_until_both_are_answered() -> None:
+async def test_heartbeats_come_until_both_are_answered() -> None:
     verifier = gated()
     async with target(verifier) as service:
         stream = await both_sent(service, verifier, TEXT[1:6])

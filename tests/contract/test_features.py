@@ -16,10 +16,8 @@ from specdec.transport.wire import FEATURE_BYTES
 from specdec.v1 import target_pb2
 from target_service.language_model import LmVerifier
 from tests.contract.bad import assert_violation
-from tests.contract.raw import BLOCK, COUPLED, Raw, after, round_, target, target_open, tree
+from tests.contract.raw import BLOCK, COUPLED, GREEDY, Raw, after, round_, target, target_open, tree
 from tests.models.table_runner import TableRunner
-
-GREEDY = dict(temperature=0.0)
 
 
 class WideRunner(TableRunner):
@@ -82,10 +80,7 @@ async def test_features_are_those_of_the_accepted_path(method: int, hidden_size:
         text.append(verdict.next_token)
         base = after(3, verdict)
         for number in range(1, 4):
-            ahead = list(text)
-            for _ in range(6):
-                ahead.append(int(runner.logits_after(ahead).argmax()))
-            drafted = ahead[len(text) :]
+            drafted = runner.greedy_text(text, 6)
             drafted[4] = (drafted[4] + 1) % 8  # accepted up to here
             await stream.send(rounds=[round_(1, number, base, tree(drafted))])
             verdict = await stream.answer(1)
@@ -114,8 +109,7 @@ async def test_features_of_the_children_of_a_branching_tree_are_found_by_path() 
         await stream.send(opens=[target_open(1, return_features=True, **GREEDY)])
         verdict = await stream.answer(1)
         text = [1, 2, 3, verdict.next_token]
-        first = int(runner.logits_after(text).argmax())
-        second = int(runner.logits_after([*text, first]).argmax())
+        first, second = runner.greedy_text(text, 2)
         wrong = (first + 1) % 8
         await stream.send(rounds=[round_(1, 1, 4, tree([wrong, first, second, second], [-1, -1, 0, 1]))])
         assert list((await stream.answer(1)).accepted) == [1, 3]

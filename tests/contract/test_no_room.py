@@ -1,4 +1,4 @@
-"""What a good request meets: no room, no time, no target, a draft of another model; and what is left of it."""
+"""A good request without room, time or a target, or with a draft of another model; and what is left of it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import DeadlineExceeded, InvalidArgument, NoReplica, Overloaded, ReplicaLost
 from target_service.language_model import LmVerifier
 from tests.cluster import cluster
-from tests.contract.bad import HeldVerifier, runner
+from tests.contract.bad import runner
 from tests.contract.raw import PATIENCE_S, draft, orchestrator, target
 from tests.contract.refusal import IDS, generate_request, refusal
 from tests.instruments import total
+from tests.models.misbehaving import Misbehaving
 
 
 async def test_a_full_queue_is_resource_exhausted_with_a_time_to_come_back() -> None:
-    verifier = HeldVerifier(runner())
+    verifier = Misbehaving(LmVerifier(runner()))
     async with cluster([verifier], max_live_sequences=3, max_waiting_requests=0) as running:
         verifier.gate.clear()
         held = asyncio.create_task(running.client.generate(token_ids=IDS, n=3, max_tokens=4, seed=1))
@@ -42,7 +43,7 @@ async def test_more_samples_than_are_ever_served_at_a_time_are_refused() -> None
 
 
 async def test_the_callers_deadline_ends_the_request_and_frees_everything() -> None:
-    verifier, drafter = HeldVerifier(runner()), LanguageModelDrafter(runner(blend=(2, 0.3)))
+    verifier, drafter = Misbehaving(LmVerifier(runner())), LanguageModelDrafter(runner(blend=(2, 0.3)))
     async with cluster([verifier], [drafter]) as running:
         verifier.gate.clear()
         error = await refusal(running, generate_request(n=4), timeout_s=0.2)
@@ -56,7 +57,7 @@ async def test_the_callers_deadline_ends_the_request_and_frees_everything() -> N
 
 
 async def test_the_servers_own_deadline_ends_the_request_and_frees_everything() -> None:
-    verifier, drafter = HeldVerifier(runner()), LanguageModelDrafter(runner(blend=(2, 0.3)))
+    verifier, drafter = Misbehaving(LmVerifier(runner())), LanguageModelDrafter(runner(blend=(2, 0.3)))
     async with cluster([verifier], [drafter], request_timeout_s=0.2) as running:
         verifier.gate.clear()
         error = await refusal(running, generate_request(n=4))

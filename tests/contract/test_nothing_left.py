@@ -1,4 +1,4 @@
-"""Whatever ends a sequence, nothing of it is left: no KV slot, no task, no open stream. Shown by the metrics."""
+"""Whatever ends a sequence, nothing of it is left: no KV slot, no task, no open stream. The metrics show it."""
 
 from __future__ import annotations
 
@@ -160,16 +160,15 @@ async def cancelled_at_random(running: Cluster, random_: random.Random) -> bool:
     return finished == fields["n"]
 
 
-@pytest.mark.slow
 async def test_finished_and_cancelled_requests_leave_nothing(gauges: Gauges) -> None:
     verifier, drafter = pair()
     random_ = random.Random(5)
     async with cluster([verifier], [drafter]) as running:
         baseline = await tasks_at_rest(running, gauges)
         outcomes: list[bool] = []
-        for _ in range(10):
+        for _ in range(5):
             outcomes += await asyncio.gather(*(cancelled_at_random(running, random_) for _ in range(20)))
-        assert 20 < sum(outcomes) < 180
+        assert 10 < sum(outcomes) < 90
         await until(gauges, idle())
         await tasks_back_to(baseline)
         assert (await running.client.server_info()).live_sequences == 0
@@ -181,7 +180,7 @@ async def test_requests_cancelled_at_any_moment_leave_nothing(gauges: Gauges) ->
     random_ = random.Random(6)
     async with cluster([verifier], [drafter]) as running:
         baseline = await tasks_at_rest(running, gauges)
-        for _ in range(5):
+        for _ in range(3):
             tasks = [asyncio.create_task(running.client.generate(**request(random_))) for _ in range(20)]
             for task in tasks:
                 for _ in range(random_.randrange(40)):
@@ -244,7 +243,7 @@ async def test_raw_streams_that_end_at_any_moment_leave_nothing(gauges: Gauges, 
         await warm_up.close()
         await until(gauges, {(STREAMS, TARGET): 0})
         baseline = len(asyncio.all_tasks())
-        for _ in range(25):
+        for _ in range(12):
             stream, other = targets.stream(), drafts.stream()
             await stream.send(opens=[target_open(s, token_ids=[1] * 20) for s in (1, 2, 3)])
             await stream.send(opens=[target_open(4, more=True)])
@@ -264,13 +263,13 @@ async def test_raw_streams_that_end_at_any_moment_leave_nothing(gauges: Gauges, 
                     each.cancel()
                     await each.close()
         if end == "close":
-            await until(gauges, {(STREAMS, TARGET): 25, (STREAMS, DRAFT): 25})
+            await until(gauges, {(STREAMS, TARGET): 12, (STREAMS, DRAFT): 12})
             for name, service in ((LIVE, TARGET), (LIVE, DRAFT), (SLOTS, TARGET), (SLOTS, DRAFT)):
                 await until(gauges, {(name, service): 0})
             await targets.close()
             await drafts.close()
         if end == "half-close":
-            for each in (*targets._streams[1:], *drafts._streams):
+            for each in (*targets.streams[1:], *drafts.streams):
                 assert await each.status() is grpc.StatusCode.OK
         await until(gauges, {key: 0 for key in idle() if key[1] != ORCHESTRATOR})
         await tasks_back_to(baseline)

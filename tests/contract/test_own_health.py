@@ -16,7 +16,7 @@ from tests.contract.over_tls import PATIENCE_S, target
 
 
 async def health(**environment: str) -> tuple[int, str]:
-    """Exit status, and what it said on both outputs."""
+    """Exit status and output."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SPECDEC_")}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "specdec.cli.main", "health"),
@@ -37,23 +37,20 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("alone", [True, False], ids=["health port", "main port"])
-async def test_a_service_with_tls_is_asked_in_the_clear_or_by_its_certificates_name(alone: bool, foreign: Path) -> None:
-    own = files(foreign, "target")
+async def test_a_service_with_tls_is_asked_in_the_clear_or_by_its_certificates_name(foreign: Path) -> None:
     async with target(foreign, health_port=0) as server:
-        port = {"HEALTH_PORT": str(server.health_port)} if alone else {}
-        environment = {name.upper(): file for name, file in own.items()}
-        said = await health(HOST="0.0.0.0", PORT=str(server.port), **environment, **port)
-        assert said == (0, "SERVING\n")
+        own = {name.upper(): file for name, file in files(foreign, "target").items()}
+        environment = {"HOST": "0.0.0.0", "PORT": str(server.port), **own}
+        both = (environment, environment | {"HEALTH_PORT": str(server.health_port)})
+        assert await asyncio.gather(*(health(**each) for each in both)) == [(0, "SERVING\n")] * 2
         server._server.set_serving(False)
-        assert await health(HOST="0.0.0.0", PORT=str(server.port), **environment, **port) == (1, "NOT_SERVING\n")
+        assert await asyncio.gather(*(health(**each) for each in both)) == [(1, "NOT_SERVING\n")] * 2
 
 
 @pytest.mark.slow
 async def test_without_any_port_it_says_what_is_missing() -> None:
-    status, said = await health()
-    assert status == 2
-    assert said == "specdec: neither an address is given nor SPECDEC_HEALTH_PORT or SPECDEC_PORT set\n"
+    said = "specdec: neither an address is given nor SPECDEC_HEALTH_PORT or SPECDEC_PORT set\n"
+    assert await health() == (2, said)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A target that goes on unasked, and rounds that name a base it has left behind."""
+"""Autonomous decoding, and rounds that name a base that the target has left behind."""
 
 from __future__ import annotations
 
@@ -9,15 +9,7 @@ import pytest
 
 from specdec.core.errors import ContextExceeded, OutOfStep
 from target_service.language_model import LmVerifier
-from tests.contract.raw import (
-    BLOCK,
-    TOKEN,
-    round_,
-    target,
-    target_open,
-    tree,
-)
-from tests.models.failing import GREEDY, greedy_text
+from tests.contract.raw import BLOCK, GREEDY, TOKEN, round_, target, target_open, tree
 from tests.models.table_runner import TableRunner
 
 
@@ -35,7 +27,7 @@ async def test_run_on_gives_the_plain_text_up_to_its_allowance() -> None:
         stream = service.stream()
         verdicts = await run_on_to(stream, runner, 6)
         assert [(v.round, v.base, list(v.accepted)) for v in verdicts] == [(1, 4 + i, []) for i in range(7)]
-        assert [v.next_token for v in verdicts] == greedy_text(runner, [1, 2, 3], 8)[1:]
+        assert [v.next_token for v in verdicts] == runner.greedy_text([1, 2, 3], 8)[1:]
         # Allowance spent: the service rests, and the next round finds it there.
         passes = (await service.load()).passes
         await stream.send(rounds=[round_(1, 2, 11)])
@@ -44,7 +36,7 @@ async def test_run_on_gives_the_plain_text_up_to_its_allowance() -> None:
 
 async def test_run_on_stops_at_a_stop_token() -> None:
     runner = TableRunner(seed=3)
-    text = greedy_text(runner, [1, 2, 3], 60)
+    text = runner.greedy_text([1, 2, 3], 60)
     stop = next(token for token in text[2:] if token not in text[:2])
     at = text.index(stop)
     async with target(LmVerifier(runner)) as service:
@@ -80,7 +72,7 @@ async def test_a_round_with_an_older_base_is_walked_along_and_the_rest_is_verifi
     async with target(LmVerifier(runner)) as service:
         stream = service.stream()
         await run_on_to(stream, runner, 3)
-        text = greedy_text(runner, [1, 2, 3], 20)  # base 8 now, text[:5] is committed
+        text = runner.greedy_text([1, 2, 3], 20)  # base 8 now, text[:5] is committed
         # Hangs from base 5: three tokens are known by now, two are new and right, the last is wrong.
         wrong = (text[7] + 1) % 8
         await stream.send(rounds=[round_(1, 2, 5, tree([*text[2:7], wrong]))])
@@ -94,7 +86,7 @@ async def test_a_round_with_an_older_base_that_mismatches_verifies_nothing() -> 
     async with target(LmVerifier(runner)) as service:
         stream = service.stream()
         await run_on_to(stream, runner, 3)
-        text = greedy_text(runner, [1, 2, 3], 20)
+        text = runner.greedy_text([1, 2, 3], 20)
         ids = [text[2], (text[3] + 1) % 8, text[4], text[5], text[6]]
         await stream.send(rounds=[round_(1, 2, 5, tree(ids))])
         verdict = await stream.answer(1)
@@ -106,7 +98,7 @@ async def test_an_older_tree_that_ends_before_the_current_base_verifies_nothing(
     async with target(LmVerifier(runner)) as service:
         stream = service.stream()
         await run_on_to(stream, runner, 3)
-        text = greedy_text(runner, [1, 2, 3], 20)
+        text = runner.greedy_text([1, 2, 3], 20)
         for number, ids in ((2, text[2:4]), (3, text[2:5])):
             await stream.send(rounds=[round_(1, number, 5, tree(ids))])
             verdict = await stream.answer(1)
@@ -116,7 +108,7 @@ async def test_an_older_tree_that_ends_before_the_current_base_verifies_nothing(
 async def test_a_round_may_overtake_a_run_on() -> None:
     """Whatever the target produced meanwhile, the text is one and the numbers add up."""
     runner = TableRunner()
-    text = greedy_text(runner, [1, 2, 3], 400)
+    text = runner.greedy_text([1, 2, 3], 400)
     async with target(LmVerifier(runner)) as service:
         stream = service.stream()
         await stream.send(opens=[target_open(1, **GREEDY)])
@@ -165,4 +157,4 @@ async def test_predictions_are_the_targets_own_token_at_every_node() -> None:
         verdict = await stream.answer(1)
         root = [1, 2, 3, first.next_token]
         paths = [root, [*root, 0], [*root, 1], [*root, 0, 2], [*root, 0, 2, 3]]
-        assert list(verdict.predictions) == [greedy_text(runner, path, 1)[0] for path in paths]
+        assert list(verdict.predictions) == [runner.greedy_text(path, 1)[0] for path in paths]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from collections.abc import Iterator
-from typing import Any
 
 import grpc
 import pytest
@@ -15,17 +13,8 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import InvalidArgument, OutOfStep
 from specdec.v1 import draft_pb2
 from target_service.language_model import LmVerifier
-from tests.contract.raw import (
-    COUPLED,
-    PATIENCE_S,
-    draft,
-    draft_open,
-    round_,
-    spec,
-    target,
-    target_open,
-)
-from tests.models.failing import GREEDY, GatedVerifier, greedy_text
+from tests.contract.raw import COUPLED, GREEDY, draft, draft_open, round_, spec, target, target_open
+from tests.models.misbehaving import Misbehaving
 from tests.models.table_runner import TableRunner
 
 
@@ -53,7 +42,7 @@ async def test_chunks_of_two_sequences_may_interleave_in_frames() -> None:
         second = [target_open(s, token_ids=[s + 1, s + 2], num_prompt_tokens=0) for s in (2, 1)]
         await stream.send(opens=[*first, *second])
         for s in (1, 2):
-            assert (await stream.answer(s)).next_token == greedy_text(runner, [s, s + 1, s + 2], 1)[0]
+            assert (await stream.answer(s)).next_token == runner.greedy_text([s, s + 1, s + 2], 1)[0]
 
 
 async def test_a_round_in_the_middle_of_a_chunked_open_is_out_of_step() -> None:
@@ -105,7 +94,7 @@ async def test_a_close_half_way_through_a_chunked_open_leaves_nothing() -> None:
 
 
 async def test_half_closing_answers_what_is_unanswered_and_then_ends() -> None:
-    verifier = GatedVerifier(TableRunner())
+    verifier = Misbehaving(LmVerifier(TableRunner()))
     async with target(verifier) as service:
         verifier.gate.clear()
         stream = service.stream()
@@ -141,7 +130,7 @@ async def test_half_closing_amid_a_chunked_open_ends_the_stream_and_says_why() -
 
 
 async def test_a_service_that_stops_in_a_pass_leaves_nothing_in_its_model() -> None:
-    verifier = GatedVerifier(runner := TableRunner())
+    verifier = Misbehaving(LmVerifier(runner := TableRunner()))
     async with target(verifier) as service:
         stream = service.stream()
         await stream.send(opens=[target_open(1)])
@@ -154,7 +143,7 @@ async def test_a_service_that_stops_in_a_pass_leaves_nothing_in_its_model() -> N
 
 
 async def test_a_long_pass_is_accompanied_by_progress_of_what_waits() -> None:
-    verifier = GatedVerifier(TableRunner())
+    verifier = Misbehaving(LmVerifier(TableRunner()))
     async with target(verifier) as service:
         stream = service.stream()
         await stream.send(opens=[target_open(1), target_open(2)])
@@ -169,14 +158,7 @@ async def test_a_long_pass_is_accompanied_by_progress_of_what_waits() -> None:
 
 
 async def test_a_draft_that_takes_long_says_that_it_lives() -> None:
-    class Slow(LanguageModelDrafter):
-        gate = threading.Event()
-
-        def grow(self, sequences: Any) -> Any:
-            assert self.gate.wait(PATIENCE_S)
-            return super().grow(sequences)
-
-    drafter = Slow(TableRunner())
+    drafter = Misbehaving(LanguageModelDrafter(TableRunner()), closes_at=1)
     async with draft(drafter) as service:
         stream = service.stream()
         await stream.send(opens=[draft_open(1, max_nodes=1)])
@@ -186,7 +168,7 @@ async def test_a_draft_that_takes_long_says_that_it_lives() -> None:
         assert len((await stream.answer(1)).tree.token_ids) == 1
 
 
-async def test_a_bad_entry_in_a_frame_leaves_the_other_entries_standing() -> None:
+async def test_a_bad_entry_in_a_frame_does_not_affect_the_others() -> None:
     async with target(LmVerifier(TableRunner())) as service:
         stream = service.stream()
         await stream.send(

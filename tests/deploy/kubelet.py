@@ -1,10 +1,10 @@
 """A small kubelet and its controllers: runs the Deployments of rendered manifests as processes of this machine.
 
-Each pod has an address of loopback of its own, so that all ports stay as the manifests say. Taken from there: commands,
-environment, secrets, probes, preStop, grace periods, replicas, surge, services' selectors. Not there: images, other
-volumes, limits, network policies, nodes. What is put in place of the manifests' values: SPECDEC_HOST (the pod's
-address), the directories of secrets, what a command runs, a shorter minReadySeconds, because the names here are never
-remembered for 30 s as a cluster's DNS does, and where a test is in a hurry, shorter periods of names and probes.
+Each pod has its own address of loopback, so all ports stay as the manifests say. Taken from the manifests: commands,
+environment, secrets, probes, preStop, grace periods, replicas, surge, services' selectors. Left out: images, other
+volumes, limits, network policies, nodes. Replaced: SPECDEC_HOST (the pod's address), the directories of secrets, what a
+command runs, and minReadySeconds, which is shorter because names here are not cached for 30 s as by a cluster's DNS.
+A ``hurry`` divides the periods of names and probes, preStop's pause and the age of connections.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.balancer import Balancer
 from tests.deploy.manifests import ROOT, Manifest, container, environment, kind, ports
 
 PROPAGATION_S = 1.0
-"""How long the news that a pod goes away takes to reach those who send it connections."""
+"""Until senders of connections know that a pod goes away."""
 _RESTART_AFTER_S = 1.0
 _RESOLVE_EVERY_S: float = OrchestratorSettings.model_fields["resolve_every_s"].default
 _PATIENCE_S = 120.0
@@ -42,7 +42,7 @@ OURS: Programs = {
 
 
 class Pod:
-    """One container: started, probed, started again when it ends or is not alive, ended within its grace."""
+    """One container: started, probed, restarted when it ends or is not alive, ended within its grace period."""
 
     def __init__(
         self,
@@ -65,6 +65,8 @@ class Pod:
         self._program = program
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("SPECDEC_", "OTEL_"))}
         given = _with_secrets(environment(self._container), deployment, secrets)
+        if age_s := given.get("SPECDEC_MAX_CONNECTION_AGE_S"):
+            given["SPECDEC_MAX_CONNECTION_AGE_S"] = str(float(age_s) / hurry)
         self._environment = {**clean, **given, **variables, "SPECDEC_HOST": address}
         self._hurry = hurry
         self._process: asyncio.subprocess.Process | None = None
@@ -86,15 +88,16 @@ class Pod:
         return Path(self.log.name).read_text(errors="replace")
 
     async def terminate(self, grace_s: float | None = None) -> None:
-        """As ``kubectl delete pod``, with the manifest's grace period or another; returns when it has ended."""
+        """As ``kubectl delete pod``, with the manifest's grace period or ``grace_s``; returns when it has ended."""
         self._terminating = True
         deadline = time.monotonic() + (self._grace_s if grace_s is None else grace_s)
-        asyncio.get_running_loop().call_later(PROPAGATION_S, setattr, self, "listed", False)
+        propagation_s = PROPAGATION_S / self._hurry
+        asyncio.get_running_loop().call_later(propagation_s, setattr, self, "listed", False)
         pause_s = self._container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-        await asyncio.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
+        await asyncio.sleep(min(pause_s / self._hurry, max(0.0, deadline - time.monotonic())))
         await self._end(deadline - time.monotonic())
         await self._task
-        await asyncio.sleep(PROPAGATION_S)
+        await asyncio.sleep(propagation_s)
 
     async def _end(self, grace_s: float) -> None:
         assert self._process is not None
@@ -107,14 +110,8 @@ class Pod:
 
     async def _run(self) -> None:
         while True:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._program,
-                env=self._environment,
-                cwd=ROOT,
-                stdout=self.log,
-                stderr=self.log,
-                start_new_session=True,
-            )
+            options: dict[str, Any] = dict(cwd=ROOT, stdout=self.log, stderr=self.log, start_new_session=True)
+            self._process = await asyncio.create_subprocess_exec(*self._program, env=self._environment, **options)
             ended, given_up = asyncio.create_task(self._process.wait()), asyncio.create_task(self._probe())
             await asyncio.wait({ended, given_up}, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done() and not self._terminating:
@@ -129,7 +126,7 @@ class Pod:
             await asyncio.sleep(_RESTART_AFTER_S)
 
     async def _probe(self) -> None:
-        """Returns when the container is to be started again."""
+        """Returns when the container is to be restarted."""
         await self._failed("startupProbe", self._on_startup)
         if self.started:
             readiness = asyncio.create_task(self._failed("readinessProbe", self._on_readiness))
@@ -140,7 +137,7 @@ class Pod:
                 await asyncio.gather(readiness, return_exceptions=True)
 
     async def _failed(self, name: str, told: Callable[[bool], bool]) -> None:
-        """Returns when a probe failed as often in a row as its threshold says, or ``told`` says that it is enough."""
+        """Returns when the probe has failed as often in a row as its threshold, or when ``told`` returns True."""
         probe = self._container[name]
         failures = 0
         while True:
@@ -174,7 +171,7 @@ class Pod:
 
 
 def _with_secrets(given: Mapping[str, str], deployment: Manifest, secrets: Mapping[str, Path]) -> dict[str, str]:
-    """Variables that name a file of a mounted secret name the file here."""
+    """With the files of this machine in place of those of mounted secrets."""
     volumes = {each["name"]: each for each in deployment["spec"]["template"]["spec"]["volumes"]}
     found = dict(given)
     for mount in container(deployment)["volumeMounts"]:
@@ -188,10 +185,9 @@ def _with_secrets(given: Mapping[str, str], deployment: Manifest, secrets: Mappi
 
 
 class Node:
-    """``async with Node(manifests)``; nothing runs before ``scale``. ``service`` is the orchestrators' one address.
+    """``async with Node(manifests)``; nothing runs before ``scale``. ``service`` is the address of all orchestrators.
 
-    ``secrets`` are directories with a file for each key. In a ``hurry`` names are looked up and probes made so many
-    times as often; what has to fail for how long stays.
+    ``secrets`` are directories with a file for each key. A ``hurry`` shortens periods; what a probe tolerates stays.
     """
 
     _numbers = itertools.count(1)
@@ -237,7 +233,7 @@ class Node:
         return [pod for pod in everyone if pod.listed and selector <= pod.labels.items()]
 
     async def scale(self, name: str, replicas: int | None = None) -> None:
-        """To the manifest's number, if none is named. Returns when all are there, and those too many have ended."""
+        """To ``replicas``, or the manifest's number. Returns when all are available and surplus pods have ended."""
         wanted = self.deployments[name]["spec"].get("replicas", 1) if replicas is None else replicas
         pods = self.pods[name]
         leaving, self.pods[name] = pods[wanted:], pods[:wanted]
@@ -276,8 +272,8 @@ class Node:
         return Pod(deployment, address, program, variables, self._secrets, self._hurry)
 
     async def _all_available(self, name: str) -> None:
-        # Until then all orchestrators have asked for its name again.
-        min_ready_s = min(_RESOLVE_EVERY_S / self._hurry + 1.0, self.deployments[name]["spec"]["minReadySeconds"])
+        # By then all orchestrators have looked up its name again.
+        min_ready_s = min((_RESOLVE_EVERY_S + 1.0) / self._hurry, self.deployments[name]["spec"]["minReadySeconds"])
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 while not all(pod.available(min_ready_s) for pod in self.pods[name]):
@@ -304,5 +300,5 @@ class Node:
 
 
 def status_of(pods: Sequence[Pod]) -> list[Any]:
-    """Of each that ended: its exit status, and how often it had been started again."""
+    """Per pod that has ended: its exit status and its number of restarts."""
     return [(pod.exit_status, pod.num_restarts) for pod in pods]

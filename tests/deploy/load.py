@@ -1,4 +1,4 @@
-"""Clients that ask one request after another while something happens to the pods. Knows answers; not pods."""
+"""Clients that send one request after another while something happens to the pods. Knows answers; not pods."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ from specdec.client import Client
 
 
 class Load:
-    """``async with`` asks from ``count`` clients, each with a connection of its own, and lets all finish at the end.
+    """``async with`` runs ``count`` clients, each with a connection of its own, and lets their requests finish.
 
-    A client knows one address and tries nothing twice: what fails has failed.
+    A client has one address and does not retry: a failure counts.
     """
 
     def __init__(
-        self,
-        connect: Callable[[], Client],
-        count: int,
-        right: Callable[[Answer], bool],
-        choices: Sequence[Asked] = (),
+        self, connect: Callable[[], Client], count: int, right: Callable[[Answer], bool], choices: Sequence[Asked] = ()
     ) -> None:
         """Requests are taken from ``choices``, or made up."""
         self.answers: list[Answer] = []

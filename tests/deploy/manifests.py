@@ -1,4 +1,4 @@
-"""The Kubernetes manifests, rendered as kubectl does it, and what is to be found in them. Judges nothing."""
+"""The Kubernetes manifests, rendered as kubectl does it, and parts of them. Judges nothing."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ Manifest = dict[str, Any]
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 
 
+def renders(test: Any) -> Any:
+    """Marks a test that calls ``rendered``."""
+    return pytest.mark.slow(needs_kubectl(test))
+
+
 @functools.cache
 def rendered(overlay: str, components: Sequence[str] = ()) -> list[Manifest]:
     """An overlay with components over it, as ``kubectl apply -k`` would send it."""
@@ -38,7 +43,7 @@ def rendered(overlay: str, components: Sequence[str] = ()) -> list[Manifest]:
         (Path(directory) / "kustomization.yaml").write_text(yaml.safe_dump(chosen))
         run = subprocess.run(["kubectl", "kustomize", directory], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
-    return list(yaml.safe_load_all(run.stdout))
+    return list(yaml.load_all(run.stdout, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def kind(manifests: Sequence[Manifest], name: str) -> dict[str, Manifest]:
@@ -46,8 +51,12 @@ def kind(manifests: Sequence[Manifest], name: str) -> dict[str, Manifest]:
     return {each["metadata"]["name"]: each for each in manifests if each["kind"] == name}
 
 
+def pod(deployment: Manifest) -> Manifest:
+    return dict(deployment["spec"]["template"]["spec"])
+
+
 def container(deployment: Manifest) -> Manifest:
-    [only] = deployment["spec"]["template"]["spec"]["containers"]
+    [only] = pod(deployment)["containers"]
     return dict(only)
 
 
@@ -60,7 +69,7 @@ def ports(container: Manifest) -> dict[str, int]:
 
 
 def fragments() -> Iterator[tuple[Path, Manifest]]:
-    """Every Deployment and part of one that is written down, in files and inside kustomizations."""
+    """Every Deployment and part of one in the files, also inside kustomizations."""
     for file in sorted(KUBERNETES.rglob("*.yaml")):
         for document in yaml.safe_load_all(file.read_text()):
             patches = [yaml.safe_load(each["patch"]) for each in document.get("patches", []) if "patch" in each]

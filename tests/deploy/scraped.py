@@ -1,7 +1,7 @@
 """``python -m tests.deploy.scraped``: Prometheus with the profile's own configuration, beside the bundled pair.
 
-Two targets and two drafts are found by name, as in compose. Under load a target is lost and a draft drained; then every
-scrape is up, every rule evaluates and every query of the dashboard gives something. Minutes. Needs root and prometheus.
+Two targets and two drafts are found by name, as in compose. Under load a target is lost and a draft drained. Then every
+scrape is up, every rule evaluates and every query of the dashboard has a result. Takes minutes, root and prometheus.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specdec.cli.processes import free_ports
 from specdec.client import Client
 from specdec.core.errors import SpecdecError
 from tests.deploy.manifests import ROOT
-from tests.deploy.test_observability import panels
+from tests.deploy.test_observability import targets
 
 FOLDER = ROOT / "deploy" / "observability" / "prometheus"
 DRAW = ROOT / "deploy" / "observability" / "grafana" / "draw_dashboard.py"
@@ -45,14 +45,9 @@ class Prometheus:
         self._data = tempfile.TemporaryDirectory(prefix="prometheus-")
 
     async def __aenter__(self) -> Prometheus:
-        self._process = await asyncio.create_subprocess_exec(
-            *self._names.prefix,
-            "prometheus",
-            f"--config.file={FOLDER / 'prometheus.yml'}",
-            f"--storage.tsdb.path={self._data.name}",
-            f"--web.listen-address={self._address}",
-            "--log.level=warn",
-        )
+        flags = (f"--config.file={FOLDER / 'prometheus.yml'}", f"--storage.tsdb.path={self._data.name}")
+        flags += (f"--web.listen-address={self._address}", "--log.level=warn")
+        self._process = await asyncio.create_subprocess_exec(*self._names.prefix, "prometheus", *flags)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -80,21 +75,16 @@ async def load(client: Client, number: int, stopping: asyncio.Event) -> None:
             print(f"  a request failed: {error}")
 
 
-def shows_something(result: list[dict[str, Any]]) -> bool:
-    return any(math.isfinite(float(value)) for series in result for _, value in series["values"])
-
-
 async def wrong(prometheus: Prometheus, started: float) -> list[str]:
-    """What is not as it should be, in words."""
+    """Problems with queries and rules, in words."""
     found = []
     now = time.time()
-    for panel in panels():
-        for target in panel.get("targets", ()):
-            query = target["expr"].replace("$__rate_interval", "20s").replace("$namespace", ".*")
-            data = await prometheus.ask("query_range", query=query, start=started, end=now, step=5)
-            print(f"  {len(data['result'])} series  {panel['title']}: {target['legendFormat']}")
-            if not shows_something(data["result"]):
-                found.append(f"nothing to show for {target['legendFormat']!r} in {panel['title']!r}")
+    for title, target in targets():
+        query = target["expr"].replace("$__rate_interval", "20s").replace("$namespace", ".*")
+        result = (await prometheus.ask("query_range", query=query, start=started, end=now, step=5))["result"]
+        print(f"  {len(result)} series  {title}: {target['legendFormat']}")
+        if not any(math.isfinite(float(value)) for series in result for _, value in series["values"]):
+            found.append(f"nothing to show for {target['legendFormat']!r} in {title!r}")
     for group in (await prometheus.ask("rules"))["groups"]:
         for rule in group["rules"]:
             print(f"  {rule['health']}, {rule['state']}  {rule['name']}")
@@ -104,7 +94,7 @@ async def wrong(prometheus: Prometheus, started: float) -> list[str]:
 
 
 async def watch(seconds: float, picture: str | None) -> int:
-    """How much was not as it should be. The dashboard is drawn into the file ``picture``."""
+    """The number of problems. The dashboard is drawn into the file ``picture``."""
     names = await Names.create({})
     assert names is not None, "this needs root and mount namespaces"
     assert shutil.which("prometheus"), "this needs prometheus"

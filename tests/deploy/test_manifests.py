@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import re
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,15 @@ from tests.deploy.manifests import (
     KUBERNETES,
     OVERLAYS,
     ROLES,
-    ROOT,
     Manifest,
     container,
     environment,
     fragments,
     kind,
-    needs_kubectl,
+    pod,
     ports,
     rendered,
+    renders,
 )
 
 SETTINGS: dict[str, Any] = {"target": TargetSettings, "draft": DraftSettings, "orchestrator": OrchestratorSettings}
@@ -41,12 +41,13 @@ VERSIONS = ("1.30", "1.37")
 OF_OTHERS = {"PodMonitor", "ScaledObject", "Gateway", "GRPCRoute", "BackendTrafficPolicy"}
 """Kinds of which Kubernetes itself has no schema."""
 
-CHOICES = [
-    pytest.param(overlay, components, id="-".join((overlay, *components)) if len(components) < 2 else f"{overlay}-all")
-    for overlay in OVERLAYS
-    for components in ((), *((each,) for each in COMPONENTS), tuple(COMPONENTS))
+CHOICES: list[tuple[str, tuple[str, ...]]] = [
+    *itertools.product(OVERLAYS, ((), tuple(COMPONENTS))),
+    *(("cpu-demo", (each,)) for each in COMPONENTS),
 ]
-combinations = pytest.mark.parametrize(("overlay", "components"), CHOICES)
+combinations = pytest.mark.parametrize(
+    ("overlay", "components"), CHOICES, ids=lambda value: value if isinstance(value, str) else "-".join(value[:2])
+)
 
 
 def deployments(overlay: str, components: tuple[str, ...]) -> dict[str, Manifest]:
@@ -59,15 +60,14 @@ def fields(role: str) -> set[str]:
     return {f"SPECDEC_{name.upper()}" for name in SETTINGS[role].model_fields}
 
 
-def test_every_variable_that_is_written_down_is_a_setting_of_the_service_that_gets_it() -> None:
-    """Needs no kubectl: reads the files as they are."""
+def test_every_variable_in_the_files_is_a_setting_of_the_service_that_gets_it() -> None:
     seen = set()
     for file, deployment in fragments():
         name = deployment["metadata"]["name"]
         roles = {"any": ROLES, **{role: (role,) for role in ROLES}}[name]
         if "model-service" in file.name:
             roles = ("target", "draft")
-        for each in deployment["spec"]["template"]["spec"].get("containers", []):
+        for each in pod(deployment).get("containers", []):
             for variable in each.get("env", []):
                 seen.add(variable["name"])
                 if variable["name"].startswith("SPECDEC_"):
@@ -77,44 +77,35 @@ def test_every_variable_that_is_written_down_is_a_setting_of_the_service_that_ge
     assert {"SPECDEC_PORT", "SPECDEC_TLS_CERT", "SPECDEC_DEVICE", "SPECDEC_API_KEYS_FILE"} <= seen
 
 
-def test_the_images_and_commands_are_those_of_the_dockerfile_and_the_command_line() -> None:
-    """Needs no kubectl."""
-    dockerfile = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
-    stages = dict(re.findall(r"^FROM \S+ AS (\S+)$(.*?)(?=^FROM |\Z)", dockerfile, re.MULTILINE | re.DOTALL))
+def test_images_and_commands_are_those_of_the_build_and_the_command_line() -> None:
     base = yaml.safe_load((KUBERNETES / "base" / "kustomization.yaml").read_text())
     assert {each["name"]: each["newTag"] for each in base["images"]} == {f"specdec-{role}": "dev" for role in ROLES}
     named = {}
     for _, deployment in fragments():
-        for each in deployment["spec"]["template"]["spec"].get("containers", []):
+        for each in pod(deployment).get("containers", []):
             if "image" in each:
                 named[deployment["metadata"]["name"]] = (each["image"], each["command"])
     assert named == {role: (f"specdec-{role}", ["specdec", "serve", role]) for role in [each.value for each in Role]}
-    assert set(ROLES) <= set(stages)
-    for role in ROLES:
-        assert f"SPECDEC_PORT={PORTS[role]}" in stages[role]
-    assert "USER 10001:10001" in dockerfile
-    assert 'ENTRYPOINT ["specdec"]' in dockerfile
 
 
-@pytest.mark.slow
-@needs_kubectl
+@renders
+def test_every_combination_renders_and_is_valid() -> None:
+    distinct = {}
+    for overlay, components in CHOICES:
+        manifests = rendered(overlay, components)
+        kinds = {manifest["kind"] for manifest in manifests}
+        assert {"Namespace", "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"} <= kinds
+        distinct |= {json.dumps(manifest, sort_keys=True): manifest for manifest in manifests}
+    for manifest, version in itertools.product(distinct.values(), VERSIONS):
+        try:
+            kubernetes_validate.validate(manifest, version, strict=True)
+        except kubernetes_validate.SchemaNotFoundError:
+            assert manifest["kind"] in OF_OTHERS
+
+
+@renders
 @combinations
-def test_every_combination_renders_and_is_valid(overlay: str, components: tuple[str, ...]) -> None:
-    ours = set()
-    for manifest in rendered(overlay, components):
-        ours.add(manifest["kind"])
-        for version in VERSIONS:
-            try:
-                kubernetes_validate.validate(manifest, version, strict=True)
-            except kubernetes_validate.SchemaNotFoundError:
-                assert manifest["kind"] in OF_OTHERS
-    assert {"Namespace", "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"} <= ours
-
-
-@pytest.mark.slow
-@needs_kubectl
-@combinations
-def test_what_is_set_is_what_the_services_take(
+def test_services_accept_the_variables_that_are_set(
     overlay: str, components: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     a_file = tmp_path / "file"
@@ -143,7 +134,7 @@ def test_what_is_set_is_what_the_services_take(
                 assert any(value.startswith(f"{mount}/") for mount in mounts), f"{value} of {role} is mounted nowhere"
 
 
-@needs_kubectl
+@renders
 @combinations
 def test_probes_ask_the_right_port_and_health_service_and_wait_long_enough(
     overlay: str, components: tuple[str, ...]
@@ -158,16 +149,19 @@ def test_probes_ask_the_right_port_and_health_service_and_wait_long_enough(
         assert startup_s >= (60 if role == "orchestrator" else 600), "a large model takes minutes to load"
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert only[probe]["timeoutSeconds"] > 1, "a busy event loop is not a dead one"
+        spec = deployment["spec"]
+        deadline_s = spec.get("progressDeadlineSeconds", 600)
+        assert startup_s + spec["minReadySeconds"] < deadline_s, "no rollout fails while a pod may still start"
 
 
-@needs_kubectl
+@renders
 @combinations
 def test_there_is_time_to_end_in_good_order(overlay: str, components: tuple[str, ...]) -> None:
     found = deployments(overlay, components)
     for deployment in found.values():
         set_ = environment(container(deployment))
         before_s = container(deployment).get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-        grace_s = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        grace_s = pod(deployment)["terminationGracePeriodSeconds"]
         assert grace_s >= before_s + float(set_["SPECDEC_SHUTDOWN_GRACE_S"]) + 5
     set_ = environment(container(found["orchestrator"]))
     assert float(set_["SPECDEC_SHUTDOWN_GRACE_S"]) >= float(set_["SPECDEC_REQUEST_TIMEOUT_S"]), "no request is cut off"
@@ -179,37 +173,35 @@ def test_there_is_time_to_end_in_good_order(overlay: str, components: tuple[str,
     for scaler in kind(rendered(overlay, components), "HorizontalPodAutoscaler").values():
         scaled = found[scaler["spec"]["scaleTargetRef"]["name"]]
         window_s = scaler["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"]
-        assert window_s > scaled["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        assert window_s > pod(scaled)["terminationGracePeriodSeconds"]
 
 
-@pytest.mark.slow
-@needs_kubectl
+@renders
 @combinations
 def test_pods_are_restricted(overlay: str, components: tuple[str, ...]) -> None:
     for deployment in deployments(overlay, components).values():
-        pod = deployment["spec"]["template"]["spec"]
-        assert pod["automountServiceAccountToken"] is False
-        assert pod["securityContext"]["runAsNonRoot"] is True
-        assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["runAsGroup"] == 10001
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert container(deployment)["securityContext"] == {
+        spec, only = pod(deployment), container(deployment)
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["runAsGroup"] == 10001
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert only["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }
-        for volume in pod["volumes"]:
+        for volume in spec["volumes"]:
             assert set(volume) - {"name"} <= {"emptyDir", "secret", "persistentVolumeClaim"}
             assert volume.get("secret", {"defaultMode": 0o440})["defaultMode"] == 0o440
             assert volume.get("persistentVolumeClaim", {"readOnly": True})["readOnly"] is True
-        assert "memory" in container(deployment)["resources"]["limits"]
+        assert "memory" in only["resources"]["limits"]
     [namespace] = kind(rendered(overlay, components), "Namespace").values()
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
-@pytest.mark.slow
-@needs_kubectl
+@renders
 @combinations
-def test_everything_that_is_named_is_there(overlay: str, components: tuple[str, ...]) -> None:
+def test_everything_that_is_named_exists(overlay: str, components: tuple[str, ...]) -> None:
     manifests = rendered(overlay, components)
     found = deployments(overlay, components)
     labels = {role: each["spec"]["template"]["metadata"]["labels"] for role, each in found.items()}
@@ -228,7 +220,7 @@ def test_everything_that_is_named_is_there(overlay: str, components: tuple[str, 
     set_ = environment(container(found["orchestrator"]))
     assert set_["SPECDEC_TARGET"] == f"target:{PORTS['target']}"
     assert set_["SPECDEC_DRAFT"] == f"draft:{PORTS['draft']}"
-    volumes = [volume for each in found.values() for volume in each["spec"]["template"]["spec"]["volumes"]]
+    volumes = [volume for each in found.values() for volume in pod(each)["volumes"]]
     claimed = {each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each}
     assert claimed == set(kind(manifests, "PersistentVolumeClaim"))
     for each in manifests:
@@ -248,19 +240,19 @@ def test_everything_that_is_named_is_there(overlay: str, components: tuple[str, 
                     assert match["method"]["service"] == "specdec.v1.GenerationService"
 
 
-@needs_kubectl
+@renders
 @combinations
-def test_only_what_must_talk_may_talk(overlay: str, components: tuple[str, ...]) -> None:
+def test_network_policies_allow_only_the_calls_that_there_are(overlay: str, components: tuple[str, ...]) -> None:
     policies = kind(rendered(overlay, components), "NetworkPolicy")
     assert policies["default-deny"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
     def allowed(direction: str, peers: str) -> set[tuple[str, str, int]]:
-        """(whose policy, the other side or 'others', port)"""
+        """(the policy's role, the other side or 'others', port)"""
         found = set()
         for name, policy in policies.items():
             mine = policy["spec"]["podSelector"].get("matchLabels", {}).get("app.kubernetes.io/component", "all")
             for rule in policy["spec"].get(direction, []):
-                assert rule.get(peers), f"{name} lets everybody in"
+                assert rule.get(peers), f"{name} has a rule for all peers"
                 for peer, port in itertools.product(rule[peers], rule["ports"]):
                     labels = peer.get("podSelector", {}).get("matchLabels", {})
                     other = labels.get("app.kubernetes.io/component", "others")
@@ -280,49 +272,40 @@ def test_only_what_must_talk_may_talk(overlay: str, components: tuple[str, ...])
     }
 
 
-@needs_kubectl
-def test_models_with_gpus_ask_for_one_each_and_the_demo_for_none() -> None:
+@renders
+def test_models_with_gpus_ask_for_one_each_and_on_one_node_are_where_the_claim_is() -> None:
     for overlay, role in itertools.product(OVERLAYS, ("target", "draft")):
         only = container(deployments(overlay, ())[role])
         wanted = 0 if overlay == "cpu-demo" else 1
         assert only["resources"]["limits"].get("nvidia.com/gpu", 0) == wanted
         assert environment(only).get("SPECDEC_DEVICE", "cpu") == ("cuda:0" if wanted else "cpu")
+    [claim] = kind(rendered("single-node-gpu"), "PersistentVolumeClaim").values()
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    for deployment in deployments("single-node-gpu", ()).values():
+        assert pod(deployment)["nodeSelector"] == {"specdec-pool": "all"}
+        assert "nvidia.com/gpu" in {each["key"] for each in pod(deployment)["tolerations"]}
 
 
-def test_the_job_that_takes_models_is_valid_and_as_restricted_as_the_services() -> None:
-    """Needs no kubectl."""
+def test_the_job_that_copies_models_is_valid_and_as_restricted_as_the_services() -> None:
     job = yaml.safe_load((KUBERNETES / "copy-models.yaml").read_text())
     for version in VERSIONS:
         kubernetes_validate.validate(job, version, strict=True)
-    pod = job["spec"]["template"]["spec"]
-    base = yaml.safe_load((KUBERNETES / "base" / "pod.yaml").read_text())["spec"]["template"]["spec"]
-    [only], [service] = pod["containers"], base["containers"]
-    assert pod["securityContext"] == base["securityContext"]
+    own, base = pod(job), pod(yaml.safe_load((KUBERNETES / "base" / "pod.yaml").read_text()))
+    [only], [service] = own["containers"], base["containers"]
+    assert own["securityContext"] == base["securityContext"]
     assert only["securityContext"] == service["securityContext"]
     assert "readOnly" not in only["volumeMounts"][0]
-    [volume] = pod["volumes"]
+    [volume] = own["volumes"]
     single = KUBERNETES / "overlays" / "single-node-gpu"
     claim = yaml.safe_load((single / "models.yaml").read_text())
     assert volume["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
     assert job["metadata"]["namespace"] == claim["metadata"]["namespace"]
-    node = yaml.safe_load((single / "node.yaml").read_text())
-    assert pod["nodeSelector"] == node["spec"]["template"]["spec"]["nodeSelector"]
+    assert own["nodeSelector"] == pod(yaml.safe_load((single / "node.yaml").read_text()))["nodeSelector"]
 
 
-@pytest.mark.slow
-@needs_kubectl
-def test_on_one_node_all_pods_go_where_the_claim_and_the_gpus_are() -> None:
-    [claim] = kind(rendered("single-node-gpu"), "PersistentVolumeClaim").values()
-    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
-    for deployment in deployments("single-node-gpu", ()).values():
-        pod = deployment["spec"]["template"]["spec"]
-        assert pod["nodeSelector"] == {"specdec-pool": "all"}
-        assert "nvidia.com/gpu" in {each["key"] for each in pod["tolerations"]}
-
-
-@needs_kubectl
+@renders
 def test_on_several_nodes_targets_spread_orchestrators_go_beside_them_and_drafts_elsewhere() -> None:
-    pods = {role: each["spec"]["template"]["spec"] for role, each in deployments("multi-node", ()).items()}
+    pods = {role: pod(each) for role, each in deployments("multi-node", ()).items()}
     assert pods["target"]["nodeSelector"] != pods["draft"]["nodeSelector"]
     [spread] = pods["target"]["topologySpreadConstraints"]
     assert (spread["topologyKey"], spread["maxSkew"]) == ("kubernetes.io/hostname", 1)

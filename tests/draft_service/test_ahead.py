@@ -1,4 +1,4 @@
-"""Growing below what is in flight: where, and that every node is what the draft would have said anyway."""
+"""Growing below what is in flight: where, and that every node is what the draft would propose anyway."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
 from specdec.server.step_loop import Key
-from tests.draft_service.growing_ahead import (
+from tests.draft_service.engines import (
     SAMPLINGS,
     A,
     B,
-    check_said,
+    check_proposed,
     children,
     opened,
+    ranked,
     rest,
-    said,
+    rest_by_key,
+    sequence_of,
     together,
 )
 
@@ -30,9 +32,9 @@ def test_after_a_verdict_it_goes_on_from_the_branch_that_came_true(sampling):
     engine, random_ = opened(sampling), random.Random(5)
     ids, tree, number = [1, 2, 3], EMPTY_TREE, 0
     hits = 0
-    for _ in range(100):
+    for _ in range(50):
         number += 1
-        new = ids[engine._works[A].sequence.base :]
+        new = ids[sequence_of(engine).base :]
         flying = tree.prefix(3)
         budget = Budget(0 if flying else 3, 9, 30)
         engine.submit(A, Advance(number, len(ids), tuple(new), flying, budget))
@@ -43,7 +45,7 @@ def test_after_a_verdict_it_goes_on_from_the_branch_that_came_true(sampling):
                 if growth.base == len(ids):
                     tree = tree.merge(growth.tree.under(growth.path))
         assert tree.problem(64) is None
-        check_said(sampling, ids, tree)
+        check_proposed(sampling, ids, tree)
         flying = flying or tree.prefix(3)
         # A verdict: some path of what flies, and one token more, which may have been foreseen.
         committed, node = [], ROOT
@@ -59,18 +61,18 @@ def test_after_a_verdict_it_goes_on_from_the_branch_that_came_true(sampling):
         tree = tree.descend(committed)
         hits += bool(tree)
         ids += committed
-    assert hits > 5
+    assert hits > 3
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_where_nothing_was_asked_for_it_grows_below_the_last_token(sampling):
+def test_without_a_request_for_nodes_it_grows_below_the_last_token(sampling):
     engine = opened(sampling)
     engine.submit(A, Advance(1, 5, (4, 6), budget=Budget(0, 9, 12)))
     growths = rest(engine)
     tree = together(growths)
     assert len(tree) == 12
     assert growths[-1].end is GrowthEnd.BUDGET
-    check_said(sampling, [1, 2, 3, 4, 6], tree)
+    check_proposed(sampling, [1, 2, 3, 4, 6], tree)
 
 
 def test_a_draft_that_is_right_grows_deep_and_one_that_is_not_grows_wide():
@@ -78,9 +80,7 @@ def test_a_draft_that_is_right_grows_deep_and_one_that_is_not_grows_wide():
     for right in (True, False):
         engine, ids = opened(SamplingParams(0.0)), [1, 2, 3]
         for number in range(1, 60):
-            engine.submit(
-                A, Advance(number, len(ids), tuple(ids[engine._works[A].sequence.base :]), budget=Budget(2, 9, 9))
-            )
+            engine.submit(A, Advance(number, len(ids), tuple(ids[sequence_of(engine).base :]), budget=Budget(2, 9, 9)))
             tree = together(rest(engine))
             ids.append(tree.token_ids[0] if right else (tree.token_ids[0] + 1) % 8)
         trees[right] = tree
@@ -88,7 +88,7 @@ def test_a_draft_that_is_right_grows_deep_and_one_that_is_not_grows_wide():
     assert trees[False].parents.count(ROOT) > trees[True].parents.count(ROOT)
 
 
-def test_several_sequences_grow_ahead_in_one_pass_and_only_when_nobody_waits_for_a_token():
+def test_several_sequences_grow_ahead_in_one_pass_and_only_when_none_waits_for_a_token():
     engine = opened(SamplingParams(0.0))
     engine.open(B, DraftOpen(SequenceSpec((4, 5), 2, SamplingParams(0.0)), Budget()))
     rest(engine)
@@ -100,24 +100,23 @@ def test_several_sequences_grow_ahead_in_one_pass_and_only_when_nobody_waits_for
     assert engine.load.passes - passes < 2 + 6
     engine.submit(A, Advance(2, 4, (6,), TokenTree.chain([1, 2]), Budget(0, 9, 6)))
     engine.submit(B, Advance(2, 3, (6,), budget=Budget(2, 9, 6)))
-    said_of: dict[Key, list[Growth]] = {A: [], B: []}
-    while not engine._works[B].ahead:
+    told: dict[Key, list[Growth]] = {A: [], B: []}
+    while len(together(told[B])) < 2:
         for key, growth in engine.step():
-            said_of[key].append(growth)
+            told[key].append(growth)
             assert key is B or growth.advance == 1
-    while not engine.idle:
-        for key, growth in engine.step():
-            said_of[key].append(growth)
-    assert len(together(said_of[A], TokenTree.chain([1, 2]))) == 2 + 6
-    assert len(together(said_of[B])) == 2 + 6
+    for key, growth in rest_by_key(engine):
+        told[key].append(growth)
+    assert len(together(told[A], TokenTree.chain([1, 2]))) == 2 + 6
+    assert len(together(told[B])) == 2 + 6
 
 
-def test_a_branching_tree_in_flight_beside_new_nodes_harms_nobody() -> None:
+def test_a_branching_tree_in_flight_beside_new_nodes_does_no_harm() -> None:
     engine = opened(SamplingParams(0.0))
-    first = said(SamplingParams(0.0), [1, 2, 3])
-    second = said(SamplingParams(0.0), [1, 2, 3, first])
+    first = ranked(SamplingParams(0.0), [1, 2, 3])[0]
+    second = ranked(SamplingParams(0.0), [1, 2, 3, first])[0]
     branching = TokenTree((first, (first + 1) % 8, second), (ROOT, ROOT, 0))
     engine.submit(A, Advance(1, 3, (), branching, Budget(5, 20, max_ahead=8)))
     growths = rest(engine)
     assert growths[-1].end is GrowthEnd.BUDGET
-    check_said(SamplingParams(0.0), [1, 2, 3], together(growths, branching), all_grown=False)
+    check_proposed(SamplingParams(0.0), [1, 2, 3], together(growths, branching), all_grown=False)

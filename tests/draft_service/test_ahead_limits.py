@@ -1,4 +1,4 @@
-"""How far a tree grows ahead: to the end of the budget, the context and the memory, and for whom not at all."""
+"""How far a tree grows ahead: to the end of the budget, the context and the memory, and where not at all."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from specdec.core.tree import TokenTree
 from specdec.passes.outputs import RowOutputs
 from specdec.passes.rows import Segment
 from specdec.server.step_loop import Key
-from tests.draft_service.growing_ahead import (
+from tests.draft_service.engines import (
     SAMPLINGS,
     A,
     B,
-    check_said,
+    check_proposed,
     opened,
     ranked,
     rest,
     runner,
+    sequence_of,
     together,
 )
 from tests.models.table_runner import TableRunner
@@ -35,7 +36,7 @@ def test_it_never_grows_deeper_than_it_may_nor_beyond_the_context():
     engine.submit(A, Advance(1, 3, budget=Budget(2, 4, 50)))
     tree = together(rest(engine))
     assert max(tree.depths) == 3
-    limit = engine._drafter.info.context_length
+    limit = runner().info.context_length
     ids = tuple(i % 8 for i in range(limit - 4))
     short = opened(SamplingParams(0.0), ids)
     short.submit(A, Advance(1, limit - 4, budget=Budget(2, 50, 50)))
@@ -43,7 +44,7 @@ def test_it_never_grows_deeper_than_it_may_nor_beyond_the_context():
     assert limit - 4 + max(tree.depths) <= limit
 
 
-@pytest.mark.parametrize("num_nodes", range(5))
+@pytest.mark.parametrize("num_nodes", [0, 1, 4])
 @pytest.mark.parametrize("distance", range(-1, 5))
 def test_no_row_is_fed_beyond_the_context(distance: int, num_nodes: int) -> None:
     """A model with learned positions has none there."""
@@ -56,10 +57,8 @@ def test_no_row_is_fed_beyond_the_context(distance: int, num_nodes: int) -> None
             return super().forward(segments)
 
     table = Recording(seed=3, context_length=40)
-    engine = DraftEngine(LanguageModelDrafter(table))
     ids = tuple(i % 8 for i in range(40 - distance))
-    engine.open(A, DraftOpen(SequenceSpec(ids, len(ids), SamplingParams(0.0)), Budget()))
-    rest(engine)
+    engine = opened(SamplingParams(0.0), ids, table)
     engine.submit(A, Advance(1, len(ids), budget=Budget(num_nodes, 50, 50)))
     grown = rest(engine)
     assert grown[-1].end in (GrowthEnd.BUDGET, GrowthEnd.CONTEXT)
@@ -72,7 +71,7 @@ def test_no_row_is_fed_beyond_the_context(distance: int, num_nodes: int) -> None
 
 
 def test_without_memory_for_branches_what_was_asked_for_still_comes():
-    engine = opened(SamplingParams(0.0), tuple(range(8)) * 3, num_slots=32)
+    engine = opened(SamplingParams(0.0), tuple(range(8)) * 3, runner(num_slots=32))
     engine.submit(A, Advance(1, 24, budget=Budget(3, 12, 60)))
     growths = rest(engine)
     assert len(growths[0].tree) == 3
@@ -81,13 +80,13 @@ def test_without_memory_for_branches_what_was_asked_for_still_comes():
     assert [len(growth.tree) for growth in rest(engine)] == [3]
 
 
-def test_a_tree_gives_way_to_who_is_waited_for_and_grows_again() -> None:
+def test_a_tree_gives_way_to_a_requested_node_and_grows_again() -> None:
     sampling = SamplingParams(0.0)
-    engine = opened(sampling, num_slots=40)
+    engine = opened(sampling, table=runner(num_slots=40))
     engine.submit(A, Advance(1, 3, budget=Budget(2, 9, 30)))
     grown = together(rest(engine))
     assert len(grown) == 32
-    cache = engine._works[A].sequence.memory.cache
+    cache = sequence_of(engine).memory.cache
     assert len(cache.tree) > 8
     text = tuple(range(8)) * 3
     engine.open(B, DraftOpen(SequenceSpec(text, len(text), sampling, 7), Budget(4, 4)))
@@ -96,11 +95,11 @@ def test_a_tree_gives_way_to_who_is_waited_for_and_grows_again() -> None:
     engine.close(B)
     engine.submit(A, Advance(2, 4, grown.token_ids[:1], budget=Budget(2, 9, 30)))
     tree = together(rest(engine), grown.descend(grown.token_ids[:1]))
-    check_said(sampling, [1, 2, 3, grown.token_ids[0]], tree)
+    check_proposed(sampling, [1, 2, 3, grown.token_ids[0]], tree)
     assert len(cache.tree) > 8
 
 
-def test_who_asks_for_more_than_there_can_be_gets_as_much_as_there_can_be() -> None:
+def test_a_request_for_more_than_there_can_be_gets_as_much_as_there_can_be() -> None:
     """And soon: the numbers of the contract go up to 2**32 - 1, and none of them is work in itself."""
     most = 2**32 - 1
     engine = DraftEngine(LanguageModelDrafter(runner()))
@@ -116,7 +115,7 @@ def test_who_asks_for_more_than_there_can_be_gets_as_much_as_there_can_be() -> N
 
 
 def test_a_pass_has_a_limit_however_many_nodes_were_never_fed() -> None:
-    """Trees in flight that somebody else guessed, or that had given way; what is proposed is the same."""
+    """Trees in flight that are not the draft's own, or that had given way; what is proposed is the same."""
 
     class Recording(TableRunner):
         most = 0
@@ -135,7 +134,7 @@ def test_a_pass_has_a_limit_however_many_nodes_were_never_fed() -> None:
         engine.submit(key, Advance(1, 3, (), chain, Budget(203, 300, 4)))
     rest(engine, 600)
     assert 500 < table.most <= MAX_TREE_ROWS + len(keys)
-    trees = [engine._works[key].sequence.tree for key in keys]
+    trees = [sequence_of(engine, key).tree for key in keys]
     assert [len(tree) for tree in trees] == [207] * len(keys)
     for tree in trees[:2]:
         for node in range(200, 207):
@@ -143,8 +142,7 @@ def test_a_pass_has_a_limit_however_many_nodes_were_never_fed() -> None:
             assert above[-1] in ranked(spec.sampling, [1, 2, 3, *above[:-1]])
 
 
-def test_what_was_grown_for_less_is_looked_at_again_for_more() -> None:
-    """A chain of which no runner-up was wanted, and then a tree around it."""
+def test_a_chain_without_runners_up_gets_them_when_they_are_asked_for() -> None:
     sampling = SamplingParams(0.0)
     engine = opened(sampling)
     engine.submit(A, Advance(1, 3, budget=Budget(3, 3)))
@@ -152,16 +150,16 @@ def test_what_was_grown_for_less_is_looked_at_again_for_more() -> None:
     engine.submit(A, Advance(2, 3, (), chain, Budget(0, 3, 20)))
     tree = together(rest(engine), chain)
     assert len(tree) > 10
-    check_said(sampling, [1, 2, 3], tree)
+    check_proposed(sampling, [1, 2, 3], tree)
 
 
 @pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])
-def test_a_chain_that_is_verified_against_its_distribution_is_never_grown_ahead(method):
-    engine = DraftEngine(LanguageModelDrafter(runner()))
-    engine.open(A, DraftOpen(SequenceSpec((1, 2), 2, SamplingParams(1.0), 7, method), Budget()))
-    with pytest.raises(InvalidArgument) as caught:
-        engine.submit(A, Advance(1, 2, budget=Budget(2, 9, 1)))
-    assert caught.value.violations[0][0] == "budget.max_ahead"
+def test_a_chain_that_is_verified_against_its_distribution_has_neither_more_ahead_nor_siblings(method):
+    for budget, field in ((Budget(2, 9, 1), "max_ahead"), (Budget(4, 4, max_siblings=1), "max_siblings")):
+        engine = opened(SamplingParams(1.0), method=method)
+        with pytest.raises(InvalidArgument) as caught:
+            engine.submit(A, Advance(1, 3, budget=budget))
+        assert caught.value.violations[0][0] == f"budget.{field}"
 
 
 def test_a_tree_does_not_grow_for_ever_where_nothing_is_committed() -> None:
@@ -171,7 +169,7 @@ def test_a_tree_does_not_grow_for_ever_where_nothing_is_committed() -> None:
         chain = TokenTree((number % 8, *token_ids), tuple(range(-1, len(token_ids))))
         engine.submit(A, Advance(number, 3, (), chain, Budget(0, 300, max_ahead=60)))
         rest(engine)
-    assert len(engine._works[A].sequence.tree) <= 3 * 256
+    assert len(sequence_of(engine).tree) <= 3 * 256
 
 
 def test_nothing_grows_ahead_for_a_stream_that_is_held():
@@ -182,26 +180,20 @@ def test_nothing_grows_ahead_for_a_stream_that_is_held():
     assert [len(growth.tree) for growth in growths] == [2], "what was asked for"
     engine.hold(A.stream, False)
     assert rest(engine)[-1].end is not None
-
-
-def test_a_drain_waits_for_no_stream_that_is_held():
-    engine = opened(SAMPLINGS[0])
     engine.hold(A.stream, True)
-    engine.submit(A, Advance(1, 4, (1,), budget=Budget(2, 100, 40)))
+    engine.submit(A, Advance(2, 4, budget=Budget(2, 100, 40)))
     rest(engine)
     engine.drain()
-    while not engine.idle:
-        results = engine.step()
-    assert isinstance(results[-1][1], Draining)
+    assert isinstance(rest(engine)[-1], Draining), "a drain waits for no held stream"
 
 
-def test_a_drain_does_not_wait_for_what_nobody_waits_for():
+def test_a_drain_does_not_wait_for_what_grows_ahead():
     """Every verdict brings an advance before what was granted ahead is used up, so that it would never end."""
     engine = opened(SAMPLINGS[0])
     engine.drain()
-    engine.submit(A, Advance(1, 4, (1,), budget=Budget(2, 100, 60)))
+    engine.submit(A, Advance(1, 4, (1,), budget=Budget(2, 100, 250)))
     results: list[object] = []
-    for _ in range(10):
+    for _ in range(4):
         results += [result for _, result in engine.step()]
     told = [result for result in results if isinstance(result, Growth)]
     assert sum(len(growth.tree) for growth in told) >= 2, "what was asked for is told before"

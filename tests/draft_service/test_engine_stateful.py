@@ -10,30 +10,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bench.models.table_model import Table, TableDrafter
 from draft_service.engine import DraftEngine, DraftOpen
 from specdec.core.errors import Draining, InvalidArgument, OutOfStep, Overloaded, SpecdecError
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.server.step_loop import Key
+from tests.draft_service.engines import CONTEXT, VOCAB, plain_drafter, proposed
 
-CONTEXT, VOCAB, MAX_SEQUENCES = 30, 8, 5
-TABLE = Table(VOCAB, acceptance=1.0, context_length=CONTEXT)
-
-
-class CountingDrafter(TableDrafter):
-    """A table whose memories are counted, and that grows nothing ahead."""
-
-    def __init__(self) -> None:
-        super().__init__(TABLE)
-        self.info = TABLE.info("table-draft")
-        self.num_open = 0
-
-    def open(self, spec: SequenceSpec) -> None:
-        self.num_open += 1
-
-    def close(self, memory: None) -> None:
-        self.num_open -= 1
+MAX_SEQUENCES = 5
 
 
 @dataclass
@@ -48,7 +32,7 @@ class Asked:
 
 @dataclass
 class Known:
-    """What the contract says that a sequence stands at."""
+    """The state of a sequence by the contract."""
 
     spec: SequenceSpec
     ids: list[int]
@@ -57,15 +41,12 @@ class Known:
     grown: int = 0  # nodes of the tree as last told
 
     def chain(self, count: int) -> list[int]:
-        """What the drafter says next."""
-        text = list(self.ids)
-        for _ in range(count):
-            text.append(TABLE.guess(self.spec, text, len(text)))
-        return text[len(self.ids) :]
+        """The drafter's next tokens."""
+        return proposed(self.ids, count, self.spec)
 
     def check(self, growth: Growth) -> None:
         """The growth is the answer to the oldest unfinished advance, and keeps to what was asked."""
-        assert self.asked, f"nobody asked for {growth}"
+        assert self.asked, f"no advance asked for {growth}"
         asked = self.asked.pop(0)
         assert (growth.advance, growth.path) == (asked.number, ())
         if self.asked:
@@ -88,7 +69,7 @@ class Known:
 class DraftHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.drafter = CountingDrafter()
+        self.drafter = plain_drafter()
         self.engine = DraftEngine(self.drafter, MAX_SEQUENCES)
         self.known: dict[Key, Known] = {}
         self.ended: list[Key] = []
@@ -197,9 +178,9 @@ class DraftHistory(RuleBasedStateMachine):
                 self.ended.append(key)
 
     @invariant()
-    def nobody_is_forgotten_and_nothing_is_left_of_the_ended(self) -> None:
+    def every_open_sequence_is_counted_and_nothing_is_left_of_the_ended(self) -> None:
         load = self.engine.load
-        assert load.live_sequences == len(self.known) == self.drafter.num_open
+        assert load.live_sequences == len(self.known) == len(self.drafter.live)
         assert load.waiting_sequences >= sum(bool(known.asked) for known in self.known.values())
 
     def teardown(self) -> None:
@@ -212,8 +193,8 @@ class DraftHistory(RuleBasedStateMachine):
         assert not (self.draining and self.known)
         for key in list(self.known):
             self.end(key)
-        assert self.drafter.num_open == 0
+        assert self.drafter.live == []
 
 
 TestDraftHistory = DraftHistory.TestCase
-TestDraftHistory.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestDraftHistory.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)

@@ -1,4 +1,4 @@
-"""A text that grows, as a language model has it: whatever was drafted below it, and whoever else computes it."""
+"""A language model as a drafter: what it proposes below a text, and how rows are shared, wanted and bounded."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class CountingRunner(TableRunner):
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_equal_prompts_are_computed_once(asked: bool) -> None:
-    """Who waits for another's chunks takes them over, chunk by chunk, whether a token is asked for or not."""
+    """A sequence takes over the chunks of another chunk by chunk, whether a token is asked for or not."""
     runner = CountingRunner(seed=3, num_slots=32_768, block_size=16, context_length=4096)
     drafter = LanguageModelDrafter(runner)
     prompt = tuple(random.Random(5).randrange(8) for _ in range(2000))
@@ -78,7 +78,7 @@ def test_equal_prompts_are_computed_once(asked: bool) -> None:
 def grown(
     budgets: Sequence[int], requested: bool = False, sampling: SamplingParams = LIKELIEST
 ) -> tuple[list[TokenTree], int]:
-    """What sequences get that ask for so many nodes at once; and passes for it."""
+    """The trees of sequences that ask for so many nodes at once; and the number of passes."""
     runner = TableRunner(seed=3)
     engine = DraftEngine(LanguageModelDrafter(runner))
     engine.request_yield(requested)
@@ -92,21 +92,21 @@ def grown(
 
 
 @pytest.mark.parametrize("sampling", [LIKELIEST, SamplingParams(1.0), SamplingParams(0.7, top_p=0.9)], ids=str)
-def test_a_chain_is_grown_in_one_pass_where_nobody_else_comes(sampling: SamplingParams) -> None:
+def test_a_chain_is_grown_in_one_pass_unless_the_model_must_yield(sampling: SamplingParams) -> None:
     trees, num_passes = grown([5, 5, 5], sampling=sampling)
     assert num_passes == 1
     assert [len(tree) for tree in trees] == [5, 5, 5]
-    assert grown([5, 5, 5], requested=True, sampling=sampling) == (trees, 5), "who comes is in the next pass"
+    assert grown([5, 5, 5], requested=True, sampling=sampling) == (trees, 5)
 
 
 def test_chains_of_different_lengths_are_as_long_as_they_are_wanted() -> None:
     trees, num_passes = grown([2, 7, 4])
     assert [len(tree) for tree in trees] == [2, 7, 4]
-    assert num_passes == 3, "one each time that somebody has enough"
+    assert num_passes == 3, "one each time that a sequence has enough"
 
 
-def test_where_penalties_decide_what_is_drawn_nothing_follows_in_a_pass() -> None:
-    """What follows would be drawn without them, fed, and thrown away."""
+def test_with_penalties_no_row_follows_in_a_pass() -> None:
+    """Such rows would be drawn without the penalties, fed, and thrown away."""
     runner = TableRunner(seed=3)
     drafter = LanguageModelDrafter(runner)
     sampling = SamplingParams(0.0, presence_penalty=2.0)
@@ -141,7 +141,7 @@ def test_what_is_needed_comes_before_what_may_follow() -> None:
     assert isinstance(nodes, list)
 
 
-def test_nothing_that_is_remembered_goes_for_rows_that_cannot_follow() -> None:
+def test_no_remembered_block_is_given_up_for_rows_that_cannot_follow() -> None:
     runner = TableRunner(seed=3, num_slots=48, block_size=4)
     runner.goes_on = False
     drafter = LanguageModelDrafter(runner)
@@ -151,10 +151,14 @@ def test_nothing_that_is_remembered_goes_for_rows_that_cannot_follow() -> None:
         drafter.grow([sequence])
         drafter.close(sequence.memory)
     assert runner.pool.num_free_blocks == 12
-    assert len(runner.pool._idle) == 8, "two blocks of each text"
+    for number in range(4):
+        cache = runner.new_cache(bytes([number]))
+        cache.attach([1, 2, 3, 4, 5, 6, 7, number, 1, 2])
+        assert len(cache) == 8, "two blocks of each text are remembered"
+        cache.release()
 
 
-def test_who_waits_for_a_twins_prompt_is_not_kept_waiting_for_its_draft() -> None:
+def test_a_sequence_that_waits_for_a_twins_prompt_does_not_wait_for_its_draft() -> None:
     """Samples of one prompt: the first computes it, the others take it over in the next pass, and draft together."""
     runner = TableRunner(seed=3, block_size=4)
     drafter = LanguageModelDrafter(runner)
@@ -167,7 +171,7 @@ def test_who_waits_for_a_twins_prompt_is_not_kept_waiting_for_its_draft() -> Non
     assert runner.num_passes + runner.num_further_passes == 1
 
 
-def test_many_who_ask_for_much_make_a_pass_of_no_more_rows_than_others() -> None:
+def test_many_sequences_that_ask_for_many_nodes_make_no_larger_pass() -> None:
     runner = TableRunner(seed=3)
     drafter = LanguageModelDrafter(runner)
     sequences = []

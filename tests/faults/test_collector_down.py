@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,29 +10,23 @@ from bench.chaos.traffic import Asked
 from bench.models.table_model import Table
 from tests.observed import PROMPT, observed
 
-pytestmark = pytest.mark.slow
-
 REQUEST = {"max_tokens": 120, "num_draft_tokens": 3, "temperature": 0.8}
 
 
-@pytest.fixture(params=["refuses", "is silent"])
-def endpoint(request) -> Iterator[str]:
-    """Where nobody listens, or somebody who takes connections and says nothing."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        if request.param == "is silent":
-            taken.listen(16)
-        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
-
-
-async def test_requests_do_not_notice_a_collector_that_is_down(endpoint, monkeypatch):
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+@pytest.mark.slow
+async def test_requests_do_not_notice_a_collector_that_is_down(monkeypatch):
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
-    async with observed() as deployment:
-        samples = [await deployment.generate(seed, **REQUEST) for seed in range(3)]
-        found = await deployment.scrape()
-        processes = [service.process for service in deployment.services.values()]
+    with socket.socket() as refuses, socket.socket() as is_silent:
+        for signal, taken in (("TRACES", refuses), ("METRICS", is_silent)):
+            taken.bind(("127.0.0.1", 0))
+            endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
+            monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT", endpoint)
+        is_silent.listen(16)
+        async with observed() as deployment:
+            samples = [await deployment.generate(seed, **REQUEST) for seed in range(3)]
+            found = await deployment.scrape()
+            processes = [service.process for service in deployment.services.values()]
     asked = [Asked((*PROMPT, seed), REQUEST["max_tokens"], seed, REQUEST["temperature"]) for seed in range(3)]
     assert [sample.token_ids for sample in samples] == [each.expected(Table()) for each in asked]
     assert not any(sample.finish.speculation.num_replays for sample in samples)

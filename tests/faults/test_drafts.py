@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -13,140 +12,98 @@ import grpc
 import pytest
 
 from draft_service.drafter import DraftSequence, Node
-from draft_service.drafters.language_model import LanguageModelDrafter
-from orchestrator.api.server import OrchestratorServer
 from orchestrator.drafting import draft_client
-from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
-from specdec.core.errors import SpecdecError
-from specdec.core.rounds import Load, ModelInfo
+from specdec.core.rounds import Load
 from specdec.core.tree import SparseDistribution
 from specdec.transport import rpc, wire
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc, generation_pb2
-from target_service.language_model import LmVerifier
 from tests.cluster import cluster, connected
+from tests.contract.raw import orchestrator, target
 from tests.faults.undisturbed import (
     BLOCK,
     COUPLED,
     LENGTH,
-    PATIENCE_S,
-    SAMPLINGS,
     TOKEN,
-    Trap,
     assert_same,
     drafter,
-    fail,
     generate,
     replays,
     table,
     undisturbed,
+    verifier,
 )
+from tests.models.misbehaving import MODELS_OWN, PATIENCE_S, Misbehaving
+from tests.models.scripted import RandomDrafter
 
 
-class FailingDrafter(LanguageModelDrafter):
+def failing(every: int) -> Misbehaving:
     """One of so many passes fails."""
+    made = Misbehaving(drafter())
 
-    num_passes = 0
+    def instead(_: Any) -> Any:
+        if made.num_passes % every == 0:
+            raise RuntimeError("the device is gone")
+        return MODELS_OWN
 
-    def __init__(self, every: int) -> None:
-        super().__init__(table(blend=(2, 0.3)))
-        self._every = every
-
-    def grow(self, sequences: Any) -> Any:
-        self.num_passes += 1
-        if self.num_passes % self._every == 0:
-            fail()
-        return super().grow(sequences)
+    made.instead = instead
+    return made
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-async def test_a_draft_that_keeps_failing_is_an_empty_tree(sampling: dict[str, Any]) -> None:
-    expected = await undisturbed(**sampling)
-    failing = FailingDrafter(every=9)
-    async with cluster([LmVerifier(table())], [failing]) as running:
-        assert_same(await generate(running.client, **sampling), expected)
-        assert failing.num_passes > 10
+async def test_a_draft_that_keeps_failing_is_an_empty_tree() -> None:
+    draft = failing(every=9)
+    async with cluster([verifier()], [draft]) as running:
+        assert_same(await generate(running.client), await undisturbed())
+        assert draft.num_passes > 10
         await running.settled(PATIENCE_S)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-async def test_a_draft_that_always_fails_is_left_alone(
-    sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be the text that fails it: eight in a row would end the draft for everybody."""
+async def test_a_draft_that_always_fails_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the text that fails it: eight in a row would end the draft for all texts."""
     monkeypatch.setattr(draft_client, "_FIRST_PAUSE_S", PATIENCE_S)
-    expected = await undisturbed(**sampling)
-    failing = FailingDrafter(every=1)
-    async with cluster([LmVerifier(table())], [failing]) as running:
-        assert_same(await generate(running.client, **sampling), expected)
-        assert failing.num_passes <= 2 * 3, "of each sample two at most"
+    draft = failing(every=1)
+    async with cluster([verifier()], [draft]) as running:
+        assert_same(await generate(running.client), await undisturbed())
+        assert draft.num_passes <= 2 * 3, "of each sample two at most"
         await running.settled(PATIENCE_S)
 
 
-@pytest.mark.parametrize("method", [COUPLED, TOKEN, BLOCK])
+@pytest.mark.parametrize("method", [COUPLED, BLOCK])
 async def test_a_draft_that_stops_in_mid_stream_is_done_without(method: str) -> None:
-    expected = await undisturbed(temperature=0.8)
-    first = Trap(table(), at=8)
+    first = Misbehaving(verifier(), closes_at=8)
     async with cluster([first], [drafter()]) as running:
-        task = asyncio.create_task(generate(running.client, temperature=0.8, verification=method))
-        await first.sprung()
+        task = asyncio.create_task(generate(running.client, verification=method))
+        await first.in_a_pass()
         await running.drafts[0].stop()
-        first.go_on.set()
+        first.gate.set()
         samples = await task
         assert all(sample.finish.speculation.num_drafts > 0 for sample in samples)
         if method == COUPLED:
-            assert_same(samples, expected)
+            assert_same(samples, await undisturbed())
         assert [len(sample.token_ids) for sample in samples] == [LENGTH] * 3
         assert replays(samples) == [0, 0, 0]
         running.drafts.pop()  # it has no thread any more that would count
         await running.settled(PATIENCE_S)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-async def test_a_draft_without_kv_slots_is_an_empty_tree(sampling: dict[str, Any]) -> None:
-    expected = await undisturbed(**sampling)
-    small = LanguageModelDrafter(table(num_slots=12, blend=(2, 0.3)))
-    async with cluster([LmVerifier(table())], [small]) as running:
-        assert_same(await generate(running.client, **sampling), expected)
+async def test_a_draft_without_kv_slots_is_an_empty_tree() -> None:
+    async with cluster([verifier()], [drafter(num_slots=12)]) as running:
+        assert_same(await generate(running.client), await undisturbed())
         await running.settled(PATIENCE_S)
 
 
-@pytest.mark.parametrize("method", [COUPLED, TOKEN, BLOCK])
+@pytest.mark.parametrize("method", [COUPLED, TOKEN])
 async def test_a_text_beyond_the_drafts_context_is_done_without_it(method: str) -> None:
-    expected = await undisturbed(temperature=0.8)
-    short = LanguageModelDrafter(table(context_length=20, blend=(2, 0.3)))
-    async with cluster([LmVerifier(table())], [short]) as running:
-        samples = await generate(running.client, temperature=0.8, verification=method)
+    async with cluster([verifier()], [drafter(context_length=20)]) as running:
+        samples = await generate(running.client, verification=method)
         assert all(0 < sample.finish.speculation.num_drafts < 30 for sample in samples)
         if method == COUPLED:
-            assert_same(samples, expected)
+            assert_same(samples, await undisturbed())
         assert [len(sample.token_ids) for sample in samples] == [LENGTH] * 3
 
 
+SHORT: dict[str, Any] = dict(max_tokens=16, n=2)
 PEAKED = SparseDistribution((1, 2), (1.0, 0.5))
-
-
-class HostileDrafter:
-    """Proposes what it is told to, whatever was asked."""
-
-    def __init__(self, nodes: Callable[[DraftSequence], Sequence[Node]]) -> None:
-        self.info: ModelInfo = dataclasses.replace(table().info, name="hostile", model_digest="hostile")
-        self._nodes = nodes
-
-    def open(self, spec: Any) -> None: ...
-
-    def close(self, memory: None) -> None: ...
-
-    def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
-        return [True] * len(sequences)
-
-    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node]]:
-        return [self._nodes(sequence) for sequence in sequences]
-
-    def request_yield(self, requested: bool) -> None: ...
-
-    def cache_use(self) -> tuple[int, int]:
-        return 0, 0
 
 
 def chain_from(sequence: DraftSequence, *tokens: int, probs: SparseDistribution | None = None) -> list[Node]:
@@ -155,7 +112,7 @@ def chain_from(sequence: DraftSequence, *tokens: int, probs: SparseDistribution 
 
 
 HOSTILE: dict[str, tuple[bool, Callable[[DraftSequence], Sequence[Node]]]] = {
-    # name: (whether it shows on the wire, whatever the method; what it proposes). What shows is not used.
+    # name: (whether it shows on the wire under any method; what it proposes). What shows is not used.
     "nothing": (False, lambda s: []),
     "rubbish": (False, lambda s: chain_from(s, 5)),
     "more nodes than asked": (False, lambda s: chain_from(s, *range(8), *range(8))),
@@ -183,18 +140,19 @@ UNUSED = {"nothing", "parents that are not there", "parents below the root"}
 async def test_a_hostile_drafter_does_no_harm(kind: str, method: str) -> None:
     on_the_wire, nodes = HOSTILE[kind]
     refused = on_the_wire or (method != COUPLED and kind == "branching")
-    expected = await undisturbed(temperature=0.8, verification=method)
-    async with cluster([LmVerifier(table())], [HostileDrafter(nodes)]) as running:
-        samples = await generate(running.client, temperature=0.8, verification=method)
+    hostile = Misbehaving(RandomDrafter(table().info))
+    hostile.instead = nodes
+    async with cluster([verifier()], [hostile]) as running:
+        samples = await generate(running.client, verification=method, **SHORT)
         if method == COUPLED or refused or kind in UNUSED:
-            assert_same(samples, expected)
-        assert [len(sample.token_ids) for sample in samples] == [LENGTH] * 3
+            assert_same(samples, await undisturbed(verification=method, **SHORT))
+        assert [len(sample.token_ids) for sample in samples] == [16] * 2
         if refused:
-            await eject(running.client)
+            await assert_ejected(running.client)
         await running.settled(PATIENCE_S)
 
 
-async def eject(client: Client) -> None:
+async def assert_ejected(client: Client) -> None:
     """GetServerInfo says that the draft is not used, and why."""
     [replica] = [replica for replica in (await client.server_info()).replicas if replica.role == "draft"]
     assert not replica.ready
@@ -230,22 +188,11 @@ async def hostile_deployment(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with cluster([LmVerifier(table())]) as running:
-            settings = OrchestratorSettings(
-                target=[f"127.0.0.1:{running.targets[0].port}"],
-                draft=[f"127.0.0.1:{port}"],
-                watchdog_s=0.6,
-                num_draft_tokens=5,
-            )
-            orchestrator = OrchestratorServer(settings)
-            await orchestrator.start()
-            try:
-                await connected(orchestrator, PATIENCE_S)
-                async with Client(f"127.0.0.1:{orchestrator.port}") as client:
-                    yield client
-            finally:
-                await orchestrator.stop()
-            await running.settled(PATIENCE_S)
+        async with target(verifier()) as service:
+            async with orchestrator([service.server.port], [port], watchdog_s=0.5) as (server_of_clients, client):
+                await connected(server_of_clients, PATIENCE_S)
+                yield client
+            await service.nothing_left()
     finally:
         await server.stop(0)
 
@@ -290,23 +237,22 @@ ANSWERS: dict[str, Callable[[int, int, int], Sequence[draft_pb2.Growth]]] = {
 
 REFUSED = {"bases of the future", "bases of the prompt", "paths out of range", "enormous trees"}
 REFUSED |= {"parents that are not there"}
-"""However few nodes are asked for: nothing of these, or of silence, is verified."""
+"""Nothing of these, or of silence, is verified, however few nodes are asked for."""
 
 
 @pytest.mark.parametrize("method", [COUPLED, BLOCK])
 @pytest.mark.parametrize("kind", ANSWERS)
 async def test_a_hostile_draft_service_does_no_harm(kind: str, method: str) -> None:
-    slow = kind in ("silence", "no end")  # the watchdog finds it
-    length = 4 if slow else LENGTH
-    fields = dict(temperature=0.8, max_tokens=length, n=2)
-    expected = await undisturbed(verification=method, **fields)
+    length = 4 if kind in ("silence", "no end") else 16  # the watchdog finds these two
+    fields = {**SHORT, "max_tokens": length, "verification": method}
+    expected = await undisturbed(**fields)
     async with hostile_deployment(ANSWERS[kind]) as client:
-        samples = await generate(client, verification=method, **fields)
+        samples = await generate(client, **fields)
         assert [len(sample.token_ids) for sample in samples] == [length] * 2
         if method == COUPLED or kind in REFUSED or kind == "silence":
             assert [sample.token_ids for sample in samples] == expected
         if kind in ("bases of the future", "paths out of range", "parents that are not there"):
-            await eject(client)
+            await assert_ejected(client)
         [after] = await client.generate(
             token_ids={"token_ids": [1]}, max_tokens=3, num_draft_tokens=0, timeout_s=PATIENCE_S
         )

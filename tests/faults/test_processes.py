@@ -1,7 +1,6 @@
-"""Real processes that are told to end, or frozen, in mid-stream: every request ends, with its own text.
+"""Real processes that are killed, crash, are told to end, or are frozen, in mid-stream: every request ends as it must.
 
-Those that are killed are rows of the fault table (test_chaos_short.py), the real models as processes are in
-tests/specdec/cli/test_secrets.py.
+The real models as processes are in tests/specdec/cli/test_secrets.py, the fault table in bench/chaos.
 """
 
 from __future__ import annotations
@@ -14,31 +13,38 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 import pytest_asyncio
 
-from bench.chaos.lab import Deployment, Lab
+from bench.chaos.lab import Deployment, Lab, Process
 from bench.chaos.traffic import Answer, Asked, Traffic, ask
 from bench.models.table_model import Table
 from specdec.cli.processes import is_serving
-from specdec.core.errors import ReplicaLost
+from specdec.core.errors import NoReplica, ReplicaLost
 
 PATIENCE_S = 120.0
-"""Only a broken service takes that long, however busy the machine."""
+"""Seconds that only a broken service takes, however busy the machine."""
 GRACE = ["--shutdown-grace-s=60"]
+POISON = 1000
+"""A text with this token ends the process that computes it."""
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 REQUESTS = [
-    Asked((number, 2, 3), 200, seed=5 + number, temperature=0.8 if number % 2 else 0.0, num_draft_tokens=1)
-    for number in range(4)
-]
+    asked
+    for number in range(40)
+    if POISON
+    not in (
+        asked := Asked((number, 2, 3), 200, seed=number, temperature=0.8 if number % 2 else 0.0, num_draft_tokens=1)
+    ).expected(Table())
+][:4]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def processes() -> AsyncIterator[Deployment]:
-    async with Lab(1).deployment(2, target=GRACE, draft=GRACE, orchestrator=[*GRACE, "--watchdog-s=1"]) as found:
+    target, watchful = [*GRACE, f"--crash-on-token={POISON}"], [*GRACE, "--watchdog-s=1"]
+    async with Lab(1).deployment(2, pass_ms=4.0, target=target, draft=GRACE, orchestrator=watchful) as found:
         yield found
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def found(processes: Deployment) -> Deployment:
-    """What the tests before have ended is started again."""
+    """With everything started again that ended in an earlier test."""
     everything = [*processes.targets, *processes.drafts, processes.orchestrator]
     for process in everything:
         if process.returncode is not None:
@@ -52,6 +58,12 @@ async def found(processes: Deployment) -> Deployment:
 def all_same(answers: Sequence[Answer]) -> bool:
     """All of them ended with the whole text of the target alone."""
     return all(answer.sample.finished and answer.same(Table()) for answer in answers)
+
+
+async def busiest(found: Deployment) -> Process:
+    """The target with more sequences."""
+    loads = [load.live_sequences for load in (await found.loads())[:2]]
+    return found.targets[loads.index(max(loads))]
 
 
 async def speculates(found: Deployment) -> bool:
@@ -77,11 +89,77 @@ async def test_a_frozen_draft_is_found_and_used_again(found: Deployment) -> None
     assert await speculates(found)
 
 
+async def test_a_frozen_target_is_left_and_its_late_verdicts_do_no_harm(found: Deployment) -> None:
+    async with Traffic(found.client, REQUESTS) as traffic:
+        await traffic.reached(0.2)
+        frozen = await busiest(found)
+        frozen.freeze()
+        try:
+            assert all_same(await traffic.finished(PATIENCE_S))
+            async with Traffic(found.client, REQUESTS) as others:
+                await others.reached(0.1)
+                frozen.thaw()
+                assert all_same(await others.finished(PATIENCE_S))
+        finally:
+            frozen.thaw()
+    assert await found.ready(PATIENCE_S) < PATIENCE_S
+    assert await found.freed(PATIENCE_S) < PATIENCE_S
+
+
+async def test_a_killed_target_and_a_killed_draft_are_done_without_and_used_again(found: Deployment) -> None:
+    async with Traffic(found.client, REQUESTS) as traffic:
+        await traffic.reached(0.2)
+        killed = [await busiest(found), found.drafts[0]]
+        for process in killed:
+            await process.kill()
+        answers = await traffic.finished(PATIENCE_S)
+    assert all_same(answers)
+    assert sum(answer.num_replays for answer in answers) > 0, "they were in the middle of it"
+    for process in killed:
+        await process.start()
+    assert await found.ready(PATIENCE_S) < PATIENCE_S
+    assert await speculates(found)
+
+
+async def test_the_clients_of_a_killed_orchestrator_are_told_and_it_leaves_nothing(found: Deployment) -> None:
+    async with Traffic(found.client, REQUESTS) as traffic:
+        await traffic.reached(0.2)
+        await found.orchestrator.kill()
+        answers = await traffic.finished(PATIENCE_S)
+    assert all(isinstance(answer.error, ReplicaLost) for answer in answers)
+    assert all(answer.same(Table()) for answer in answers), "the tokens received before it are right"
+    assert await found.freed(PATIENCE_S, open_streams=0) < PATIENCE_S
+
+
+async def test_a_request_that_ends_processes_ends_after_two_of_them(found: Deployment) -> None:
+    """The others are in both, and survive."""
+
+    async def started_again() -> None:
+        while True:
+            for process in found.targets:
+                if process.returncode is not None:
+                    await process.start()
+            await asyncio.sleep(0.05)
+
+    before = sum(process.num_starts for process in found.targets)
+    async with Traffic(found.client, REQUESTS) as traffic:
+        await traffic.reached(0.2)
+        restarts = asyncio.create_task(started_again())
+        try:
+            poison = await ask(found.client, Asked((1, POISON), 20, seed=1, temperature=0.0))
+            answers = await traffic.finished(PATIENCE_S)
+        finally:
+            restarts.cancel()
+    assert isinstance(poison.error, NoReplica)
+    assert all_same(answers)
+    ended = sum(process.returncode is not None for process in found.targets)
+    assert sum(process.num_starts for process in found.targets) - before + ended == 2
+
+
 async def test_a_target_and_a_draft_told_to_end_hand_over_and_exit_with_0(found: Deployment) -> None:
     async with Traffic(found.client, REQUESTS) as traffic:
         await traffic.reached(0.2)
-        loads = [load.live_sequences for load in (await found.loads())[:2]]
-        ended = [found.targets[loads.index(max(loads))], found.drafts[0]]
+        ended = [await busiest(found), found.drafts[0]]
         for process in ended:
             process.signal(signal.SIGTERM)
         answers = await traffic.finished(PATIENCE_S)

@@ -1,43 +1,67 @@
-"""A request loses its target: it goes on at another, and its text is what it would have been."""
+"""A request loses its target: it continues on another, its text is what it would have been, and it takes along its age
+and its model, and no blame for what is no crash."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import time
 from typing import Any
 
 import pytest
 
+from bench.models.table_model import Table, TableVerifier
+from specdec.client import Sample
+from specdec.core.errors import ModelMismatch, Preempted
 from specdec.core.settings import EngineSettings
-from specdec.server.step_loop import Key
-from target_service.language_model import LmVerifier
+from specdec.server.model_server import ModelServer
+from target_service.engine import TargetEngine
 from target_service.server import create_server
-from tests.cluster import Cluster, cluster
-from tests.faults.undisturbed import (
-    NUM_SAMPLES,
-    PATIENCE_S,
-    SAMPLINGS,
-    Trap,
-    assert_same,
-    drafter,
-    fail,
-    generate,
-    replays,
-    table,
-    undisturbed,
-)
+from target_service.verifier import TargetOpen
+from tests.cluster import Cluster, cluster, live, orders_wait
+from tests.faults.undisturbed import NUM_SAMPLES, assert_same, drafter, generate, replays, undisturbed, verifier
+from tests.models.misbehaving import PATIENCE_S, Misbehaving
+from tests.models.table_reader import TABLE, oracle
+
+REQUEST: dict[str, Any] = dict(token_ids={"token_ids": [1, 2, 3]}, max_tokens=60, seed=7, temperature=1.0)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-async def test_a_target_that_stops_in_mid_stream_is_replaced(sampling: dict[str, Any]) -> None:
-    expected = await undisturbed(**sampling)
-    first, second = Trap(table(), at=8), Trap(table())
-    async with cluster([first, second], [drafter()]) as running:
-        task = asyncio.create_task(generate(running.client, **sampling))
-        await first.sprung()
+@pytest.fixture
+def opens(monkeypatch: pytest.MonkeyPatch) -> list[TargetOpen]:
+    """What the targets of this process opened."""
+    seen: list[TargetOpen] = []
+    open_ = TargetEngine.open
+
+    def remembering(engine: TargetEngine, key: Any, each: TargetOpen) -> None:
+        open_(engine, key, each)
+        seen.append(each)
+
+    monkeypatch.setattr(TargetEngine, "open", remembering)
+    return seen
+
+
+async def not_ready(running: Cluster, index: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while running.orchestrator.targets.replicas[index].ready:
+            await asyncio.sleep(0.01)
+
+
+async def drain(server: ModelServer, waiting: Misbehaving) -> None:
+    """While a pass of its model waits."""
+    stopping = asyncio.create_task(server.stop(PATIENCE_S))
+    await orders_wait(server)
+    waiting.gate.set()
+    await stopping
+
+
+async def test_a_target_that_stops_in_mid_stream_is_replaced() -> None:
+    expected = await undisturbed()
+    first = Misbehaving(verifier(), closes_at=8)
+    async with cluster([first, verifier()], [drafter()]) as running:
+        task = asyncio.create_task(generate(running.client))
+        await first.in_a_pass()
         stopping = asyncio.create_task(running.targets[0].stop())
         await not_ready(running, 0)
-        first.go_on.set()
+        first.gate.set()
         samples = await task
         await stopping
         assert_same(samples, expected)
@@ -46,97 +70,71 @@ async def test_a_target_that_stops_in_mid_stream_is_replaced(sampling: dict[str,
         await running.settled(PATIENCE_S)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-async def test_a_target_that_drains_in_mid_stream_is_replaced(sampling: dict[str, Any]) -> None:
-    expected = await undisturbed(**sampling)
-    first = Trap(table(), at=8)
-    async with cluster([first, LmVerifier(table())], [drafter()]) as running:
-        task = asyncio.create_task(generate(running.client, **sampling))
-        await first.sprung()
-        stopping = asyncio.create_task(running.targets[0].stop(PATIENCE_S))
-        async with asyncio.timeout(PATIENCE_S):
-            while not running.targets[0].servicer.streams._loop._inbox.qsize():  # the drain waits behind the pass
-                await asyncio.sleep(0.01)
-        first.go_on.set()
+async def test_a_target_that_drains_in_mid_stream_is_replaced() -> None:
+    expected = await undisturbed()
+    first = Misbehaving(verifier(), closes_at=8)
+    async with cluster([first, verifier()], [drafter()]) as running:
+        task = asyncio.create_task(generate(running.client))
+        await first.in_a_pass()
+        await drain(running.targets[0], first)
         assert_same(await task, expected)
-        await stopping
         assert (running.targets[0].load.live_sequences, running.targets[0].load.kv_slots_used) == (0, 0)
         await running.settled(PATIENCE_S)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("num_targets", [1, 2])
-async def test_a_pass_that_fails_is_replayed(sampling: dict[str, Any], num_targets: int) -> None:
-    expected = await undisturbed(**sampling)
-    traps = [Trap(table(), at=6, then=fail) for _ in range(num_targets)]
-    for trap in traps:
-        trap.go_on.set()
-    async with cluster(traps, [drafter()]) as running:
-        samples = await generate(running.client, **sampling)
-        assert all(trap.reached.is_set() for trap in traps)
+async def test_a_pass_that_fails_is_replayed(num_targets: int) -> None:
+    expected = await undisturbed()
+    failing = [Misbehaving(verifier(), closes_at=6) for _ in range(num_targets)]
+    async with cluster(failing, [drafter()]) as running:
+        task = asyncio.create_task(generate(running.client))
+        for each in failing:
+            await each.in_a_pass()
+            each.to_fail = 1
+            each.gate.set()
+        samples = await task
         assert_same(samples, expected)
         assert max(replays(samples)) >= 1
         await running.settled(PATIENCE_S)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-async def test_a_target_without_kv_slots_is_replaced_by_one_that_has_them(sampling: dict[str, Any]) -> None:
+async def test_a_target_without_kv_slots_is_replaced_by_one_that_has_them() -> None:
     """One of two samples comes to the small one, which has room for the beginning only."""
-    expected = await undisturbed(n=2, **sampling)
-    small, large = LmVerifier(table(num_slots=20)), LmVerifier(table())
-    async with cluster([small, large], [drafter()]) as running:
-        samples = await generate(running.client, n=2, **sampling)
+    expected = await undisturbed(n=2)
+    async with cluster([verifier(num_slots=20), verifier()], [drafter()]) as running:
+        samples = await generate(running.client, n=2)
         assert_same(samples, expected)
         assert max(replays(samples)) >= 1
         await running.settled(PATIENCE_S)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-async def test_preempted_sequences_wait_for_their_turn_and_end_the_same(sampling: dict[str, Any]) -> None:
-    expected = await undisturbed(max_tokens=100, **sampling)
-    # Room for the whole of one text, but not for the ends of two, also where they are the same.
-    async with cluster([LmVerifier(table(num_slots=104))], [drafter()]) as running:
-        loop = running.targets[0].servicer.streams.step_loop
-        all_here, posted, opened = threading.Event(), 0, []
-        open_, post = loop.engine.open, loop.open
-
-        def count(key: Key, each: Any) -> None:
-            nonlocal posted
-            posted += 1
-            post(key, each)
-            if posted >= NUM_SAMPLES:
-                all_here.set()
-
-        def meet(key: Key, each: Any) -> None:
-            assert all_here.wait(PATIENCE_S), "the others were to find the first one there"
-            opened.append(each.num_preemptions)
-            open_(key, each)
-
-        loop.open, loop.engine.open = count, meet  # type: ignore[method-assign]
-        # Texts that are the same share all but their ends: whether there is room for two of these is a matter of luck.
-        for _ in range(40):
-            all_here.clear()
-            posted = 0
-            samples = await generate(running.client, max_tokens=100, **sampling)
-            assert [sample.token_ids for sample in samples] == expected
-            await running.settled(PATIENCE_S)
-            if {0, 1} <= set(opened):
-                return
-    pytest.fail("nobody gave way, or the target was not told who did before")
+async def test_preempted_sequences_wait_for_their_turn_and_end_the_same(opens: list[TargetOpen]) -> None:
+    """The target has room for the whole of one text, but not for two."""
+    expected = await undisturbed(max_tokens=100)
+    opens.clear()
+    small = Misbehaving(verifier(num_slots=104), closes_at=1)
+    async with cluster([small], [drafter()]) as running:
+        task = asyncio.create_task(generate(running.client, max_tokens=100))
+        await small.in_a_pass()
+        await live(running.orchestrator, NUM_SAMPLES)
+        small.gate.set()
+        assert_same(await task, expected)
+        await running.settled(PATIENCE_S)
+    assert {0, 1} <= {each.num_preemptions for each in opens}, "one gave way, and the target was told so"
 
 
 async def test_a_target_that_comes_back_is_used_again() -> None:
     """The only one goes and returns on its port; the request waits for it."""
-    expected = await undisturbed(temperature=0.8)
-    first = Trap(table(), at=8)
+    expected = await undisturbed()
+    first = Misbehaving(verifier(), closes_at=8)
     async with cluster([first], [drafter()]) as running:
-        task = asyncio.create_task(generate(running.client, temperature=0.8))
-        await first.sprung()
+        task = asyncio.create_task(generate(running.client))
+        await first.in_a_pass()
         stopping = asyncio.create_task(running.targets[0].stop())
         await not_ready(running, 0)
-        first.go_on.set()
+        first.gate.set()
         await stopping
-        again = create_server(LmVerifier(table()), EngineSettings(port=running.targets[0].port))
+        again = create_server(verifier(), EngineSettings(port=running.targets[0].port))
         await again.start()
         try:
             assert_same(await task, expected)
@@ -145,7 +143,71 @@ async def test_a_target_that_comes_back_is_used_again() -> None:
             await again.stop()
 
 
-async def not_ready(running: Cluster, index: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while running.orchestrator.targets.replicas[index].ready:
-            await asyncio.sleep(0.01)
+async def test_a_request_never_continues_with_another_model() -> None:
+    """The only target goes, and one that serves another model comes in its place."""
+    model, received = Misbehaving(TableVerifier(TABLE), closes_at=20), Sample()
+
+    async def read(running: Cluster) -> None:
+        async for response in running.client.stream(**REQUEST):
+            if response.HasField("chunk"):
+                received.add(response.chunk)
+
+    async with asyncio.timeout(PATIENCE_S), cluster([model]) as running:
+        reading = asyncio.create_task(read(running))
+        await model.in_a_pass()
+        [target] = running.targets
+        stopping = asyncio.create_task(target.stop())
+        await not_ready(running, 0)
+        model.gate.set()
+        await stopping
+        other = Table(vocab_size=TABLE.vocab_size + 1)
+        there = create_server(TableVerifier(other), EngineSettings(port=target.port))
+        await there.start()
+        try:
+            with pytest.raises(ModelMismatch) as refused:
+                await reading
+            [fresh] = await running.client.generate(**REQUEST)
+        finally:
+            await running.orchestrator.stop()
+            await there.stop()
+    expected, _ = oracle(REQUEST, 0)
+    assert 0 < len(received.token_ids) < 60
+    assert received.token_ids == expected[: len(received.token_ids)]
+    assert all(digest in str(refused.value) for digest in (model.info.model_digest, "table-target-41"))
+    assert fresh.token_ids != expected, "new requests are welcome at the other model"
+
+
+async def test_a_replay_keeps_the_age_of_its_request(opens: list[TargetOpen]) -> None:
+    model = Misbehaving(TableVerifier(TABLE), closes_at=5)
+    async with asyncio.timeout(PATIENCE_S), cluster([model]) as running:
+        request = asyncio.create_task(running.client.generate(**REQUEST))
+        await model.in_a_pass()
+        since = time.monotonic()
+        await asyncio.sleep(0.2)
+        model.script((), Preempted("planted"))
+        elapsed_s = time.monotonic() - since
+        model.gate.set()
+        await request
+    first, again = opens
+    assert len(again.spec.token_ids) > len(first.spec.token_ids)
+    assert again.age_s >= first.age_s + elapsed_s
+
+
+async def test_neither_drains_nor_preemptions_count_as_crashes() -> None:
+    """Four of each: as many crashes, also in part, would be too many for one request."""
+    models = [Misbehaving(TableVerifier(TABLE), closes_at=5) for _ in range(5)]
+    async with asyncio.timeout(2 * PATIENCE_S), cluster(models) as running:
+        request = asyncio.create_task(running.client.generate(**REQUEST))
+        there = dict(zip(models, running.targets, strict=True))
+        for _ in range(4):
+            while not (used := [each for each in there if each.entered.is_set()]):
+                await asyncio.sleep(0.01)
+            await drain(there.pop(used[0]), used[0])
+        [last] = there
+        await last.in_a_pass()
+        last.script((), *[Preempted("planted")] * 4)
+        last.gate.set()
+        [sample] = await request
+    expected, _ = oracle(REQUEST, 0)
+    assert sample.token_ids == expected
+    assert sample.finish.speculation.num_replays == 8

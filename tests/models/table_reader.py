@@ -1,9 +1,9 @@
-"""A client whose every token is compared with the table's own: the oracle of the random schedules."""
+"""What a table makes of a text, and a client that compares every token that it reads with that."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -15,6 +15,14 @@ from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.v1 import generation_pb2
 
 TABLE = Table(vocab_size=40, acceptance=0.7, context_length=4096)
+
+
+def continuation(table: Table, spec: SequenceSpec, ids: Sequence[int], count: int) -> list[int]:
+    """The next ``count`` tokens of the target after ``ids``."""
+    text = list(ids)
+    for _ in range(count):
+        text.append(table.next_token(spec, text, len(text)))
+    return text[len(ids) :]
 
 
 class Reader:
@@ -69,15 +77,13 @@ class Reader:
 def oracle(fields: dict[str, Any], index: int) -> tuple[list[int], int]:
     """What this sample must be, from the table alone: ids and finish reason."""
     prompt = fields["token_ids"]["token_ids"]
-    sampling = SamplingParams(fields["temperature"])
+    sampling = SamplingParams(fields.get("temperature", 1.0))
     spec = SequenceSpec(tuple(prompt), len(prompt), sampling, derive_seed(fields["seed"], index))
-    text = list(prompt)
-    for _ in range(fields["max_tokens"]):
-        token = TABLE.next_token(spec, text, len(text))
-        if token in fields["stop_token_ids"]:
-            return text[len(prompt) :], generation_pb2.FINISH_REASON_STOP
-        text.append(token)
-    return text[len(prompt) :], generation_pb2.FINISH_REASON_LENGTH
+    text = continuation(TABLE, spec, prompt, fields["max_tokens"])
+    for place, token in enumerate(text):
+        if token in fields.get("stop_token_ids", ()):
+            return text[:place], generation_pb2.FINISH_REASON_STOP
+    return text, generation_pb2.FINISH_REASON_LENGTH
 
 
 class Wire:

@@ -66,6 +66,13 @@ class TableRunner:
         padded = [self.info.vocab_size] * self.order + list(prefix)
         return self.table[tuple(padded[len(padded) - self.order :])]
 
+    def greedy_text(self, prefix: Sequence[int], length: int) -> list[int]:
+        """The most likely continuation."""
+        ids = list(prefix)
+        for _ in range(length):
+            ids.append(int(self.logits_after(ids).argmax()))
+        return ids[len(prefix) :]
+
     def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
         self.num_passes += 1
         texts = [self._fed(segment) for segment in segments]

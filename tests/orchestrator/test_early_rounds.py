@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from bench.models.table_model import Table
+from bench.models.table_model import Table, TableVerifier
 from orchestrator.control.costs import Costs
 from orchestrator.replicas.link import HostileReplica
 from orchestrator.rounds import Early
@@ -21,7 +21,7 @@ from specdec.core.rounds import Round, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from tests.cluster import Cluster, cluster
 from tests.models.fake_peers import new_sequence
-from tests.models.gated import PATIENCE_S, GatedTable
+from tests.models.misbehaving import PATIENCE_S, Misbehaving
 
 TABLE = Table(vocab_size=40)
 chain = TokenTree.chain
@@ -36,9 +36,9 @@ def text_of(sequence: Sequence, count: int) -> list[int]:
 
 
 @asynccontextmanager
-async def begun() -> AsyncIterator[tuple[Cluster, GatedTable, TargetClient, Sequence]]:
+async def begun() -> AsyncIterator[tuple[Cluster, Misbehaving, TargetClient, Sequence]]:
     """After the first token; the next pass waits for the gate."""
-    verifier, sequence = GatedTable(TABLE, closes_at=2), new_sequence(max_tokens=100)
+    verifier, sequence = Misbehaving(TableVerifier(TABLE), closes_at=2), new_sequence(max_tokens=100)
     async with asyncio.timeout(PATIENCE_S), cluster([verifier]) as running:
         client = TargetClient(running.orchestrator.targets, Costs(8), "", "", PATIENCE_S, time.monotonic())
         async with client:
@@ -47,9 +47,9 @@ async def begun() -> AsyncIterator[tuple[Cluster, GatedTable, TargetClient, Sequ
 
 
 async def verified(
-    verifier: GatedTable, client: TargetClient, sequence: Sequence, tree: TokenTree, early: Early
+    verifier: Misbehaving, client: TargetClient, sequence: Sequence, tree: TokenTree, early: Early
 ) -> Verdict:
-    """The verdict of a pass, with which the round after has come: nobody knows yet how long a pass takes."""
+    """The verdict of a pass, with which the round after has come: how long a pass takes is not known yet."""
     task = asyncio.create_task(client.verify(sequence, tree, 0, early))
     await verifier.in_a_pass()
     verifier.gate.set()
@@ -85,7 +85,7 @@ async def test_a_round_that_was_dropped_never_was() -> None:
 
 
 async def test_a_target_that_is_lost_with_it_is_replaced() -> None:
-    verifiers = [GatedTable(TABLE, closes_at=3), GatedTable(TABLE, closes_at=3)]
+    verifiers = [Misbehaving(TableVerifier(TABLE), closes_at=3), Misbehaving(TableVerifier(TABLE), closes_at=3)]
     sequence = new_sequence(max_tokens=100)
     async with asyncio.timeout(PATIENCE_S), cluster(verifiers) as running:
         client = TargetClient(running.orchestrator.targets, Costs(8), "", "", PATIENCE_S, time.monotonic())
@@ -120,7 +120,7 @@ async def test_a_target_that_does_not_take_it_is_never_sent_one() -> None:
         verifier.closes_at = None
 
         def early() -> Any:
-            raise AssertionError("nobody asks for it")
+            raise AssertionError("no one asks for it")
 
         assert (await client.verify(sequence, EMPTY_TREE, 0, early)).round == 1
 
@@ -160,9 +160,9 @@ def test_a_target_that_answers_what_cannot_be_is_left(first: Verdict, second: Ve
     sequence.extend(EMPTY_TREE, Verdict(0, 2, (), 4))
     client._rounds = [Round(1, 3, chain([5])), Round(2, 3, SENT, max_nodes=2)]
     if second is None:
-        with pytest.raises(HostileReplica, match="nonsense"):
+        with pytest.raises(HostileReplica, match="invalid verdict"):
             client._checked(first, sequence, chain([5]))
         return
     sequence.extend(chain([5]), client._checked(first, sequence, chain([5])))
-    with pytest.raises(HostileReplica, match="nonsense"):
+    with pytest.raises(HostileReplica, match="invalid verdict"):
         client._checked(second, sequence, SENT.descend(sequence.ids[3:]).prefix(2))

@@ -21,7 +21,7 @@ from specdec.core.tree import EMPTY_TREE, TokenTree
 from target_service.engine import TargetEngine
 from tests.cluster import Cluster, cluster
 from tests.models.fake_peers import new_sequence
-from tests.models.gated import PATIENCE_S, GatedTable
+from tests.models.misbehaving import PATIENCE_S, Misbehaving
 
 TABLE = Table(vocab_size=40)
 
@@ -62,7 +62,7 @@ async def decoded(client: TargetClient, sequence: Sequence, num_tokens: int) -> 
 async def test_a_target_that_goes_on_unasked_gives_the_same_text_for_few_rounds_and_no_pass_more(
     rounds: list[Round],
 ) -> None:
-    verifier = GatedTable(TABLE)
+    verifier = Misbehaving(TableVerifier(TABLE))
     async with cluster([verifier]) as running:
         going_on = await text_of(running, max_tokens=200, num_draft_tokens=0)
         await running.settled()
@@ -70,7 +70,7 @@ async def test_a_target_that_goes_on_unasked_gives_the_same_text_for_few_rounds_
     assert verifier.num_passes == 200
     assert 1 + len(rounds) <= 20
     rounds.clear()
-    old = GatedTable(TABLE)
+    old = Misbehaving(TableVerifier(TABLE))
     async with cluster([old]) as running:
         replica = running.orchestrator.targets.replicas[0]
         assert replica.info is not None
@@ -81,7 +81,7 @@ async def test_a_target_that_goes_on_unasked_gives_the_same_text_for_few_rounds_
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 33, 34, 35, 66])
 async def test_it_stops_where_the_request_ends(rounds: list[Round], max_tokens: int) -> None:
-    verifier = GatedTable(TABLE)
+    verifier = Misbehaving(TableVerifier(TABLE))
     async with cluster([verifier]) as running:
         assert len(await text_of(running, max_tokens=max_tokens, num_draft_tokens=0)) == max_tokens
         await running.settled()
@@ -89,7 +89,7 @@ async def test_it_stops_where_the_request_ends(rounds: list[Round], max_tokens: 
 
 
 async def test_a_stop_token_ends_it() -> None:
-    async with cluster([GatedTable(TABLE)]) as running:
+    async with cluster([Misbehaving(TableVerifier(TABLE))]) as running:
         text = await text_of(running, max_tokens=60, num_draft_tokens=0)
         stop = next(token for token in text[10:] if token not in text[:10])
         until = text.index(stop)
@@ -158,7 +158,7 @@ async def test_a_target_that_goes_on_is_told_not_to_and_then_verifies_trees(roun
     async with cluster([TableVerifier(TABLE)]) as running, client_of(running) as client:
         text = await decoded(client, undisturbed, 60)
     rounds.clear()
-    verifier = GatedTable(TABLE, closes_at=9)
+    verifier = Misbehaving(TableVerifier(TABLE), closes_at=9)
     async with asyncio.timeout(PATIENCE_S), cluster([verifier]) as running, client_of(running) as client:
         for _ in range(8):
             verdict = await client.verify(sequence, EMPTY_TREE, 30)
@@ -189,7 +189,7 @@ async def test_a_target_that_goes_on_is_told_not_to_and_then_verifies_trees(roun
 
 
 async def test_a_replica_that_is_lost_while_it_goes_on_is_replaced_and_the_request_is_suspected() -> None:
-    verifiers = [GatedTable(TABLE, closes_at=20) for _ in range(2)]
+    verifiers = [Misbehaving(TableVerifier(TABLE), closes_at=20) for _ in range(2)]
     sequence = new_sequence(max_tokens=60)
     async with asyncio.timeout(PATIENCE_S), cluster(verifiers) as running, client_of(running) as client:
         decoding = asyncio.create_task(decoded(client, sequence, 60))
@@ -227,7 +227,7 @@ async def test_a_parked_sequence_goes_on_elsewhere() -> None:
 @pytest.mark.slow
 async def test_the_service_is_heard_while_it_goes_on() -> None:
     """Longer passes than the silence after which a replica counts as lost."""
-    verifier = GatedTable(TABLE, closes_at=10)
+    verifier = Misbehaving(TableVerifier(TABLE), closes_at=10)
     sequence = new_sequence(max_tokens=20)
     async with (
         asyncio.timeout(PATIENCE_S),

@@ -1,4 +1,4 @@
-"""Who is suspected when a replica is lost: whoever waited for it, and nobody else."""
+"""Which sequences are suspected when a replica is lost: those that waited for it, and no other."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from bench.models.table_model import Table
+from bench.models.table_model import Table, TableVerifier
 from orchestrator.control.costs import Costs
 from orchestrator.target_client import MAX_HARM, TargetClient, _harm, _Loss
 from specdec.core.tree import EMPTY_TREE
 from tests.cluster import Cluster, cluster
 from tests.models.fake_peers import new_sequence
-from tests.models.gated import PATIENCE_S, GatedTable
+from tests.models.misbehaving import PATIENCE_S, Misbehaving
 
 TABLE = Table(vocab_size=40)
 
@@ -29,7 +29,7 @@ def used_by(client: TargetClient, running: Cluster) -> int:
 
 
 class Ended:
-    """A replica whose processes are all dead by now."""
+    """A replica of which all processes are dead by now."""
 
     async def is_dead(self, instance: str, timeout_s: float) -> bool:
         return True
@@ -44,7 +44,11 @@ async def test_a_process_crashes_once_however_many_streams_to_it_ended_before() 
 
 async def test_a_replay_is_counted_also_after_an_open_that_was_refused() -> None:
     sequence = new_sequence()
-    async with asyncio.timeout(PATIENCE_S), cluster([GatedTable(TABLE)]) as running, client_of(running) as client:
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        cluster([Misbehaving(TableVerifier(TABLE))]) as running,
+        client_of(running) as client,
+    ):
         client._refused = True
         sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE))
         client.park()
@@ -54,7 +58,7 @@ async def test_a_replay_is_counted_also_after_an_open_that_was_refused() -> None
 
 @pytest.mark.parametrize("waiting", [False, True])
 async def test_who_waits_for_a_replica_that_is_lost_is_suspected_and_who_does_not_is_not(waiting: bool) -> None:
-    verifiers = [GatedTable(TABLE), GatedTable(TABLE)]
+    verifiers = [Misbehaving(TableVerifier(TABLE)), Misbehaving(TableVerifier(TABLE))]
     sequence = new_sequence()
     async with asyncio.timeout(PATIENCE_S), cluster(verifiers) as running, client_of(running) as client:
         sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE))

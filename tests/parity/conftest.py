@@ -1,49 +1,57 @@
-"""The bundled checkpoints, loaded once, and the reference that they are compared with: plain transformers."""
+"""The bundled checkpoints, loaded once on ``--device``, and the reference for their texts: plain transformers."""
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from specdec.core.settings import ModelServiceSettings
 from specdec.runner.loading import load_runner
 from specdec.runner.model_runner import ModelRunner
 from tests.checkout import DEMO
+from tests.one_thread import one_thread  # noqa: F401
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """torch's threads wait for each other by spinning: with two on a shared core all this takes ten times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """As of ``pytest tests/parity --device cuda``."""
+    return str(request.config.getoption("--device"))
 
 
 class Reference:
-    """The demo target as transformers runs it: its own attention, one plain forward pass, nothing of ours."""
+    """The demo target as transformers runs it in float32, with its own attention and cache: nothing of ours."""
 
-    def __init__(self) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32).eval()
+    def __init__(self, device: str) -> None:
+        model = AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32)
+        self.model: Any = torch.nn.Module.to(model, device).eval()
+        self.vocab_size: int = self.model.config.vocab_size
+        self.end_token: int = self.model.generation_config.eos_token_id
 
     @torch.inference_mode()
-    def logits_after(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:  # [texts, vocab] float32
-        """The next token's logits after each of these texts, which are equally long; nothing is cached."""
-        return self.model(input_ids=torch.tensor(texts), use_cache=False).logits[:, -1]
+    def logits_after(self, texts: Sequence[Sequence[int]], cache: DynamicCache | None = None) -> torch.Tensor:
+        """The next token's logits after each of these texts, which are equally long: [texts, vocab] float32.
+
+        With a ``cache`` they are what follows the texts that it was called with before.
+        """
+        ids = torch.tensor(texts, device=self.model.device)
+        output = self.model(input_ids=ids, past_key_values=cache, use_cache=cache is not None, logits_to_keep=1)
+        logits: torch.Tensor = output.logits[:, -1].cpu()
+        return logits
 
     @torch.inference_mode()
     def greedy(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, ends: Sequence[int] = (), **fields: Any
     ) -> list[list[int]]:
         """generate(do_sample=False) for prompts that are equally long, up to the end token or one of ``ends``."""
-        inputs = torch.tensor(prompts)
+        inputs = torch.tensor(prompts, device=self.model.device)
         ends = [*ends, self.end_token]
         outputs = self.model.generate(
             inputs,
@@ -56,25 +64,29 @@ class Reference:
         )
         return [list(takewhile(lambda token: token not in ends, text[inputs.shape[1] :])) for text in outputs.tolist()]
 
-    @property
-    def end_token(self) -> int:
-        end: int = self.model.generation_config.eos_token_id
-        return end
+
+@pytest.fixture(scope="session")
+def reference(device: str) -> Reference:
+    return Reference(device)
+
+
+@functools.cache
+def load(role: str, dtype: str, device: str = "cpu", backend: str = "auto") -> ModelRunner:
+    """A demo model, once. Each test gives its KV slots back."""
+    settings = ModelServiceSettings(
+        model=str(DEMO / role), dtype=dtype, device=device, backend=backend, kv_slots=32768, threads=1
+    )
+    return load_runner(settings)
 
 
 @pytest.fixture(scope="session")
-def reference() -> Reference:
-    return Reference()
+def target_runner(device: str) -> ModelRunner:
+    return load("target", "float32", device)
 
 
 @pytest.fixture(scope="session")
-def target_runner() -> ModelRunner:
-    return load_runner(ModelServiceSettings(model=str(DEMO / "target"), dtype="float32", kv_slots=32768))
-
-
-@pytest.fixture(scope="session")
-def draft_runner() -> ModelRunner:
-    return load_runner(ModelServiceSettings(model=str(DEMO / "draft"), dtype="float32", kv_slots=32768))
+def draft_runner(device: str) -> ModelRunner:
+    return load("draft", "float32", device)
 
 
 @pytest.fixture(scope="session")
@@ -82,3 +94,9 @@ def prompts() -> list[list[int]]:
     """The held-out prompts as ids."""
     tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
     return [tokenizer.encode(prompt["text"]).ids for prompt in json.loads((DEMO / "prompts.json").read_text())]
+
+
+@pytest.fixture(scope="session")
+def near_tie(device: str) -> float:
+    """Two logits this close may change places: kernels round differently, a GPU's more than a CPU's."""
+    return 1e-4 if torch.device(device).type == "cpu" else 1e-3

@@ -1,6 +1,6 @@
 """The generator's words from a table, made beforehand by the reference generator: same numbers, five times faster.
 
-Only what draws them is replaced, `specdec.core.noise._words`. Which key is asked for remains the services' affair.
+Only what draws them is replaced, `specdec.core.noise._words`. Which key is asked for is up to the services.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A text for which a model computes NaN ends alone: its neighbours, and who gets its memory next, notice nothing."""
+"""A text for which a model computes NaN ends alone. Neither its neighbours nor the next owner of its memory notice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ KINDS = [
     (Method.BLOCK, SamplingParams(1.0)),
 ]
 kinds = pytest.mark.parametrize(("method", "sampling"), KINDS, ids=["greedy", "coupled", "token", "block"])
-spoilt_by = pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
 
 
 @pytest.fixture(scope="module")
@@ -87,16 +86,17 @@ SOUND = [[1, 2, 3], [9, 8, 5, 6, 4, 3, 2, 1, 40, 41, 42, 43, 44, 45, 46, 30, 31,
 
 
 @kinds
-@spoilt_by
-@pytest.mark.parametrize("place", [0, 5, 18])
+@pytest.mark.parametrize(
+    ("value", "place"), [(torch.nan, 0), (torch.nan, 5), (torch.nan, 18), (torch.inf, 5), (-torch.inf, 18)], ids=str
+)
 def test_a_text_without_numbers_ends_alone(model, method, sampling, value, place) -> None:
     alone = []
     for ids in SOUND:
         verifier = LmVerifier(runner(model, value))
         alone.append(Run(verifier, ids, method, sampling))
         decode(verifier, [alone[-1]])
-    verifier = LmVerifier(runner(model, value, num_slots=96))
-    # First, so that it has block 0, which is read, hidden, by whoever has too few of their own.
+    verifier = LmVerifier(shared := runner(model, value, num_slots=96))
+    # First, so that it has block 0, which is read, hidden, for texts with too few blocks of their own.
     guilty = Run(verifier, [*range(10, 10 + place), SPOILT, *range(30, 48 - place)], method, sampling)
     runs = [guilty, *(Run(verifier, ids, method, sampling) for ids in SOUND)]
     decode(verifier, runs)
@@ -106,15 +106,15 @@ def test_a_text_without_numbers_ends_alone(model, method, sampling, value, place
     # And again in the memory that it left behind.
     for run in runs[1:]:
         verifier.close(run.memory)
-    verifier._runner.pool.forget()
+    shared.pool.forget()
     runs = [Run(verifier, ids, method, sampling) for ids in SOUND]
     decode(verifier, runs)
     assert [run.ids for run in runs] == [run.ids for run in alone]
 
 
-@spoilt_by
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
 @pytest.mark.parametrize(("method", "sampling"), KINDS[:2], ids=["greedy", "coupled"])
-def test_a_draft_token_without_numbers_that_is_not_accepted_harms_nobody(model, method, sampling, value) -> None:
+def test_a_draft_token_without_numbers_that_is_not_accepted_does_no_harm(model, method, sampling, value) -> None:
     texts = []
     for tree in (EMPTY_TREE, TokenTree((SPOILT, 4, 5), (-1, 0, -1))):
         verifier = LmVerifier(runner(model, value))
@@ -141,5 +141,5 @@ def test_a_draft_without_numbers_proposes_nothing_that_cannot_be_sent(model, met
     spoilt, beside = drafter.grow([opened([1, 2, SPOILT]), opened(SOUND[0])])
     assert beside == expected
     assert all(0 <= node.token_id < VOCAB for node in spoilt)
-    if not opened(SOUND[0]).spec.keyed_by_token:
+    if method is not Method.COUPLED:
         assert spoilt == []

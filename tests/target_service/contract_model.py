@@ -1,6 +1,6 @@
-"""What the contract says that a sequence stands at on a target, and trees that are right for a while.
+"""What the contract says of a sequence on a target, and trees that are right for a while.
 
-A model beside the engine: it knows rounds and texts, and refuses to know how the engine keeps them.
+Knows rounds and texts; does not know how the engine keeps them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from bench.models.table_model import Table
 from specdec.core.rounds import Round, Verdict
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import ROOT, TokenTree
+from tests.models.table_reader import continuation
 
 CONTEXT, VOCAB = 40, 12
 TABLE = Table(VOCAB, acceptance=0.5, context_length=CONTEXT)
@@ -20,7 +21,7 @@ TABLE = Table(VOCAB, acceptance=0.5, context_length=CONTEXT)
 
 @dataclass
 class Known:
-    """What the contract says that a sequence stands at."""
+    """The state of a sequence by the contract."""
 
     spec: SequenceSpec
     stops: frozenset[int]
@@ -35,10 +36,7 @@ class Known:
 
     def text(self, count: int) -> list[int]:
         """What comes next, ``count`` tokens of it."""
-        text = list(self.ids)
-        for _ in range(count):
-            text.append(TABLE.next_token(self.spec, text, len(text)))
-        return text[len(self.ids) :]
+        return continuation(TABLE, self.spec, self.ids, count)
 
     def answer(self, tree_gave_way: bool = False) -> Verdict:
         """The next verdict, by the contract alone; a tree that finds no memory gives way to the texts of its pass."""

@@ -1,4 +1,4 @@
-"""Who comes first where there is too little room for all; by a clock of its own."""
+"""Which open comes first where there is too little room for all."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from specdec.server.step_loop import Key
 from target_service.admission import BACK_WITHIN_S, HEADROOM, RETRY_AFTER_S
 from target_service.engine import TargetEngine
 from target_service.verifier import TargetOpen
+from tests.models.misbehaving import MODELS_OWN, Misbehaving
 
 LARGE = 400
 
 
 class Door:
-    """An engine, and requests that come to it by name; each at first now, then again with the age it has by then."""
+    """An engine with a clock of its own, and numbered requests. A request keeps its arrival when it tries again."""
 
     def __init__(self, num_slots: int = 1024, max_sequences: int = 1024) -> None:
         self.now = 1e6
-        self.verifier = TableVerifier(Table(), num_slots)
+        self.verifier = Misbehaving(TableVerifier(Table(), num_slots))
         self.engine = TargetEngine(self.verifier, max_sequences, lambda: self.now)
         self.arrived: dict[int, float] = {}
         self.inside: list[int] = []
@@ -50,7 +51,7 @@ class Door:
 
 @pytest.fixture
 def full() -> Door:
-    """Seven of 132 slots each, in 1024, and nobody who waits."""
+    """Seven sequences of 132 slots each, in 1024; none waits."""
     door = Door()
     door.fill()
     door.forget()
@@ -69,7 +70,7 @@ def test_a_large_open_is_served_though_small_ones_keep_coming(full):
         full.now += RETRY_AFTER_S
 
 
-def test_where_there_is_room_for_both_nobody_waits_for_the_large_one(full):
+def test_where_there_is_room_for_both_none_waits_for_the_large_one(full):
     assert not full.lets_in(0, LARGE)
     for gone in full.inside[:4]:
         full.goes(gone)
@@ -88,11 +89,11 @@ def test_of_those_that_wait_the_oldest_is_first(full):
     assert [full.lets_in(number, LARGE) for number in (1, 3, 2)] == [False, False, True]
     for gone in full.inside[:3]:
         full.goes(gone)
-    assert not full.lets_in(3, LARGE + 200), "it does not fit, but nobody else waits any more"
+    assert not full.lets_in(3, LARGE + 200), "it does not fit, but it is the only one that waits"
     assert full.lets_in(1, LARGE), "it is older"
 
 
-def test_who_is_older_than_all_that_wait_needs_no_more_than_room(full):
+def test_an_open_older_than_all_that_wait_needs_no_more_than_room(full):
     full.arrived[1] = full.now - 100
     assert not full.lets_in(0, LARGE)
     full.goes(full.inside[0])
@@ -100,7 +101,7 @@ def test_who_is_older_than_all_that_wait_needs_no_more_than_room(full):
     assert full.lets_in(1)
 
 
-def test_who_does_not_come_back_is_not_waited_for(full):
+def test_room_is_not_kept_for_an_open_that_does_not_come_back(full):
     assert not full.lets_in(0, LARGE)
     full.goes(full.inside[0])
     full.now += BACK_WITHIN_S
@@ -109,14 +110,14 @@ def test_who_does_not_come_back_is_not_waited_for(full):
     assert full.lets_in(1)
 
 
-def test_who_comes_back_between_long_passes_is_still_waited_for(full):
-    """Opens are taken in between passes, and one may last longer than anybody is waited for."""
+def test_room_is_kept_for_an_open_that_comes_back_between_long_passes(full):
+    """Opens are taken in between passes, and a pass may last longer than room is kept."""
 
-    def slow(jobs):
-        full.now += 3.0
-        return TableVerifier.verify(full.verifier, jobs)
+    def slow(job):
+        full.now += 3.0 / len(full.inside)
+        return MODELS_OWN
 
-    full.verifier.verify = slow
+    full.verifier.instead = slow
     assert not full.lets_in(0, LARGE)
     full.engine.step()
     full.goes(full.inside[0])
@@ -126,8 +127,8 @@ def test_who_comes_back_between_long_passes_is_still_waited_for(full):
     assert full.lets_in(1)
 
 
-def test_a_wait_keeps_its_place_though_it_seems_younger_when_it_comes_back_late(full):
-    """How long an open waited here for a pass to end is not part of the age it tells."""
+def test_an_open_that_comes_back_late_and_seems_younger_keeps_its_place(full):
+    """Its age does not include the time it waited here for a pass to end."""
     full.arrived |= {0: full.now, 1: full.now + 0.1}
     assert not full.lets_in(0, LARGE)
     full.arrived[0] += 0.2
@@ -152,7 +153,7 @@ def test_places_are_kept_free_as_slots_are():
     assert door.lets_in(3)
 
 
-def test_what_fits_only_alone_gets_the_pool_for_itself(full):
+def test_a_text_that_fits_only_alone_gets_the_pool_for_itself(full):
     """Longer than could ever have room to grow beside it, so all others have to go first."""
     length = 1024 - HEADROOM // 2
     while full.inside:
@@ -160,11 +161,11 @@ def test_what_fits_only_alone_gets_the_pool_for_itself(full):
         assert not full.lets_in(1)
         full.goes(full.inside[0])
         full.now += RETRY_AFTER_S
-    assert not full.lets_in(1), "nobody is there, but it would be in the way"
+    assert not full.lets_in(1), "the pool is empty, but it would be in the way"
     assert full.lets_in(0, length)
 
 
-def test_what_never_fits_does_not_wait(full):
+def test_a_text_that_never_fits_does_not_wait(full):
     full.engine.close(Key(1, full.inside.pop()))
     with pytest.raises(ContextExceeded):
         full.lets_in(0, 1024)

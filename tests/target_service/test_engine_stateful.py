@@ -11,7 +11,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bench.models.table_model import TableMemory, TableVerifier
 from specdec.core.errors import (
     ContextExceeded,
     Draining,
@@ -28,17 +27,9 @@ from target_service import admission
 from target_service.engine import TargetEngine
 from target_service.verifier import TargetOpen
 from tests.target_service.contract_model import CONTEXT, TABLE, VOCAB, Known, trees
-
-pytestmark = pytest.mark.slow
+from tests.target_service.engines import AnyMethod
 
 MAX_SEQUENCES, CHUNK_ROWS = 6, 8
-
-
-class AnyMethod(TableVerifier):
-    """A table that takes chains without distributions under token and block, too: certain of each node."""
-
-    def open(self, spec: SequenceSpec) -> TableMemory:
-        return super().open(dataclasses.replace(spec, method=Method.COUPLED))
 
 
 class TargetHistory(RuleBasedStateMachine):
@@ -225,7 +216,7 @@ class TargetHistory(RuleBasedStateMachine):
                 assert key in waiting
                 self.take(self.known[key], result)
             elif isinstance(result, Preempted):
-                assert len(waiting) > len(verdicts), "nobody lacked memory"
+                assert len(waiting) > len(verdicts), "some sequence lacked memory"
                 self.check_victim(key)
                 self.end_by_itself(key)
             else:
@@ -245,9 +236,11 @@ class TargetHistory(RuleBasedStateMachine):
         if not others:
             return
         oldest = max(known.age for known in others)
-        assert victim.age <= oldest, "the oldest never pays"
+        assert victim.age <= oldest, "the oldest never gives way"
         spared = [known for known in others if known.age < oldest]
-        assert all(victim.num_preemptions <= known.num_preemptions for known in spared), "who paid least often pays"
+        assert all(victim.num_preemptions <= known.num_preemptions for known in spared), (
+            "the one preempted least often gives way"
+        )
         same = [known for known in spared if known.num_preemptions == victim.num_preemptions]
         assert all(victim.age <= known.age for known in same), "of those the youngest"
 
@@ -255,8 +248,8 @@ class TargetHistory(RuleBasedStateMachine):
         is_short = self.num_slots < 1 << 20
         expected = known.answer(tree_gave_way=is_short and not verdict.accepted)
         if known.pending is not None:
-            came_unasked = verdict.base - known.pending.base
-            known.last, known.run_on = known.pending.number, max(0, known.pending.run_on - came_unasked)
+            num_autonomous = verdict.base - known.pending.base
+            known.last, known.run_on = known.pending.number, max(0, known.pending.run_on - num_autonomous)
         else:
             known.run_on -= 1
         new = known.text(len(verdict.accepted) + 1)
@@ -282,7 +275,7 @@ class TargetHistory(RuleBasedStateMachine):
         self.ended.append(key)
 
     @invariant()
-    def nobody_is_forgotten_and_nothing_is_left_of_the_ended(self) -> None:
+    def every_open_sequence_is_counted_and_nothing_is_left_of_the_ended(self) -> None:
         load = self.engine.load
         assert load.live_sequences == len(self.known)
         assert load.waiting_sequences == sum(k.pending is not None or k.run_on > 0 for k in self.known.values())
@@ -312,7 +305,7 @@ class ShortOfMemory(TargetHistory):
     headroom = 0
 
 
-PATIENT = settings(max_examples=80, stateful_step_count=60, deadline=None)
+PATIENT = settings(max_examples=50, stateful_step_count=50, deadline=None)
 TestTargetHistory = TargetHistory.TestCase
 TestTargetHistory.settings = PATIENT
 TestShortOfMemory = ShortOfMemory.TestCase

@@ -1,4 +1,4 @@
-"""The parts of bench peers that need no model: choosing, taking turns, adding up, showing."""
+"""The parts of bench peers that need no model: calibration, turns, sums and tables."""
 
 from __future__ import annotations
 
@@ -29,22 +29,24 @@ def row(kind: Kind, streams: int, *rates: float, **figures: float) -> Row:
     return Row(kind, streams, Settings((1,)), runs, identical=1, compared=2)
 
 
+RATES = {
+    Kind.GENERATE: 10.0,
+    Kind.ASSISTED: 20.0,
+    Kind.LOOP_ALONE: 15.0,
+    Kind.LOOP: 30.0,
+    Kind.PADDED: 40.0,
+    Kind.CONTINUOUS: 50.0,
+    Kind.ALONE: 12.0,
+}
+
+
 def every_row() -> list[Row]:
-    rates = {
-        Kind.GENERATE: 10.0,
-        Kind.ASSISTED: 20.0,
-        Kind.LOOP_ALONE: 15.0,
-        Kind.LOOP: 30.0,
-        Kind.PADDED: 40.0,
-        Kind.CONTINUOUS: 50.0,
-        Kind.ALONE: 12.0,
-    }
     single = (Kind.GENERATE, Kind.ASSISTED, Kind.LOOP_ALONE, Kind.LOOP, Kind.ALONE)
-    # What most turns say counts, whichever of them were slow.
-    rows = [row(kind, 1, rates[kind], 2 * rates[kind], rates[kind] / 2) for kind in single]
+    # The median of the turns counts, whichever of them were slow.
+    rows = [row(kind, 1, RATES[kind], 2 * RATES[kind], RATES[kind] / 2) for kind in single]
     rows.append(row(Kind.OURS, 1, 1.0, 50.0, 90.0, overhead_ms_per_round=1.25, mean_draft_tokens=5.5))
     for streams in (4, 16, 32):
-        rows += [row(kind, streams, rates[kind]) for kind in (Kind.PADDED, Kind.CONTINUOUS, Kind.ALONE)]
+        rows += [row(kind, streams, RATES[kind]) for kind in (Kind.PADDED, Kind.CONTINUOUS, Kind.ALONE)]
         rows.append(row(Kind.OURS, streams, 60.0))
     return rows
 
@@ -59,7 +61,7 @@ async def test_calibration_finds_the_best_and_tries_nothing_hopeless_at_length()
         return Run(max_tokens / rates[settings.threads, settings.num_draft_tokens], [[0] * max_tokens])
 
     contender = Contender(Kind.ASSISTED, 1, run, [(9,), (2,), (1,)], (4, 6, 8))
-    # What is best with the number in the middle need not be best with another.
+    # The best threads with the middle number of draft tokens need not be the best with another.
     assert await calibrate(contender, [[[1]]], 32) == Settings((2,), 4)
     assert [max_tokens for threads, _, max_tokens in tried if threads == (9,)] == [4]
     tried.clear()
@@ -67,30 +69,24 @@ async def test_calibration_finds_the_best_and_tries_nothing_hopeless_at_length()
     assert [max_tokens for _, _, max_tokens in tried] == [4, 4, 4, 32, 32, 32]
 
 
-async def test_calibration_adds_up_what_all_texts_say():
+async def test_calibration_sums_over_all_texts_and_repeats_close_results_at_twice_the_length():
     seconds = {(4, 1): 1.0, (4, 2): 9.0, (6, 1): 2.0, (6, 2): 2.0}
-    order: list[tuple[int, int]] = []
+    tried: list[tuple[int, int]] = []
 
-    async def run(settings, prompts, max_tokens):
-        order.append((settings.num_draft_tokens, prompts[0][0]))
-        return Run(seconds[order[-1]], [[0] * max_tokens])
+    async def by_text(settings, prompts, max_tokens):
+        tried.append((settings.num_draft_tokens, prompts[0][0]))
+        return Run(seconds[tried[-1]], [[0] * max_tokens])
 
-    contender = Contender(Kind.ASSISTED, 1, run, [(1,)], (4, 6))
-    assert await calibrate(contender, [[[1]], [[2]]], 8) == Settings((1,), 6)
-    assert order[1:] == [(4, 1), (6, 1), (4, 2), (6, 2)], "in turn, after the probe"
+    assert await calibrate(Contender(Kind.ASSISTED, 1, by_text, [(1,)], (4, 6)), [[[1]], [[2]]], 8) == Settings((1,), 6)
+    assert tried[1:] == [(4, 1), (6, 1), (4, 2), (6, 2)], "in turn, after the probe"
+    tried.clear()
 
-
-async def test_calibration_tries_what_is_close_once_more_at_twice_the_length():
-    learns = {8: 58.0, 16: 70.0}  # tokens per second by how many there are
-
-    async def run(settings, prompts, max_tokens):
-        rate = {4: 60.0, 6: learns.get(max_tokens, 1.0), 8: 30.0}[settings.num_draft_tokens]
+    async def by_length(settings, prompts, max_tokens):
+        rate = {4: 60.0, 6: {8: 58.0, 16: 70.0}.get(max_tokens, 1.0), 8: 30.0}[settings.num_draft_tokens]
         tried.append((settings.num_draft_tokens, max_tokens))
         return Run(max_tokens / rate, [[0] * max_tokens])
 
-    tried: list[tuple[int, int]] = []
-    contender = Contender(Kind.ASSISTED, 1, run, [(1,)], (4, 6, 8))
-    assert await calibrate(contender, [[[1]]], 8) == Settings((1,), 6)
+    assert await calibrate(Contender(Kind.ASSISTED, 1, by_length, [(1,)], (4, 6, 8)), [[[1]]], 8) == Settings((1,), 6)
     assert tried[1:] == [(4, 8), (6, 8), (8, 8), (4, 16), (6, 16)]
 
 
@@ -116,18 +112,16 @@ async def test_contenders_take_turns_on_the_same_prompts_and_are_compared():
         repeats=3,
         num_compared=1,
     )
-    order = [kind for kind, _ in calls]
-    assert order[:3] == [Kind.PADDED, Kind.CONTINUOUS, Kind.OURS]
-    assert order[3:6] == [Kind.CONTINUOUS, Kind.OURS, Kind.PADDED]
-    assert order[6:] == [Kind.OURS, Kind.PADDED, Kind.CONTINUOUS]
-    for turn in (calls[:3], calls[3:6], calls[6:]):
+    kinds = [Kind.PADDED, Kind.CONTINUOUS, Kind.OURS]
+    for number, turn in enumerate((calls[:3], calls[3:6], calls[6:])):
+        assert [kind for kind, _ in turn] == [*kinds[number:], *kinds[:number]]
         assert len({tuple(prompt) for _, prompt in turn}) == 1
     assert len({tuple(prompt) for _, prompt in calls}) == 3, "a repetition has prompts of its own"
     assert [(each.identical, each.compared) for each in rows] == [(3, 3), (3, 3), (0, 3)]
     assert rows[0].tokens_per_s == 8
 
 
-def test_every_ratio_is_there_and_right():
+def test_every_ratio_is_right_and_absent_where_nothing_was_measured():
     figures = ratios(every_row(), PACKED, LATENCY)
     assert tuple(figures) == KEYS
     assert figures == {
@@ -142,35 +136,22 @@ def test_every_ratio_is_there_and_right():
         "prefix_reuse_ttft": 8.0,
         "ttft_under_prefill": 2.0,
     }
+    rows = [each for each in every_row() if each.streams == 4]
+    assert set(ratios(rows, None, None)) == {"streams_4_over_batch", "speculation_on_over_off_4"}
 
 
-def test_what_was_guessed_from_the_text_itself_is_not_the_drafts():
-    told = SpeculationStats(
-        num_rounds=11,
-        num_drafts=8,
-        num_draft_tokens=40,
-        num_accepted_tokens=25,
-        num_lookup_tokens=20,
-        num_accepted_lookup_tokens=15,
-        num_replays=1,
-    )
+def test_prompt_lookup_tokens_do_not_count_as_the_drafts():
+    told = SpeculationStats(num_rounds=11, num_drafts=8, num_draft_tokens=40, num_accepted_tokens=25, num_replays=1)
+    told.num_lookup_tokens, told.num_accepted_lookup_tokens = 20, 15
     found = {"mean_draft_tokens": 2.0, "acceptance": 0.5, "mean_lookup_tokens": 2.0}
     assert figures_of([told, told]) == {**found, "replays": 2.0}
     assert not any(figures_of([SpeculationStats(num_rounds=1)]).values())
 
 
-def test_a_ratio_of_something_not_measured_is_absent():
-    rows = [each for each in every_row() if each.streams == 4]
-    assert set(ratios(rows, None, None)) == {"streams_4_over_batch", "speculation_on_over_off_4"}
-
-
-def test_time_that_two_passes_cover_counts_once():
+def test_a_pass_log_may_be_read_while_it_is_written_and_time_that_two_passes_cover_counts_once(tmp_path):
     passes = [Pass(1.0, 3.0, 1), Pass(2.0, 4.0, 1), Pass(2.5, 2.75, 1), Pass(6.0, 9.0, 1), Pass(0.0, 0.5, 1)]
     assert busy_s(passes, 1.5, 7.0) == pytest.approx(2.5 + 1.0)
     assert busy_s([], 1.0, 2.0) == 0.0
-
-
-def test_a_pass_log_may_be_read_while_it_is_written(tmp_path):
     file = tmp_path / "log"
     assert read_passes(file) == []
     passes = [Pass(1.0, 2.0, 3), Pass(4.0, 5.0, 6)]
@@ -182,22 +163,18 @@ def test_a_pass_log_may_be_read_while_it_is_written(tmp_path):
         assert read_passes(file, since=3.0) == passes[1:]
 
 
-def test_prompts_are_fresh_and_of_the_length_asked_for():
+def test_prompts_are_fresh_and_of_their_length_and_outputs_end_before_an_end_token():
     for source in (PromptSource(50), PromptSource(50, text=range(500))):
         first, second = source.take(1, 20)[0], source.take(1, 20)[0]
         assert len(first) == len(second) == 20
         assert first != second
     with pytest.raises(ValueError, match="500"):
         PromptSource(50, text=range(500)).take(1, 501)
-
-
-def test_an_output_ends_before_its_end_token():
-    assert before_end([3, 4, 0, 0], [0]) == [3, 4]
-    assert before_end([3, 4], [0]) == [3, 4]
+    assert before_end([3, 4, 0, 0], [0]) == before_end([3, 4], [0]) == [3, 4]
     assert before_end([3, 0], []) == [3, 0]
 
 
-def test_the_table_says_who_won_and_by_how_much(capsys):
+def test_the_table_shows_the_ratios_and_lookups_apart(capsys):
     console = Console(width=100, force_terminal=False)
     console.print(table.contenders(every_row()))
     console.print(table.packed_in_words(PACKED))
@@ -206,9 +183,6 @@ def test_the_table_says_who_won_and_by_how_much(capsys):
     ours = [line.split() for line in lines if line.strip().startswith("our services ")]
     assert [words[2:4] for words in ours] == [["50.0", "1.25"], *[["60.0", "1.20"]] * 3]
     assert max(map(len, lines)) <= 100
-
-
-def test_what_was_guessed_from_the_text_itself_is_shown_apart():
     assert table.lookups_in_words(every_row()) == ""
     rows = [*every_row(), row(Kind.OURS, 8, 1.0, mean_lookup_tokens=1.25)]
     assert table.lookups_in_words(rows).endswith("instead: our services, 8 at a time 1.2")

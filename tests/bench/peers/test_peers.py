@@ -1,4 +1,4 @@
-"""The contenders of bench peers on a tiny pair: they all say what generate says, and ratios come out."""
+"""The contenders of bench peers on a tiny pair: they all generate the same, and all ratios are measured."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def services(small_pair, tmp_path_factory) -> AsyncIterator[Services]:
 
 
 @pytest.mark.slow
-async def test_everybody_in_one_process_says_what_generate_says(small_pair):
+async def test_every_contender_in_one_process_generates_what_transformers_does(small_pair):
     prompts = PromptSource(SMALL.vocab_size).take(3, 20)
     theirs = TransformersPair(small_pair, "float32")
     ours = InProcess(small_pair, "float32", (4,))
@@ -46,6 +46,9 @@ async def test_everybody_in_one_process_says_what_generate_says(small_pair):
             run = await contender.run(Settings((1,), 4), [prompt], 16)
             assert run.outputs == [output], contender.name
             assert run.tokens_per_s > 0
+    prompts = PromptSource(SMALL.vocab_size).take(SEQUENCES, CONTEXT + ROWS)
+    assert packed_and_padded(ours.target_runner, theirs.target, prompts, repeats=1, threads=(1,)).ratio > 0
+    assert ours.target_runner.pool.num_used == 0
 
 
 async def test_assisted_generation_is_given_the_number_of_draft_tokens(small_pair):
@@ -54,17 +57,9 @@ async def test_assisted_generation_is_given_the_number_of_draft_tokens(small_pai
     assert settings.num_draft_tokens in assisted.num_draft_tokens
 
 
-def test_a_packed_pass_leaves_the_pool_as_it_was(small_pair):
-    ours, theirs = InProcess(small_pair, "float32", (4,)), TransformersPair(small_pair, "float32")
-    prompts = PromptSource(SMALL.vocab_size).take(SEQUENCES, CONTEXT + ROWS)
-    result = packed_and_padded(ours.target_runner, theirs.target, prompts, repeats=1, threads=(1,))
-    assert result.ratio > 0
-    assert ours.target_runner.pool.num_used == 0
-
-
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
-async def test_ratios_come_out_of_real_services(small_pair, services):
+async def test_all_ratios_are_measured_with_real_services(small_pair, services):
     plan = Plan(
         sections=tuple(Section),
         streams=(4,),
@@ -108,8 +103,9 @@ async def test_ratios_come_out_of_real_services(small_pair, services):
     assert result.as_dict()["contenders"]
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
-async def test_who_comes_second_to_a_prompt_takes_all_of_it_in(services):
+async def test_the_second_contender_of_a_prompt_computes_all_of_it(services):
     prompts = [list(range(64)), list(range(100, 164))]
     alone, ours = services.contenders(2, [2])
     settings = Settings((1, 1), 2)
@@ -121,7 +117,7 @@ async def test_who_comes_second_to_a_prompt_takes_all_of_it_in(services):
     assert max(each.rows for each in services.passes("draft", 1, before)) >= 64
 
 
-async def test_the_loop_in_one_process_finds_nothing_either(small_pair):
+async def test_the_loop_in_one_process_computes_all_of_a_prompt(small_pair):
     ours = InProcess(small_pair, "bfloat16", [2], [1])
     forward, rows = ours.target_runner.forward, []
 
@@ -136,12 +132,11 @@ async def test_the_loop_in_one_process_finds_nothing_either(small_pair):
         assert max(rows) >= 64
 
 
-def test_what_is_to_be_quick_has_fewer_tokens_on_a_slow_machine() -> None:
+def test_a_quick_plan_has_fewer_tokens_on_a_slow_machine() -> None:
     quick, full = (Plan.of(quick, 5, 4000, None, None, None) for quick in (True, False))
     slow = quick.fitting(7.0)
-    assert slow.single_tokens < quick.single_tokens
-    assert slow.longest < quick.longest
-    assert slow.prefix < quick.prefix
+    for name in ("single_tokens", "longest", "prefix"):
+        assert getattr(slow, name) < getattr(quick, name)
     assert quick.fitting(100.0) == quick
     assert full.fitting(1.0) == full
     assert quick.fitting(0.1).batch_calibration_tokens > 0

@@ -26,7 +26,8 @@ from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.language_model import LmVerifier
 from tests.cluster import Cluster, cluster
-from tests.contract.bad import HeldVerifier, runner
+from tests.contract.bad import runner
+from tests.models.misbehaving import Misbehaving
 
 REQUEST: dict[str, Any] = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 5, "seed": 1}
 
@@ -211,7 +212,7 @@ async def test_over_its_quota_a_key_is_told_when_to_come_back(keys: Path) -> Non
 async def test_a_key_that_is_busy_does_not_keep_others_out(keys: Path) -> None:
     with keys.open("a") as stream:
         stream.write(line("bob", "b-token"))
-    verifier = HeldVerifier(runner())
+    verifier = Misbehaving(LmVerifier(runner()))
     async with guarded(keys, verifier) as running, AsyncExitStack() as stack:
         verifier.gate.clear()
         busy = [asyncio.create_task(running.client.generate(**REQUEST)) for _ in range(2)]

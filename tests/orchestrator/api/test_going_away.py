@@ -1,4 +1,4 @@
-"""An orchestrator that goes away in good order, seen by clients that know one address and hold one connection."""
+"""An orchestrator that goes away in good order, for clients that know one address and hold one connection."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.core.errors import ReplicaLost
 from specdec.v1 import generation_pb2
+from target_service.language_model import LmVerifier
 from tests.balancer import Balancer
-from tests.contract.bad import HeldVerifier, runner
+from tests.cluster import live
+from tests.contract.bad import runner
 from tests.contract.raw import PATIENCE_S, orchestrator, target
+from tests.models.misbehaving import Misbehaving
 
 IDS: dict[str, Message] = {"token_ids": generation_pb2.TokenIds(token_ids=[1, 2, 3])}
 
@@ -38,14 +41,8 @@ async def two(verifier: Any, **settings: Any) -> AsyncIterator[tuple[list[Orches
         yield servers, await stack.enter_async_context(balancer)
 
 
-async def live(server: OrchestratorServer, count: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while server.live_sequences != count:
-            await asyncio.sleep(0.01)
-
-
-async def test_what_runs_is_finished_and_the_next_request_goes_to_another_by_itself() -> None:
-    verifier = HeldVerifier(runner())
+async def test_what_runs_is_finished_and_the_next_request_goes_to_another_orchestrator() -> None:
+    verifier = Misbehaving(LmVerifier(runner()))
     async with two(verifier) as (servers, balancer), AsyncExitStack() as stack:
         other = servers.pop()
         client = await stack.enter_async_context(Client(balancer.address))
@@ -68,8 +65,8 @@ async def test_what_runs_is_finished_and_the_next_request_goes_to_another_by_its
         await stopping
 
 
-async def test_what_does_not_end_in_the_grace_is_cut_off() -> None:
-    verifier = HeldVerifier(runner())
+async def test_a_request_that_does_not_end_in_the_grace_is_cut_off() -> None:
+    verifier = Misbehaving(LmVerifier(runner()))
     async with target(verifier) as service, orchestrator([service.server.port]) as (server, client):
         verifier.gate.clear()
         held = asyncio.create_task(client.generate(**IDS, max_tokens=20))
@@ -81,7 +78,7 @@ async def test_what_does_not_end_in_the_grace_is_cut_off() -> None:
 
 
 async def test_connections_that_age_spread_over_all_and_no_request_fails() -> None:
-    async with two(TableVerifier(Table(), pass_s=0.002), max_connection_age_s=0.3) as (servers, balancer):
+    async with two(TableVerifier(Table(), pass_s=0.002), max_connection_age_s=0.2) as (servers, balancer):
         homes = set()
         async with Client(balancer.address) as client, asyncio.timeout(PATIENCE_S):
             while len(homes) < 2 or balancer.num_connections < 4:

@@ -6,12 +6,9 @@ from contextlib import AsyncExitStack, aclosing
 import pytest
 
 from bench.models.table_model import Table, TableDrafter, TableVerifier
-from orchestrator.sequence import FinishReason, Sequence
 from specdec.client import Client, Sample
 from specdec.core.errors import ModelMismatch
-from specdec.core.sequence import Method, SamplingParams
-from specdec.transport import rpc
-from tests.cluster import cluster
+from tests.cluster import cluster, read_narrowly
 from tests.models import table_reader
 
 TABLE = Table(vocab_size=64)
@@ -22,18 +19,23 @@ def _deployment(**settings):
     return cluster([TableVerifier(TABLE, pass_s=0.001)], [TableDrafter(TABLE)], **settings)
 
 
-@pytest.mark.parametrize("num_received", [0, 1, 17, 49, 50])
-async def test_a_request_resumes_with_the_ids_received_so_far(num_received):
+async def _rest(client, received, **request):
+    """The sample with what came after ``received``; raises if positions do not follow."""
+    sample = Sample(token_ids=list(received))
+    async for response in client.stream(**request, resume={0: {"token_ids": received}}):
+        if response.HasField("chunk"):
+            sample.add(response.chunk)
+    return sample
+
+
+async def test_a_request_resumes_with_the_ids_received_so_far():
     async with _deployment() as running:
         [whole] = await running.client.generate(**REQUEST)
-        received = whole.token_ids[:num_received]
-        rest = Sample(token_ids=list(received))
-        async for response in running.client.stream(**REQUEST, resume={0: {"token_ids": received}}):
-            if response.HasField("chunk"):
-                rest.add(response.chunk)  # raises if positions do not go on behind what was received
-        assert rest.token_ids == whole.token_ids
-        assert rest.finish.reason == whole.finish.reason
-        assert rest.finish.usage.completion_tokens == 50
+        for num_received in (0, 1, 17, 49, 50):
+            rest = await _rest(running.client, whole.token_ids[:num_received], **REQUEST)
+            assert rest.token_ids == whole.token_ids
+            assert rest.finish.reason == whole.finish.reason
+            assert rest.finish.usage.completion_tokens == 50
         await running.settled()
 
 
@@ -56,10 +58,7 @@ async def test_a_stop_is_found_again_by_a_request_that_had_reached_it():
         [stopped] = await running.client.generate(**request)
         [again] = await running.client.generate(**request, resume={})
         assert again.token_ids == stopped.token_ids
-        rest = Sample(token_ids=list(stopped.token_ids))
-        async for response in running.client.stream(**request, resume={0: {"token_ids": stopped.token_ids}}):
-            if response.HasField("chunk"):
-                rest.add(response.chunk)
+        rest = await _rest(running.client, stopped.token_ids, **request)
         assert rest.token_ids == stopped.token_ids
         assert rest.finish.stop_token_id == stop
 
@@ -84,8 +83,8 @@ async def test_our_client_survives_the_loss_of_an_orchestrator():
         await other.settled()
 
 
-async def test_our_client_never_goes_on_with_another_model():
-    """Half of the orchestrators may have been given another, and nothing in the rest of the text would show it."""
+async def test_our_client_never_continues_with_another_model():
+    """Half of the orchestrators may have another one, and nothing in the rest of the text would show it."""
     table = Table(vocab_size=65)
     async with _deployment() as one, cluster([TableVerifier(table)], [TableDrafter(table)]) as other:
         async with Client(f"127.0.0.1:{one.orchestrator.port}", f"127.0.0.1:{other.orchestrator.port}") as client:
@@ -105,7 +104,7 @@ async def test_our_client_never_goes_on_with_another_model():
         await other.settled()
 
 
-async def test_without_a_seed_64_bits_are_drawn_and_returned_and_are_all_that_another_orchestrator_needs():
+async def test_without_a_seed_64_bits_are_drawn_and_returned_and_suffice_for_another_orchestrator():
     """Law 4: the whole text is that of the seed that was returned, though one orchestrator began and another ended."""
     verifiers = [TableVerifier(table_reader.TABLE, pass_s=0.001) for _ in range(2)]
     unseeded = dict(token_ids=REQUEST["token_ids"], max_tokens=50, n=2, temperature=1.0, stop_token_ids=[])
@@ -122,7 +121,6 @@ async def test_without_a_seed_64_bits_are_drawn_and_returned_and_are_all_that_an
                 samples[response.chunk.index].add(response.chunk)
                 if one.orchestrator.live_sequences and sum(len(sample.token_ids) for sample in samples) > 20:
                     await one.orchestrator.stop()
-        assert client._at == 1
         [admission] = admissions
         assert admission.model_digest == verifiers[0].info.model_digest
         fields = {**unseeded, "seed": admission.seed}
@@ -136,14 +134,11 @@ async def test_without_a_seed_64_bits_are_drawn_and_returned_and_are_all_that_an
         assert max(seeds) >= 1 << 56, "64 bits, nine times: one in 2**72 has none of the first eight"
 
 
-@pytest.mark.slow
 async def test_a_client_that_reads_nothing_holds_no_memory_and_then_gets_the_same(monkeypatch):
     async with _deployment(park_after_s=0.05) as running, AsyncExitStack() as stack:
-        request = dict(token_ids={"token_ids": [1, 2, 3]}, max_tokens=4000, seed=5)
+        request = dict(token_ids={"token_ids": [1, 2, 3]}, max_tokens=800, seed=5)
         [expected] = await running.client.generate(**request)
-        # Otherwise gRPC takes in the whole output on the client's behalf.
-        narrow = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
-        monkeypatch.setattr(rpc, "CHANNEL_OPTIONS", [*rpc.CHANNEL_OPTIONS, *narrow])
+        read_narrowly(monkeypatch)
         slow_client = await stack.enter_async_context(Client(f"127.0.0.1:{running.orchestrator.port}"))
         sample = Sample()
         async with aclosing(slow_client.stream(**request)) as responses:
@@ -157,12 +152,3 @@ async def test_a_client_that_reads_nothing_holds_no_memory_and_then_gets_the_sam
         assert sample.token_ids == expected.token_ids
         assert sample.finish.speculation.num_replays > 0
         await running.settled()
-
-
-def test_received_ids_are_committed_before_anything_is_opened():
-    sequence = Sequence([1, 2], 3, SamplingParams(0.0), 0, Method.COUPLED, received=[7, 8])
-    assert sequence.ids == [1, 2, 7, 8]
-    assert (sequence.num_prompt_tokens, sequence.remaining, sequence.finished) == (2, 1, False)
-    assert (
-        Sequence([1], 2, SamplingParams(0.0), 0, Method.COUPLED, received=[7, 8]).finish_reason is FinishReason.LENGTH
-    )

@@ -1,4 +1,4 @@
-"""What a request's own life must not lose: its end at the deadline, whatever it waits for."""
+"""A request ends at its deadline, whatever it waits for."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 from bench.models.table_model import Table, TableDrafter, TableVerifier
 from specdec.client import Client
 from specdec.core.errors import DeadlineExceeded
-from specdec.transport import rpc
 from specdec.v1 import generation_pb2
-from tests.cluster import cluster
+from tests.cluster import cluster, read_narrowly
 
 TABLE = Table(vocab_size=64)
 REQUEST: dict[str, Any] = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 40_000, "seed": 5}
@@ -38,7 +37,7 @@ class Unread:
 
 
 async def test_the_deadline_ends_a_write_that_is_never_read():
-    async with deployment(request_timeout_s=0.3) as running:
+    async with deployment(request_timeout_s=0.2) as running:
         client = Unread()
         with pytest.raises(DeadlineExceeded):
             await running.orchestrator._servicer.Generate(generation_pb2.GenerateRequest(**REQUEST), client)
@@ -48,10 +47,8 @@ async def test_the_deadline_ends_a_write_that_is_never_read():
 
 
 async def test_a_client_that_stops_reading_holds_nothing_past_the_deadline_and_is_told_so(monkeypatch):
-    async with deployment(request_timeout_s=0.5) as running, AsyncExitStack() as stack:
-        # Otherwise gRPC takes in the whole output on the client's behalf.
-        narrow = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
-        monkeypatch.setattr(rpc, "CHANNEL_OPTIONS", [*rpc.CHANNEL_OPTIONS, *narrow])
+    async with deployment(request_timeout_s=0.4) as running, AsyncExitStack() as stack:
+        read_narrowly(monkeypatch)
         client = await stack.enter_async_context(Client(f"127.0.0.1:{running.orchestrator.port}"))
         async with aclosing(client.stream(**REQUEST)) as responses:
             assert (await anext(responses)).HasField("admission")

@@ -16,7 +16,7 @@ from orchestrator.target_client import TargetClient
 from specdec.v1 import common_pb2
 from target_service.language_model import LmVerifier
 from tests.cluster import Cluster, cluster
-from tests.models.gated import GatedTable
+from tests.models.misbehaving import Misbehaving
 from tests.models.table_runner import TableRunner
 
 PROMPT = [1, 2, 3]
@@ -66,7 +66,7 @@ async def test_without_a_draft_a_text_that_repeats_itself_takes_fewer_passes_tha
     fields = {"temperature": temperature}
     async with cluster([TableVerifier(table)]) as running:
         alone = await sample(running, num_draft_tokens=0, **fields)
-    verifier, silent = GatedTable(table, pass_s=0.01), Silent(table)
+    verifier, silent = Misbehaving(TableVerifier(table), pass_s=0.01), Silent(table)
     drafters = {"none": [], "dead": [TableDrafter(table)], "silent": [silent]}[draft]
     async with cluster([verifier], drafters, num_draft_tokens=None, patient=False) as running:
         if draft == "dead":

@@ -14,6 +14,7 @@ from orchestrator.rounds import RoundPlan
 from orchestrator.statistics import Statistics
 from orchestrator.telemetry import metrics as orchestrator_metrics
 from orchestrator.telemetry.metrics import Metrics, RequestClock
+from specdec.core.errors import Preempted
 from specdec.core.rounds import Budget, GrowthEnd, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import generation_pb2
@@ -21,8 +22,7 @@ from target_service.language_model import LmVerifier
 from tests.cluster import cluster
 from tests.instruments import total
 from tests.models.fake_peers import FakeDraft, new_sequence
-from tests.models.faulty import GatedFaulty
-from tests.models.gated import GatedTable
+from tests.models.misbehaving import Misbehaving
 from tests.models.table_runner import TableRunner
 
 LENGTH = 60
@@ -50,8 +50,8 @@ async def test_a_target_that_drains_is_counted_with_its_reason_and_the_tokens_fe
 
 @pytest.mark.slow
 async def test_a_target_that_stands_still_is_counted_as_the_watchdogs_and_so_is_its_replay(measured):
-    verifiers = [GatedTable(Table(), closes_at=10) for _ in range(2)]
-    async with cluster(verifiers, watchdog_s=30.0, stuck_after_s=0.3) as deployment:
+    verifiers = [Misbehaving(TableVerifier(Table()), closes_at=10) for _ in range(2)]
+    async with cluster(verifiers, watchdog_s=8.0, stuck_after_s=0.3) as deployment:
         request = asyncio.create_task(deployment.client.generate(**REQUEST))
         while not (wedged := [each for each in verifiers if each.entered.is_set()]):
             await asyncio.sleep(0.01)
@@ -67,12 +67,12 @@ async def test_a_target_that_stands_still_is_counted_as_the_watchdogs_and_so_is_
 
 
 async def test_a_sequence_that_is_preempted_is_counted_with_that_reason(measured):
-    verifier = GatedFaulty(Table(), closes_at=5)
+    verifier = Misbehaving(TableVerifier(Table()), closes_at=5)
     async with cluster([verifier]) as deployment:
         requests = [deployment.client.generate(**REQUEST | {"seed": seed}) for seed in range(2)]
         tasks = [asyncio.create_task(request) for request in requests]
         await verifier.in_a_pass()
-        verifier.to_preempt = 1
+        verifier.script((), Preempted("planted"))
         verifier.gate.set()
         await asyncio.gather(*tasks)
         counted = total(measured)

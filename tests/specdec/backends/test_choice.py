@@ -30,7 +30,7 @@ def test_a_backend_that_cannot_compute_here_is_refused_in_words(monkeypatch: pyt
 def test_without_compiled_kernels_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_library", lambda: None)
     assert choose("auto", CPU).name == "torch"
-    with pytest.raises(ValueError, match="not compiled.*make setup"):
+    with pytest.raises(ValueError, match=r"not compiled.*make setup"):
         choose("avx512", CPU)
 
 

@@ -7,9 +7,7 @@ import json
 from contextlib import AsyncExitStack
 from typing import Any
 
-import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.server import create_server as create_draft_server
@@ -17,39 +15,26 @@ from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.cli import doctor
 from specdec.cli.doctor import Finding, Visit, examine, findings
-from specdec.cli.main import app
 from specdec.cli.processes import free_ports
 from specdec.core.rounds import ModelInfo
-from specdec.core.settings import EngineSettings
+from specdec.core.settings import EngineSettings, ServiceSettings
 from specdec.transport import rpc
-from specdec.v1 import common_pb2, generation_pb2
+from specdec.v1 import common_pb2, generation_pb2, target_pb2_grpc
+from target_service.codec import TargetCodec
+from target_service.engine import TargetEngine
+from target_service.server import TargetServicer
 from target_service.server import create_server as create_target_server
 from tests.cluster import cluster
+from tests.specdec.cli.commands import called
 
 TABLE = Table(vocab_size=64, context_length=512)
 
 
-def model(**fields: Any) -> ModelInfo:
-    return ModelInfo(
-        **{
-            "name": "m",
-            "model_digest": "d1",
-            "vocab_size": 64,
-            "tokenizer_fingerprint": "f",
-            "context_length": 99,
-            **fields,
-        }
-    )
-
-
 def visit(role: str, address: str, keepalive_ms: int = 2000, min_ping_interval_ms: int = 1000, **fields: Any) -> Visit:
+    """What a service without trouble says."""
     keepalive = common_pb2.Keepalive(keepalive_ms=keepalive_ms, min_ping_interval_ms=min_ping_interval_ms)
-    info = fields.pop("info", None) or (None if role == "orchestrator" else model())
+    info = None if role == "orchestrator" else ModelInfo("m", "d1", 64, "f", 99)
     return Visit(role, address, keepalive=keepalive, info=info, **fields)
-
-
-def replica(role: str, address: str) -> generation_pb2.Replica:
-    return generation_pb2.Replica(role=role, address=address, ready=True)
 
 
 def wrong(found: list[Finding]) -> list[str]:
@@ -63,7 +48,7 @@ def rendered(visits: list[Visit]) -> str:
     return capture.get()
 
 
-async def test_of_a_deployment_that_is_well_nothing_is_said() -> None:
+async def test_a_healthy_deployment_has_no_findings() -> None:
     async with cluster([TableVerifier(TABLE), TableVerifier(TABLE)], [TableDrafter(TABLE)]) as running:
         visits, found = await examine(f"127.0.0.1:{running.orchestrator.port}")
     assert found == []
@@ -76,7 +61,7 @@ async def test_of_a_deployment_that_is_well_nothing_is_said() -> None:
     assert json.loads(json.dumps(doctor.as_dict(visits, found)))["ok"] is True
 
 
-async def test_what_differs_between_the_services_is_named_on_both_sides() -> None:
+async def test_a_difference_between_services_is_named_on_both_sides() -> None:
     """A draft of another vocabulary with a shorter context, and a target of another digest."""
     settings = EngineSettings()
     other = Table(vocab_size=32, context_length=256)
@@ -104,41 +89,43 @@ async def test_what_differs_between_the_services_is_named_on_both_sides() -> Non
     [refused] = [what for what in said if "does not use" in what]
     assert draft in refused
     [digests] = [what for what in said if "different models" in what]
-    assert "table-target" in digests
-    assert one in digests
-    assert two in digests
+    assert all(part in digests for part in ("table-target", one, two))
     vocabularies = [what for what in said if "different vocabularies" in what]
     assert len(vocabularies) == 2
     assert all(draft in what and "32 tokens" in what and "64 tokens" in what for what in vocabularies)
-    contexts = [each for each in found if "context of 256" in each.what]
-    assert contexts
-    assert not any(each.wrong for each in contexts), "it works, for shorter texts"
+    wrong_contexts = {each.wrong for each in found if "context of 256" in each.what}
+    assert wrong_contexts == {False}, "it works, for shorter texts"
     assert all(each.remedy for each in found)
     assert doctor.as_dict(visits, found)["ok"] is False
 
 
-async def test_who_does_not_answer_is_a_finding() -> None:
-    nobody, nobody_either = [f"127.0.0.1:{port}" for port in free_ports(2)]
+async def test_a_service_that_does_not_answer_is_a_finding() -> None:
+    closed, also_closed = [f"127.0.0.1:{port}" for port in free_ports(2)]
     async with cluster([TableVerifier(TABLE)]) as running:
         target = f"127.0.0.1:{running.targets[0].port}"
-        visits, found = await examine(nobody, targets=[target], drafts=[target, nobody_either])
+        visits, found = await examine(closed, targets=[target], drafts=[target, also_closed])
     first, second, third = wrong(found)
-    assert nobody in first
+    assert closed in first
     assert "cannot be reached" in first
-    assert {True} == {any(part in what for what in (second, third)) for part in (nobody_either, "it is no draft")}
+    assert {True} == {any(part in what for what in (second, third)) for part in (also_closed, "it is no draft")}
     assert rendered(visits).count("no answer") == 3
     assert [each.info is not None for each in visits if each.address == target and each.role == "target"] == [True]
 
 
-async def test_a_draining_service_is_a_finding() -> None:
-    async with cluster([TableVerifier(TABLE)], [TableDrafter(TABLE)]) as running:
-        running.targets[0]._server.set_serving(False)
-        _, found = await examine(f"127.0.0.1:{running.orchestrator.port}")
+async def test_a_service_that_does_not_serve_is_a_finding() -> None:
+    verifier = TableVerifier(TABLE)
+    servicer = TargetServicer(TargetEngine(verifier), TargetCodec(verifier.info), verifier.info, "target")
+    server = rpc.Server(ServiceSettings(), ["a service"])  # says NOT_SERVING until it is told to serve
+    target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
+    await server.start()
+    _, found = await examine("127.0.0.1:1", targets=[f"127.0.0.1:{server.port}"])
+    await server.stop()
     assert any("not serving" in what and "target" in what for what in wrong(found))
 
 
-def test_who_pings_more_often_than_is_allowed_is_told_what_will_happen() -> None:
-    named = [replica("target", "t:1"), replica("draft", "d:1")]
+def test_more_pings_than_are_allowed_are_foretold_with_what_comes_of_them() -> None:
+    places = (("target", "t:1"), ("draft", "d:1"))
+    named = [generation_pb2.Replica(role=role, address=address, ready=True) for role, address in places]
     well = [visit("orchestrator", "o:1", replicas=named), visit("target", "t:1"), visit("draft", "d:1")]
     assert list(findings(well)) == []
     strict = [well[0], visit("target", "t:1", min_ping_interval_ms=300_000), well[2]]
@@ -148,36 +135,23 @@ def test_who_pings_more_often_than_is_allowed_is_told_what_will_happen() -> None
     strict_itself = [visit("orchestrator", "o:1", min_ping_interval_ms=5000, replicas=named), *well[1:]]
     [what] = wrong(list(findings(strict_itself)))
     assert "this command" in what
-    old = [well[0], visit("target", "t:1", 0, 0), well[2]]
-    [finding] = findings(old)
-    assert not finding.wrong
-    assert "older" in finding.remedy
+    [old] = findings([well[0], visit("target", "t:1", 0, 0), well[2]])
+    assert (old.wrong, "older" in old.remedy) == (False, True)
 
 
 def test_without_targets_nothing_works_and_without_drafts_it_is_only_slower() -> None:
-    found = list(findings([visit("orchestrator", "o:1")]))
-    assert [each.wrong for each in found] == [True, False]
-    assert "no target" in found[0].what
-    assert "works alone" in found[1].what
+    no_target, no_draft = findings([visit("orchestrator", "o:1")])
+    assert (no_target.wrong, "no target" in no_target.what) == (True, True)
+    assert (no_draft.wrong, "works alone" in no_draft.what) == (False, True)
 
 
-@pytest.mark.parametrize("as_json", [True, False])
-def test_the_command_exits_with_1_and_words_where_nothing_listens(as_json: bool) -> None:
-    [port] = free_ports(1)
-    arguments = ["doctor", "--address", f"127.0.0.1:{port}", "--target", f"127.0.0.1:{port}"]
-    ran = CliRunner(env={"COLUMNS": "300", "NO_COLOR": "1"}).invoke(app, [*arguments, *["--json"] * as_json])
-    assert ran.exit_code == 1
-    assert "cannot be reached" in ran.output
-    if as_json:
-        assert json.loads(ran.output)["ok"] is False
-    else:
-        assert "WRONG" in ran.output
-        assert "To do: start it" in ran.output
-
-
-async def test_the_command_exits_with_0_where_all_is_well() -> None:
+async def test_the_command_exits_with_0_where_all_is_well_and_else_with_1_and_words() -> None:
     async with cluster([TableVerifier(TABLE)], [TableDrafter(TABLE)]) as running:
-        arguments = ["doctor", "--address", f"127.0.0.1:{running.orchestrator.port}"]
-        ran = await asyncio.to_thread(CliRunner(env={"COLUMNS": "300"}).invoke, app, arguments)
-    assert ran.exit_code == 0, ran.output
-    assert "All is well." in ran.output
+        status, out, _ = await called("doctor", f"--address=127.0.0.1:{running.orchestrator.port}")
+    assert (status, "All is well." in out) == (0, True)
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    status, out, _ = await called("doctor", f"--address={address}", f"--target={address}")
+    assert status == 1
+    assert all(words in out for words in ("cannot be reached", "WRONG", "To do: start it"))
+    status, out, _ = await called("doctor", f"--address={address}", "--json")
+    assert (status, json.loads(out)["ok"]) == (1, False)

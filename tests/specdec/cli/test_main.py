@@ -1,231 +1,254 @@
-"""The command line as a user meets it: in processes of its own, by exit status and what it prints."""
+"""The command line as a user meets it: by exit status and what it prints."""
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
-import os
+import platform
+import socket
+import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
+import pytest_asyncio
+from rich.console import Console
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec.cli.main import BENCHES, app
-from specdec.cli.processes import free_ports
+from specdec.cli import demo
+from specdec.cli.main import BENCHES
+from specdec.cli.processes import free_ports, python_command
 from specdec.core.settings import EngineSettings
-from specdec.server import model_server as model_service
+from specdec.server import model_server
 from specdec.telemetry import setup as telemetry
 from target_service.language_model import LmVerifier
-from tests.checkout import ROOT
-from tests.cluster import cluster
+from tests.checkout import DEMO
+from tests.cluster import Cluster, cluster
 from tests.models.table_runner import TableRunner
+from tests.specdec.cli.commands import TERMINAL, called, invoke, program, without_ours
 
-TOKENIZER = str(ROOT / "models" / "demo" / "target")
-
-
-async def run(
-    *arguments: str,
-    module: str = "specdec.cli.main",
-    environment: dict[str, str] | None = None,
-    directory: Path = ROOT,
-) -> tuple[int, str, str]:
-    """Exit status, standard output, standard error."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "SPECDEC_"))}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *arguments),
-        cwd=directory,
-        env=clean | {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"} | (environment or {}),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await asyncio.wait_for(process.communicate(), 60)
-    assert "Traceback" not in err.decode(), err.decode()
-    return process.returncode or 0, out.decode(), err.decode()
+with_services = pytest.mark.asyncio(loop_scope="module")
 
 
-def served():
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served() -> AsyncIterator[Cluster]:
     """A cluster whose models speak the demo's vocabulary, so that there is text."""
     runners = [TableRunner(vocab_size=4096, order=1, seed=1, blend=blend) for blend in (None, (2, 0.2))]
-    return cluster([LmVerifier(runners[0])], [LanguageModelDrafter(runners[1])], tokenizer=TOKENIZER)
+    models = [LmVerifier(runners[0])], [LanguageModelDrafter(runners[1])]
+    async with cluster(*models, tokenizer=str(DEMO / "target")) as running:
+        yield running
 
 
-@pytest.mark.slow
-async def test_a_benchmark_is_found_wherever_one_stands(tmp_path: Path):
-    status, out, err = await run("bench", "lookup", "--help", directory=tmp_path)
-    assert (status, err) == (0, "")
-    assert "guessing" in out
+def in_a_process(
+    *arguments: str, directory: Path, module: str = "specdec.cli.main", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """``python -m MODULE ARGUMENTS``."""
+    command = [sys.executable, "-m", module, *arguments]
+    variables = without_ours() | TERMINAL | environment
+    return subprocess.run(command, cwd=directory, env=variables, capture_output=True, text=True, timeout=120)
 
 
-def test_every_benchmark_is_listed_and_there():
-    there_is = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, ["bench", "--help"])
-    assert there_is.exit_code == 0
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """The demo's target with a tokenizer that cannot be read."""
+    for file in (DEMO / "target").iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "nonsense"}}')
+    return tmp_path
+
+
+def test_every_benchmark_is_listed_and_exists():
+    status, listed, _ = invoke("bench", "--help")
+    assert status == 0
     for module in BENCHES:
-        assert f" {module.rpartition('.')[2]} " in there_is.output
+        assert f" {module.rpartition('.')[2]} " in listed
         assert importlib.util.find_spec(f"bench.{module}"), module
 
 
-def test_help_says_what_there_is():
-    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
-    there_is = runner.invoke(app, ["--help"])
-    of_generate = runner.invoke(app, ["generate", "--help"])
-    bare = runner.invoke(app, [])
-    assert (there_is.exit_code, of_generate.exit_code) == (0, 0)
+@pytest.mark.slow
+def test_a_benchmark_runs_from_every_directory(tmp_path):
+    ran = in_a_process("bench", "lookup", "--help", directory=tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "Usage: python -m bench.lookup" in ran.stdout
+
+
+def test_help_names_the_commands_and_their_flags():
+    status, listed, _ = invoke("--help")
+    of_generate, of_serve = invoke("generate", "--help"), invoke("serve", "--help")
+    bare_status, *bare = invoke()
+    assert (status, of_generate[0], of_serve[0]) == (0, 0, 0)
     for command in ("serve", "up", "demo", "generate", "health", "doctor"):
-        assert command in there_is.output
-        assert command in bare.output
+        assert command in listed
+        assert command in "".join(bare)
     for flag in ("--max-tokens", "--temperature", "--no-speculation", "--json", "--address", "--verification"):
-        assert flag in of_generate.output
-    assert bare.exit_code != 1, "asking for nothing is no failure of the deployment"
+        assert flag in of_generate[1]
+    assert "target|draft|orchestrator" in of_serve[1]
+    assert bare_status != 1, "a call without a command is no failure of the deployment"
 
 
 @pytest.mark.slow
-async def test_serve_by_itself_says_which_roles_there_are():
-    status, out, err = await run("serve", "--help")
-    assert (status, err) == (0, "")
-    assert "target|draft|orchestrator" in out
-    status, out, err = await run("serve", "nonsense")
-    assert (status, out) == (2, "")
-    assert "'nonsense' is none of target, draft, orchestrator" in err
+def test_serve_runs_a_service_that_refuses_a_broken_model_and_lets_its_threads_sleep(broken):
+    """A module of the service's name in the working directory is not run. libgomp itself reports the spin count."""
+    (broken / "target_service.py").write_text("raise SystemExit('the wrong module')")
+    settings = {"OMP_DISPLAY_ENV": "verbose"}
+    ran = in_a_process("serve", "target", f"--model={broken}", directory=broken, **settings)
+    assert ran.returncode == 2
+    assert "is no tokenizer.json that can be read" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "-P" in python_command("target_service")
+    if platform.system() == "Linux":  # GNU's OpenMP is torch's on Linux alone
+        assert "GOMP_SPINCOUNT = '10000'" in ran.stderr
 
 
-@pytest.mark.slow
-async def test_a_services_own_help_is_reached_through_serve():
-    status, out, _ = await run("serve", "orchestrator", "--help")
-    assert status == 0
-    assert "--num-draft-tokens" in out
-
-
-@pytest.mark.slow
-async def test_generate_prints_one_json_object_and_speculation_does_not_change_it():
-    async with served() as deployment:
-        address = f"--address=127.0.0.1:{deployment.orchestrator.port}"
-        request = ("generate", "def main(", "--max-tokens=24", "--seed=5", "--json", address)
-        drafted, alone, streamed = await asyncio.gather(
-            run(*request), run(*request, "--no-speculation"), run(*request[:-2], address)
-        )
-        [sample] = await deployment.client.generate(text="def main(", max_tokens=24, seed=5)
+@with_services
+async def test_generate_prints_one_json_object_and_speculation_does_not_change_it(served):
+    address = f"--address=127.0.0.1:{served.orchestrator.port}"
+    request = ("generate", "def main(", "--max-tokens=24", "--seed=5", address)
     answers = []
-    for status, out, err in (drafted, alone):
-        assert (status, err) == (0, "")
+    for flags in ((), ("--no-speculation",)):
+        status, out, err = await called(*request, "--json", *flags)
+        assert (status, err, out.count("\n")) == (0, "", 1)
         answers.append(json.loads(out))
-        assert out.count("\n") == 1
+    [sample] = await served.client.generate(text="def main(", max_tokens=24, seed=5)
+    # In a pipe the text comes as it is.
+    assert await called(*request) == (0, sample.text + "\n", "")
     for answer in answers:
-        assert answer["text"] == sample.text
-        assert answer["token_ids"] == sample.token_ids
-        assert answer["finish_reason"] == "length"
-        assert answer["seed"] == 5
-        assert answer["usage"]["completion_tokens"] == 24
+        assert (answer["text"], answer["token_ids"]) == (sample.text, sample.token_ids)
+        assert (answer["finish_reason"], answer["seed"], answer["usage"]["completion_tokens"]) == ("length", 5, 24)
         assert answer["usage"]["prompt_tokens"] > 0
-        assert {"num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens"} <= answer["speculation"].keys()
     with_draft, without = (answer["speculation"] for answer in answers)
     assert with_draft["num_accepted_tokens"] > 0
     assert with_draft["num_rounds"] < without["num_rounds"] == 24
     assert without["num_drafts"] == 0
-    # In a pipe the text comes as it is.
-    assert streamed == (0, sample.text + "\n", "")
 
 
-@pytest.mark.slow
-async def test_generate_passes_every_option_on():
-    async with served() as deployment:
-        request = dict(text="x", max_tokens=8, seed=9, temperature=0.5, top_p=0.9, top_k=50, min_p=0.01)
-        [plain] = await deployment.client.generate(**request)
-        bias = {plain.token_ids[0]: -100.0, plain.token_ids[-1]: 0.5}
-        request |= dict(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=-0.5, min_tokens=3)
-        [sample] = await deployment.client.generate(**request, logit_bias=bias)
-        assert plain.token_ids[0] not in sample.token_ids
-        stop = sample.text[len(sample.text) // 2 :][:2]
-        [stopped] = await deployment.client.generate(**request, logit_bias=bias, stop=[stop])
-        options = [f"--{name.replace('_', '-')}={value}" for name, value in request.items() if name != "text"]
-        options += [f"--logit-bias={token}={value}" for token, value in bias.items()]
-        status, out, _ = await run(
-            *("generate", "x", "--json", f"--address=127.0.0.1:{deployment.orchestrator.port}", *options),
-            *(f"--stop={stop}", "--verification=coupled", "--num-draft-tokens=2"),
-        )
+@with_services
+async def test_generate_passes_every_option_on(served):
+    request = dict(text="x", max_tokens=8, seed=9, temperature=0.5, top_p=0.9, top_k=50, min_p=0.01)
+    [plain] = await served.client.generate(**request)
+    bias = {plain.token_ids[0]: -100.0, plain.token_ids[-1]: 0.5}
+    request |= dict(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=-0.5, min_tokens=3)
+    [sample] = await served.client.generate(**request, logit_bias=bias)
+    assert plain.token_ids[0] not in sample.token_ids
+    stop = sample.text[len(sample.text) // 2 :][:2]
+    [stopped] = await served.client.generate(**request, logit_bias=bias, stop=[stop])
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in request.items() if name != "text"]
+    options += [f"--logit-bias={token}={value}" for token, value in bias.items()]
+    status, out, _ = await called(
+        *("generate", "x", "--json", f"--address=127.0.0.1:{served.orchestrator.port}", *options),
+        *(f"--stop={stop}", "--verification=coupled", "--num-draft-tokens=2"),
+    )
     assert status == 0
     answer = json.loads(out)
     assert (answer["text"], answer["finish_reason"]) == (stopped.text, "stop")
     assert stopped.text != sample.text
 
 
-@pytest.mark.slow
-async def test_generate_says_what_is_wrong_in_a_sentence_and_exits_with_1():
+@with_services
+async def test_generate_says_what_is_wrong_in_a_sentence_and_exits_with_1(served):
     [port] = free_ports(1)
-    nobody = await run("generate", "x", f"--address=127.0.0.1:{port}", "--timeout-s=5")
-    async with served() as deployment:
-        address = f"--address=127.0.0.1:{deployment.orchestrator.port}"
-        refused = await run("generate", "x", "--top-p=7", "--temperature=-1", address)
-    for status, out, err in (nobody, refused):
-        assert status == 1
-        assert out == ""
+    unreachable = await called("generate", "x", f"--address=127.0.0.1:{port}", "--timeout-s=5")
+    address = f"--address=127.0.0.1:{served.orchestrator.port}"
+    refused = await called("generate", "x", "--top-p=7", "--temperature=-1", address)
+    for (status, out, err), words in (
+        (unreachable, ["[REPLICA_LOST]"]),
+        (refused, ["top_p", "temperature", "[INVALID_ARGUMENT]"]),
+    ):
+        assert (status, out) == (1, "")
         assert err.startswith("specdec: ")
         assert len(err.splitlines()) == 1
-    assert "[REPLICA_LOST]" in nobody[2]
-    assert "top_p" in refused[2]
-    assert "temperature" in refused[2]
-    assert "[INVALID_ARGUMENT]" in refused[2]
+        assert all(word in err for word in words)
 
 
-def test_bad_usage_of_generate_exits_with_2():
-    refused = CliRunner().invoke(app, ["generate", "x", "--verification=hope"])
-    assert refused.exit_code == 2
-    assert "hope" in refused.output
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("target", "--model=x", "--dtype=float7", "--port=-1"), ("--dtype", "--port")),
-        (("orchestrator", "--target=nowhere"), ("--target", "not host:port")),
-        (
-            ("orchestrator", "--target=127.0.0.1:1", "--tokenizer=/no/such"),
-            ("/no/such is neither a tokenizer.json, nor a directory with one",),
-        ),
-        (("conductor",), ("conductor",)),
+        ("generate x --verification=hope", "hope"),
+        ("generate x --max-tokens=-1", "--max-tokens"),
+        ("generate x --seed=-1", "--seed"),
+        ("generate x --max-tokens=99999999999", "99999999999"),
+        ("generate x --logit-bias=-1=2", "ID=BIAS"),
+        ("demo --max-tokens=0", "--max-tokens"),
+        ("serve nonsense", "'nonsense' is none of target, draft, orchestrator"),
+        ("up --certificates=/no/such", "no certificates as `specdec certificates` makes them"),
     ],
-    ids=lambda value: value[0] if value[0].isalpha() else "",
 )
-async def test_serve_with_bad_flags_exits_with_2_and_names_them(arguments, words):
-    status, out, err = await run("serve", *arguments)
+def test_a_bad_argument_is_refused_in_words(arguments, words):
+    status, _, err = invoke(*arguments.split())
+    assert status == (1 if arguments.startswith("up") else 2)
+    assert words in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("target_service --model=x --dtype=float7 --port=-1", ["--dtype", "--port"]),
+        *(
+            (f"{service} --host=0.0.0.0", ["0.0.0.0 can be reached from other machines"])
+            for service in ("target_service --model=x", "draft_service --model=x", "orchestrator --target=127.0.0.1:1")
+        ),
+        ("orchestrator --target=nowhere", ["--target", "not host:port"]),
+        (
+            "orchestrator --target=127.0.0.1:1 --tokenizer=/no/such",
+            ["/no/such is neither a tokenizer.json, nor a directory with one"],
+        ),
+        ("orchestrator --target=127.0.0.1:1 --tokenizer=BROKEN", ["is no tokenizer.json that can be"]),
+    ],
+)
+def test_a_service_with_bad_flags_exits_with_2_and_names_them(arguments, words, broken):
+    status, out, err = program(*arguments.replace("BROKEN", str(broken)).split())
     assert (status, out) == (2, "")
-    for word in words:
-        assert word in err
+    assert all(word in err for word in words)
 
 
 def test_a_model_that_cannot_be_loaded_exits_with_2_and_a_sentence(capsys, monkeypatch):
     def build():
         raise ValueError("no such model")
 
+    monkeypatch.setenv("GOMP_SPINCOUNT", "0")
     monkeypatch.setattr(telemetry, "set_up", lambda *_: None)
     with pytest.raises(SystemExit) as caught:
-        model_service.run(EngineSettings(), "target", build)
+        model_server.run(EngineSettings(), "target", build)
     assert caught.value.code == 2
     assert capsys.readouterr().err == "specdec target: no such model\n"
 
 
 @pytest.mark.slow
-async def test_a_port_in_use_exits_with_1_and_a_sentence():
-    async with served() as deployment:
-        port = deployment.orchestrator.port
-        status, _, err = await run("--target=127.0.0.1:1", f"--port={port}", module="orchestrator")
-    assert status == 1
-    assert f"specdec orchestrator: cannot listen on 127.0.0.1:{port}" in err
+def test_a_port_in_use_exits_with_1_and_a_sentence(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = in_a_process("--target=127.0.0.1:1", f"--port={port}", module="orchestrator", directory=tmp_path)
+    assert ran.returncode == 1
+    assert f"specdec orchestrator: cannot listen on 127.0.0.1:{port}" in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
-@pytest.mark.slow
-async def test_health_says_whether_a_service_serves_by_its_exit_status():
+@with_services
+async def test_health_says_whether_a_service_serves_by_its_exit_status(served):
     [port] = free_ports(1)
-    async with served() as deployment:
-        address = f"127.0.0.1:{deployment.orchestrator.port}"
-        serving, alive, unknown, nobody = await asyncio.gather(
-            run("health", address),
-            run("health", address, "--service=liveness"),
-            run("health", address, "--service=no.such"),
-            run("health", f"127.0.0.1:{port}"),
-        )
-    assert serving == alive == (0, "SERVING\n", "")
-    assert unknown[:2] == nobody[:2] == (1, "NOT_SERVING\n")
+    address = f"127.0.0.1:{served.orchestrator.port}"
+    assert await called("health", address) == (0, "SERVING\n", "")
+    assert await called("health", address, "--service=liveness") == (0, "SERVING\n", "")
+    assert (await called("health", address, "--service=no.such"))[:2] == (1, "NOT_SERVING\n")
+    assert (await called("health", f"127.0.0.1:{port}"))[:2] == (1, "NOT_SERVING\n")
+
+
+@pytest.mark.parametrize("max_tokens", [1, 24])
+@with_services
+async def test_the_demo_compares_both_ways_and_measures_no_text_that_is_too_short(max_tokens, served, monkeypatch):
+    address = f"127.0.0.1:{served.orchestrator.port}"
+
+    @asynccontextmanager
+    async def deployment(*_, **__):
+        yield [SimpleNamespace(name=name, address=address) for name in ("target", "draft", "orchestrator")]
+
+    monkeypatch.setattr(demo, "deployment", deployment)
+    console = Console(record=True, width=300)
+    assert await demo.run(console, max_tokens, num_draft_tokens=4, temperature=0.7, seed=7)
+    shown = console.export_text()
+    assert "The two outputs are token-identical." in shown
+    assert ("not measured: too short" in shown) is (max_tokens == 1)

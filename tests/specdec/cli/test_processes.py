@@ -1,41 +1,164 @@
-"""How services are started as processes: in what environment."""
+"""Services as processes: in what environment they start, how long they are waited for, and what becomes of them."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
+from rich.console import Console
 
-from specdec.cli.processes import environment
+from specdec.cli import processes, up
+from specdec.cli.processes import Service, StartError, environment, free_ports, healthy, service
+from specdec.security import dev_ca
+from tests.checkout import ROOT
+from tests.specdec.cli.commands import TERMINAL, called
 
-
-@pytest.fixture(autouse=True)
-def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
-
-
-def said_by_grpc(experiments: str) -> str:
-    command = [sys.executable, "-c", "import grpc; grpc.insecure_channel('localhost:1').close()"]
-    ended = subprocess.run(
-        command, env=environment() | {"GRPC_EXPERIMENTS": experiments}, capture_output=True, text=True, check=True
-    )
-    return ended.stderr
+PATIENCE_S = 60.0
 
 
 @pytest.mark.slow
-def test_grpc_knows_the_experiments_that_services_are_started_with():
-    experiments = environment()["GRPC_EXPERIMENTS"]
-    assert "Unknown experiment" not in said_by_grpc(experiments)
-    assert "Unknown experiment: nonsense" in said_by_grpc(f"{experiments},nonsense")
+def test_grpc_knows_the_experiments_that_services_are_started_with(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
+    command = [sys.executable, "-c", "import grpc; grpc.insecure_channel('localhost:1').close()"]
+    variables = environment()
+    variables["GRPC_EXPERIMENTS"] += ",nonsense"
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert re.findall(r"Unknown experiment: ([\w-]+)", ended.stderr) == ["nonsense"]
 
 
-def test_the_environments_own_experiments_win(monkeypatch: pytest.MonkeyPatch):
+def test_experiments_are_asked_for_where_the_release_is_known_and_the_environment_names_none(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setenv("GRPC_EXPERIMENTS", "monitoring_experiment")
     assert environment()["GRPC_EXPERIMENTS"] == "monitoring_experiment"
-
-
-def test_of_a_release_that_nobody_tried_nothing_is_asked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("GRPC_EXPERIMENTS")
     monkeypatch.setattr(grpc, "__version__", "1.99.0")
     assert "GRPC_EXPERIMENTS" not in environment()
+
+
+async def test_a_wait_is_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt takes time, too: the wait for a service that does not answer once took ten times as long."""
+    num_attempts = 0
+
+    async def slow(*_: Any, **__: Any) -> bool:
+        nonlocal num_attempts
+        num_attempts += 1
+        await asyncio.sleep(0.15)
+        return False
+
+    monkeypatch.setattr(processes, "is_serving", slow)
+    log: Any = SimpleNamespace(name=os.devnull)
+    running: Any = SimpleNamespace(returncode=None)
+    with pytest.raises(StartError, match=r"target was not healthy after 0.3 s"):
+        await healthy(Service("target", "127.0.0.1:1", [], log, False, running), 0.3)
+    assert num_attempts <= 2
+
+
+def alive(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@asynccontextmanager
+async def started(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """``specdec up``."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "specdec.cli.main", "up", *arguments),
+        env=os.environ | TERMINAL,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        # Also where these tests run under nohup, which a program is to heed.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            await process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+async def test_a_signal_during_the_start_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
+    async with started(f"--logs={tmp_path}") as process, asyncio.timeout(PATIENCE_S):
+        while len(mine := children(process.pid)) < 3:
+            await asyncio.sleep(0.02)
+        process.send_signal(number)
+        assert await process.wait() == 0
+    assert not [pid for pid in mine if alive(pid)]
+    assert sorted(os.listdir(tmp_path)) == ["draft_service.log", "orchestrator.log", "target_service.log"]
+
+
+@pytest.mark.slow
+async def test_the_three_processes_serve_over_tls_and_one_that_dies_ends_all_and_is_named(tmp_path: Path) -> None:
+    """The bundled pair, from start to text. The report of the end has the status and the log."""
+    dev_ca.make(tmp_path / "pki")
+    (tmp_path / "logs").mkdir()
+    [port] = free_ports(1)
+    flags = (f"--port={port}", "--threads=1", f"--certificates={tmp_path / 'pki'}", f"--logs={tmp_path / 'logs'}")
+    async with started(*flags) as process, asyncio.timeout(PATIENCE_S):
+        assert process.stdout is not None
+        said = ""
+        while "Ready:" not in said:
+            line = (await process.stdout.readline()).decode()
+            assert line, said
+            said += line
+        request = ("generate", "def main(", "--max-tokens=8", "--seed=1", f"--address=127.0.0.1:{port}")
+        status, text, err = await called(*request, f"--tls-ca={tmp_path / 'pki/operator/ca.crt'}")
+        assert (status, err) == (0, "")
+        assert len(text) > 8
+        assert (await called(*request))[0] == 1, "in the clear"
+        mine = children(process.pid)
+        [draft] = [pid for pid in mine if "draft_service" in command_of(pid)]
+        os.kill(draft, signal.SIGKILL)
+        rest = (await process.stdout.read()).decode()
+        assert await process.wait() == 1
+    assert f"specdec: draft_service ended by SIGKILL; its log is {tmp_path}/logs/draft_service.log" in rest
+    assert not [pid for pid in mine if alive(pid)]
+
+
+@pytest.mark.slow
+async def test_a_service_that_gives_itself_up_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(up, "_PAUSE_S", 0.0)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "gives_up_twice.py").write_text(
+        f"import pathlib, sys; file = pathlib.Path({str(tmp_path / 'count')!r}); file.open('a').write('x')\n"
+        "sys.exit(3 if len(file.read_text()) < 3 else 5)"
+    )
+    (tmp_path / "waits.py").write_text("import time; time.sleep(100)")
+
+    @asynccontextmanager
+    async def deployment(*_: Any) -> AsyncIterator[Sequence[Service]]:
+        async with AsyncExitStack() as stack:
+            modules = ("gives_up_twice", "waits", "waits")
+            yield [await stack.enter_async_context(service(module, 1, [], tmp_path)) for module in modules]
+
+    monkeypatch.setattr(up, "deployment", deployment)
+    console = Console(record=True, width=300)
+    with pytest.raises(StartError, match="ended with status 5; its log is "):
+        await asyncio.wait_for(up.run(console, "t", "d", 0, [], None, tmp_path), PATIENCE_S)
+    assert (tmp_path / "count").read_text() == "xxx"
+    assert console.export_text().count("gives_up_twice ended with status 3") == 2

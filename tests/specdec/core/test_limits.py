@@ -1,4 +1,4 @@
-"""How much is computed at once."""
+"""Chunks and turns: how much of a pass's rows are computed at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ sizes = st.lists(st.integers(1, 20), max_size=30)
 
 
 @given(sizes, st.integers(1, 30))
-def test_portions_are_neighbours_and_as_large_as_they_may_be(sizes, most):
+def test_chunks_are_neighbours_and_as_large_as_they_may_be(sizes, most):
     parts = chunked(sizes, most)
     assert [index for part in parts for index in part] == list(range(len(sizes)))
     totals = [sum(sizes[index] for index in part) for part in parts]
@@ -21,19 +21,19 @@ def test_portions_are_neighbours_and_as_large_as_they_may_be(sizes, most):
 
 
 @given(st.dictionaries(st.integers(), st.integers(1, 20), max_size=20), st.integers(1, 30))
-def test_everybody_has_a_turn_before_anybody_has_two(sizes, most):
-    line = dict.fromkeys([*sizes, "who waits for nothing"])
+def test_each_name_has_a_turn_before_any_has_two(sizes, most):
+    line = dict.fromkeys([*sizes, "waits for nothing"])
     num_turns = dict.fromkeys(sizes, 0)
     while 0 in num_turns.values():
         taken = take_turns(line, sizes, most)
         assert sum(sizes[name] for name in taken) <= max(most, sizes[taken[0]])
         for name in taken:
             num_turns[name] += 1
-    assert set(line) == {*sizes, "who waits for nothing"}
+    assert set(line) == {*sizes, "waits for nothing"}
     assert max(num_turns.values(), default=1) <= 2
 
 
-def test_who_fits_keeps_the_place_in_the_line():
+def test_names_that_all_fit_keep_their_places_in_the_line():
     line = dict.fromkeys("abc")
     assert take_turns(line, {"a": 3, "c": 3}, 6) == ["a", "c"]
     assert list(line) == ["a", "b", "c"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from itertools import pairwise
 
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from specdec.core import noise
 from specdec.core.noise import Domain, Key, derive_seed, exponentials, exponentials_at, uniforms
 from specdec.core.philox import philox, philox_array
 
@@ -65,17 +63,14 @@ def test_philox_gives_the_published_vectors(counter, key, answer):
 word = st.integers(0, 2**32 - 1)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.tuples(word, word, word, word), st.tuples(word, word))
-def test_tensors_and_ints_give_the_same_bits(counter, key):
-    expected = reference_philox(counter, key)
-    assert philox(counter, key) == expected
-    assert tuple(int(w) for w in philox(tuple(torch.tensor(w) for w in counter), key)) == expected
-
-
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(word, word, word, word, word, word), min_size=1, max_size=9))
-def test_arrays_give_the_same_bits(rows):
+@given(st.lists(st.tuples(word, word, word, word, word, word), min_size=1, max_size=5))
+def test_ints_tensors_and_arrays_give_the_same_bits(rows):
+    for row in rows:
+        counter, key = row[:4], row[4:]
+        expected = reference_philox(counter, key)
+        assert philox(counter, key) == expected
+        assert tuple(int(w) for w in philox(tuple(torch.tensor(w) for w in counter), key)) == expected
     columns = np.array(rows, dtype=np.uint64).T
     words = philox_array(tuple(columns[:4]), (columns[4], columns[5]))
     assert [tuple(column) for column in words.T.tolist()] == [reference_philox(row[:4], row[4:]) for row in rows]
@@ -86,19 +81,9 @@ def test_arrays_give_the_same_bits(rows):
             assert tuple(words[:, i, j].tolist()) == reference_philox((row[0], 5, other[2], 7), row[4:])
 
 
-def test_other_devices_get_the_words_of_the_cpu():
-    keys_, quads = [Key(2**64 - 1, 5, 3), Key(SEED, 2**31 + 9, 4)], torch.arange(300)[None]
-    rows = torch.arange(2)[:, None]
-    expected = noise._words(keys_, rows, quads, Domain.DRAFT)
-    seeds = torch.tensor([[key.seed & 0xFFFFFFFF, key.seed >> 32] for key in keys_])[:, :, None]
-    counter = torch.tensor([[key.position, key.base] for key in keys_])[:, :, None]
-    words = philox((counter[:, 0], counter[:, 1], quads, quads.new_full((), 1)), (seeds[:, 0], seeds[:, 1]))
-    assert torch.equal(torch.stack(torch.broadcast_tensors(*words)), expected)
-
-
 @pytest.mark.parametrize("domain", list(Domain))
 def test_layout_of_key_and_counter_is_as_documented(domain):
-    positions, base, vocab_size = [0, 5, 2**31 + 3], 17, 11
+    positions, base, vocab_size = [0, 5, 2**31 + 3], 17, 11  # coupled noise ignores the base
     draws = exponentials(keys(positions, base), domain, vocab_size)
     assert draws.shape == (3, vocab_size)
     assert draws.dtype == torch.float64
@@ -143,7 +128,7 @@ def test_rows_do_not_depend_on_their_neighbours():
     assert torch.equal(exponentials(keys(range(9)), Domain.COUPLED, 513), block[:, :513])
 
 
-def test_no_positions_and_no_tokens_are_legal():
+def test_empty_requests_give_empty_tensors():
     assert exponentials([], Domain.DRAFT, 7).shape == (0, 7)
     assert exponentials(keys([3], 0), Domain.DRAFT, 0).shape == (1, 0)
     assert uniforms([], Domain.ACCEPT).shape == (0,)
@@ -151,22 +136,12 @@ def test_no_positions_and_no_tokens_are_legal():
     assert exponentials_at(keys([3]), none, none, Domain.DRAFT).shape == (0,)
 
 
-def test_coupled_noise_ignores_the_base_and_the_other_domains_do_not():
-    for domain in Domain:
-        same = torch.equal(
-            exponentials(keys([9], 3), domain, 64),
-            exponentials(keys([9], 4), domain, 64),
-        )
-        assert same == (domain is Domain.COUPLED)
-        assert torch.equal(uniforms(keys([9], 3), domain), uniforms(keys([9], 4), domain)) == same
-
-
 def test_uniforms_are_uniform():
-    draws = uniforms(keys(range(200_000), 1), Domain.ACCEPT).numpy()
+    draws = uniforms(keys(range(60_000), 1), Domain.ACCEPT).numpy()
     assert draws.min() > 0.0
     assert draws.max() < 1.0
     assert stats.kstest(draws, "uniform").pvalue > 1e-4
-    counts = np.histogram(draws, bins=1000, range=(0.0, 1.0))[0]
+    counts = np.histogram(draws, bins=500, range=(0.0, 1.0))[0]
     assert stats.chisquare(counts).pvalue > 1e-4
 
 
@@ -179,10 +154,9 @@ def test_exponentials_are_exponential_in_every_lane():
 
 
 def test_extreme_bits_stay_finite():
-    # The ends of u are 2**-33 and 1 - 2**-33: neither log(0) nor log1p(-1) can come up.
-    ends = noise._uniform(torch.tensor([0, 2**32 - 1]).double())
-    assert ends.tolist() == [2.0**-33, 1.0 - 2.0**-33]
-    lowest, highest = noise._exponential(ends).tolist()
+    """The first positions of seed 0 with a word of 0 and of 2**32 - 1. Neither log(0) nor log1p(-1) can occur."""
+    lowest = exponentials(keys([1_498_094_372], seed=0), Domain.COUPLED, 4)[0, 3].item()
+    highest = exponentials(keys([1_538_303_059], seed=0), Domain.COUPLED, 4)[0, 1].item()
     assert lowest == pytest.approx(2.0**-33)
     assert highest == pytest.approx(33 * np.log(2))
 
@@ -192,18 +166,18 @@ def numbers(seed=SEED, position=7, base=40, domain=Domain.DRAFT):
 
 
 NEIGHBOURS = {
-    "seed": [numbers(seed=s) for s in (0, 1, 1 << 32, 2**64 - 1)],
-    "position": [numbers(position=p) for p in (0, 1, 2, 41)],
-    "base": [numbers(base=b) for b in (0, 1, 7, 41)],
-    "domain": [numbers(domain=d, base=0) for d in Domain],
-    "sample": [numbers(seed=derive_seed(SEED, i)) for i in range(4)],
-    "token": [numbers()[shift : shift + 19_000] for shift in (0, 1, 2, 3, 4, 8)],
+    "seed": lambda: [numbers(seed=s) for s in (0, 1, 1 << 32, 2**64 - 1)],
+    "position": lambda: [numbers(position=p) for p in (0, 1, 2, 41)],
+    "base": lambda: [numbers(base=b) for b in (0, 1, 7, 41)],
+    "domain": lambda: [numbers(domain=d, base=0) for d in Domain],
+    "sample": lambda: [numbers(seed=derive_seed(SEED, i)) for i in range(4)],
+    "token": lambda: [numbers()[shift : shift + 19_000] for shift in (0, 1, 2, 3, 4, 8)],
 }
 
 
 @pytest.mark.parametrize("part", NEIGHBOURS)
 def test_numbers_with_different_keys_are_independent(part):
-    rows = [stats.expon.cdf(row.numpy()) for row in NEIGHBOURS[part]]
+    rows = [stats.expon.cdf(row.numpy()) for row in NEIGHBOURS[part]()]
     for row, other in pairwise(rows):
         correlation = np.corrcoef(row, other)[0, 1]
         assert abs(correlation) < 4.5 / np.sqrt(len(row))
@@ -211,16 +185,14 @@ def test_numbers_with_different_keys_are_independent(part):
         assert stats.chisquare(joint.ravel()).pvalue > 1e-5
 
 
-def test_position_and_base_are_not_interchangeable():
-    assert not torch.equal(numbers(position=7, base=40), numbers(position=40, base=7))
-
-
-def test_sample_seeds_are_distinct_and_the_first_is_the_requests_own():
+def test_sample_seeds_are_distinct_need_no_torch_and_the_first_is_the_requests_own(monkeypatch):
     assert derive_seed(SEED, 0) == SEED
     seeds = {derive_seed(seed, index) for seed in (0, 1, SEED) for index in range(500)}
     assert len(seeds) == 1500
     assert all(0 <= seed < 2**64 for seed in seeds)
     low, high, _, _ = reference_philox((3, 0, 0, 4), (SEED % 2**32, SEED >> 32))
+    for name in ("torch", "numpy"):  # where orchestrators derive them
+        monkeypatch.setitem(sys.modules, name, None)
     assert derive_seed(SEED, 3) == low + (high << 32)
 
 
@@ -230,18 +202,6 @@ def test_a_seed_out_of_range_is_refused(seed):
         exponentials(keys([0], seed=seed), Domain.COUPLED, 4)
     with pytest.raises(ValueError, match="64-bit"):
         derive_seed(seed, 1)
-
-
-@pytest.mark.slow
-def test_seeds_can_be_derived_without_torch():
-    script = """
-import sys
-sys.modules["torch"] = None
-from specdec.core.noise import derive_seed
-print(derive_seed(5, 2))
-"""
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert int(answer.stdout) == derive_seed(5, 2)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

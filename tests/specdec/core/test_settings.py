@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from specdec.core.settings import ModelServiceSettings, ServiceSettings, parse
+from specdec.core.settings import ModelServiceSettings, parse
 
 
 @pytest.fixture(autouse=True)
@@ -32,27 +32,22 @@ def refused(capsys, *arguments: str) -> str:
 
 def test_defaults_are_for_one_machine():
     settings = read("--model", "m")
-    assert settings.model == "m"
-    assert (settings.host, settings.port) == ("127.0.0.1", 0)
+    assert (settings.model, settings.host, settings.port) == ("m", "127.0.0.1", 0)
     assert (settings.device, settings.dtype, settings.threads, settings.kv_slots) == ("cpu", "auto", 0, 0)
+    assert not settings.reflection
 
 
-def test_flags_are_spelt_with_hyphens_and_take_an_equals_sign_or_a_space():
-    assert read("--model=m", "--kv-slots=100").kv_slots == 100
-    assert read("--model", "m", "--kv-slots", "100").kv_slots == 100
-
-
-def test_a_switch_has_a_no():
-    assert read("--model=m", "--reflection").reflection
+def test_flags_have_hyphens_and_take_an_equals_sign_or_a_space_and_switches_have_a_no():
+    for flags in (
+        ("--model=m", "--kv-slots=100", "--reflection"),
+        ("--model", "m", "--kv-slots", "100", "--reflection"),
+    ):
+        assert (read(*flags).kv_slots, read(*flags).reflection) == (100, True)
     assert not read("--model=m", "--no-reflection").reflection
 
 
-def test_reflection_is_off_unless_asked_for():
-    assert not read("--model=m").reflection
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "[::]", "::", "model-host", "localhost.example"])
-def test_without_tls_a_service_listens_on_loopback_alone_unless_told(host, capsys, tmp_path):
+def test_without_tls_a_service_listens_on_loopback_alone_unless_it_is_insecure(host, capsys, tmp_path):
     said = refused(capsys, "--model=m", f"--host={host}")
     bare = host.strip("[]")
     assert f"--insecure: Value error, {bare} can be reached from other machines" in said
@@ -62,16 +57,11 @@ def test_without_tls_a_service_listens_on_loopback_alone_unless_told(host, capsy
     assert read("--model=m", f"--host={host}", *(f"--tls-{name}={file}" for name in ("cert", "key", "ca"))).host == bare
 
 
-@pytest.mark.parametrize(
-    ("host", "address"), [("::1", "[::1]:5"), ("[::1]", "[::1]:5"), ("127.0.0.1", "127.0.0.1:5"), ("a.b", "a.b:5")]
-)
-def test_an_address_of_ipv6_is_told_in_brackets_however_it_was_given(host, address):
-    assert read("--model=m", f"--host={host}", "--insecure").address(5) == address
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.53", "localhost", "::1", "[::1]"])
-def test_loopback_needs_no_leave(host):
-    assert not read("--model=m", f"--host={host}").insecure
+def test_loopback_may_be_insecure_and_an_ipv6_address_is_shown_in_brackets(host):
+    settings = read("--model=m", f"--host={host}")
+    assert not settings.insecure
+    assert settings.address(5) == ("[::1]:5" if "::1" in host else f"{host}:5")
 
 
 def test_tls_needs_all_three_files_and_they_must_be_there(capsys, tmp_path):
@@ -87,29 +77,14 @@ def test_tls_needs_all_three_files_and_they_must_be_there(capsys, tmp_path):
     assert "--insecure" not in said, "TLS is meant"
 
 
-def test_the_environment_is_read(monkeypatch):
-    monkeypatch.setenv("SPECDEC_MODEL", "m")
-    monkeypatch.setenv("SPECDEC_KV_SLOTS", "77")
-    monkeypatch.setenv("SPECDEC_SHUTDOWN_GRACE_S", "0.5")
+def test_flags_go_over_the_environment_and_settings_of_other_services_do_no_harm(monkeypatch):
+    environment = dict(MODEL="m", KV_SLOTS="77", SHUTDOWN_GRACE_S="0.5", DTYPE="bfloat16")
+    for name, value in (environment | dict(TARGET="a:1", NUM_DRAFT_TOKENS="-5")).items():
+        monkeypatch.setenv(f"SPECDEC_{name}", value)
     settings = read()
-    assert (settings.model, settings.kv_slots, settings.shutdown_grace_s) == ("m", 77, 0.5)
-
-
-def test_a_flag_goes_over_the_environment(monkeypatch):
-    monkeypatch.setenv("SPECDEC_MODEL", "of the environment")
-    monkeypatch.setenv("SPECDEC_DTYPE", "bfloat16")
+    assert (settings.model, settings.kv_slots, settings.shutdown_grace_s, settings.dtype) == ("m", 77, 0.5, "bfloat16")
     settings = read("--model", "of the flag")
     assert (settings.model, settings.dtype) == ("of the flag", "bfloat16")
-
-
-def test_settings_of_other_services_in_the_environment_do_no_harm(monkeypatch):
-    monkeypatch.setenv("SPECDEC_TARGET", "a:1")
-    monkeypatch.setenv("SPECDEC_NUM_DRAFT_TOKENS", "-5")
-    assert read("--model", "m").model == "m"
-
-
-def test_what_is_required_is_asked_for_by_name(capsys):
-    assert "target_service: --model:" in refused(capsys)
 
 
 BAD = {
@@ -145,19 +120,16 @@ def test_all_bad_values_are_named_at_once(from_environment, capsys, monkeypatch)
     assert len(said.splitlines()) == len(bad) + 1
 
 
-def test_an_unknown_flag_is_refused(capsys):
+def test_an_unknown_flag_and_a_missing_one_are_refused_by_name(capsys):
     assert "--no-such-flag" in refused(capsys, "--model=m", "--no-such-flag=1")
+    assert "target_service: --model:" in refused(capsys)
 
 
-def test_help_names_every_setting(capsys):
+def test_help_names_every_setting_with_a_description(capsys):
     with pytest.raises(SystemExit) as caught:
         read("--help")
     assert caught.value.code == 0
     said = capsys.readouterr().out
-    for name in ModelServiceSettings.model_fields:
+    for name, field in ModelServiceSettings.model_fields.items():
         assert "--" + name.replace("_", "-") in said
-
-
-@pytest.mark.parametrize("cls", [ServiceSettings, ModelServiceSettings])
-def test_every_setting_says_what_it_is(cls):
-    assert all(field.description for field in cls.model_fields.values())
+        assert field.description

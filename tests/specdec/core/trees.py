@@ -1,4 +1,4 @@
-"""Any trees, and what their nodes are worth."""
+"""Random trees, and the chance of each of their nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OF_RANKS = [0.5, 0.2, 0.1, 0.05]
 
 @st.composite
 def trees(draw: st.DrawFn, most: int = 12) -> TokenTree:
-    """Every node has another token."""
+    """Every node has a token of its own."""
     size = draw(st.integers(0, most))
     return TokenTree(tuple(range(size)), tuple(draw(st.integers(-1, node - 1)) for node in range(size)))
 

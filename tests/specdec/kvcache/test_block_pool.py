@@ -1,41 +1,23 @@
-"""One sequence's rows in the blocks of the KV cache: taken, kept, moved and rolled back."""
+"""One sequence's rows in the blocks of the KV cache: kept, moved, rolled back. test_stateful.py has the invariants."""
 
 from __future__ import annotations
 
 import pytest
 
-from specdec.kvcache.block_pool import BlockPool, Move, PoolFullError, SequenceCache
+from specdec.kvcache.block_pool import BlockPool, Move, SequenceCache
 from tests.specdec.kvcache.cached import SIZE, feed, remembered
 
 
-def test_rows_stand_at_the_positions_after_the_cached_ones():
-    cache = SequenceCache(BlockPool(4, SIZE))
-    slots = cache.take(6)
-    cache.keep(range(6))
-    slots += cache.take(3)
-    assert slots == [cache.block_table[i // SIZE] * SIZE + i % SIZE for i in range(9)]
-    assert len(cache.block_table) == 3
-    assert len(cache) == 6
-
-
-def test_rows_of_a_tree_move_to_the_places_of_those_before_them_that_were_not_kept():
-    cache = SequenceCache(BlockPool(4, SIZE))
-    cache.take(3)
-    cache.keep(range(3))
-    slots = cache.take(8)
-    assert cache.keep([0, 1, 4, 6]) == [Move(slots[4], slots[2]), Move(slots[6], slots[3])]
-    assert len(cache) == 7
-    assert len(cache.block_table) == 2
-
-
 @pytest.mark.parametrize("rows", [[], [0], [0, 1, 2], range(5)])
-def test_rows_in_their_place_do_not_move(rows):
+def test_only_rows_out_of_place_move(rows):
     pool = BlockPool(4, SIZE)
     cache = SequenceCache(pool)
     cache.take(5)
     assert cache.keep(rows) == []
-    assert len(cache) == len(rows)
     assert pool.num_used == -(-len(rows) // SIZE) * SIZE
+    slots = cache.take(8)
+    assert cache.keep([0, 1, 4, 6]) == [Move(slots[4], slots[2]), Move(slots[6], slots[3])]
+    assert len(cache) == len(rows) + 4
 
 
 def test_a_row_that_was_not_fed_cannot_be_kept():
@@ -50,28 +32,6 @@ def test_a_row_that_was_not_fed_cannot_be_kept():
         cache.keep([0, 1])
 
 
-def test_rows_of_a_lost_pass_may_be_taken_again():
-    pool = BlockPool(4, SIZE)
-    cache = SequenceCache(pool)
-    lost = cache.take(9)
-    assert cache.take(5) == lost[:5]
-    cache.keep(range(5))
-    assert pool.num_used == 2 * SIZE
-
-
-def test_a_full_pool_says_so_and_takes_nothing():
-    pool = BlockPool(4, SIZE)
-    first, second = SequenceCache(pool), SequenceCache(pool)
-    feed(first, list(range(9)))
-    feed(second, [50])
-    table = list(second.block_table)
-    with pytest.raises(PoolFullError, match="1 KV blocks needed, 0 of 4 free"):
-        second.take(SIZE)
-    assert (pool.num_used, pool.num_free_blocks) == (4 * SIZE, 0)
-    assert second.block_table == table
-    assert len(second.take(SIZE - 1)) == SIZE - 1
-
-
 def test_releasing_twice_gives_nothing_back_twice():
     pool = BlockPool(4, SIZE)
     cache = SequenceCache(pool)
@@ -84,48 +44,37 @@ def test_releasing_twice_gives_nothing_back_twice():
     assert sorted(SequenceCache(pool).take(16)) == list(range(16))
 
 
-def test_rolling_back_in_its_own_block_takes_and_gives_nothing():
-    pool = BlockPool(16, SIZE)
-    cache = feed(SequenceCache(pool), list(range(7)))
-    table = list(cache.block_table)
-    cache.truncate(5)
-    assert len(cache) == 5
-    assert cache.block_table == table
-    assert remembered(pool, list(range(7))) == 4  # what was cut is forgotten
-    cache.truncate(9)
-    assert len(cache) == 5
-
-
-def test_a_full_block_that_only_its_holder_knows_is_cut_where_asked():
+def test_a_block_that_only_its_holder_knows_is_cut_where_asked():
     pool = BlockPool(16, SIZE)
     cache = feed(SequenceCache(pool), list(range(14)))
     table = list(cache.block_table)
-    cache.truncate(6)
+    for length, num_remembered in ((13, 12), (6, 4)):
+        cache.truncate(length)
+        assert (len(cache), cache.block_table) == (length, table[: -(-length // SIZE)])
+        assert remembered(pool, list(range(14))) == num_remembered, "the part of a block that is left is forgotten"
+    cache.truncate(9)
     assert len(cache) == 6
-    assert cache.block_table == table[:2]
-    assert pool.num_used == 2 * SIZE
-    assert remembered(pool, list(range(14))) == 4
     feed(cache, [0, 1, 2, 3, 4, 5, 77, 78, 79])
     assert remembered(pool, [0, 1, 2, 3, 4, 5, 77, 78, 79]) == 9
     assert remembered(pool, list(range(14))) == 6
 
 
-def test_a_block_that_others_hold_is_not_cut_but_let_go_of():
+def test_a_block_that_others_hold_is_not_cut_but_released():
     pool = BlockPool(16, SIZE)
     text = list(range(9))
     first = feed(SequenceCache(pool), text)
     second = SequenceCache(pool)
-    second.attach(text)
-    second.truncate(6)
-    assert len(second) == 4
-    assert second.block_table == first.block_table[:1]
+    second.attach([*text, 9])
+    for length, kept in ((8, 8), (6, 4)):
+        second.truncate(length)
+        assert (len(second), second.block_table) == (kept, first.block_table[: kept // SIZE])
     assert not {slot // SIZE for slot in second.take(5)} & set(first.block_table)
     second.truncate(4)
-    first.truncate(6)  # now nobody else has it
+    first.truncate(6)  # now it is the only holder
     assert len(first) == 6
 
 
-def test_a_block_whose_continuation_is_remembered_is_not_cut():
+def test_a_block_with_a_remembered_continuation_is_not_cut():
     pool = BlockPool(16, SIZE)
     feed(SequenceCache(pool), list(range(13))).release()
     cache = SequenceCache(pool)
@@ -134,23 +83,3 @@ def test_a_block_whose_continuation_is_remembered_is_not_cut():
     assert len(cache) == 4
     cache.release()
     assert remembered(pool, list(range(13))) == 13
-
-
-def test_rolling_back_to_the_end_of_a_shared_block_keeps_it_shared():
-    pool = BlockPool(16, SIZE)
-    text = list(range(9))
-    first = feed(SequenceCache(pool), text)
-    second = SequenceCache(pool)
-    second.attach([*text, 9])
-    second.truncate(8)
-    assert len(second) == 8
-    assert second.block_table == first.block_table[:2]
-
-
-def test_rolling_back_drops_the_rows_of_a_lost_pass():
-    pool = BlockPool(16, SIZE)
-    cache = feed(SequenceCache(pool), list(range(3)))
-    cache.take(10)
-    cache.truncate(3)
-    assert len(cache) == 3
-    assert pool.num_used == SIZE

@@ -1,8 +1,7 @@
-"""Any history of the KV cache, against slots that really hold something.
+"""Any history of the KV cache, against slots with contents.
 
-Each slot of the reference holds what a model would have written there: the text up to that position, and whose it
-is. Moves are carried out as the model runner does it. Whatever happens, every position of every sequence reads back
-its own text.
+Each slot of the reference holds what a model would have written there: the text up to that position, and its salt.
+Moves are carried out as the model runner does it. Every position of every sequence always reads back its own text.
 """
 
 from __future__ import annotations
@@ -13,9 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specdec.kvcache.block_pool import BlockPool, Move, PoolFullError, SequenceCache
 
@@ -88,7 +84,6 @@ class World:
             assert (self.pool.num_used, sample.cache.block_table) == (used, table)
             self.happened["full"] += 1
             return
-        self.happened["evict"] += needed > len(self._free_blocks())
         slots = sample.cache.take(num_rows)
         assert slots == [sample.slot(position, self.size) for position in range(start, start + num_rows)]
         assert not set(slots) & {slot for other in self.samples for slot in self._slots(other)}
@@ -182,7 +177,7 @@ class World:
         assert sorted(blank.take(self.pool.num_slots)) == list(range(self.pool.num_slots))
         blank.release()
         for salt in SALTS:
-            assert SequenceCache(self.pool, salt)._root.is_leaf
+            assert self.pool.root(salt).is_leaf
 
     def _check_awaited(self) -> None:
         """Two are awaiting the same block exactly if they have the same text up to its end."""
@@ -203,9 +198,6 @@ class World:
     def _slots(self, sample: Sample) -> list[int]:
         return [sample.slot(position, self.size) for position in range(len(sample.text) + len(sample.behind))]
 
-    def _free_blocks(self) -> list[int]:
-        return self.pool._free
-
     def _in_common(self, other: Sample, sample: Sample, ids: list[int]) -> int:
         """How many positions of ``ids``, except the last, ``other`` has and remembers."""
         if other is sample or other.salt != sample.salt:
@@ -223,78 +215,7 @@ class World:
             self.contents[move.target] = content
 
 
-IDS = st.lists(st.integers(0, 1), max_size=9)
-"""Two different ids, so that texts often agree."""
-
-
-class KvCacheMachine(RuleBasedStateMachine):
-    @initialize(num_blocks=st.integers(1, 14), size=st.integers(1, 4))
-    def begin(self, num_blocks: int, size: int) -> None:
-        self.world = World(num_blocks, size)
-
-    @rule(salt=st.sampled_from(SALTS), ids=IDS)
-    def open(self, salt: bytes, ids: list[int]) -> None:
-        self.world.attach(self.world.open(salt), ids)
-
-    @precondition(lambda self: self.world.samples)
-    @rule(data=st.data(), ids=IDS)
-    def attach(self, data: st.DataObject, ids: list[int]) -> None:
-        self.world.attach(self._sample(data), ids)
-
-    @precondition(lambda self: self.world.samples)
-    @rule(data=st.data(), num_rows=st.integers(0, 10), remember=st.booleans())
-    def feed(self, data: st.DataObject, num_rows: int, remember: bool) -> None:
-        sample = self._sample(data)
-        total = len(sample.behind) + num_rows
-        rows = sorted(data.draw(st.sets(st.integers(0, total - 1)))) if total else []
-        num_kept = data.draw(st.integers(0, len(rows)))
-        ids = data.draw(st.lists(st.integers(0, 1), min_size=num_kept, max_size=num_kept))
-        self.world.feed(sample, num_rows, rows[:num_kept], ids, rows[num_kept:])
-        if remember:
-            self.world.remember(sample, len(sample.text))
-
-    @precondition(lambda self: self.world.samples)
-    @rule(data=st.data(), num_rows=st.integers(0, 10))
-    def lose_pass(self, data: st.DataObject, num_rows: int) -> None:
-        self.world.lose_pass(self._sample(data), num_rows)
-
-    @precondition(lambda self: self.world.samples)
-    @rule(data=st.data())
-    def truncate(self, data: st.DataObject) -> None:
-        sample = self._sample(data)
-        self.world.truncate(sample, data.draw(st.integers(0, len(sample.text))))
-
-    @precondition(lambda self: self.world.samples)
-    @rule(data=st.data())
-    def remember(self, data: st.DataObject) -> None:
-        sample = self._sample(data)
-        self.world.remember(sample, data.draw(st.integers(0, len(sample.text))))
-
-    @precondition(lambda self: self.world.samples)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        self.world.release(self._sample(data))
-
-    @rule()
-    def forget(self) -> None:
-        self.world.pool.forget()
-
-    @invariant()
-    def every_position_reads_back_its_own_text(self) -> None:
-        self.world.check()
-
-    def teardown(self) -> None:
-        self.world.close()
-
-    def _sample(self, data: st.DataObject) -> Sample:
-        return data.draw(st.sampled_from(self.world.samples))
-
-
-TestAnyHistory = KvCacheMachine.TestCase
-TestAnyHistory.settings = settings(max_examples=60, stateful_step_count=40)
-
-
-@pytest.mark.parametrize(("num_blocks", "size"), [(12, 4), (40, 2), (24, 16)])
+@pytest.mark.parametrize(("num_blocks", "size"), [(12, 4), (40, 2), (20, 8)])
 def test_a_long_history_of_many_sequences(num_blocks: int, size: int) -> None:
     """2,500 operations on one pool, weighted as a service would, with more sequences than there is room for."""
     chance = random.Random(num_blocks)
@@ -305,6 +226,8 @@ def test_a_long_history_of_many_sequences(num_blocks: int, size: int) -> None:
 
     def step() -> None:
         verb = chance.choice(["open", "feed", "feed", "feed", "feed", "truncate", "truncate", "attach", "lost", "end"])
+        if chance.random() < 0.01:
+            world.pool.forget()
         if verb == "open" or not world.samples:
             world.attach(world.open(chance.choice(SALTS)), some_ids(6 * size))
             return
@@ -332,6 +255,6 @@ def test_a_long_history_of_many_sequences(num_blocks: int, size: int) -> None:
         step()
         world.check()
     world.close()
-    for event in ("attach", "copy", "feed", "move", "full", "evict", "lost", "truncate", "cut whole", "one for two"):
+    for event in ("attach", "copy", "feed", "move", "full", "lost", "truncate", "cut whole", "one for two"):
         assert world.happened[event], event
     assert world.happened["behind"] > world.happened["text from behind"] > 20

@@ -1,4 +1,4 @@
-"""How the rows of a pass are shared among prompts, and what is left to be filled by somebody else."""
+"""How the rows of a pass are shared among prompts, and which prompts wait for another to fill their blocks."""
 
 from __future__ import annotations
 
@@ -27,22 +27,19 @@ def test_a_prompt_alone_has_the_whole_pass() -> None:
     assert rows_to_feed([]) == []
 
 
-def test_different_prompts_share_a_pass() -> None:
+def test_different_prompts_share_a_pass_and_of_equal_ones_the_first_has_it() -> None:
     assert rows_to_feed(fresh(other(1), other(2))) == [ROWS_PER_PASS // 2] * 2
     assert rows_to_feed(fresh(other(1), other(2, 12))) == [ROWS_PER_PASS - 12, 12]
-
-
-def test_of_equal_prompts_one_is_fed_and_it_has_the_whole_pass() -> None:
     assert rows_to_feed(fresh(*[PROMPT] * 8)) == [ROWS_PER_PASS, *[0] * 7]
 
 
-def test_who_waits_leaves_its_rows_to_those_who_do_not() -> None:
+def test_a_waiting_prompt_leaves_its_rows_to_the_others() -> None:
     rows = rows_to_feed(fresh(PROMPT, other(1), PROMPT, other(2, 12), PROMPT))
     share = (ROWS_PER_PASS - 12) // 2
     assert rows == [share, share, 0, 12, 0]
 
 
-def test_who_decodes_needs_one_row_whoever_prefills() -> None:
+def test_a_decoding_sequence_has_its_row_beside_prefills() -> None:
     decoding, first, second = fresh(list(range(9)), PROMPT, PROMPT)
     feed(decoding[0], decoding[1][:8])
     assert rows_to_feed([first, decoding, second]) == [ROWS_PER_PASS, 1, 0]
@@ -65,7 +62,7 @@ def test_equal_prompts_are_computed_once_and_in_as_few_passes_as_one() -> None:
 
 
 @given(st.lists(st.integers(2, 3000), min_size=1, max_size=9), st.integers(9, 1000))
-def test_a_fair_share_uses_the_pass_up_and_never_takes_from_who_wants_little(wanted: list[int], total: int) -> None:
+def test_a_fair_share_uses_the_pass_up_and_grants_every_small_wish(wanted: list[int], total: int) -> None:
     most = fair_share(wanted, total)
     taken = [min(each, most) for each in wanted]
     assert sum(taken) <= total

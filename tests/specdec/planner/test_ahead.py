@@ -36,7 +36,7 @@ def below(tree, node):
 @pytest.mark.parametrize("most_nodes", [5, 60])
 @pytest.mark.parametrize("behind", [0, 3])
 @pytest.mark.parametrize("flying", [1, 4, 6])
-def test_paths_are_as_long_as_the_drafts(flying, behind, most_nodes, pair):
+def test_paths_are_as_long_as_in_the_trees_that_the_draft_grows(flying, behind, most_nodes, pair):
     most_depth = 2 * max(4, flying) + 1
     ahead = Ahead(*pair, most_nodes, most_depth)
     for passes in (0, 1, 2, 5, 20):
@@ -52,15 +52,16 @@ def test_paths_are_as_long_as_the_drafts(flying, behind, most_nodes, pair):
                 assert ahead.nodes_below(Met.TAIL, accepted, flying, behind, passes) == real
 
 
-@pytest.mark.parametrize(("flying", "behind"), [(1, 0), (4, 0), (4, 2)])
-def test_nothing_grows_after_the_last_pass(flying, behind):
-    ahead = Ahead(0.8, 0.5, 60, 9)
-    last = ahead.most_passes(flying, behind)
-    full = [ahead.nodes_below(Met.TAIL, flying, flying, behind, passes) for passes in (last, last + 5)]
-    assert full[0] == full[1]
-    size = len(grown((0.8, 0.5), flying + behind, last, 60, 9))
-    assert size <= flying + behind + 60
-    assert abs(flying + behind + last * ahead.num_branches(flying, behind) - size) < last, "rows, about"
+def test_nothing_grows_after_the_last_pass_nor_below_a_verdict_that_was_not_met():
+    for flying, behind in ((1, 0), (4, 0), (4, 2)):
+        ahead = Ahead(0.8, 0.5, 60, 9)
+        last = ahead.most_passes(flying, behind)
+        full = [ahead.nodes_below(Met.TAIL, flying, flying, behind, passes) for passes in (last, last + 5)]
+        assert full[0] == full[1]
+        size = len(grown((0.8, 0.5), flying + behind, last, 60, 9))
+        assert size <= flying + behind + 60
+        assert abs(flying + behind + last * ahead.num_branches(flying, behind) - size) < last, "rows, about"
+    assert ahead.nodes_below(Met.NOWHERE, 2, 4, 0, 9) == ahead.nodes_below(Met.BRANCH, 4, 4, 0, 0) == 0
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 1.0])
@@ -68,9 +69,3 @@ def test_a_draft_that_is_never_or_always_right_is_counted_too(acceptance):
     ahead = Ahead(acceptance, 0.0, 8, 9)
     assert (ahead.most_passes(2, 0) > 0) == (acceptance > 0)
     assert ahead.nodes_below(Met.TAIL, 2, 2, 0, 3) == (2 if acceptance else 0)
-
-
-def test_what_was_not_met_has_nothing_below():
-    ahead = Ahead(0.8, 0.5, 60, 9)
-    assert ahead.nodes_below(Met.NOWHERE, 2, 4, 0, 9) == 0
-    assert ahead.nodes_below(Met.BRANCH, 4, 4, 0, 0) == 0  # nothing has grown yet

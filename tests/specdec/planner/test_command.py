@@ -1,17 +1,15 @@
-"""specdec plan as a user meets it."""
+"""specdec plan on the command line."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from specdec.cli.main import app
 
-SMALL = ["plan", "--prompt=16", "--output=24", "--max-live=8", "--streams=4", "--num-ahead-tokens=0"]
+SMALL = ["plan", "--prompt=16", "--output=12", "--max-live=8", "--streams=4", "--num-ahead-tokens=0"]
 RUNNER = CliRunner(env={"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"})
 
 
@@ -30,8 +28,6 @@ def test_it_prints_a_row_per_number_of_targets_and_writes_all_of_it_as_json(tmp_
 
 
 def test_one_row_comes_with_all_that_was_tried():
-    ran = RUNNER.invoke(app, [*SMALL, "--target-pass=5", "--draft-pass=1:1,64:2", "--rate=3"])
-    assert ran.exit_code != 0
     ran = RUNNER.invoke(app, [*SMALL[:4], "--target-pass=5", "--draft-pass=1:1,64:2", "--rate=3"])
     assert ran.exit_code == 0, ran.output
     assert "foreseen" in ran.output
@@ -66,16 +62,5 @@ def test_the_message_path_can_be_what_bench_rounds_measured(tmp_path):
     assert RUNNER.invoke(app, [*SMALL, *flags, f"--json={plan}", f"--measured={file}"]).exit_code == 0
     [row] = json.loads(plan.read_text())
     per_token_s = row["tried"][1]["outcome"]["per_token_s"][0]
-    # K = 1, and all but the last of 23 rounds draft: a step, the way, a pass, and what a round takes beside.
-    assert per_token_s == pytest.approx(0.010 + (22 * (0.001 + 0.001 + 0.0502) + 0.0251) / 23, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_it_runs_without_torch_and_numpy():
-    program = (
-        "import sys\n"
-        "for name in ('torch', 'transformers', 'numpy'): sys.modules[name] = None\n"
-        "import specdec.planner.command\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 0, ran.stderr
+    # K = 1, and all but the last of 11 rounds draft: a step, the round trip, a pass, and the RPC overhead.
+    assert per_token_s == pytest.approx(0.010 + (10 * (0.001 + 0.001 + 0.0502) + 0.0251) / 11, rel=1e-3)

@@ -1,4 +1,4 @@
-"""What a pass takes is what was written down."""
+"""Pass times as they are written on the command line."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def test_lines_and_tables(text, rows, ms):
 
 
 @pytest.mark.parametrize("text", ["", "fast", "20+x", "1:20,1:30", "1:20,2:10", "0", "-1", "1:20,2", "20+-1"])
-def test_what_is_no_time_is_refused_by_name(text):
+def test_a_text_that_is_no_time_is_refused_by_name(text):
     with pytest.raises(ValueError, match=r"rows|MS|pass"):
         PassTime.parse(text)

@@ -3,45 +3,69 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.planner.pass_time import PassTime
+from specdec.planner.scenario import Deployment, Drafting, Pair, Paths, Scenario, Workload
 from specdec.planner.simulation import Simulation, simulate
-from tests.specdec.planner.scenarios import PASS_S, STEP_S, expected_tokens, scenario
+
+PASS_S, STEP_S = 0.020, 0.0005
 
 
-@pytest.mark.parametrize("round_trip_s", [0.0, 0.005, 0.05])
-@pytest.mark.parametrize("num_draft_tokens", [1, 4, 8])
+DEFAULTS = dict(target=PassTime.line(PASS_S), draft=PassTime.line(STEP_S), acceptance=0.8, runner_up=0.5)
+DEFAULTS |= dict(round_trip_s=0.0, overhead_s=0.0, work_s=0.0, prompt=1, output=20_000, requests=1, streams=1)
+DEFAULTS |= dict(rate=None, spread=0.0, targets=1, drafts=1, max_live=256, seed=0)
+
+
+def scenario(num_draft_tokens=0, ahead=0, **fields):
+    assert fields.keys() <= DEFAULTS.keys()
+    given = SimpleNamespace(**DEFAULTS | fields)
+    streams = given.streams if given.rate is None else None
+    return Scenario(
+        Pair(given.target, given.draft, given.acceptance, given.runner_up),
+        Paths(given.round_trip_s, given.overhead_s, given.work_s),
+        Deployment(given.targets, given.drafts, given.targets, given.max_live),
+        Workload(given.prompt, given.output, given.requests, given.rate, streams, given.spread),
+        Drafting(num_draft_tokens, ahead),
+        given.seed,
+    )
+
+
+def expected_tokens(acceptance, num_draft_tokens):
+    return sum(acceptance**depth for depth in range(num_draft_tokens + 1))
+
+
+@pytest.mark.parametrize(("num_draft_tokens", "round_trip_s"), [(1, 0.005), (4, 0.0), (8, 0.05)])
 def test_one_stream_takes_what_the_formula_says(num_draft_tokens, round_trip_s):
     """algorithms: (K t_d + r + o + t_p) / E; o is the overhead of both exchanges and the work for both answers."""
-    found = simulate(
-        scenario(num_draft_tokens, round_trip_s=round_trip_s, overhead_s=0.001, work_s=0.0005, output=60_000)
-    )
+    paths = dict(round_trip_s=round_trip_s, overhead_s=0.001, work_s=0.0005)
+    found = simulate(scenario(num_draft_tokens, **paths, output=30_000))
     round_s = num_draft_tokens * STEP_S + round_trip_s + 2 * 0.001 + 2 * 0.0005 + PASS_S
     assert found.tokens_per_s == pytest.approx(expected_tokens(0.8, num_draft_tokens) / round_s, rel=0.01)
 
 
 def test_the_target_alone_takes_a_pass_per_token():
-    """It goes on unasked: of all exchanges the first two alone are waited for."""
+    """It decodes autonomously: only the first two of all exchanges are waited for."""
     found = simulate(scenario(overhead_s=0.002, round_trip_s=0.5, output=100))
     assert found.request_s == pytest.approx(100 * PASS_S + 2 * 0.002)
     assert found.draft_use == 0
 
 
 @pytest.mark.parametrize("round_trip_s", [0.0, 0.008])
-def test_growing_ahead_hides_the_draft_where_the_verdict_was_foreseen(round_trip_s):
+def test_growing_ahead_hides_the_draft_where_it_predicts_the_verdict(round_trip_s):
     """h = a^(K+1) for the token after the whole chain, and the runner-up's share of all others."""
-    found = simulate(scenario(4, 60, round_trip_s=round_trip_s, output=60_000))
+    found = simulate(scenario(4, 60, round_trip_s=round_trip_s, output=40_000))
     hit = 0.8**5 + (1 - 0.8**5) * 0.5
     away_s = (1 - hit) * (4 * STEP_S + STEP_S / 2 + round_trip_s)  # a step ahead under way is waited for
     assert found.foreseen == pytest.approx(hit, rel=0.02)
     assert found.tokens_per_s == pytest.approx(expected_tokens(0.8, 4) / (PASS_S + away_s), rel=0.02)
 
 
-def test_nothing_comes_ahead_in_time_where_the_way_is_longer_than_a_pass():
+def test_growing_ahead_is_too_late_where_the_round_trip_is_longer_than_a_pass():
     near, far = (simulate(scenario(4, 60, round_trip_s=way_s, output=8_000)) for way_s in (0.0, 0.1))
     assert far.foreseen < near.foreseen
     assert far.tokens_per_s < near.tokens_per_s / 1.5
@@ -78,8 +102,8 @@ def test_streams_share_a_pass():
     assert many.rows_per_pass == pytest.approx(32, rel=0.01)
 
 
-def test_a_pass_waits_for_who_is_about_to_be_back():
-    """The first is alone in its pass, all others come meanwhile: the two crowds do not take turns for good."""
+def test_a_pass_waits_for_sequences_that_are_about_to_return():
+    """The first is alone in its pass while all others arrive: the two groups do not take turns for ever."""
     found = simulate(scenario(1, acceptance=1.0, overhead_s=1e-4, output=2001, streams=32, requests=32))
     assert found.rows_per_pass > 0.9 * 64
     assert found.tokens_per_s == pytest.approx(2 * 32 / (PASS_S + STEP_S), rel=0.05)
@@ -90,7 +114,7 @@ def test_a_long_prompt_is_fed_in_chunks_beside_the_others():
     assert found.first_token_s[0] == pytest.approx(4 * PASS_S)
 
 
-def test_who_finds_no_room_waits():
+def test_a_request_that_finds_no_room_waits():
     found = Simulation(scenario(output=100, streams=2, requests=2, max_live=1))
     found.run()
     first, second = found.requests

@@ -1,7 +1,8 @@
-"""What identifies a checkpoint, and what is said when it is not one."""
+"""What identifies a checkpoint, and the sentence for a directory that is none."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import threading
@@ -13,7 +14,6 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
 
-from specdec.runner import checkpoint
 from specdec.runner.checkpoint import Checkpoint
 from specdec.runner.vocabulary import Vocabulary, read_vocabulary
 
@@ -59,63 +59,48 @@ def find(directory: Path, dtype: str = "float32"):
     return Checkpoint.find(str(directory), dtype).info
 
 
-def test_a_checkpoint_is_described(directory):
+def test_a_checkpoint_is_described_wherever_it_is(original, directory):
     info = find(directory)
-    assert info.name == "tiny"
-    assert info.context_length == 40
-    assert info.dtype == "float32"
+    assert (info.name, info.context_length, info.dtype, info.vocab_size) == ("tiny", 40, "float32", 29)
     assert info.eos_token_ids == (2, 5)
-    assert info.vocab_size == 29
     assert info.tokenizer_fingerprint == Vocabulary.of(tokenizer(29)).fingerprint
     assert len(info.model_digest) == 64
+    assert info == find(original)
 
 
-def test_the_digest_is_that_of_the_files_and_not_of_the_place(original, directory):
-    assert find(original).model_digest == find(directory).model_digest
-
-
-def test_the_digest_changes_with_weights_dtype_and_config(directory):
-    digests = {find(directory).model_digest, find(directory, "bfloat16").model_digest}
+def test_the_digest_changes_with_all_that_decides_the_text(directory):
+    """Replicas with one digest finish each other's texts: with another tokenizer they would draw from fewer tokens."""
+    digests = [find(directory).model_digest, find(directory, "bfloat16").model_digest]
     weights = load_file(directory / "model.safetensors")
-    # One number of one tensor.
-    weights["model.norm.weight"][3] += 1e-3
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    digests.add(find(directory).model_digest)
-    rewrite(directory / "config.json", rms_norm_eps=1e-5)
-    digests.add(find(directory).model_digest)
-    save_file({"extra": torch.zeros(1)}, directory / "model-2.safetensors")
-    digests.add(find(directory).model_digest)
-    assert len(digests) == 5
-
-
-def test_the_digest_changes_with_what_may_be_drawn_and_where_a_text_ends(directory):
-    """Replicas with one digest finish each other's texts; with another tokenizer they would draw from fewer tokens."""
-    digests = {find(directory).model_digest}
+    weights["model.norm.weight"][3] += 1e-3  # one number of one tensor
     for change in (
+        lambda: save_file(weights, directory / "model.safetensors", metadata={"format": "pt"}),
+        lambda: rewrite(directory / "config.json", rms_norm_eps=1e-5),
+        lambda: save_file({"extra": torch.zeros(1)}, directory / "model-2.safetensors"),
         lambda: tokenizer(28).save(str(directory / "tokenizer.json")),
         lambda: tokenizer(28, "u").save(str(directory / "tokenizer.json")),
         lambda: (directory / "tokenizer.json").unlink(),
         lambda: rewrite(directory / "generation_config.json", eos_token_id=7),
     ):
         change()
-        digests.add(find(directory).model_digest)
-    assert len(digests) == 5
-    rewrite(directory / "generation_config.json", temperature=0.5)  # which nobody here reads
-    assert find(directory).model_digest in digests
+        digests.append(find(directory).model_digest)
+    assert len(set(digests)) == len(digests)
+    rewrite(directory / "generation_config.json", temperature=0.5)  # which is not read here
+    assert find(directory).model_digest == digests[-1]
 
 
 def test_files_are_hashed_side_by_side(directory, monkeypatch):
     """140 GB take minutes in one thread, before every load."""
     save_file({"extra": torch.zeros(1)}, directory / "model-2.safetensors")
     together = threading.Barrier(3, timeout=10)
-    hash_of = checkpoint._file_hash
+    digest = hashlib.file_digest
 
-    def waits(file: Path) -> str:
+    def waits(*arguments):
         together.wait()
-        return hash_of(file)
+        return digest(*arguments)
 
     expected = find(directory).model_digest
-    monkeypatch.setattr(checkpoint, "_file_hash", waits)
+    monkeypatch.setattr(hashlib, "file_digest", waits)
     assert find(directory).model_digest == expected
 
 
@@ -128,16 +113,12 @@ def test_the_end_tokens_are_those_of_the_generation_config_else_of_the_config(di
     assert find(directory).eos_token_ids == ()
 
 
-def test_without_a_tokenizer_every_row_is_usable_and_nothing_is_fingerprinted(directory):
-    (directory / "tokenizer.json").unlink()
-    info = find(directory)
-    assert (info.vocab_size, info.tokenizer_fingerprint) == (32, "")
-
-
-def test_the_text_part_of_a_larger_model_says_vocabulary_and_context(directory):
+def test_a_vocabulary_without_a_tokenizer_is_the_configs_which_may_be_part_of_a_larger_model(directory):
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({"model_type": "larger", "text_config": config}))
     assert (find(directory).vocab_size, find(directory).context_length) == (29, 40)
+    (directory / "tokenizer.json").unlink()
+    assert (find(directory).vocab_size, find(directory).tokenizer_fingerprint) == (32, "")
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
@@ -147,10 +128,11 @@ def test_a_missing_file_is_a_sentence(directory, missing):
         find(directory)
 
 
-def test_a_name_that_is_nothing_is_a_sentence():
-    with pytest.raises(ValueError, match=r"neither a directory nor a checkpoint the hub can give") as caught:
-        Checkpoint.find("/no/such/directory", "float32")
-    assert "/no/such/directory" in str(caught.value)
+def test_an_unknown_name_is_a_sentence():
+    with pytest.raises(
+        ValueError, match=r"/no/such/directory is neither a directory nor a checkpoint the hub can give"
+    ):
+        find(Path("/no/such/directory"))
 
 
 @pytest.mark.parametrize(
@@ -158,10 +140,14 @@ def test_a_name_that_is_nothing_is_a_sentence():
     [
         (dict(max_position_embeddings=...), "how long the model's context is"),
         (dict(vocab_size=...), "vocab_size"),
+        (None, r"config.json"),
     ],
 )
-def test_a_config_that_says_too_little_is_a_sentence(directory, changes, words):
-    rewrite(directory / "config.json", **changes)
+def test_a_config_that_is_no_json_or_says_too_little_is_a_sentence(directory, changes, words):
+    if changes:
+        rewrite(directory / "config.json", **changes)
+    else:
+        (directory / "config.json").write_text("{")
     with pytest.raises(ValueError, match=words):
         find(directory)
 
@@ -190,25 +176,13 @@ def test_a_context_ends_where_all_positions_would_be_encoded_anew(directory):
     assert find(directory).context_length == 24
 
 
-def test_a_config_that_is_no_json_is_a_sentence(directory):
-    (directory / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"config.json"):
-        find(directory)
-
-
-def test_the_fingerprint_is_of_the_pairs_of_id_and_token(tmp_path):
-    assert Vocabulary.of(tokenizer(5)) == Vocabulary.of(tokenizer(5))
-    assert Vocabulary.of(tokenizer(5)).fingerprint != Vocabulary.of(tokenizer(6)).fingerprint
-    assert Vocabulary.of(tokenizer(5)).fingerprint != Vocabulary.of(tokenizer(5, "u")).fingerprint
+def test_a_vocabulary_is_the_pairs_of_id_and_token_up_to_the_largest_id(tmp_path):
     swapped = Tokenizer(models.WordLevel({"t0": 0, "t2": 1, "t1": 2}, unk_token="t0"))
-    assert Vocabulary.of(swapped).fingerprint != Vocabulary.of(tokenizer(3)).fingerprint
+    different = [tokenizer(5), tokenizer(6), tokenizer(5, "u"), tokenizer(3), swapped]
+    assert len({Vocabulary.of(each).fingerprint for each in different}) == 5
     tokenizer(5).save(str(tmp_path / "tokenizer.json"))
     assert read_vocabulary(tmp_path / "tokenizer.json") == Vocabulary.of(tokenizer(5))
-
-
-def test_the_size_counts_ids_up_to_the_largest_added_tokens_included():
-    made = tokenizer(5)
-    made.add_special_tokens(["<end>"])
-    assert Vocabulary.of(made).size == 6
-    gap = Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a"))
-    assert Vocabulary.of(gap).size == 8
+    added = tokenizer(5)
+    added.add_special_tokens(["<end>"])
+    assert Vocabulary.of(added).size == 6
+    assert Vocabulary.of(Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a"))).size == 8

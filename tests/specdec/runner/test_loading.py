@@ -1,13 +1,13 @@
-"""From a directory to a runner, and what an operator is told when there is no way."""
+"""From a directory to a runner, or to a sentence for the operator."""
 
 from __future__ import annotations
 
 import logging
-import shutil
 import signal
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -21,39 +21,17 @@ from specdec.core.settings import ModelServiceSettings
 from specdec.runner import cgroup, loading, memory
 from specdec.runner.checkpoint import Checkpoint
 from specdec.runner.loading import load_runner
-from specdec.runner.model_runner import ModelRunner
 from tests.models.backends import backend
 
 CONTEXT = 40
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory) -> Path:
-    directory = tmp_path_factory.mktemp("checkpoints") / "tiny"
-    torch.manual_seed(0)
-    config = hf.LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=CONTEXT,
-    )
-    hf.LlamaForCausalLM(config).save_pretrained(directory)
-    return directory
-
-
 @pytest.fixture
-def directory(original, tmp_path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "tiny"))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def directory(tmp_path) -> Path:
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+    hf.LlamaForCausalLM(hf.LlamaConfig(**sizes, max_position_embeddings=CONTEXT)).save_pretrained(tmp_path / "tiny")
+    return tmp_path / "tiny"
 
 
 def load(directory: Path, **settings):
@@ -70,6 +48,7 @@ def test_a_runner_has_the_dtype_and_the_pool_asked_for(directory, dtype):
     runner = load(directory, dtype=dtype, kv_slots=64)
     assert runner.model.dtype == getattr(torch, dtype)
     assert runner.info == found(directory, dtype)
+    assert dtype != "float32" or isinstance(runner.model.lm_head, PackedLinear)
     assert (runner.pool.num_slots, runner.pool.num_used) == (64, 0)
     # Keys and values of two heads of 8 in two layers.
     assert runner.bytes_per_slot == 2 * 2 * 2 * 8 * runner.model.dtype.itemsize
@@ -84,11 +63,7 @@ def test_dtype_auto_is_bfloat16_where_the_cpu_computes_in_it(directory, monkeypa
     assert runner.info.model_digest == found(directory, dtype).model_digest
 
 
-def test_linear_layers_are_packed(directory):
-    assert isinstance(load(directory, dtype="float32").model.lm_head, PackedLinear)
-
-
-def test_without_a_size_the_pool_takes_what_memory_allows_but_never_more_than_can_be_used(directory, monkeypatch):
+def test_without_a_size_the_pool_takes_what_memory_allows_but_no_more_than_can_be_used(directory, monkeypatch):
     runner = load(directory, dtype="float32", max_sequences=10)
     assert runner.pool.num_slots == 10 * CONTEXT
     monkeypatch.setattr(memory, "free_memory", lambda device: 20 << 20)
@@ -107,22 +82,14 @@ def test_a_pool_takes_memory_only_where_it_is_used(directory):
     assert grown * 4096 < 1 << 30
 
 
-def test_the_memory_is_reported(directory, caplog):
+def test_the_memory_is_reported_and_a_pool_smaller_than_the_context_warned_of(directory, caplog):
     caplog.set_level(logging.INFO, loading.__name__)
     load(directory, dtype="float32", kv_slots=160)
     [report] = [record for record in caplog.records if record.msg == "memory"]
-    assert report.kv_tokens == 160
-    assert report.kv_pool == "40 KiB"
-    assert report.weights == f"{sum(_sizes(directory)) * 4 / 1024:.4g} KiB"
-
-
-def _sizes(directory: Path) -> list[int]:
-    rotary = 4  # frequencies, in the model but not in the file
-    return [tensor.numel() for tensor in load_file(directory / "model.safetensors").values()] + [2 * rotary]
-
-
-def test_a_pool_smaller_than_the_context_is_warned_of(directory, caplog):
-    load(directory, kv_slots=CONTEXT)
+    assert (report.kv_tokens, report.kv_pool) == (160, "40 KiB")
+    num_weights = sum(tensor.numel() for tensor in load_file(directory / "model.safetensors").values())
+    num_frequencies = 2 * 4  # of rotary positions, in the model but not in the file
+    assert report.weights == f"{(num_weights + num_frequencies) * 4 / 1024:.4g} KiB"
     assert "smaller than the model's context" not in caplog.text
     load(directory, kv_slots=16)
     assert "smaller than the model's context" in caplog.text
@@ -142,36 +109,42 @@ def test_settings_that_cannot_be_met_are_refused_in_words(directory, settings, w
         load(directory, **settings)
 
 
-def test_a_checkpoint_without_some_weight_is_refused(directory):
+def without_a_weight(directory: Path) -> None:
     weights = load_file(directory / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, directory / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks 1 weights, such as model.layers.1.mlp.up_proj.weight"):
-        load(directory)
 
 
-def test_a_broken_checkpoint_is_refused(directory):
+def cut_off(directory: Path) -> None:
     file = directory / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="cannot be loaded"):
-        load(directory)
 
 
-def test_what_is_no_causal_model_is_refused(tmp_path):
+def not_causal(directory: Path) -> None:
     config = hf.T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, n_positions=CONTEXT)
-    hf.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"cannot be loaded: Unrecognized configuration class .*T5Config"):
-        load(tmp_path)
+    hf.T5ForConditionalGeneration(config).save_pretrained(directory)
 
 
-def test_a_model_that_keeps_its_state_elsewhere_is_refused(tmp_path):
-    config = hf.Mamba2Config(
-        vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=8, num_heads=4, head_dim=8, n_groups=1
-    )
+def with_its_state_elsewhere(directory: Path) -> None:
+    sizes = dict(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=8, num_heads=4, head_dim=8, n_groups=1)
+    config = hf.Mamba2Config(**sizes)
     config.max_position_embeddings = CONTEXT
-    hf.Mamba2ForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="whole state in keys and values"):
-        load(tmp_path)
+    hf.Mamba2ForCausalLM(config).save_pretrained(directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (without_a_weight, r"lacks 1 weights, such as model.layers.1.mlp.up_proj.weight"),
+        (cut_off, "cannot be loaded"),
+        (not_causal, r"cannot be loaded: Unrecognized configuration class .*T5Config"),
+        (with_its_state_elsewhere, "whole state in keys and values"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_served_is_refused_in_words(directory, change, words):
+    change(directory)
+    with pytest.raises(ValueError, match=words):
+        load(directory)
 
 
 def test_threads_are_those_asked_for_or_what_a_container_may_use(directory, monkeypatch):
@@ -188,13 +161,13 @@ def test_loading_leaves_no_helpers_that_compete_with_those_of_the_model_thread(d
     """OpenMP keeps helpers for every thread that computed, as long as it lives: with two threads on two cores a pass
     took twice as long."""
     threads = []
+    find = Checkpoint.find
 
-    def recorded(settings: ModelServiceSettings) -> ModelRunner:
+    def recorded(*arguments: str) -> Checkpoint:
         threads.append(threading.current_thread())
-        return really(settings)
+        return find(*arguments)
 
-    really = loading._load_runner
-    monkeypatch.setattr(loading, "_load_runner", recorded)
+    monkeypatch.setattr(Checkpoint, "find", recorded)
     load(directory)
     [thread] = threads
     assert thread is not threading.current_thread()
@@ -202,30 +175,27 @@ def test_loading_leaves_no_helpers_that_compete_with_those_of_the_model_thread(d
 
 
 SLOW = """
-import time
-from specdec.runner import loading
+import threading, time
 from specdec.server import model_server
-from specdec.core.settings import ModelServiceSettings
+from specdec.core.settings import EngineSettings
 
-def slow(settings):
+def build():
+    loading = threading.Thread(target=time.sleep, args=[100])
+    loading.start()
     print("loading", flush=True)
-    time.sleep(100)
+    loading.join()
 
-loading._load_runner = slow
-settings = ModelServiceSettings(model="nowhere")
-model_server.run(settings, "draft", lambda: loading.load_runner(settings))
+model_server.run(EngineSettings(), "draft", build)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_service_that_loads_its_model_leaves_when_it_is_told_to(number):
+def test_a_service_that_loads_its_model_ends_at_a_signal():
     """It once waited until everything was loaded, which takes minutes, and was killed before."""
-    with subprocess.Popen([sys.executable, "-c", SLOW], stdout=subprocess.PIPE, text=True) as service:
-        try:
-            assert service.stdout is not None
-            assert service.stdout.readline() == "loading\n"
+    with ExitStack() as stack:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            service = stack.enter_context(subprocess.Popen([sys.executable, "-c", SLOW], stdout=subprocess.PIPE))
+            stack.callback(service.kill)
+            assert service.stdout.readline() == b"loading\n"
             service.send_signal(number)
             assert service.wait(10) == 0
-        finally:
-            service.kill()

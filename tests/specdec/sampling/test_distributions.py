@@ -1,4 +1,4 @@
-"""Laws of the transforms and of the draw: transformers' warpers, the race, the sparse support."""
+"""Laws of the distributions and of the draw: transformers' warpers, the race, the sparse support."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ GRID = [
 ]
 
 
-@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("scale", [0.1, 5.0])
 def test_transforms_are_those_of_transformers(scale):
     logits = scale * torch.randn(3, 300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for params in GRID:
@@ -95,7 +95,7 @@ def test_transforms_are_those_of_transformers(scale):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     logits=st.lists(st.integers(-4, 4), min_size=1, max_size=12),
     temperature=st.sampled_from([0.5, 1.0, 2.0]),
@@ -103,20 +103,10 @@ def test_transforms_are_those_of_transformers(scale):
     top_p=st.sampled_from([1.0, 0.93, 0.7, 0.31, 0.003]),
     min_p=st.sampled_from([0.0, 0.02, 0.3]),
 )
-def test_equals_are_broken_towards_the_lowest_id(logits, temperature, top_k, top_p, min_p):
+def test_ties_go_to_the_lowest_id(logits, temperature, top_k, top_p, min_p):
     params = SamplingParams(temperature, top_k, top_p, min_p)
     ours = probabilities(torch.tensor([logits], dtype=torch.bfloat16), [params])[0]
     np.testing.assert_allclose(ours.numpy(), by_the_book(logits, params), atol=1e-12)
-
-
-def test_transforms_work_on_every_float_type_and_leave_the_argument_alone():
-    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(2))
-    params = SamplingParams(0.8, 20, 0.9, 0.01)
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        given_logits = logits.to(dtype)
-        before = given_logits.clone()
-        assert transformed_logits(given_logits, [params] * 3).dtype == torch.float64
-        assert torch.equal(given_logits, before)
 
 
 PARAMS = [
@@ -132,20 +122,15 @@ PARAMS = [
 ]
 
 
-@pytest.mark.parametrize("vocab_size", [50, 8192, 40_000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_row_does_not_depend_on_its_company(vocab_size, dtype, num_threads):
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype", "num_threads"),
+    [(50, torch.bfloat16, 1), (8192, torch.float32, 2), (40_000, torch.bfloat16, 2), (40_000, torch.float32, 1)],
+    ids=str,
+)
+def test_a_row_does_not_depend_on_its_company(vocab_size, dtype, num_threads, request):
     """Law: bit for bit, whatever its neighbours' logits, parameters, seeds and number."""
-    before = torch.get_num_threads()
+    request.addfinalizer(lambda: torch.set_num_threads(1))
     torch.set_num_threads(num_threads)
-    try:
-        check_company(vocab_size, dtype)
-    finally:
-        torch.set_num_threads(before)
-
-
-def check_company(vocab_size, dtype):
     generator = torch.Generator().manual_seed(3)
     scale = torch.tensor([0.01, 1.0, 3.0, 12.0]).repeat(16)[:, None]  # flat rows beside peaked ones
     logits = (scale * torch.randn(64, vocab_size, generator=generator)).to(dtype)
@@ -173,14 +158,14 @@ def check_company(vocab_size, dtype):
             assert tokens[row] == int(logits[row].float().argmax())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     spread=st.floats(0.01, 60.0),
     params=st.sampled_from(PARAMS[1:]),
     seed=st.integers(0, 2**64 - 1),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_noise_that_is_not_drawn_could_not_have_won(spread, params, seed, dtype):
+def test_noise_is_left_out_only_where_it_could_not_have_won(spread, params, seed, dtype):
     generator = torch.Generator().manual_seed(seed % 1000)
     logits = (spread * torch.randn(3, 300, generator=generator)).to(dtype)
     everything = race(
@@ -198,7 +183,7 @@ def test_rows_at_one_position_share_its_noise():
     assert torch.equal(noise.rows([0, 1]), exponentials(keys([5, 6], 9), Domain.COUPLED, 40))
 
 
-def test_a_row_that_is_not_a_number_does_not_fail_its_neighbours():
+def test_a_row_of_nan_does_not_change_its_neighbours():
     logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(8))
     for params in PARAMS:
         expected = coupled(logits, params, 3, [1, 2, 3]).tolist()
@@ -209,33 +194,26 @@ def test_a_row_that_is_not_a_number_does_not_fail_its_neighbours():
         assert 0 <= got[1] < 40
 
 
-def test_tokens_forbidden_before_stay_forbidden():
+def test_tokens_without_a_chance_keep_none_and_no_rows_give_no_rows():
     logits = torch.tensor([[0.0, -math.inf, 2.0, -math.inf, 1.0]])
     for params in (SamplingParams(), SamplingParams(top_k=4), SamplingParams(1.0, 4, 0.999, 0.001)):
         assert probabilities(logits, [params])[0, [1, 3]].tolist() == [0.0, 0.0]
         assert probabilities(logits, [params]).sum().item() == pytest.approx(1.0)
+    assert transformed_logits(logits[:0], []).shape == (0, 5)
+    assert coupled(logits[:0], SamplingParams(), 1, []).shape == (0,)
 
 
-def test_no_rows_are_legal():
-    empty = torch.zeros(0, 9)
-    assert transformed_logits(empty, []).shape == (0, 9)
-    assert coupled(empty, SamplingParams(), 1, []).shape == (0,)
-
-
-def test_the_race_draws_from_the_weights():
+def test_the_race_draws_from_the_weights_and_survives_extreme_scores():
+    num_draws = 40_000
     weights = torch.tensor([0.5, 0.0, 0.2, 0.25, 0.05], dtype=torch.float64)
-    noise = exponentials(keys(range(100_000), 11), Domain.CORRECTION, 5)
-    drawn = race((3.0 * weights).log().expand(100_000, 5), noise)
+    noise = exponentials(keys(range(num_draws), 11), Domain.CORRECTION, 5)
+    drawn = race((3.0 * weights).log().expand(num_draws, 5), noise)
     counts = torch.bincount(drawn, minlength=5)
     assert counts[1] == 0
-    expected = (weights[weights > 0] * 100_000).numpy()
+    expected = (weights[weights > 0] * num_draws).numpy()
     assert stats.chisquare(counts[weights > 0].numpy(), expected).pvalue > 1e-4
-
-
-def test_the_race_survives_extreme_scores():
-    scores = torch.tensor([[-math.inf, -1e300, -math.inf], [1e300, 0.0, -1e300]], dtype=torch.float64)
-    noise = torch.tensor([[2.0**-33, 22.9, 1.0]] * 2, dtype=torch.float64)
-    assert race(scores, noise).tolist() == [1, 0]
+    extreme = torch.tensor([[-math.inf, -1e300, -math.inf], [1e300, 0.0, -1e300]], dtype=torch.float64)
+    assert race(extreme, torch.tensor([[2.0**-33, 22.9, 1.0]] * 2, dtype=torch.float64)).tolist() == [1, 0]
 
 
 def test_greedy_takes_the_lowest_of_equals():
@@ -247,21 +225,17 @@ def test_greedy_takes_the_lowest_of_equals():
         assert greedy(logits[:, ::7]).tolist() == [10_000, 10_000, 0]  # not contiguous; 70_000 is 7 * 10_000
 
 
-def test_temperature_zero_is_greedy_and_needs_no_noise():
-    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(4))
-    chosen = sample_coupled(logits, [SamplingParams(temperature=0.0, top_k=3)] * 5, noise=None)
+def test_temperature_zero_is_greedy_without_noise_and_top_k_one_with_any():
+    logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(4))
+    chosen = sample_coupled(logits, [SamplingParams(temperature=0.0, top_k=3)] * 50, noise=None)
     assert torch.equal(chosen, greedy(logits))
-
-
-def test_top_k_one_is_greedy_whatever_the_noise():
-    logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(5))
     assert torch.equal(coupled(logits, SamplingParams(top_k=1), 1, range(50)), greedy(logits))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_coupled_draws_agree_as_often_as_the_formula_says(seed):
     generator = torch.Generator().manual_seed(seed)
-    num_draws, vocab_size = 40_000, 8
+    num_draws, vocab_size = 20_000, 8
     logits = 1.5 * torch.randn(2, vocab_size, generator=generator, dtype=torch.float64)
     draft_probs, target_probs = logits.softmax(-1)
     draft, target = (
@@ -280,13 +254,6 @@ def test_coupled_draws_agree_as_often_as_the_formula_says(seed):
     for drawn, probs in ((draft, draft_probs), (target, target_probs)):
         counts = torch.bincount(drawn, minlength=vocab_size).numpy()
         assert stats.chisquare(counts, (probs * num_draws).numpy()).pvalue > 1e-4
-
-
-def test_coupled_draws_do_not_depend_on_how_rounds_are_cut():
-    logits = torch.randn(30, 16, generator=torch.Generator().manual_seed(6))
-    alone = [coupled(logits[i : i + 1], SamplingParams(0.8, 9), 3, [i]) for i in range(30)]
-    packed = coupled(logits, SamplingParams(0.8, 9), 3, range(30))
-    assert torch.cat(alone).tolist() == packed.tolist()
 
 
 @settings(max_examples=100, deadline=None)
@@ -314,31 +281,21 @@ def test_sparse_support_holds_the_likeliest_tokens_exactly_in_fp16(logits, size)
 
 def test_a_sparse_distribution_has_the_same_bits_in_any_order():
     generator = torch.Generator().manual_seed(7)
-    token_ids, weights = (
-        support[0] for support in sparse_support(torch.randn(1, 5000, generator=generator).double().softmax(-1))
-    )
-    assert len(token_ids) == 64
+    probs = torch.randn(1, 5000, generator=generator).double().softmax(-1)
+    [token_ids], [weights] = sparse_support(probs)
     order = torch.randperm(64, generator=generator)
-    assert torch.equal(
-        dense_from_sparse(token_ids, weights, 5000),
-        dense_from_sparse(token_ids[order], weights[order].half(), 5000),
-    )
+    shuffled = dense_from_sparse(token_ids[order], weights[order].half(), 5000)
+    assert torch.equal(dense_from_sparse(token_ids, weights, 5000), shuffled)
 
 
 @pytest.mark.parametrize(
     ("token_ids", "weights"),
     [
-        ([1, 1], [1.0, 0.5]),
-        ([1, 9], [1.0, 0.5]),
-        ([-1, 2], [1.0, 0.5]),
-        ([1, 2], [1.0, 0.0]),
-        ([1, 2], [1.0, -0.5]),
-        ([1, 2], [1.0, math.nan]),
-        ([1, 2], [math.inf, 1.0]),
-        ([1, 2], [1.0]),
+        *(([1, 2], bad) for bad in ([1.0, 0.0], [1.0, -0.5], [1.0, math.nan], [math.inf, 1.0], [1.0])),
+        *((bad, [1.0, 0.5]) for bad in ([1, 1], [1, 9], [-1, 2])),
         ([], []),
     ],
 )
-def test_a_dishonest_sparse_distribution_is_refused(token_ids, weights):
+def test_a_malformed_sparse_distribution_is_refused(token_ids, weights):
     with pytest.raises(ValueError, match="sparse distribution"):
         dense_from_sparse(torch.tensor(token_ids, dtype=torch.int64), torch.tensor(weights, dtype=torch.float64), 9)

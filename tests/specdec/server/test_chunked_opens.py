@@ -17,7 +17,7 @@ def chunk(sequence: int, token_ids: Any, more: bool) -> target_pb2.TargetOpen:
     return target_pb2.TargetOpen(sequence=sequence, spec=common_pb2.SequenceSpec(token_ids=token_ids), more=more)
 
 
-def test_chunks_become_one_open_whoever_comes_between() -> None:
+def test_chunks_become_one_open_whatever_comes_between_them() -> None:
     opens = ChunkedOpens()
     assert opens.add(chunk(1, [1, 2], True)) is None
     assert opens.add(chunk(2, [7], True)) is None
@@ -64,7 +64,7 @@ def test_a_chunk_costs_the_same_however_many_opens_are_unfinished() -> None:
     assert set(looks) == {looks[0]}
 
 
-def test_what_was_dropped_or_finished_leaves_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_that_was_dropped_or_finished_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked_opens, "MAX_OPEN_IDS", 10)
     opens = ChunkedOpens()
     for sequence in range(0, 40, 4):

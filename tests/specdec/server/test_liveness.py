@@ -5,25 +5,29 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.chaos.lab import Lab
-from bench.chaos.traffic import Asked, ask
+from bench.chaos.lab import Lab, Process, load_of
 from bench.models.table_model import Table, TableVerifier
+from specdec.server.liveness import RESTART_STATUS
+from specdec.transport import rpc
 from specdec.transport.rpc import LIVENESS
+from specdec.v1 import target_pb2, target_pb2_grpc
 from target_service.server import SERVICE
 from target_service.verifier import Job
-from tests.contract.raw import PATIENCE_S, Service, round_, target, target_open
+from tests.contract.raw import PATIENCE_S, Raw, Service, after, round_, target, target_open
 
-HUNG_PASS_S = 0.4
+POISON = 7
+"""A token that hangs a pass."""
 
 
 class Held(TableVerifier):
-    """Passes wait while the gate is closed, and raise while told to."""
+    """Passes wait while the gate is closed, and raise while ``raises`` is set."""
 
     def __init__(self) -> None:
         super().__init__(Table())
@@ -52,7 +56,7 @@ async def until_it_says(service: Service, name: str, status: str) -> None:
 
 async def test_a_pass_that_hangs_is_first_not_ready_and_then_not_alive() -> None:
     verifier = Held()
-    async with target(verifier, hung_pass_s=HUNG_PASS_S) as service:
+    async with target(verifier, hung_pass_s=0.3) as service:
         assert [await says(service, name) for name in ("", SERVICE, LIVENESS)] == ["SERVING"] * 3
         stream = service.stream()
         verifier.gate.clear()
@@ -62,16 +66,15 @@ async def test_a_pass_that_hangs_is_first_not_ready_and_then_not_alive() -> None
             while await says(service, LIVENESS) == "SERVING":
                 seen.append(await says(service, ""))
         assert "SERVING" in seen, "a pass may take a while"
-        assert "NOT_SERVING" in seen, "nobody is to bring more work before it is given up"
+        assert "NOT_SERVING" in seen, "no new work is to come before it is given up"
         assert [await says(service, name) for name in ("", SERVICE)] == ["NOT_SERVING"] * 2
         assert "a pass has run for" in await asyncio.wait_for(service.server.stuck(), PATIENCE_S)
         verifier.gate.set()
 
 
-@pytest.mark.slow
 async def test_a_pass_that_was_only_slow_makes_its_service_ready_again() -> None:
     verifier = Held()
-    async with target(verifier, hung_pass_s=1.5) as service:
+    async with target(verifier, hung_pass_s=0.5) as service:
         stream = service.stream()
         verifier.gate.clear()
         await stream.send(opens=[target_open(1)])
@@ -82,12 +85,12 @@ async def test_a_pass_that_was_only_slow_makes_its_service_ready_again() -> None
         await until_it_says(service, "", "SERVING")
 
 
-async def test_idleness_is_not_standing_still() -> None:
+async def test_an_idle_service_has_not_hung() -> None:
     async with target(Held(), hung_pass_s=0.1) as service:
         stream = service.stream()
         await stream.send(opens=[target_open(1)])
         await stream.answer(1)
-        for _ in range(10):
+        for _ in range(6):
             await asyncio.sleep(0.05)
             assert [await says(service, name) for name in ("", LIVENESS)] == ["SERVING"] * 2
         await stream.send(rounds=[round_(1, 1, 4)])
@@ -96,7 +99,7 @@ async def test_idleness_is_not_standing_still() -> None:
 
 async def test_a_device_that_fails_every_pass_is_given_up_and_a_request_that_does_is_not() -> None:
     verifier = Held()
-    async with target(verifier) as service:
+    async with target(verifier, hung_pass_s=4.0) as service:
         stream = service.stream()
         for sequence in range(1, 40):  # four failures, then a pass that is made, and so on
             verifier.raises = sequence % 5 != 0
@@ -114,7 +117,7 @@ async def test_a_device_that_fails_every_pass_is_given_up_and_a_request_that_doe
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a_model_thread_that_died_is_given_up() -> None:
     verifier = Held()
-    async with target(verifier) as service:
+    async with target(verifier, hung_pass_s=4.0) as service:
         engine = service.server.servicer.streams.step_loop.engine
         engine.working_on = None  # type: ignore[method-assign, assignment]  # the step loop does not survive this
         verifier.raises = True
@@ -123,55 +126,53 @@ async def test_a_model_thread_that_died_is_given_up() -> None:
         assert "thread has died" in await asyncio.wait_for(service.server.stuck(), PATIENCE_S)
 
 
-@pytest.mark.slow
-async def test_a_process_that_was_stopped_for_a_while_has_not_hung() -> None:
-    flags = ["--pass-ms=150", "--hung-pass-s=1"]
-    async with Lab(1).deployment(num_drafts=0, target=flags) as found:
-        [target_] = found.targets
-        asked = Asked((1, 2, 3), 12, seed=3, temperature=0.0, timeout_s=PATIENCE_S)
-        request = asyncio.create_task(ask(found.client, asked))
-        await asyncio.sleep(0.4)
-        target_.freeze()
-        await asyncio.sleep(2.5)
-        target_.thaw()
-        answer = await request
-        assert answer.same(Table()), answer.error
-        assert target_.returncode is None
+@asynccontextmanager
+async def started(make: Callable[..., Process], *flags: str) -> AsyncIterator[tuple[Process, Raw]]:
+    """A target in a process, and a stream to it."""
+    process = make("bench.models.table_service target", *flags)
+    await process.start()
+    await process.healthy()
+    async with rpc.channel(process.address) as channel:
+        stream = Raw(target_pb2_grpc.TargetServiceStub(channel).Verify(), target_pb2.VerifyRequest)
+        yield process, stream
+        await stream.close()
 
 
-@pytest.mark.slow
-async def test_a_service_that_is_stuck_ends_with_a_status_of_failure() -> None:
-    poison = 7
-    flags = [f"--hang-on-token={poison}", "--hung-pass-s=1"]
-    async with Lab(1).deployment(num_drafts=0, target=flags) as found:
-        [stuck] = found.targets
-        asked = Asked((1, 2, poison), 8, seed=3, temperature=0.0, timeout_s=20.0)
-        request = asyncio.create_task(ask(found.client, asked))
+async def stopped_for_a_while_it_goes_on(make: Callable[..., Process]) -> None:
+    async with started(make, "--pass-ms=150", "--hung-pass-s=0.5") as (process, stream):
+        await stream.send(opens=[target_open(1)])
+        await asyncio.sleep(0.05)
+        process.freeze()
+        await asyncio.sleep(1.5)
+        process.thaw()
+        base = (await stream.answer(1)).base + 1
+        for number in range(1, 6):
+            await stream.send(rounds=[round_(1, number, base)])
+            base = after(base, await stream.answer(1))
+        assert process.returncode is None
+
+
+async def stuck_it_ends(make: Callable[..., Process]) -> None:
+    async with started(make, f"--hang-on-token={POISON}", "--hung-pass-s=0.5") as (process, stream):
+        await stream.send(opens=[target_open(1, token_ids=[1, 2, POISON])])
+        assert await process.ended(PATIENCE_S) == RESTART_STATUS
+        assert "gives itself up" in process.log_tail()
+
+
+async def hanging_while_it_drains_it_ends(make: Callable[..., Process]) -> None:
+    async with started(make, f"--hang-on-token={POISON}", "--shutdown-grace-s=0.2") as (process, stream):
+        await stream.send(opens=[target_open(1, token_ids=[1, 2, POISON])])
         async with asyncio.timeout(PATIENCE_S):
-            while stuck.returncode is None:
-                await asyncio.sleep(0.05)
-        assert stuck.returncode == 3
-        assert "gives itself up" in stuck.log_tail()
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
-
-
-@pytest.mark.slow
-async def test_a_service_that_hangs_while_it_drains_ends_all_the_same() -> None:
-    poison = 7
-    flags = [f"--hang-on-token={poison}", "--shutdown-grace-s=0.2"]
-    async with Lab(1).deployment(num_drafts=0, target=flags) as found:
-        [hanging] = found.targets
-        asked = Asked((1, 2, poison), 8, seed=3, temperature=0.0, timeout_s=20.0)
-        request = asyncio.create_task(ask(found.client, asked))
-        async with asyncio.timeout(PATIENCE_S):
-            while not (await found.loads())[0].waiting_sequences:
+            while not (await load_of(process.address, "target")).waiting_sequences:
                 await asyncio.sleep(0.02)
-        hanging.signal(signal.SIGTERM)
-        async with asyncio.timeout(PATIENCE_S):
-            while hanging.returncode is None:
-                await asyncio.sleep(0.05)
-        assert hanging.returncode == 3
-        assert "a pass hangs" in hanging.log_tail()
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
+        process.signal(signal.SIGTERM)
+        assert await process.ended(PATIENCE_S) == RESTART_STATUS
+        assert "a pass hangs" in process.log_tail()
+
+
+@pytest.mark.slow
+async def test_a_process_that_hangs_ends_with_a_status_of_failure_and_one_that_was_stopped_does_not() -> None:
+    """Side by side, for most of what they take is waiting."""
+    async with Lab(1).processes() as make:
+        scenarios = (stopped_for_a_while_it_goes_on, stuck_it_ends, hanging_while_it_drains_it_ends)
+        await asyncio.gather(*(scenario(make) for scenario in scenarios))

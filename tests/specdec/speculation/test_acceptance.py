@@ -1,4 +1,4 @@
-"""What a draft's guesses are worth by their rank, and which nodes that makes worth growing and verifying."""
+"""The acceptance model: the chance of each guess by its rank, and the nodes that are worth verifying."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_shares_of_the_ranks_are_learnt_whatever_the_trees_look_like(shares)
         wrong *= 1 - share
 
 
-def test_what_was_not_tried_is_not_learnt():
+def test_tokens_that_were_not_tried_teach_nothing():
     tree = TokenTree.chain([5, 6, 7])
     never, cut = AcceptanceModel(), AcceptanceModel()
     never.observe(tree, [0], ended=False)
@@ -48,13 +48,11 @@ def test_what_was_not_tried_is_not_learnt():
     assert ended.of_ranks[0] < never.of_ranks[0]
 
 
-def test_of_committed_tokens_it_learns_and_what_is_left_is_the_tree_below():
-    tree = TokenTree.chain([5, 6]).merge(TokenTree.chain([8, 9]))
-    chances = AcceptanceModel()
-    assert chances.descended(tree, [8]) == TokenTree.chain([9])
-    assert chances.of_ranks[1] > AcceptanceModel().of_ranks[1]
-    assert chances.descended(tree, [8, 1]) == EMPTY_TREE
-    assert chances.descended(tree, []) == tree
+def test_it_learns_from_committed_tokens_and_returns_the_tree_below_them():
+    tree, chances = TokenTree.chain([5, 6]).merge(TokenTree.chain([8, 9])), AcceptanceModel()
+    for committed, left in (([8], TokenTree.chain([9])), ([8, 1], EMPTY_TREE), ([], tree)):
+        assert chances.descended(tree, committed) == left
+        assert chances.of_ranks[1] > AcceptanceModel().of_ranks[1]
 
 
 def test_a_sequence_begins_with_what_all_have_learnt_and_goes_its_own_way():
@@ -74,16 +72,16 @@ def test_a_sequence_begins_with_what_all_have_learnt_and_goes_its_own_way():
 
 
 @given(st.lists(st.tuples(trees(), st.booleans()), max_size=20))
-def test_chances_are_chances(observed):
+def test_chances_lie_between_0_and_1_in_all(observed):
     chances = AcceptanceModel(AcceptanceModel())
     for tree, ended in observed:
         chances.observe(tree, [0] if tree else [], ended)
     assert len(chances.of_ranks) == len(PRIOR)
-    assert all(0 <= chance <= 1 for chance in chances.of_ranks)
+    assert min(chances.of_ranks) >= 0
     assert sum(chances.of_ranks) <= 1 + 1e-9
 
 
-def test_what_a_guess_is_worth_depends_on_how_sure_the_draft_was():
+def test_the_chance_of_a_guess_depends_on_the_drafts_confidence():
     of_all, rng = AcceptanceModel(), random.Random(2)
     own = AcceptanceModel(of_all)
     shares = {3: 0.4, 9: 0.9}
@@ -97,32 +95,21 @@ def test_what_a_guess_is_worth_depends_on_how_sure_the_draft_was():
         assert own.at_confidence(confidence)[0] == pytest.approx(share, abs=0.15)
     assert of_all.at_confidence(5)[0] == pytest.approx(of_all.of_ranks[0]), "never seen"
     tokens, parents = (5, 6, 7), (ROOT, 0, ROOT)
-    assert own.best(TokenTree(tokens, parents, confidence=(9, 9, 9)), 2).token_ids == (5, 6)
-    assert own.best(TokenTree(tokens, parents, confidence=(3, 9, 3)), 2).token_ids == (5, 7), (
-        "here the second is as good"
-    )
-    assert own.best(TokenTree(tokens, parents, confidence=(0, 9, 3)), 2).token_ids == (5, 7), (
-        "one guess is from elsewhere"
-    )
+    for confidence, best in (((9, 9, 9), (5, 6)), ((3, 9, 3), (5, 7)), ((0, 9, 3), (5, 7))):
+        assert own.best(TokenTree(tokens, parents, confidence=confidence), 2).token_ids == best
 
 
-def test_a_text_for_which_the_draft_is_better_is_better_however_sure_it_is():
+def test_a_draft_that_is_better_for_a_text_is_better_at_every_confidence():
     of_all = AcceptanceModel()
     poor, good = AcceptanceModel(of_all), AcceptanceModel(of_all)
     for number in range(600):
         confidence = (3, 9)[number % 2]
-        poor.observe(
-            TokenTree((1,), (ROOT,), confidence=(confidence,)),
-            [0] if confidence == 9 and number % 4 else [],
-            ended=True,
-        )
-        good.observe(
-            TokenTree((1,), (ROOT,), confidence=(confidence,)), [0] if confidence == 9 or number % 4 else [], ended=True
-        )
+        tree, often = TokenTree((1,), (ROOT,), confidence=(confidence,)), number % 4
+        poor.observe(tree, [0] if confidence == 9 and often else [], ended=True)
+        good.observe(tree, [0] if confidence == 9 or often else [], ended=True)
     for confidence in (3, 9):
-        assert (
-            poor.at_confidence(confidence)[0] < of_all.at_confidence(confidence)[0] < good.at_confidence(confidence)[0]
-        )
+        low, middle, high = (model.at_confidence(confidence)[0] for model in (poor, of_all, good))
+        assert low < middle < high
 
 
 @given(trees(), st.lists(st.floats(0.1, 9), min_size=1, max_size=9))
@@ -136,7 +123,7 @@ def test_no_other_number_of_nodes_promises_more_per_second(tree, rounds):
     assert not part or rates[len(part)] == pytest.approx(max(rates[1:]))
 
 
-def test_what_other_texts_teach_counts_at_once_and_no_guess_is_likelier_than_one_before_it():
+def test_other_texts_teach_at_once_and_no_guess_is_likelier_than_one_before_it():
     of_all = AcceptanceModel()
     resting, other = AcceptanceModel(of_all), AcceptanceModel(of_all)
     before = resting.of_ranks

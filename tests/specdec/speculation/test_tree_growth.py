@@ -15,7 +15,7 @@ from specdec.speculation.tree_growth import Frontier, Open
 from tests.specdec.core.trees import OF_RANKS, chances_by_hand, trees
 
 EVERYTHING = 10_000
-OF_SURE = [OF_RANKS, [0.98, 0.01], [0.4, 0.35, 0.1, 0.05]]
+OF_CONFIDENCE = [OF_RANKS, [0.98, 0.01], [0.4, 0.35, 0.1, 0.05]]
 
 
 @given(trees(), st.integers(1, 6))
@@ -45,24 +45,24 @@ def always(of_ranks: Sequence[float]) -> Callable[[int], Sequence[float]]:
 
 
 def below(tree: TokenTree, *parents: int) -> TokenTree:
-    """With a node more below each of these; how sure the draft was depends on the node above."""
+    """With one more node below each of ``parents``; its confidence depends on its parent."""
     new = enumerate(parents, 1000 + len(tree))
-    return tree.extended([(token, parent, None, (parent + 1) % len(OF_SURE)) for token, parent in new])
+    return tree.extended([(token, parent, None, (parent + 1) % len(OF_CONFIDENCE)) for token, parent in new])
 
 
 @given(trees(most=8), st.integers(1, 7), st.lists(st.tuples(st.integers(0, 6), st.floats(0, 9)), max_size=6))
-def test_what_has_grown_is_as_if_it_were_looked_at_anew(tree, max_depth, passes):
+def test_a_frontier_that_has_grown_equals_a_new_one(tree, max_depth, passes):
     tree = below(EMPTY_TREE, *tree.parents)
-    frontier = Frontier(OF_SURE.__getitem__, tree, max_depth)
+    frontier = Frontier(OF_CONFIDENCE.__getitem__, tree, max_depth)
     for limits in passes:
-        anew = Frontier(OF_SURE.__getitem__, tree, max_depth).take(*limits)
+        anew = Frontier(OF_CONFIDENCE.__getitem__, tree, max_depth).take(*limits)
         taken = frontier.take(*limits)
         assert taken == anew
         tree = below(tree, *(each.parent for each in taken))
         frontier.grow(tree)
 
 
-def test_where_the_draft_was_surer_it_grows_deeper_and_elsewhere_wider():
+def test_a_tree_grows_deeper_where_confidence_is_high_and_wider_elsewhere():
     of_ranks = {0: (0.7, 0.2), 1: (0.4, 0.3), 9: (0.95, 0.02)}
     tree = TokenTree((1, 2), (ROOT, ROOT), confidence=(0, 9)).extended([(3, 0, None, 1)])
     found = Frontier(of_ranks.__getitem__, tree, 9).take(4, EVERYTHING)
@@ -75,7 +75,7 @@ def spots(tree: TokenTree, of_ranks, max_nodes: int, pass_rows: float, max_depth
     return [(each.parent, each.rank) for each in Frontier(always(of_ranks), tree, max_depth).take(max_nodes, pass_rows)]
 
 
-def test_a_pass_takes_what_is_likely_and_leaves_the_rest_to_the_next():
+def test_a_pass_takes_the_likely_nodes_and_leaves_the_rest_to_the_next():
     tree = TokenTree.chain([1, 2])
     good, poor = (0.8, 0.1, 0.05), (0.4, 0.2, 0.1)
     assert spots(tree, good, 9, 9)[:3] == [(1, 0), (ROOT, 1), (0, 1)]
@@ -100,22 +100,17 @@ def test_a_pass_gains_the_most_for_its_time(tree, pass_rows):
     assert rates[len(taken) - 1] == pytest.approx(max(rates))
 
 
-def test_what_never_comes_true_is_not_grown():
+def test_a_guess_without_a_chance_is_not_grown_and_an_open_place_taken_once():
     tree = below(EMPTY_TREE, *[ROOT] * 40)
     frontier = Frontier(always((1.0, 0.0)), tree, 9)
     assert [each.parent for each in frontier.take(EVERYTHING)] == [0]
     frontier.grow(below(tree, 0))
     assert [each.parent for each in frontier.take(EVERYTHING)] == [40]
-
-
-def test_what_was_taken_and_never_came_is_not_taken_again():
     frontier = Frontier(always((0.8, 0.1)), EMPTY_TREE, 9)
-    assert frontier.take(1, 9) == [Open(0.8, ROOT, 0)]
-    assert frontier.take(9, 9) == [Open(0.1, ROOT, 1)]
-    assert frontier.take(9, 9) == []
+    assert [frontier.take(count, 9) for count in (1, 9, 9)] == [[Open(0.8, ROOT, 0)], [Open(0.1, ROOT, 1)], []]
 
 
-def test_where_any_node_may_grow_the_best_ones_are_those_that_would_be_grown():
+def test_the_best_chances_are_those_of_the_nodes_that_would_be_grown():
     frontier, grown, tree = Frontier(always(OF_RANKS), EMPTY_TREE, 99), [], EMPTY_TREE
     for _ in range(20):
         [each] = frontier.take(1)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from specdec.core.noise import Domain, Key, exponentials, uniforms
 from specdec.sampling.distributions import dense_from_sparse, race, sparse_support
-from specdec.speculation import verification
 from specdec.speculation.verification import descend, verify_block, verify_token
 from tests.specdec.speculation.exact_law import (
     BOTH,
@@ -22,8 +21,6 @@ from tests.specdec.speculation.exact_law import (
     random_pair,
     random_row,
 )
-
-# --- the laws -------------------------------------------------------------------------------------
 
 SHAPES = [(2, 0), (2, 1), (5, 1), (2, 2), (3, 2), (5, 2), (2, 3), (3, 3)]
 
@@ -60,27 +57,24 @@ def test_output_follows_target_for_the_sparse_draft_that_was_sampled_from(verify
     assert error(verify, pair) < TOLERANCE
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_block_accepts_at_least_as_many_as_token(seed):
+    pair = random_pair(seed, *[(3, 2), (2, 3), (4, 2)][seed])
+    token, block = (output_law(verify, pair)[1] for verify in (verify_token, verify_block))
+    assert block >= token - TOLERANCE
+
+
 def test_expected_accepted_tokens_of_the_papers_example():
     pair = constant_pair([1 / 3, 2 / 3], [2 / 3, 1 / 3], 2)
     assert output_law(verify_token, pair)[1] == pytest.approx(10 / 9, abs=TOLERANCE)
     assert output_law(verify_block, pair)[1] == pytest.approx(11 / 9, abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_block_accepts_at_least_as_many_as_token(seed):
-    pair = random_pair(seed, *[(3, 2), (2, 3), (4, 2)][seed % 3])
-    token, block = (output_law(verify, pair)[1] for verify in (verify_token, verify_block))
-    assert block >= token - TOLERANCE
-
-
-@pytest.mark.parametrize("verify", [verify_token, verify_block])
+@BOTH
 def test_one_token_is_accepted_with_probability_one_minus_distance(verify):
     pair = random_pair(31, 5, 1)
     distance = 0.5 * np.abs(pair.target[()] - pair.draft[()]).sum()
     assert output_law(verify, pair)[1] == pytest.approx(1.0 - distance, abs=TOLERANCE)
-
-
-# --- edges ----------------------------------------------------------------------------------------
 
 
 def probs(*rows: list[float]) -> Tensor:
@@ -101,26 +95,19 @@ uniform = st.integers(0, 2**32 - 1).map(lambda word: (word + 0.5) / 2**32)
 
 @BOTH
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), seed=st.integers(0, 10**6), num_draft_tokens=st.integers(0, 6))
-def test_identical_models_accept_everything(verify, data, seed, num_draft_tokens):
+@given(data=st.data(), seed=st.integers(0, 10**6), num_draft_tokens=st.integers(1, 6))
+def test_identical_models_accept_everything_and_disjoint_ones_nothing(verify, data, seed, num_draft_tokens):
     rng = np.random.default_rng(seed)
-    target = torch.tensor(np.array([random_row(rng, 6, "dense") for _ in range(num_draft_tokens + 1)]))
-    token_ids = torch.tensor([int(rng.integers(6)) for _ in range(num_draft_tokens)], dtype=torch.int64)
     drawn = data.draw(st.lists(uniform, min_size=num_draft_tokens, max_size=num_draft_tokens))
-    accepted, row = verify(target, target[:-1], token_ids, torch.tensor(drawn, dtype=torch.float64))
+    uniforms = torch.tensor(drawn, dtype=torch.float64)
+    target = torch.tensor(np.array([random_row(rng, 6, "dense") for _ in range(num_draft_tokens + 1)]))
+    token_ids = torch.tensor(rng.integers(6, size=num_draft_tokens))
+    accepted, row = verify(target, target[:-1], token_ids, uniforms)
     assert accepted == num_draft_tokens
     assert torch.equal(row, target[-1])
-
-
-@BOTH
-@settings(max_examples=60, deadline=None)
-@given(data=st.data(), num_draft_tokens=st.integers(1, 4))
-def test_disjoint_models_accept_nothing(verify, data, num_draft_tokens):
     target = probs(*[[0.0, 0.0, 0.4, 0.6]] * (num_draft_tokens + 1))
     draft = probs(*[[0.7, 0.3, 0.0, 0.0]] * num_draft_tokens)
-    ids = data.draw(st.lists(st.integers(0, 1), min_size=num_draft_tokens, max_size=num_draft_tokens))
-    drawn = data.draw(st.lists(uniform, min_size=num_draft_tokens, max_size=num_draft_tokens))
-    accepted, row = verify(target, draft, torch.tensor(ids), torch.tensor(drawn, dtype=torch.float64))
+    accepted, row = verify(target, draft, token_ids % 2, uniforms)
     assert accepted == 0
     torch.testing.assert_close(row, target[0], rtol=1e-15, atol=0.0)
 
@@ -153,23 +140,22 @@ def test_the_answer_is_always_a_distribution_over_what_the_target_allows(
 
 
 @BOTH
-def test_a_token_that_its_distribution_excludes_is_refused(verify):
-    target, draft = probs([0.5, 0.5], [0.5, 0.5]), probs([1.0, 0.0])
+def test_a_token_without_probability_and_a_wrong_number_of_uniforms_are_refused(verify):
+    target = probs([0.5, 0.5], [0.5, 0.5])
     with pytest.raises(ValueError, match="no probability"):
-        verify(target, draft, torch.tensor([1]), torch.tensor([0.5]))
+        verify(target, probs([1.0, 0.0]), torch.tensor([1]), torch.tensor([0.5]))
+    for wrong in ([], [0.1, 0.1]):
+        with pytest.raises(ValueError, match="zip"):
+            verify(target, target[:1], torch.tensor([1]), torch.tensor(wrong))
 
 
 @BOTH
-def test_as_many_uniforms_as_draft_tokens_are_required(verify):
-    target, draft = probs([0.5, 0.5], [0.5, 0.5]), probs([0.5, 0.5])
-    for wrong in ([], [0.1, 0.1]):
-        with pytest.raises(ValueError, match="zip"):
-            verify(target, draft, torch.tensor([1]), torch.tensor(wrong))
-
-
-def test_a_residual_without_mass_is_the_targets_row():
-    row = probs([0.1, 0.2, 0.7])[0]
-    assert torch.equal(verification._residual(1.0, row, row), row)
+def test_after_a_rejection_that_leaves_no_mass_the_targets_row_is_drawn_from(verify):
+    """Only rounding leads there. Here it is so coarse that the draft has more of every token."""
+    target, draft = probs([0.3, 0.3], [0.5, 0.5]), probs([0.5, 0.5])
+    accepted, row = verify(target, draft, torch.tensor([0]), torch.tensor([0.9]))
+    assert accepted == 0
+    assert torch.equal(row, target[0])
 
 
 @BOTH
@@ -186,7 +172,7 @@ def test_drawn_with_keyed_noise_the_first_token_follows_the_target(verify):
     """The recipe as callers use it: draft, accept and correction from their own domains."""
     pair = random_pair(5, 3, 2)
     counts = np.zeros(3)
-    for seed in range(3000):
+    for seed in range(1000):
         drafted: tuple[int, ...] = ()
         for i in range(2):
             noise = exponentials([Key(seed, 9 + i, 9)], Domain.DRAFT, 3)
@@ -199,11 +185,8 @@ def test_drawn_with_keyed_noise_the_first_token_follows_the_target(verify):
         )
         following = race(row.log()[None], exponentials([Key(seed, 9 + accepted, 9)], Domain.CORRECTION, 3))
         counts[drafted[0] if accepted else int(following[0])] += 1
-    expected = 3000 * pair.target[()]
+    expected = 1000 * pair.target[()]
     assert ((counts - expected) ** 2 / expected).sum() < 18.4  # chi-square, 2 degrees of freedom, p = 1e-4
-
-
-# --- the tree -------------------------------------------------------------------------------------
 
 
 def test_descend_follows_the_targets_tokens_and_stops_where_the_tree_does():
@@ -218,7 +201,7 @@ def test_descend_follows_the_targets_tokens_and_stops_where_the_tree_does():
     assert descend([], [], [3]) == ([], 3)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), num_nodes=st.integers(0, 12))
 def test_descend_gives_a_prefix_of_what_the_target_says_alone(data, num_nodes):
     """The target is a function of the prefix; whatever the tree, the text is the target's."""

@@ -1,16 +1,23 @@
-"""One trace per request over all services, counters that agree with what the client is told, logs without text."""
+"""One trace per request over all services, outcomes that are counted, logs without text, and which exporters run."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
 import os
 import subprocess
 import sys
+import threading
+import time
+import urllib.request
+from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.metrics import Observation
+from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -20,6 +27,7 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.telemetry import setup as telemetry
+from specdec.telemetry.prometheus import Scrape
 from specdec.telemetry.setup import JsonFormatter, context_of, traceparent
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
@@ -28,6 +36,7 @@ from tests.checkout import ROOT
 from tests.cluster import cluster
 from tests.instruments import total
 from tests.models.table_runner import TableRunner
+from tests.observed import samples
 
 PROMPT = [1, 2, 3, 1, 2, 3, 7, 7]
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -54,12 +63,11 @@ async def generate(port: int, metadata=(), **fields) -> list[generation_pb2.Gene
         return [response async for response in stub.Generate(request, metadata=metadata)]
 
 
-async def test_one_request_is_one_trace_across_the_services_with_an_event_per_round(spans, measured):
+async def test_a_request_continues_its_callers_trace_in_every_service(spans, measured):
     async with cluster(*pair()) as deployment:
         responses = await generate(deployment.orchestrator.port, metadata=[("traceparent", PARENT)])
         await deployment.settled()
-    finish = responses[-1].chunk.finish
-    told = finish.speculation
+    told = responses[-1].chunk.finish.speculation
     assert told.num_accepted_tokens > 0
 
     finished = spans.get_finished_spans()
@@ -70,53 +78,33 @@ async def test_one_request_is_one_trace_across_the_services_with_an_event_per_ro
     served = [span for span in finished if span.name == "sequence"]
     assert all(span.parent.span_id == request.context.span_id for span in served)
     assert {event.name for span in served for event in span.events} == {"verdict", "growth"}, "target and draft"
-
-    rounds = [event for event in request.events if event.name == "round"]
-    assert len(rounds) == told.num_rounds
-    assert sum(event.attributes.get("num_accepted_tokens", 0) for event in rounds) == told.num_accepted_tokens
     assert request.attributes["request_id"] == responses[0].admission.request_id
     assert request.attributes["outcome"] == "ok"
     assert (request.kind, request.status.status_code) == (SpanKind.SERVER, StatusCode.UNSET)
-
-    counted = total(measured)
-    assert sum(counted["specdec.rounds"].values()) == told.num_rounds
-    assert counted["specdec.rounds"][(("kind", "speculative"),)] == told.num_drafts
-    assert sum(counted["specdec.round_tokens"].values()) >= 40
-    assert counted["spec_decode_num_drafts"] == {(): told.num_drafts}
-    assert counted["spec_decode_num_draft_tokens"] == {(): told.num_draft_tokens}
-    assert counted["spec_decode_num_accepted_tokens"] == {(): told.num_accepted_tokens}
-    per_pos = [
-        counted["spec_decode_num_accepted_tokens_per_pos"].get((("position", depth),), 0)
-        for depth in range(len(told.num_accepted_tokens_per_pos))
-    ]
-    assert per_pos == list(told.num_accepted_tokens_per_pos)
-    assert sum(per_pos) == told.num_accepted_tokens
-    assert counted["gen_ai.server.request.duration"] == {(("outcome", "ok"),): 1}
+    per_pos = total(measured)["spec_decode_num_accepted_tokens_per_pos"]
+    assert [per_pos.get((("position", depth),), 0) for depth in range(len(told.num_accepted_tokens_per_pos))] == list(
+        told.num_accepted_tokens_per_pos
+    )
 
 
-async def test_without_a_callers_trace_each_request_is_a_trace_of_its_own(spans, measured):
+async def test_other_requests_are_traces_of_their_own_and_counted_by_their_outcome(spans, measured):
     async with cluster(*pair()) as deployment:
-        for _ in range(2):
-            await generate(deployment.orchestrator.port, max_tokens=3)
-        await generate(deployment.orchestrator.port, max_tokens=3, metadata=[("traceparent", "nonsense")])
+        port = deployment.orchestrator.port
+        for metadata in ((), (), [("traceparent", "nonsense")]):
+            await generate(port, max_tokens=3, metadata=metadata)
+        with pytest.raises(Exception, match="temperature"):
+            await generate(port, temperature=-1.0)
         await deployment.settled()
     finished = spans.get_finished_spans()
-    assert len({span.context.trace_id for span in finished if span.name == "generate"}) == 3
-    assert len({span.context.trace_id for span in finished}) == 3
-    assert total(measured)["gen_ai.server.request.duration"] == {(("outcome", "ok"),): 3}
+    *_, refused = requests = [span for span in finished if span.name == "generate"]
+    assert len({span.context.trace_id for span in requests}) == len({span.context.trace_id for span in finished}) == 4
+    assert refused.attributes["outcome"] == "InvalidArgument"
+    assert (refused.status.status_code, refused.events) == (StatusCode.UNSET, ()), "its caller's fault"
+    outcomes = {(("outcome", "ok"),): 3, (("outcome", "InvalidArgument"),): 1}
+    assert total(measured)["gen_ai.server.request.duration"] == outcomes
 
 
-async def test_a_refused_request_is_counted_by_what_was_wrong(spans, measured):
-    async with cluster(*pair()) as deployment:
-        with pytest.raises(Exception, match="temperature"):
-            await generate(deployment.orchestrator.port, temperature=-1.0)
-    [span] = spans.get_finished_spans()
-    assert span.attributes["outcome"] == "InvalidArgument"
-    assert (span.status.status_code, span.events) == (StatusCode.UNSET, ()), "its caller's fault"
-    assert total(measured)["gen_ai.server.request.duration"] == {(("outcome", "InvalidArgument"),): 1}
-
-
-async def test_a_request_that_fails_for_our_own_fault_is_marked(spans):
+async def test_a_request_that_fails_by_our_fault_is_marked(spans):
     server = OrchestratorServer(OrchestratorSettings(target=["127.0.0.1:1"], target_wait_s=0.1))
     await server.start()
     try:
@@ -189,12 +177,39 @@ def test_the_trace_context_survives_being_told_to_a_peer(spans):
         assert not trace.get_current_span(context_of(nothing)).get_span_context().is_valid
 
 
+async def test_concurrent_scrapes_come_one_after_the_other_because_they_would_take_from_each_other(monkeypatch):
+    scrape, answer = Scrape(), threading.Lock()
+    provider = MeterProvider([scrape.reader], shutdown_on_exit=False)
+    provider.get_meter("test").create_observable_gauge("one", [lambda _: [Observation(7)]])
+    app = scrape._app
+
+    def slow(*arguments: Any) -> Any:
+        assert answer.acquire(blocking=False), "two at once"
+        try:
+            time.sleep(0.02)
+            return app(*arguments)
+        finally:
+            answer.release()
+
+    monkeypatch.setattr(scrape, "_app", slow)
+    port = scrape.serve("127.0.0.1", 0)
+
+    def text() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+            return str(response.read().decode())
+
+    found = await asyncio.gather(*(asyncio.to_thread(text) for _ in range(4)))
+    assert [samples(each)["one"] for each in found] == [{(): 7}] * 4
+    provider.shutdown()
+
+
 # --- exporters, in a process of their own: providers can be set only once ---------------------------------------
 
 SPAN = """
 import sys
 from opentelemetry import trace, metrics
 from specdec.telemetry import setup as telemetry
+from specdec.telemetry.prometheus import Scrape
 from specdec.core.settings import ServiceSettings
 telemetry.set_up("specdec-test", ServiceSettings(log_level="INFO"))
 trace.get_tracer("x").start_span("one span").end()
@@ -218,75 +233,6 @@ def test_nothing_is_exported_by_default():
 
 
 @pytest.mark.slow
-def test_the_console_exporters_are_chosen_by_the_standard_variables():
-    run = python(
-        "-c", SPAN, OTEL_TRACES_EXPORTER="console", OTEL_METRICS_EXPORTER="console", OTEL_SERVICE_NAME="renamed"
-    )
-    assert run.returncode == 0, run.stderr
-    assert '"name": "one span"' in run.stdout
-    assert '"name": "one_counter"' in run.stdout
-    assert '"service.name": "renamed"' in run.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("signal", ["TRACES", "METRICS"])
-def test_an_unknown_exporter_is_refused_in_words(signal):
-    run = python(*("-m", "orchestrator", "--target", "127.0.0.1:1"), **{f"OTEL_{signal}_EXPORTER": "carrier-pigeon"})
-    assert run.returncode == 2
-    assert f"OTEL_{signal}_EXPORTER=carrier-pigeon: no such exporter is installed" in run.stderr
-    assert "Traceback" not in run.stderr
-
-
-def test_none_switches_an_exporter_off(monkeypatch):
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
-    assert telemetry._exporters("traces") == []
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({"OTEL_TRACES_EXPORTER": ""}, []),
-        ({"OTEL_TRACES_EXPORTER": " ", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, ["OTLPSpanExporter"]),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1"}, ["OTLPSpanExporter"]),
-        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://127.0.0.1:1"}, []),
-        ({"OTEL_TRACES_EXPORTER": "otlp, console"}, ["OTLPSpanExporter", "ConsoleSpanExporter"]),
-        ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, ["OTLPSpanExporter"]),
-    ],
-)
-def test_exporters_are_as_the_standard_says(environment, expected, monkeypatch):
-    for name in list(os.environ):
-        if name.startswith("OTEL_"):
-            monkeypatch.delenv(name)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    exporters = telemetry._exporters("traces")
-    assert [type(each).__name__ for each in exporters] == expected
-    for each in exporters:
-        each.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [
-        ({"OTEL_TRACES_EXPORTER": "none,console"}, "OTEL_TRACES_EXPORTER=none,console: none goes with no other"),
-        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL=http/json: not one of grpc"),
-        (
-            {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"},
-            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf: no such exporter is installed; pip install opentele",
-        ),
-        ({"OTEL_METRICS_EXPORTER": "prometheus"}, "OTEL_METRICS_EXPORTER=prometheus: Prometheus reads them where"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_by_its_name(environment, words, monkeypatch):
-    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=words):
-        telemetry._exporters("traces") and telemetry._exporters("metrics")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "name"),
     [
@@ -295,7 +241,67 @@ def test_what_cannot_be_done_is_refused_by_its_name(environment, words, monkeypa
         ({"OTEL_RESOURCE_ATTRIBUTES": "a=b", "OTEL_SERVICE_NAME": ""}, "specdec-test"),
     ],
 )
-def test_a_service_is_called_as_its_environment_says(environment, name):
-    run = python("-c", SPAN, OTEL_TRACES_EXPORTER="console", **environment)
+def test_the_environment_chooses_console_exporters_and_the_services_name(environment, name):
+    exporters = dict.fromkeys(("OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER"), "console")
+    run = python("-c", SPAN, **environment, **exporters)
     assert run.returncode == 0, run.stderr
-    assert f'"service.name": "{name}"' in run.stdout
+    for shown in ('"name": "one span"', '"name": "one_counter"', f'"service.name": "{name}"'):
+        assert shown in run.stdout
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """The exporters of a signal in an environment of these variables alone."""
+    for name in os.environ:
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+
+    def choose(signal, **environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        exporters = telemetry._exporters(signal)
+        for each in exporters:
+            each.shutdown()
+        return [type(each).__name__ for each in exporters]
+
+    return choose
+
+
+ENDPOINT = "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"OTEL_TRACES_EXPORTER": ""}, []),
+        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": ENDPOINT}, []),
+        ({"OTEL_TRACES_EXPORTER": " ", "OTEL_EXPORTER_OTLP_ENDPOINT": ENDPOINT}, ["OTLPSpanExporter"]),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": ENDPOINT}, ["OTLPSpanExporter"]),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": ENDPOINT}, []),
+        ({"OTEL_TRACES_EXPORTER": "otlp, console"}, ["OTLPSpanExporter", "ConsoleSpanExporter"]),
+        ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, ["OTLPSpanExporter"]),
+    ],
+)
+def test_exporters_are_as_the_standard_says(environment, expected, chosen):
+    assert chosen("traces", **environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("signal", "environment", "words"),
+    [
+        ("traces", {"OTEL_TRACES_EXPORTER": "carrier-pigeon"}, "=carrier-pigeon: no such exporter is installed"),
+        ("metrics", {"OTEL_METRICS_EXPORTER": "carrier-pigeon"}, "=carrier-pigeon: no such exporter is installed"),
+        ("traces", {"OTEL_TRACES_EXPORTER": "none,console"}, "=none,console: none goes with no other"),
+        ("traces", {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "=http/json: not one of grpc"),
+        (
+            "traces",
+            {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"},
+            "=http/protobuf: no such exporter is installed; pip install opentele",
+        ),
+        ("metrics", {"OTEL_METRICS_EXPORTER": "prometheus"}, "=prometheus: Prometheus reads them where"),
+    ],
+)
+def test_an_exporter_that_cannot_be_had_is_refused_by_name(signal, environment, words, chosen):
+    [variable] = environment
+    with pytest.raises(ValueError, match=variable + words):
+        chosen(signal, **{"OTEL_TRACES_EXPORTER": "otlp"} | environment)

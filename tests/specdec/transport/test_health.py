@@ -1,4 +1,4 @@
-"""Health is told to whoever asks, and waits for nobody."""
+"""Every watcher is told of every change of health, and none holds up another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ASKED = health_pb2.HealthCheckRequest(service="a")
 
 
 class Watcher:
-    """Reads once it may."""
+    """Reads once ``may_read`` is set."""
 
     def __init__(self, health: Health, reads: bool = True) -> None:
         self.told: list[int] = []
@@ -33,7 +33,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_watcher_is_told_what_is_and_what_changes():
+async def test_a_watcher_is_told_the_status_and_every_change():
     health = Health()
     watcher = Watcher(health)
     await settled()
@@ -45,7 +45,7 @@ async def test_a_watcher_is_told_what_is_and_what_changes():
     watcher.watch.cancel()
 
 
-async def test_one_who_does_not_read_keeps_nobody_from_changing_a_status():
+async def test_a_watcher_that_does_not_read_holds_up_no_change():
     health = Health()
     health.tell("a", True)
     stuck, other = Watcher(health, reads=False), Watcher(health)

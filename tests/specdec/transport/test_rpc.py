@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -25,7 +25,9 @@ from specdec.server.model_server import ModelServer
 from specdec.server.streams import HEARTBEAT_S
 from specdec.transport import rpc
 from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
-from target_service.server import SERVICE, create_server
+from target_service.codec import TargetCodec
+from target_service.engine import TargetEngine
+from target_service.server import SERVICE, TargetServicer, create_server
 from tests.contract.raw import round_, target, target_open
 
 HEALTH = health_pb2.HealthCheckRequest()
@@ -34,8 +36,7 @@ PATIENCE_S = 20.0
 
 
 @asynccontextmanager
-async def served(**table: Any) -> AsyncIterator[tuple[ModelServer, grpc.aio.Channel]]:
-    server = create_server(TableVerifier(Table(), **table), EngineSettings())
+async def running(server: ModelServer | rpc.Server) -> AsyncIterator[tuple[Any, grpc.aio.Channel]]:
     await server.start()
     try:
         async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
@@ -44,42 +45,40 @@ async def served(**table: Any) -> AsyncIterator[tuple[ModelServer, grpc.aio.Chan
         await server.stop()
 
 
+def served() -> AbstractAsyncContextManager[tuple[Any, grpc.aio.Channel]]:
+    """A target service, and a channel to it."""
+    return running(create_server(TableVerifier(Table()), EngineSettings()))
+
+
+def listening(servicer: Any = None) -> AbstractAsyncContextManager[tuple[Any, grpc.aio.Channel]]:
+    """A server of our own around any servicer of the target's, or around health alone."""
+    server = rpc.Server(ServiceSettings(), [SERVICE])
+    if servicer is not None:
+        target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
+    return running(server)
+
+
 def linked(channel: grpc.aio.Channel) -> tuple[Link, asyncio.Task[None]]:
     link = Link(target_pb2_grpc.TargetServiceStub(channel).Verify, TargetFrames(1000), PATIENCE_S, PATIENCE_S)
     return link, asyncio.create_task(link.run())
 
 
-def replaced(options: list[tuple[str, Any]], **values: int) -> list[tuple[str, Any]]:
-    """``options`` with those whose name ends like a key set to its value."""
-    changed = list(options)
-    for name, value in values.items():
-        [at] = [index for index, (option, _) in enumerate(changed) if option.endswith(f".{name}")]
-        changed[at] = (changed[at][0], value)
-    return changed
-
-
-# --- keepalive ----------------------------------------------------------------------------------------------
-
-
 def test_a_client_pings_less_often_than_a_server_allows() -> None:
     server, client = dict(rpc.SERVER_OPTIONS), dict(rpc.CHANNEL_OPTIONS)
-    allowed = server["grpc.http2.min_ping_interval_without_data_ms"]
-    assert client["grpc.keepalive_time_ms"] > allowed, "with room for a clock that is not quite even"
-    assert not [name for name in server if "min_recv_ping" in name], "a spelling that nothing reads"
-    assert client["grpc.http2.ping_timeout_ms"] < 60_000, "it decides how fast a frozen peer is seen"
     told = rpc.keepalive()
-    assert (told.keepalive_ms, told.min_ping_interval_ms) == (client["grpc.keepalive_time_ms"], allowed)
+    assert told.min_ping_interval_ms == server["grpc.http2.min_ping_interval_without_data_ms"]
+    assert told.keepalive_ms == client["grpc.keepalive_time_ms"] > told.min_ping_interval_ms
+    assert not [name for name in server if "min_recv_ping" in name], "a spelling that nothing reads"
+    assert client["grpc.http2.ping_timeout_ms"] < 60_000, "it decides how soon a frozen peer is noticed"
 
 
-async def test_clients_and_orchestrators_give_each_other_longer_than_services_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Both ends of the public connection as they are made, and both of an inner one."""
+async def test_the_public_connection_has_longer_time_outs_than_inner_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends of either, as they are made."""
     made: dict[str, dict[str, Any]] = {}
     server_of, channel_to = grpc.aio.server, grpc.aio.insecure_channel
 
     def server(*arguments: Any, options: Any, **others: Any) -> Any:
-        made["server"] = dict(options)
+        made[f"server {len(made)}"] = dict(options)
         return server_of(*arguments, options=options, **others)
 
     def channel(address: str, options: Any) -> Any:
@@ -87,50 +86,48 @@ async def test_clients_and_orchestrators_give_each_other_longer_than_services_do
         return channel_to(address, options=options)
 
     monkeypatch.setattr(grpc.aio, "server", server)
-    monkeypatch.setattr(grpc.aio, "insecure_channel", channel)
     public = OrchestratorServer(OrchestratorSettings(target=["127.0.0.1:1"]))
-    async with Client("127.0.0.1:1"), rpc.channel("127.0.0.1:2"):
-        for end in ("server", "127.0.0.1:1"):
-            assert made[end]["grpc.keepalive_time_ms"] == 5_000, end
-            assert made[end]["grpc.keepalive_timeout_ms"] == made[end]["grpc.http2.ping_timeout_ms"] == 5_000, end
-        assert made["127.0.0.1:2"]["grpc.http2.ping_timeout_ms"] == 1_000
-        assert made["127.0.0.1:2"].keys() == made["127.0.0.1:1"].keys()
-    # Clients of before ping every 2 s, and are to live.
-    assert made["server"]["grpc.http2.min_ping_interval_without_data_ms"] < 2_000
     inner = rpc.Server(ServiceSettings(), [SERVICE])
-    assert made["server"]["grpc.keepalive_timeout_ms"] == 1_000
-    for each in (public._server, inner):  # gRPC complains at exit of servers that were never stopped
+    of_public, of_inner = made.values()
+    monkeypatch.setattr(grpc.aio, "insecure_channel", channel)
+    async with Client("127.0.0.1:1"), rpc.channel("127.0.0.1:2"):
+        to_public, to_inner = made["127.0.0.1:1"], made["127.0.0.1:2"]
+    for name in ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"):
+        assert of_public[name] == to_public[name] >= 2 * to_inner[name] > 0
+    assert of_public["grpc.keepalive_timeout_ms"] >= 2 * of_inner["grpc.keepalive_timeout_ms"]
+    assert to_inner.keys() == to_public.keys()
+    assert of_public["grpc.http2.min_ping_interval_without_data_ms"] < 2_000, "older clients ping every 2 s"
+    for each in (public, inner):  # gRPC complains at exit of servers that were never stopped
         await each.start()
         await each.stop()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agree", [True, False])
-async def test_an_idle_stream_outlives_its_keepalive_pings(agree: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shortened: gRPC itself pings at most once a second. Where they disagree the stream is lost."""
-    allowed_ms = 500 if agree else 300_000
-    monkeypatch.setattr(
-        rpc, "SERVER_OPTIONS", replaced(rpc.SERVER_OPTIONS, min_ping_interval_without_data_ms=allowed_ms)
-    )
-    monkeypatch.setattr(rpc, "CHANNEL_OPTIONS", replaced(rpc.CHANNEL_OPTIONS, keepalive_time_ms=1000))
-    async with served() as (_, channel):
-        link, run = linked(channel)
-        lane = link.lane()
-        lane.open([target_open(lane.sequence)])
-        await lane.receive()
-        done, _ = await asyncio.wait([run], timeout=4.5)
-        if agree:
-            assert not done, run.exception()
-            lane.send(round_(lane.sequence, 1, 4))
-            assert (await lane.receive()).round == 1
-        else:
-            with pytest.raises(ReplicaLost):
-                await asyncio.wait_for(run, PATIENCE_S)
-        run.cancel()
-        await asyncio.gather(run, return_exceptions=True)
-
-
-# --- streams ------------------------------------------------------------------------------------------------
+async def test_an_idle_stream_outlives_its_keepalive_pings_where_both_ends_agree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Shortened: gRPC itself pings at most once a second. Where the ends disagree the stream is lost."""
+    server, client = dict(rpc.SERVER_OPTIONS), dict(rpc.CHANNEL_OPTIONS) | {"grpc.keepalive_time_ms": 1000}
+    monkeypatch.setattr(rpc, "CHANNEL_OPTIONS", list(client.items()))
+    async with AsyncExitStack() as stack:
+        opened = []
+        for allowed_ms in (500, 300_000):
+            changed = server | {"grpc.http2.min_ping_interval_without_data_ms": allowed_ms}
+            monkeypatch.setattr(rpc, "SERVER_OPTIONS", list(changed.items()))
+            _, channel = await stack.enter_async_context(served())
+            link, run = linked(channel)
+            opened.append((lane := link.lane(), run))
+            lane.open([target_open(lane.sequence)])
+            await lane.receive()
+        (lane, agreed), (_, disagreed) = opened
+        with pytest.raises(ReplicaLost):
+            await asyncio.wait_for(disagreed, PATIENCE_S)
+        await asyncio.sleep(0.5)
+        assert not agreed.done(), agreed.exception()
+        lane.send(round_(lane.sequence, 1, 4))
+        assert (await lane.receive()).round == 1
+        agreed.cancel()
+        await asyncio.gather(agreed, return_exceptions=True)
 
 
 async def test_writing_to_a_stream_that_the_server_ended_gives_the_streams_own_status() -> None:
@@ -153,20 +150,23 @@ async def test_writing_to_a_stream_that_the_server_ended_gives_the_streams_own_s
 
 
 async def test_a_killed_server_ends_every_lane_with_a_lost_replica() -> None:
-    async with served() as (server, channel):
+    verifier = TableVerifier(Table())
+    servicer = TargetServicer(TargetEngine(verifier), TargetCodec(verifier.info), verifier.info, "target")
+    async with listening(servicer) as (server, channel):
         link, run = linked(channel)
         lanes = [link.lane() for _ in range(3)]
         for lane in lanes:
             lane.open([target_open(lane.sequence)])
         for lane in lanes:
             await lane.receive()
-        await server._server.grpc.stop(None)
+        await server.grpc.stop(None)
         for number, lane in enumerate(lanes):
             lane.send(round_(lane.sequence, number + 1, 4))
             with pytest.raises(ReplicaLost) as lost:
                 await asyncio.wait_for(lane.receive(), PATIENCE_S)
             assert not isinstance(lost.value, Draining)
         await asyncio.gather(run, return_exceptions=True)
+        await servicer.streams.stop()
 
 
 async def test_waiting_for_a_lane_with_a_time_out_does_not_cancel_the_stream() -> None:
@@ -183,23 +183,18 @@ async def test_waiting_for_a_lane_with_a_time_out_does_not_cancel_the_stream() -
         await asyncio.gather(run, return_exceptions=True)
 
 
-@pytest.mark.slow
 async def test_a_server_that_waits_for_long_does_not_cancel_its_reading() -> None:
     """The heartbeat has a time-out; it is on our own event, never on the read."""
-    async with target(TableVerifier(Table(), pass_s=2 * HEARTBEAT_S)) as service:
+    async with target(TableVerifier(Table(), pass_s=1.3 * HEARTBEAT_S)) as service:
         stream = service.stream()
         await stream.send(opens=[target_open(1)])
         await stream.frame_where(lambda frame: frame.progress)
         assert (await stream.answer(1)).round == 0
-        await asyncio.sleep(2 * HEARTBEAT_S)
+        await asyncio.sleep(1.3 * HEARTBEAT_S)
         await stream.send(rounds=[round_(1, 1, 4)])
         assert (await stream.answer(1)).round == 1
 
 
-# --- calls that nobody wants any more -----------------------------------------------------------------------
-
-
-@pytest.mark.slow
 async def test_cancelled_calls_leave_no_call_and_no_task() -> None:
     async with served() as (server, channel):
 
@@ -222,19 +217,15 @@ async def test_cancelled_calls_leave_no_call_and_no_task() -> None:
             while server.load.open_streams:
                 await asyncio.sleep(0.01)
         before = there()
-        for _ in range(30):
+        for _ in range(10):
             await one()
         async with asyncio.timeout(PATIENCE_S):
             while server.load.open_streams or server.load.live_sequences or there() > before:
                 await asyncio.sleep(0.01)
 
 
-# --- deadlines ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
 async def test_a_deadline_is_carried_to_the_server() -> None:
-    remaining: list[float | None] = []
+    remaining: list[float] = []
 
     class Servicer(target_pb2_grpc.TargetServiceServicer):
         async def Verify(self, request_iterator: Any, context: Any) -> AsyncIterator[target_pb2.VerifyResponse]:
@@ -242,82 +233,58 @@ async def test_a_deadline_is_carried_to_the_server() -> None:
             yield target_pb2.VerifyResponse()
             await asyncio.sleep(PATIENCE_S)
 
-    server = rpc.Server(ServiceSettings(), [SERVICE])
-    target_pb2_grpc.add_TargetServiceServicer_to_server(Servicer(), server.grpc)
-    await server.start()
-    try:
-        async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
-            call = target_pb2_grpc.TargetServiceStub(channel).Verify(timeout=1.5)
-            with pytest.raises(grpc.aio.AioRpcError) as late:
-                async for _ in call:
-                    pass
-            assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert isinstance(rpc.error_of(late.value), SpecdecError)
-    finally:
-        await server.stop()
+    async with listening(Servicer()) as (_, channel):
+        call = target_pb2_grpc.TargetServiceStub(channel).Verify(timeout=0.4)
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            async for _ in call:
+                pass
+    assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert isinstance(rpc.error_of(late.value), SpecdecError)
     [told] = remaining
-    assert told is not None
-    assert 0 < told < 2, "gRPC rounds what it sends up, to hundredths of a second here"
-
-
-# --- errors -------------------------------------------------------------------------------------------------
+    assert 0 < told < 0.5, "gRPC rounds what it sends up, to hundredths of a second here"
 
 
 def status(code: int, message: str) -> bytes:
-    data: bytes = status_pb2.Status(code=code, message=message).SerializeToString()
-    return data
+    return bytes(status_pb2.Status(code=code, message=message).SerializeToString())
 
 
-@pytest.mark.parametrize(
-    "details",
-    [
-        status(code_pb2.ABORTED, "no room"),
-        status(99, "no room"),
-        status(code_pb2.RESOURCE_EXHAUSTED, "something else"),
-        b"\xff\xff",
-        b"",
-    ],
-    ids=["another code", "no code", "another message", "no status", "nothing"],
-)
+CONTRADICTIONS = {
+    "another code": status(code_pb2.ABORTED, "no room"),
+    "no code": status(99, "no room"),
+    "another message": status(code_pb2.RESOURCE_EXHAUSTED, "something else"),
+    "no status": b"\xff\xff",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("details", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
 async def test_details_that_contradict_a_status_are_not_believed(details: bytes) -> None:
     class Servicer(target_pb2_grpc.TargetServiceServicer):
         async def GetModelInfo(self, request: Any, context: Any) -> common_pb2.GetModelInfoResponse:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room", (("grpc-status-details-bin", details),))
 
-    server = grpc.aio.server()
-    target_pb2_grpc.add_TargetServiceServicer_to_server(Servicer(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with rpc.channel(f"127.0.0.1:{port}") as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as failed:
-                await target_pb2_grpc.TargetServiceStub(channel).GetModelInfo(common_pb2.GetModelInfoRequest())
-    finally:
-        await server.stop(None)
+    async with listening(Servicer()) as (_, channel):
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await target_pb2_grpc.TargetServiceStub(channel).GetModelInfo(common_pb2.GetModelInfoRequest())
     error = rpc.error_of(failed.value)
-    assert type(error) is Overloaded
-    assert str(error) == "no room"
+    assert (type(error), str(error)) == (Overloaded, "no room")
 
 
-# --- health -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("service", ["", SERVICE])
-async def test_health_can_be_watched_and_stopping_ends_the_watch_soon(service: str) -> None:
-    server = rpc.Server(ServiceSettings(), [SERVICE])
-    await server.start()
-    async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service))
-        assert (await watch.read()).status == NOT_SERVING
+async def test_health_can_be_watched_and_stopping_ends_the_watch_soon() -> None:
+    async with listening() as (server, channel):
+        watch = health_pb2_grpc.HealthStub(channel).Watch
+        watches = [watch(health_pb2.HealthCheckRequest(service=service)) for service in ("", SERVICE)]
+        assert [(await each.read()).status for each in watches] == [NOT_SERVING] * 2
         server.set_serving()
-        assert (await watch.read()).status == SERVING
+        assert [(await each.read()).status for each in watches] == [SERVING] * 2
         # As model services do it: without a moment of grace the end may overtake the news.
         stopping = asyncio.create_task(server.stop(0.25))
-        assert (await watch.read()).status == NOT_SERVING, "the news comes before the end"
+        assert [(await each.read()).status for each in watches] == [NOT_SERVING] * 2, "the news comes before the end"
         async with asyncio.timeout(10.0):
-            with suppress(grpc.aio.AioRpcError):
-                while await watch.read() is not grpc.aio.EOF:
-                    pass
+            for each in watches:
+                with suppress(grpc.aio.AioRpcError):
+                    while await each.read() is not grpc.aio.EOF:
+                        pass
             await stopping
 
 

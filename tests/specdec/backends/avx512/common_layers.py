@@ -1,4 +1,4 @@
-"""Tiny models whose layers are of the common kind, and what is fed to them."""
+"""Tiny models with layers of the common kind, and passes over them."""
 
 from __future__ import annotations
 
@@ -49,10 +49,7 @@ TAKEN: dict[str, Callable[[], hf.PreTrainedConfig]] = {
 }
 
 
-IN_C = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(compute_decoder_layers() is None, reason="not on this CPU, or not built"),
-]
+IN_C = pytest.mark.skipif(compute_decoder_layers() is None, reason="not on this CPU, or not built")
 """For tests of what C computes."""
 
 
@@ -67,15 +64,24 @@ def model_of(make_config: Callable[[], hf.PreTrainedConfig], dtype: torch.dtype 
     torch.manual_seed(0)
     model = hf.AutoModelForCausalLM.from_config(make_config(), dtype=dtype).eval()
     for name, parameter in model.named_parameters():
-        # Louder than the usual 0.02 for all, and norms and biases that are not 1 and 0: so that each of them shows.
+        # Louder than the usual 0.02, and norms and biases that are not 1 and 0, so that each of them matters.
         is_norm = parameter.dim() == 1 and not name.endswith("bias")
         torch.nn.init.normal_(parameter, float(parameter.detach().mean().round()) if is_norm else 0.0, 0.15)
     torch.nn.init.normal_(model.get_input_embeddings().weight)
     return model
 
 
-def runner_of(model: Any, name: str = "auto") -> ModelRunner:
-    return ModelRunner(copy.deepcopy(model), ModelInfo("tiny", "", VOCAB, "", CONTEXT), 4096, backend(name))
+def with_call(model: Any) -> tuple[ModelRunner, Any]:
+    """A runner, and the call that the backend has made of its model."""
+    here = backend()
+    calls: list[Any] = []
+    here.take = lambda *arguments: calls.append(type(here).take(here, *arguments)) or calls[0]  # type: ignore
+    runner = ModelRunner(copy.deepcopy(model), ModelInfo("tiny", "", VOCAB, "", CONTEXT), 4096, here)
+    return runner, calls[0]
+
+
+def runner_of(model: Any) -> ModelRunner:
+    return with_call(model)[0]
 
 
 def num_taken(runner: ModelRunner) -> int:

@@ -1,4 +1,4 @@
-"""In C the same tokens are drawn as in torch, whatever the row and whatever is left out of it."""
+"""The kernel draws the same tokens as torch, whatever the row and its parameters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def by_c(logits: Tensor, draws: list[Draw]) -> list[int]:
 
 
 def some_sampling(rng: random.Random) -> SamplingParams:
-    """No number of equal tokens has just the mass top_p, where torch rounds in one way and C in another."""
+    """No number of equal tokens has exactly the mass top_p, where torch and C round differently."""
     return SamplingParams(
         rng.choice([0.0, 0.001, 0.1, 0.5, 1.0, 2.0, 100.0]),
         top_k=rng.choice([0, 0, 1, 2, 5, 50, 1000]),
@@ -58,27 +58,22 @@ def some_logits(rng: random.Random, num_rows: int, vocab_size: int, dtype: torch
 @pytest.mark.parametrize("vocab_size", [1, 3, 16, 63, 64, 65, 257, 1000, 4099])
 def test_the_same_tokens_are_drawn(vocab_size: int, dtype: torch.dtype) -> None:
     rng = random.Random(vocab_size)
-    for _ in range(60):
+    for _ in range(40):
         logits = some_logits(rng, rng.randint(1, 4), vocab_size, dtype)
         draws = some_draws(rng, len(logits))
         assert by_c(logits, draws) == by_torch(logits, draws), draws
 
 
-def test_the_same_tokens_are_drawn_from_a_large_vocabulary() -> None:
-    rng = random.Random(4)
-    logits = some_logits(rng, 6, 151_936, torch.bfloat16)
+def test_the_same_tokens_are_drawn_from_a_large_vocabulary_and_no_order_of_its_logits_takes_long() -> None:
+    """It takes ten minutes if the pivot is one of the ends or in the middle."""
+    logits = some_logits(random.Random(4), 6, 151_936, torch.bfloat16)
     for temperature, top_p in ((1.0, 1.0), (0.8, 0.95), (3.0, 0.5)):
         draws = [Draw(SamplingParams(temperature, top_p=top_p), seed, seed) for seed in range(6)]
         assert by_c(logits, draws) == by_torch(logits, draws)
-
-
-def test_no_order_of_the_logits_takes_long() -> None:
-    """Ten minutes, if the pivot is one of the ends or in the middle."""
-    num = 2_000_000
+    num = 1_000_000
     valley = (torch.arange(num, dtype=torch.float32) - num / 2).abs() / num
-    rows = torch.stack([valley, -valley])
     draws = [Draw(SamplingParams(t, top_p=0.9), 3, row) for row, t in enumerate((1.0, 0.5))]
-    assert by_c(rows, draws) == by_torch(rows, draws)
+    assert by_c(torch.stack([valley, -valley]), draws) == by_torch(torch.stack([valley, -valley]), draws)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 5, 64, 1000])
@@ -94,21 +89,21 @@ def test_runners_up_are_those_of_torch(vocab_size: int) -> None:
         by_token = torch.empty_like(of_every).scatter_(-1, every, of_every)
         expected_scores, expected = (each[:, :count] for each in by_token.sort(dim=-1, descending=True, stable=True))
         tokens, scores = coupled_draw.leaders(logits, draws, count)
-        likely = expected_scores > expected_scores[:, :1] - 80  # others are as good as not there
+        likely = expected_scores > expected_scores[:, :1] - 80  # the others have no chance
         assert bool(likely[:, 0].all())
         assert torch.allclose(scores[likely], expected_scores[likely], rtol=1e-12)
         assert torch.equal(tokens[likely], expected[likely])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_where_too_few_tokens_have_a_chance_the_first_is_the_others_too(temperature: float) -> None:
+def test_the_first_leader_stands_in_for_missing_ones(temperature: float) -> None:
     logits = torch.full((1, 40), -torch.inf)
     logits[0, [7, 30]] = torch.tensor([1.0, 30.0])
     tokens, _ = coupled_draw.leaders(logits, [Draw(SamplingParams(temperature), 1, 1)], 4)
     assert tokens.tolist() == [[30, 7, 30, 30]]
 
 
-def test_what_is_drawn_depends_on_the_row_alone_and_not_on_its_company_or_on_threads() -> None:
+def test_a_draw_depends_on_its_row_alone_and_not_on_company_or_threads() -> None:
     rng = random.Random(5)
     logits = some_logits(rng, 12, 1000, torch.bfloat16)
     draws = some_draws(rng, 12)
@@ -119,7 +114,7 @@ def test_what_is_drawn_depends_on_the_row_alone_and_not_on_its_company_or_on_thr
     assert by_c(logits[:0], []) == []
 
 
-def test_a_token_whose_logit_is_nothing_is_never_drawn_and_numbers_that_are_none_do_no_harm() -> None:
+def test_a_token_with_a_logit_of_minus_infinity_is_never_drawn_and_nan_does_no_harm() -> None:
     logits = torch.full((1, 100), -torch.inf)
     logits[0, 77] = -3.0
     for sampling in (SamplingParams(0.0), SamplingParams(1.0), SamplingParams(1.0, top_k=5, top_p=0.9, min_p=0.1)):

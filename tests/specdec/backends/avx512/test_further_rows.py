@@ -13,7 +13,7 @@ import torch
 from specdec.core.noise import Key
 from specdec.core.sequence import Draw, SamplingParams
 from specdec.kvcache.block_pool import SequenceCache
-from specdec.passes.outputs import PassOutputs, RowOutputs, of_segments
+from specdec.passes.outputs import RowOutputs
 from specdec.passes.rows import PassRows, Segment
 from specdec.runner.model_runner import ModelRunner
 from specdec.sampling.distributions import sample_coupled
@@ -64,6 +64,8 @@ def one_by_one(
 
 
 LIKELIEST = Draw(SamplingParams(0.0), 0, 0)
+
+
 DRAWS = {
     "likeliest": [LIKELIEST] * 3,
     "drawn": [
@@ -75,9 +77,7 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("draws", DRAWS.values(), ids=DRAWS)
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", TAKEN)
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("name", "threads"), [*((name, 2) for name in TAKEN), ("llama", 1)])
 def test_further_rows_have_the_bits_of_rows_that_are_fed_one_by_one(name: str, threads: int, draws: list[Draw]) -> None:
     runner = runner_of(model_of(TAKEN[name]))
     rng = random.Random(2)
@@ -107,61 +107,54 @@ def test_further_rows_have_the_bits_of_rows_that_are_fed_one_by_one(name: str, t
             assert torch.equal(one.logits, other.logits)
 
 
-class TestInC:
-    pytestmark = IN_C
-
-    def test_a_token_beyond_the_vocabulary_is_never_the_likeliest(self) -> None:
-        model = model_of(TAKEN["llama"])
-        model.get_output_embeddings().weight.data[VOCAB - 40 :] *= 50
-        runner = runner_of(model)
-        less = replace(runner.info, vocab_size=VOCAB - 40)
-        small = ModelRunner(model, less, 4096, backend())
-        [output] = small.forward([asked(small.new_cache(), random_ids(random.Random(1), 9), 5)])
-        assert output.logits.shape == (14, VOCAB - 40)
-        assert output.likeliest == output.logits.float().argmax(-1).tolist()
-        assert list(output.further) == output.likeliest[8:13]
-
-    def test_nothing_follows_a_tree_or_an_end_that_is_not_read(self) -> None:
-        runner = runner_of(model_of(TAKEN["llama"]))
-        chain = asked(runner.new_cache(), [1, 2, 3], 4)
-        tree = replace(asked(runner.new_cache(), [1, 2, 3], 4), parents=[-1, 0, 0])
-        unread = replace(asked(runner.new_cache(), [1, 2, 3], 4), logit_rows=range(1))
-        for other in (tree, unread):
-            assert [output.further for output in runner.forward([chain, other])] == [(), ()]
-
-    def test_all_go_on_as_long_as_all_want_to(self) -> None:
-        runner = runner_of(model_of(TAKEN["llama"]))
-        segments = [asked(runner.new_cache(), [1, 2, 3], num) for num in (4, 2, 9)]
-        assert PassRows(segments, 16).num_further == 2
-        assert [len(output.further) for output in runner.forward(segments)] == [2, 2, 2]
-
-    def test_in_a_hurry_no_row_follows(self) -> None:
-        runner = runner_of(model_of(TAKEN["llama"]))
-        chain = asked(runner.new_cache(), [1, 2, 3], 4)
-        runner.request_yield(True)
-        [output] = runner.forward([chain])
-        assert (list(output.further), len(output.logits), output.sound) == ([], 3, [True] * 3)
-        runner.request_yield(False)
-        [output] = runner.forward([chain])
-        assert len(output.further) == 4
-
-    def test_a_row_that_is_not_sound_is_told_from_those_that_follow(self) -> None:
-        model = model_of(TAKEN["llama"])
-        model.get_input_embeddings().weight.data[50] = float("nan")
-        runner = runner_of(model)
-        [wrong, right] = runner.forward([asked(runner.new_cache(), ids, 2) for ids in ([1, 50], [1, 2])])
-        assert wrong.sound[:2] == [True, False]
-        assert right.sound == [True] * 4
+@IN_C
+def test_a_token_beyond_the_vocabulary_is_never_the_likeliest() -> None:
+    model = model_of(TAKEN["llama"])
+    model.get_output_embeddings().weight.data[VOCAB - 40 :] *= 50
+    runner = runner_of(model)
+    less = replace(runner.info, vocab_size=VOCAB - 40)
+    small = ModelRunner(model, less, 4096, backend())
+    [output] = small.forward([asked(small.new_cache(), random_ids(random.Random(1), 9), 5)])
+    assert output.logits.shape == (14, VOCAB - 40)
+    assert output.likeliest == output.logits.float().argmax(-1).tolist()
+    assert list(output.further) == output.likeliest[8:13]
 
 
-def test_rows_that_followed_are_those_of_their_segments() -> None:
-    """Two segments of two and one row, and two passes of one row each after them."""
-    rows = torch.arange(7.0)[:, None]
-    sound = torch.tensor([True, True, False, True, False, True, True])
-    outputs = PassOutputs(rows, -rows, sound, list(range(10, 17)), [[1, 2], [3, 4]])
-    one, two = of_segments(outputs, [2, 1], [2, 1])
-    assert one.logits.flatten().tolist() == [0, 1, 3, 5]
-    assert two.features.flatten().tolist() == [-2, -4, -6]
-    assert (one.likeliest, two.likeliest) == ([10, 11, 13, 15], [12, 14, 16])
-    assert (one.sound, two.sound) == ([True, True, True, True], [False, False, True])
-    assert (one.further, two.further) == ([1, 2], [3, 4])
+@IN_C
+def test_nothing_follows_a_tree_or_an_end_that_is_not_read() -> None:
+    runner = runner_of(model_of(TAKEN["llama"]))
+    chain = asked(runner.new_cache(), [1, 2, 3], 4)
+    tree = replace(asked(runner.new_cache(), [1, 2, 3], 4), parents=[-1, 0, 0])
+    unread = replace(asked(runner.new_cache(), [1, 2, 3], 4), logit_rows=range(1))
+    for other in (tree, unread):
+        assert [output.further for output in runner.forward([chain, other])] == [(), ()]
+
+
+@IN_C
+def test_as_many_rows_follow_as_all_segments_want() -> None:
+    runner = runner_of(model_of(TAKEN["llama"]))
+    segments = [asked(runner.new_cache(), [1, 2, 3], num) for num in (4, 2, 9)]
+    assert PassRows(segments, 16).num_further == 2
+    assert [len(output.further) for output in runner.forward(segments)] == [2, 2, 2]
+
+
+@IN_C
+def test_no_row_follows_once_the_pass_is_asked_to_yield() -> None:
+    runner = runner_of(model_of(TAKEN["llama"]))
+    chain = asked(runner.new_cache(), [1, 2, 3], 4)
+    runner.request_yield(True)
+    [output] = runner.forward([chain])
+    assert (list(output.further), len(output.logits), output.sound) == ([], 3, [True] * 3)
+    runner.request_yield(False)
+    [output] = runner.forward([chain])
+    assert len(output.further) == 4
+
+
+@IN_C
+def test_an_unsound_row_is_told_from_those_that_follow() -> None:
+    model = model_of(TAKEN["llama"])
+    model.get_input_embeddings().weight.data[50] = float("nan")
+    runner = runner_of(model)
+    [wrong, right] = runner.forward([asked(runner.new_cache(), ids, 2) for ids in ([1, 50], [1, 2])])
+    assert wrong.sound[:2] == [True, False]
+    assert right.sound == [True] * 4

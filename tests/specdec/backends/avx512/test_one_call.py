@@ -1,9 +1,10 @@
-"""A model that is computed in one call gives what its own code gives; others are called by that."""
+"""A model in one call gives what its own code gives; other models are called by their own code."""
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,13 +28,10 @@ from tests.specdec.backends.avx512.common_layers import (
     random_ids,
     runner_of,
     segment_of,
+    with_call,
 )
 
 pytestmark = IN_C
-
-
-def call_of(runner: ModelRunner) -> Any:
-    return runner._call
 
 
 def fed(runner: ModelRunner) -> list[RowOutputs]:
@@ -56,20 +54,19 @@ def fed(runner: ModelRunner) -> list[RowOutputs]:
 def by_its_own_code(model: Any, monkeypatch: Any) -> ModelRunner:
     with monkeypatch.context() as patch:
         patch.setattr("specdec.backends.avx512.backend.in_one_call", lambda *_: None)
-        return runner_of(model)
+        runner, call = with_call(model)
+    assert isinstance(call, OwnCode)
+    return runner
 
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_model_in_one_call_gives_what_its_own_code_gives(name: str, monkeypatch: Any) -> None:
-    """But for the order in which the last norm sums, which is what a few last bits of what the head reads show."""
+    """Except for the order in which the last norm sums, which changes some last bits of what the head reads."""
     model = model_of(TAKEN[name])
-    at_once = runner_of(model)
-    call = call_of(at_once)
+    at_once, call = with_call(model)
     assert isinstance(call, DecoderPass)
-    own = by_its_own_code(model, monkeypatch)
-    assert isinstance(call_of(own), OwnCode)
     num_equal = num = 0
-    for found, expected in zip(fed(at_once), fed(own), strict=True):
+    for found, expected in zip(fed(at_once), fed(by_its_own_code(model, monkeypatch)), strict=True):
         assert found.sound == expected.sound
         assert torch.equal(found.logits, call.head(found.features))
         num_equal += int((found.features == expected.features).sum())
@@ -78,16 +75,21 @@ def test_a_model_in_one_call_gives_what_its_own_code_gives(name: str, monkeypatc
     assert num_equal > 0.9 * num
 
 
-def test_positions_are_encoded_as_they_are_by_themselves() -> None:
-    """Those that a pass asks for first, those that come later, and those beyond the context."""
-    call = call_of(runner_of(model_of(TAKEN["llama"])))
-    rotary = call._rotary
-    for num in (7, 100, 600, CONTEXT + 900):
-        call._have_positions(num)
-        for position in (0, num // 2, num - 1):
-            cos, sin = rotary(call._embedding, position_ids=torch.tensor([[position]]))
-            assert torch.equal(call._cos[0, position], cos[0, 0])
-            assert torch.equal(call._sin[0, position], sin[0, 0])
+def test_positions_far_beyond_the_context_are_encoded_as_by_the_models_own_code(monkeypatch: Any) -> None:
+    """Positions that the first pass needs, later ones, and those beyond the context."""
+    model = model_of(TAKEN["llama"])
+    runners = [runner_of(model), by_its_own_code(model, monkeypatch)]
+    caches = [runner.new_cache() for runner in runners]
+    rng = random.Random(5)
+    for size in (7, 93, 500, CONTEXT + 300):
+        ids = random_ids(rng, size)
+        [found], [expected] = (
+            runner.forward([segment_of(cache, ids)]) for runner, cache in zip(runners, caches, strict=True)
+        )
+        for cache in caches:
+            cache.keep(range(size))
+        torch.testing.assert_close(found.features, expected.features, rtol=2**-7, atol=1e-6)
+        assert (found.features == expected.features).float().mean() > 0.9
 
 
 def test_a_token_that_the_model_does_not_have_is_an_error_and_no_crash() -> None:
@@ -98,20 +100,17 @@ def test_a_token_that_the_model_does_not_have_is_an_error_and_no_crash() -> None
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-def test_logits_that_are_no_numbers_are_seen_in_their_rows_alone(wrong: float) -> None:
+def test_a_row_with_logits_of_nan_or_infinity_is_not_sound(wrong: float) -> None:
     """-inf is a way to rule a token out, unless it is all of them."""
-    runner = runner_of(model_of(TAKEN["tiles that are not full, biases everywhere"]))
-    head = call_of(runner).head
+    runner, call = with_call(model_of(TAKEN["tiles that are not full, biases everywhere"]))
     ids = random_ids(random.Random(0), 4)
 
     def sound() -> list[bool]:
-        outputs = runner.forward([segment_of(runner.new_cache(), ids)])[0].sound
-        return outputs
+        return runner.forward([segment_of(runner.new_cache(), ids)])[0].sound
 
     assert sound() == [True] * 4
     bias = torch.zeros(VOCAB)
-    head.described.bias = bias.data_ptr()
-    call_of(runner)._ends.head.bias = bias.data_ptr()
+    call.head.described.bias = call._ends.head.bias = bias.data_ptr()
     bias[VOCAB - 1] = wrong
     assert sound() == [wrong == -math.inf] * 4
     bias[:] = wrong
@@ -144,35 +143,36 @@ class Narrowed(hf.LlamaModel):
         return output
 
 
-def test_a_head_that_reads_fewer_features_than_layers_give_is_called_by_the_models_own_code() -> None:
-    model = model_of(TAKEN["llama"])
+def louder_logits(model: Any) -> None:
+    model.__class__ = LouderLogits
+
+
+def louder_embeddings(model: Any) -> None:
+    model.model.__class__ = LouderEmbeddings
+
+
+def normed_twice(model: Any) -> None:
+    model.model.__class__ = NormedTwice
+
+
+def fewer_features_for_the_head(model: Any) -> None:
     size, vocab_size = model.config.hidden_size, model.config.vocab_size
     model.model.__class__ = Narrowed
     model.model.narrow = torch.nn.Linear(size, size // 2, bias=False, dtype=torch.bfloat16)
     model.lm_head = torch.nn.Linear(size // 2, vocab_size, bias=False, dtype=torch.bfloat16)
-    assert isinstance(call_of(runner_of(model)), OwnCode)
 
 
-def test_a_model_that_does_more_around_its_layers_is_called_by_its_own_code() -> None:
-    for change in ("logits", "embeddings", "norms"):
-        model = model_of(TAKEN["llama"])
-        if change == "logits":
-            model.__class__ = LouderLogits
-        elif change == "embeddings":
-            model.model.__class__ = LouderEmbeddings
-        else:
-            model.model.__class__ = NormedTwice
-        runner = runner_of(model)
-        assert num_taken(runner) == 4, "its layers are of the common kind all the same"
-        assert isinstance(call_of(runner), OwnCode), change
+@pytest.mark.parametrize("change", [louder_logits, louder_embeddings, normed_twice, fewer_features_for_the_head])
+def test_a_model_that_does_more_around_its_layers_is_called_by_its_own_code(change: Callable[[Any], None]) -> None:
+    model = model_of(TAKEN["llama"])
+    change(model)
+    runner, call = with_call(model)
+    assert num_taken(runner) == 4, "its layers are of the common kind all the same"
+    assert isinstance(call, OwnCode)
 
 
-def test_a_model_some_of_whose_layers_are_computed_by_their_own_code_is_called_by_its_own() -> None:
-    runner = runner_of(model_of(lambda: hf.SmolLM3Config(**SHAPE, no_rope_layers=[1, 1, 1, 0])))
-    assert isinstance(call_of(runner), OwnCode)
-
-
-def test_layers_that_follow_each_other_are_computed_by_the_first_of_them() -> None:
-    runner = runner_of(model_of(lambda: hf.SmolLM3Config(**SHAPE, no_rope_layers=[1, 1, 0, 1])))
+def test_consecutive_layers_are_computed_by_the_first_and_a_model_with_another_layer_by_its_own_code() -> None:
+    runner, call = with_call(model_of(lambda: hf.SmolLM3Config(**SHAPE, no_rope_layers=[1, 1, 0, 1])))
+    assert isinstance(call, OwnCode)
     led = [getattr(layer, "num_led", None) for layer in runner.model.model.layers]  # type: ignore[operator, union-attr]
     assert led == [2, 0, None, 1]

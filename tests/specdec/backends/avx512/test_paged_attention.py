@@ -17,20 +17,20 @@ def inputs(head_dim: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
     return [torch.zeros(3, heads, head_dim, dtype=dtype) for heads in (4, 2, 2)]
 
 
+def apart(which: int) -> list[Tensor]:
+    """One of them with gaps between its numbers."""
+    found = inputs(64)
+    found[which] = found[which].repeat_interleave(2, 2)[:, :, ::2]
+    return found
+
+
 @pytest.mark.parametrize("head_dim", [32, 96, 256])
 def test_heads_that_fill_registers_are_taken(head_dim: int) -> None:
     assert paged_attention.takes(*inputs(head_dim))
 
 
 @pytest.mark.parametrize(
-    "others", [inputs(16), inputs(80), inputs(288), inputs(64, torch.float32)], ids=["16", "80", "288", "float32"]
+    "others", [inputs(16), inputs(80), inputs(288), inputs(64, torch.float32), *map(apart, range(3))]
 )
 def test_others_are_not(others: list[Tensor]) -> None:
     assert not paged_attention.takes(*others)
-
-
-@pytest.mark.parametrize("which", range(3))
-def test_numbers_that_lie_apart_are_not(which: int) -> None:
-    apart = inputs(64)
-    apart[which] = apart[which].repeat_interleave(2, 2)[:, :, ::2]
-    assert not paged_attention.takes(*apart)

@@ -1,21 +1,28 @@
-"""The damped pair: a checkpoint like any other, whose draft guesses about four tokens in five."""
+"""The models of benchmarks: how often their drafts guess right, and that the damped pair is two checkpoints."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from bench.models.damped_pair import damped_pair
+from bench.models.table_model import Table
 from bench.peers.contender import Settings
 from bench.peers.prompts import PromptSource
 from bench.peers.transformers_peers import TransformersPair
+from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.runner.checkpoint import Checkpoint
 from tests.bench.conftest import SMALL
 
 ONE_THREAD = Settings((1,))
 
 
-def test_both_are_checkpoints_of_one_vocabulary(small_pair):
+def test_both_are_checkpoints_of_one_vocabulary_that_are_made_once(small_pair):
+    weights = small_pair.target / "model.safetensors"
+    made = weights.stat().st_mtime_ns
+    assert damped_pair(small_pair.target.parents[1], SMALL) == small_pair
+    assert weights.stat().st_mtime_ns == made
     target, draft = (Checkpoint.find(str(d), "float32").info for d in (small_pair.target, small_pair.draft))
     assert target.vocab_size == draft.vocab_size == SMALL.vocab_size
     assert target.tokenizer_fingerprint == draft.tokenizer_fingerprint != ""
@@ -42,8 +49,21 @@ async def test_the_draft_guesses_about_four_in_five(small_pair):
     assert 0.7 <= models.acceptance(prompts, outputs) <= 0.9
 
 
-def test_it_is_made_once(small_pair):
-    weights = small_pair.target / "model.safetensors"
-    made = weights.stat().st_mtime_ns
-    assert damped_pair(small_pair.target.parents[1], SMALL) == small_pair
-    assert weights.stat().st_mtime_ns == made
+SPEC = SequenceSpec((1, 2, 3), 3, SamplingParams(0.0), 0)
+POSITIONS = range(3, 4003)
+
+
+@pytest.mark.parametrize(("acceptance", "runner_up"), [(0.8, 0.33), (0.5, 0.5), (0.0, 1.0), (0.0, 0.0)])
+def test_guesses_are_right_as_often_as_they_are_told_to_be(acceptance, runner_up):
+    table = Table(acceptance=acceptance, runner_up=runner_up)
+    ranks = []
+    for position in POSITIONS:
+        tail = (position, 7 * position, 11)
+        guesses = table.guesses(SPEC, tail, position, 6)
+        assert len({*guesses}) == 6
+        assert guesses[0] == table.guess(SPEC, tail, position)
+        token = table.next_token(SPEC, tail, position)
+        ranks.append(guesses.index(token) if token in guesses else None)
+    assert ranks.count(0) / len(ranks) == pytest.approx(acceptance, abs=0.03)
+    assert ranks.count(1) / len(ranks) == pytest.approx((1 - acceptance) * runner_up, abs=0.03)
+    assert {*ranks} <= {0, 1, None}, "no third guess is right"

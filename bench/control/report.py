@@ -1,0 +1,119 @@
+"""The results of the grid as a table, a heat map and a chart. Knows results; does not know how they were measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from bench.control.grid import ACCEPTANCES, DISTANCES, KNEES, ROUNDS, STEPS, Point, Result
+
+LEAST_OVER_ALONE, LEAST_SHARED = 0.95, 0.90
+"""Of the target alone: where each model has a device of its own, and where they share one."""
+
+_COLOURS = ((0.85, "red"), (0.92, "dark_orange"), (0.97, "yellow4"), (1.02, "green4"), (10.0, "dark_green"))
+
+
+def summary(results: Sequence[Result], before: Mapping[Point, Result]) -> Table:
+    """Medians by the price of rows and the number of sequences."""
+    table = Table("rows", "N", "over alone", "over best K", "10th %", "over before", "10th %")
+    groups = {
+        (rows, count): [r for r in results if (r.point.rows, r.point.sequences) == (rows, count)]
+        for rows in KNEES
+        for count in ROUNDS
+    }
+    for (rows, count), some in [*groups.items(), (("all", 0), list(results))]:
+        if not some:
+            continue
+        over_best = [result.over_best for result in some]
+        over_before = [result.median / before[result.point].median for result in some if result.point in before]
+        table.add_row(
+            rows,
+            str(count or ""),
+            f"{statistics.median(result.over_alone for result in some):.2f}",
+            f"{statistics.median(over_best):.2f}",
+            f"{tenth_percentile(over_best):.2f}",
+            f"{statistics.median(over_before):.2f}" if over_before else "",
+            f"{tenth_percentile(over_before):.2f}" if over_before else "",
+            end_section=count == max(ROUNDS),
+        )
+    return table
+
+
+def tenth_percentile(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 10]
+
+
+def ratios(results: Sequence[Result], before: Mapping[Point, Result]) -> dict[str, float]:
+    """The figures that decide, by name."""
+    over_best = [result.over_best for result in results]
+    found = {"over_best_median": statistics.median(over_best), "over_best_p10": tenth_percentile(over_best)}
+    if over_before := [r.median / before[r.point].median for r in results if r.point in before]:
+        found |= {
+            "over_before_median": statistics.median(over_before),
+            "over_before_p10": tenth_percentile(over_before),
+        }
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+def slower_than_alone(results: Sequence[Result]) -> list[Result]:
+    """Points at which the policy makes fewer tokens than the target alone, by more than is allowed; the worst first."""
+    found = [r for r in results if r.over_alone < (LEAST_SHARED if r.point.shared else LEAST_OVER_ALONE)]
+    return sorted(found, key=lambda result: result.over_alone)
+
+
+def heat_map(results: Sequence[Result], value: Callable[[Result], float], title: str) -> Text:
+    """Percent in every cell: acceptance and step downwards, price of rows, sequences and distance to the right."""
+    by_point = {result.point: result for result in results}
+    text = Text(f"{title}, percent (00: 100 or more)\n", style="bold")
+    width = 2 * len(DISTANCES) * len(ROUNDS)
+    text.append(" " * 8 + "".join(rows.ljust(width) for rows in KNEES) + "\n", style="dim")
+    counts = "".join(f"N={count}".ljust(2 * len(DISTANCES)) for count in ROUNDS)
+    text.append(" " * 8 + counts * len(KNEES) + "\n", style="dim")
+    for acceptance in ACCEPTANCES:
+        for step in STEPS:
+            text.append(f"{acceptance:.2f}".lstrip("0") + f"{step:5.2f}".replace("0.", ".").rjust(4) + " ", style="dim")
+            for rows in KNEES:
+                for count in ROUNDS:
+                    for distance in DISTANCES:
+                        result = by_point.get(Point(rows, acceptance, step, distance, count))
+                        text.append(*_cell(value(result)) if result else "  ")
+            text.append("\n")
+    text.append(
+        f"acceptance and step (of a pass) downwards; distance {', '.join(map(str, DISTANCES))} of a pass in each N",
+        style="dim",
+    )
+    return text
+
+
+def _cell(value: float) -> tuple[str, str]:
+    colour = next(colour for bound, colour in _COLOURS if value < bound)
+    return f"{round(100 * value) % 100:02}" if value < 1 else "00", f"white on {colour}"
+
+
+def draw(results: Sequence[Result], value: Callable[[Result], float], title: str, file: Path) -> None:
+    """The heat map as a picture. Needs matplotlib (``pip install specdec[bench]``)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    by_point = {result.point: result for result in results}
+    figure = Figure(figsize=(13, 5.2), facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    for axes, rows in zip(figure.subplots(1, len(KNEES), sharey=True), KNEES, strict=True):
+        cells = [
+            [value(by_point[Point(rows, a, s, d, n)]) for n in ROUNDS for d in DISTANCES]
+            for a in ACCEPTANCES
+            for s in STEPS
+        ]
+        image = axes.imshow(cells, cmap="RdYlGn", vmin=0.7, vmax=1.1, aspect="auto")
+        axes.set_title(rows)
+        axes.set_xticks(range(len(cells[0])), [f"{n} | {d:g}" for n in ROUNDS for d in DISTANCES], rotation=90)
+        axes.set_yticks(range(len(cells)), [f"{a:g} | {s:g}" for a in ACCEPTANCES for s in STEPS])
+        axes.set_xlabel("sequences | distance in passes")
+    figure.axes[0].set_ylabel("acceptance | step in passes")
+    figure.colorbar(image, ax=figure.axes, shrink=0.8)
+    figure.savefig(file, dpi=120)

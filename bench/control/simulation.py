@@ -1,0 +1,295 @@
+"""A deployment under a simulated clock: N sequences, a target and a draft that batch whatever waits, distances.
+
+The services behave as the real step loops do: who arrives while the model is busy joins its next pass, a draft pass
+is one node for everybody who drafts. Everything is drawn from a seed, so a run is the same each time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from orchestrator.control.concert import Concert
+from orchestrator.control.controller import Adaptive, Controller, Fixed
+from orchestrator.control.costs import Costs
+from orchestrator.rounds import Proposal
+from specdec.core.rounds import OVERRUN, Timings, Verdict
+from specdec.core.tree import TokenTree
+from specdec.server.batch_delay import Gathering
+
+CHAINS = [TokenTree.chain([1] * depth) for depth in range(65)]
+MOST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a deployment is like. Times in milliseconds."""
+
+    acceptance: float = 0.7
+    pass_ms: float = 20.0
+    step_ms: float = 2.0
+    distance_ms: float = 0.0  # to the draft and back
+    overhead_ms: float = 0.5  # of a round with either service
+    sequences: int = 1
+    knee_rows: float = 200.0  # beyond so many rows a pass takes as many times longer
+    draft_knee_rows: float = 400.0
+    noise: float = 0.05
+    contention: float = 0.0  # a pass takes so much longer while the draft works, and a draft step while the target does
+    draft_dead: bool = False
+    odd_acceptance: float | None = None  # of every second sequence, if it is another
+
+    def acceptance_of(self, index: int) -> float:
+        return self.acceptance if self.odd_acceptance is None or index % 2 == 0 else self.odd_acceptance
+
+    def pass_s(self, rows: int) -> float:
+        return self.pass_ms * max(1.0, 0.9 + 0.1 * rows / self.knee_rows, rows / self.knee_rows) / 1e3
+
+    def step_s(self, rows: int) -> float:
+        return self.step_ms * max(1.0, rows / self.draft_knee_rows) / 1e3
+
+
+class Run:
+    """``place`` may be replaced while it runs."""
+
+    def __init__(
+        self, place: Place, new_controller: Callable[[], Controller], costs: Costs | None = None, seed: int = 0
+    ):
+        self.place = place
+        self.now = 0.0
+        self.tokens = 0.0
+        self.depths: list[list[int]] = []
+        self._random = random.Random(seed)
+        self._costs = costs
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._verifying: list[_Stream] = []  # waiting at the target
+        self._drafting: list[_Stream] = []
+        self._target_busy = self._draft_busy = False
+        self._rest = 0  # number of the last time that a pass was put off
+        self._num_passes = 0
+        self._gathering = Gathering()
+        self._new_controller = new_controller
+        self.streams: list[_Stream] = []
+        self.join(place.sequences)
+
+    def join(self, count: int) -> None:
+        """So many sequences more."""
+        for index in range(len(self.streams), len(self.streams) + count):
+            stream = _Stream(index, self._new_controller())
+            self.streams.append(stream)
+            self.depths.append([])
+            self._at(self._random.random() * self.place.pass_ms / 1e3, partial(self._begin, stream))
+
+    def leave(self, count: int) -> None:
+        """So many sequences less."""
+        for stream in self.streams[-count:]:
+            stream.ended = True
+        del self.streams[-count:]
+
+    def on(self, rounds: int) -> Run:
+        """Goes on for so many rounds of every sequence, on average."""
+        until = sum(map(len, self.depths)) + rounds * len(self.streams)
+        while self._events and sum(map(len, self.depths)) < until:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+        return self
+
+    def _at(self, delay_s: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now + delay_s, next(self._order), event))
+
+    def _noisy(self, seconds: float) -> float:
+        noise = self.place.noise
+        accident = 5.0 if noise and self._random.random() < 0.005 else 1.0
+        return seconds * accident * self._random.lognormvariate(0.0, noise)
+
+    def _begin(self, stream: _Stream, unasked: bool = False) -> None:
+        plan = stream.controller.plan(UNENDING)
+        budget = plan.budget
+        assert 0 <= budget.max_nodes == budget.max_depth
+        assert not (budget.max_nodes and (unasked or plan.run_on))
+        # The first token comes of the prompt, with nothing verified.
+        stream.depth = stream.left = budget.max_nodes if stream.round >= 0 else 0
+        stream.since = self.now
+        stream.round += 1
+        self.depths[stream.index].append(stream.depth)
+        if unasked:
+            if 2 * (1 + stream.unasked) <= plan.run_on:  # as orchestrator.target_client does
+                stream.unasked = plan.run_on
+            elif plan.run_on + OVERRUN <= stream.unasked:
+                self._at(self.place.overhead_ms / 2e3, lambda: self._interrupt(stream, plan.run_on))
+            return None
+        stream.unasked = plan.run_on
+        if not stream.depth:
+            return self._submit(stream)
+        away_s = (self.place.overhead_ms + self.place.distance_ms) / 2e3
+        patience_s = self._costs.patience_s(stream.depth) if self._costs else 1.0
+        this = stream.round
+        if self._costs:
+            self._costs.contention.asked()
+        self._at(patience_s, lambda: self._give_up(stream, this))
+        if not self.place.draft_dead:
+            self._at(away_s, lambda: self._arrive(stream, this))
+        return None
+
+    def _interrupt(self, stream: _Stream, run_on: int) -> None:
+        in_a_pass = stream not in self._verifying
+        stream.unasked = min(stream.unasked, run_on + in_a_pass)
+
+    def _arrive(self, stream: _Stream, this: int) -> None:
+        if stream.round == this and stream.left:
+            self._drafting.append(stream)
+            if not self._draft_busy:
+                # What one frame brings takes effect together.
+                self._draft_busy = True
+                self._at(0.0, self._step)
+
+    def _step(self) -> None:
+        growing, self._drafting = self._drafting, []
+        self._draft_busy = bool(growing)
+        if growing:
+            rounds = [stream.round for stream in growing]
+            step_s = self.place.step_s(len(growing)) * (1 + self.place.contention * self._target_busy)
+            self._at(self._noisy(step_s), lambda: self._grown(growing, rounds))
+
+    def _grown(self, growing: list[_Stream], rounds: list[int]) -> None:
+        back_s = (self.place.overhead_ms + self.place.distance_ms) / 2e3
+        for stream, this in zip(growing, rounds, strict=True):
+            if stream.round != this or not stream.left:
+                continue
+            stream.left -= 1
+            if stream.left:
+                self._drafting.append(stream)
+            else:
+                self._at(back_s, partial(self._receive, stream, this))
+        self._step()
+
+    def _receive(self, stream: _Stream, this: int) -> None:
+        if stream.round == this and not stream.submitted:
+            if self._costs:
+                self._costs.drafted(stream.depth, self.now - stream.since)
+            self._submit(stream)
+
+    def _give_up(self, stream: _Stream, this: int) -> None:
+        if stream.round == this and not stream.submitted:
+            if self._costs:
+                self._costs.late(stream.depth, self.now - stream.since)
+            stream.depth = stream.left = 0
+            self._submit(stream)
+
+    def _submit(self, stream: _Stream) -> None:
+        stream.submitted = True
+        stream.since = self.now
+        self._at(self.place.overhead_ms / 2e3, lambda: self._queue(stream))
+
+    def _queue(self, stream: _Stream) -> None:
+        stream.queued = self.now
+        self._verifying.append(stream)
+        self._gathering.back(stream, self.now)
+        if not self._target_busy:
+            # What one frame brings takes effect together.
+            self._target_busy = True
+            self._at(0.0, self._pass)
+
+    def _pass(self) -> None:
+        num_rows = sum(stream.depth + 1 for stream in self._verifying)
+        num_leaving = sum(not stream.unasked for stream in self._verifying)
+        rest_s = self._gathering.rest_s(len(self._verifying), num_leaving, num_rows, self.now)
+        if self._verifying and rest_s:
+            self._target_busy, self._rest = False, self._rest + 1
+            this = self._rest
+            self._at(rest_s, lambda: self._rested(this))
+            return
+        batch, self._verifying = self._verifying, []
+        self._target_busy = bool(batch)
+        if batch:
+            self._rest += 1
+            rows = sum(stream.depth + 1 for stream in batch)
+            pass_s = self.place.pass_s(rows) * (1 + self.place.contention * self._draft_busy)
+            pass_s, started = self._noisy(pass_s), self.now
+            self._gathering.passed(rows, pass_s, started)
+            self._at(pass_s, lambda: self._verified(batch, rows, pass_s, started))
+
+    def _rested(self, this: int) -> None:
+        if self._rest == this and not self._target_busy:
+            self._target_busy = True
+            self._pass()
+
+    def _verified(self, batch: list[_Stream], rows: int, pass_s: float, started: float) -> None:
+        self._num_passes += 1
+        for stream in batch:
+            timings = Timings(int((started - stream.queued) * 1e6), int(pass_s * 1e6), 0, rows, len(batch))
+            to_come, asked = stream.unasked, stream.asked
+            stream.asked = not to_come
+            if to_come:
+                stream.unasked -= 1
+                stream.queued = self.now
+                self._verifying.append(stream)
+            else:
+                self._gathering.told(stream, stream.depth + 1, self.now)
+            self._at(
+                self.place.overhead_ms / 2e3,
+                partial(self._commit, stream, timings, asked, to_come),
+            )
+        self._pass()
+
+    def _commit(self, stream: _Stream, timings: Timings, asked: bool, to_come: int) -> None:
+        right, acceptance = 0, self.place.acceptance_of(stream.index)
+        while right < stream.depth and self._random.random() < acceptance:
+            right += 1
+        # What is to be expected, not what came: the same with less noise.
+        tokens = sum(acceptance**depth for depth in range(stream.depth + 1))
+        self.tokens += tokens
+        stream.tokens += tokens
+        if self._costs and asked:
+            num_passes = self._num_passes - stream.passes
+            self._costs.verified(stream.depth, self.now - stream.since, timings, num_passes, len(self.streams))
+        elif self._costs:
+            self._costs.went_on(timings, len(self.streams))
+        stream.passes = self._num_passes
+        verdict = Verdict(stream.round, 0, tuple(range(right)), 0, (), timings, run_on=to_come)
+        stream.controller.observe(Proposal(CHAINS[stream.depth]), verdict)
+        stream.submitted = False
+        if stream.ended:
+            stream.unasked = 0
+            self._gathering.gone(stream)
+        else:
+            self._begin(stream, unasked=to_come > 0)
+
+
+class _Stream:
+    def __init__(self, index: int, controller: Controller) -> None:
+        self.index = index
+        self.controller = controller
+        self.round = -1
+        self.depth = self.left = self.passes = self.unasked = 0
+        self.since = self.queued = self.tokens = 0.0
+        self.submitted = self.ended = False
+        self.asked = True
+
+
+UNENDING: Any = SimpleNamespace(remaining=1 << 30)
+
+
+def fixed(place: Place, num_draft_tokens: int, seed: int = 0) -> Run:
+    """Every sequence drafts so many tokens in each round."""
+    return Run(place, lambda: Fixed(num_draft_tokens), seed=seed)
+
+
+def adaptive(place: Place, seed: int = 0) -> Run:
+    """The policy decides."""
+    concert = Concert(Costs(MOST))
+    return Run(place, lambda: Adaptive(concert), concert.costs, seed)
+
+
+def tokens_per_s(run: Run, warm_up: int = 40, rounds: int = 80) -> float:
+    """After a warm-up, over so many rounds of every sequence."""
+    run.on(warm_up)
+    tokens, since = run.tokens, run.now
+    run.on(rounds)
+    return (run.tokens - tokens) / (run.now - since)
