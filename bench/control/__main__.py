@@ -47,7 +47,8 @@ def main(
             console.print(f"  {result.over_alone:.2f}  {result.point.name}", highlight=False)
     console.print_json(json.dumps(report.ratios(results, earlier)))
     if json_file is not None:
-        json_file.write_text(json.dumps([result.as_json() for result in results], indent=0) + "\n")
+        lines = ",\n".join(json.dumps(result.as_json()) for result in results)
+        json_file.write_text(f"[\n{lines}\n]\n")
     if chart is not None:
         report.draw(results, lambda result: result.over_best, "Policy over the best fixed K", chart)
 
