@@ -8,54 +8,28 @@ Does not know what a verdict means.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from orchestrator.control.costs import Costs
-from orchestrator.replicas.frames import chunked
-from orchestrator.replicas.link import HostileReplica, Lane, WatchdogFired
+from orchestrator.replicas.link import HostileReplica, Lane
+from orchestrator.replicas.opening import target_open
+from orchestrator.replicas.poison import Losses
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
 from orchestrator.rounds import Early
 from orchestrator.sequence import Sequence
-from specdec.core.errors import (
-    Draining,
-    NoReplica,
-    OutOfStep,
-    Overloaded,
-    PassFailed,
-    Preempted,
-    ReplicaLost,
-    SpecdecError,
-)
+from specdec.core.errors import NoReplica, OutOfStep, Overloaded, Preempted, ReplicaLost, SpecdecError
 from specdec.core.rounds import EARLY, OVERRUN, RUN_ON, Round, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.transport.wire import write_round
-from specdec.v1 import target_pb2
-
-MAX_HARM, MAX_HARM_IN_ALL = 4, 8
-_HARM_OF_CRASH, _HARM_OF_FAILED_PASS = 2, 1
-"""A request may be the cause of its replicas' failures. Two crashes in a row end it; a failed pass, which its replica
-survives, counts half. Progress proves the text so far harmless; with progress in between, twice as much ends it."""
 
 _REPLAY = (ReplicaLost, OutOfStep, Preempted, Overloaded)
-_FATE_TIMEOUT_S = 1.0
 _SHORTEST_PAUSE_S = 0.02
 _backoff = wait_random_exponential(multiplier=0.02, max=1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Loss:
-    """The loss of a replica during this request. With neither flag set, the network may be the cause."""
-
-    replica: Replica
-    instance: str
-    failed_pass: bool
-    stood_still: bool
 
 
 class TargetClient:
@@ -84,8 +58,7 @@ class TargetClient:
         self._cause = ""  # of the next replay
         self._refused = False  # the last attempt found no room; it does not count as a replay
         self._num_preemptions = 0
-        self._losses: list[_Loss] = []
-        self._num_harmless = 0  # losses with a verdict after them
+        self._losses = Losses()
 
     async def __aenter__(self) -> TargetClient:
         return self
@@ -149,7 +122,7 @@ class TargetClient:
     async def _begin(self, sequence: Sequence) -> Verdict:
         """The first verdict of the sequence on a new replica: the first of all, or that of a replay."""
         if self._opened_before:
-            await self._refuse_poison()
+            await self._losses.refuse()
         try:
             # Wait before taking a turn: a sequence without a replica must not block the turns of others.
             replica = await self._pool.wait_for_one(self._wait_s, self._replica, sequence.needs, sequence.base)
@@ -158,7 +131,7 @@ class TargetClient:
         if not self._opened_before:
             self._opened_before = True
             return await self._first_answer(sequence, replica)
-        async with self._pool.replays.turn(self._arrived, suspect=self._suspect):
+        async with self._pool.replays.turn(self._arrived, suspect=self._losses.suspected):
             # Choose again: replicas may have come or gone. The last replica is used only if there is no other.
             replica = await self._pool.wait_for_one(0.0, self._replica, sequence.needs, sequence.base)
             if not self._refused:
@@ -190,7 +163,8 @@ class TargetClient:
             raise
         self._pool.waiting_for_room.discard(self)
         assert self._replica is not None, "an open lane is some replica's"
-        self._num_harmless, self._refused = len(self._losses), False
+        self._losses.answered()
+        self._refused = False
         num_passes, self._num_passes = self._replica.num_passes - self._num_passes, self._replica.num_passes
         num_live, timings = self._replica.num_sequences, verdict.timings
         if asked is not None:
@@ -217,18 +191,14 @@ class TargetClient:
         self._round = self._answered = 0
         age_ms = int((time.monotonic() - self._arrived) * 1e3)
         lane.open(
-            chunked(
+            target_open(
+                lane.sequence,
                 sequence.spec,
                 self._model_digest,
                 self._traceparent,
-                lambda spec, more: target_pb2.TargetOpen(
-                    sequence=lane.sequence,
-                    spec=spec,
-                    more=more,
-                    stop_token_ids=sequence.stop_token_ids,
-                    request_age_ms=age_ms,
-                    num_preemptions=self._num_preemptions,
-                ),
+                stop_token_ids=sequence.stop_token_ids,
+                request_age_ms=age_ms,
+                num_preemptions=self._num_preemptions,
             )
         )
         return lane
@@ -263,11 +233,6 @@ class TargetClient:
         self.park()
         raise error
 
-    @property
-    def _suspect(self) -> bool:
-        """Whether a replica was lost since the last verdict: the present text may be the cause."""
-        return len(self._losses) > self._num_harmless
-
     def _remember(self, error: SpecdecError) -> None:
         self._cause = error.reason
         self._refused = isinstance(error, Overloaded)
@@ -275,17 +240,8 @@ class TargetClient:
             self._replica.num_refused += 1
             self._pool.waiting_for_room.add(self)
         self._num_preemptions += isinstance(error, Preempted)
-        if isinstance(error, ReplicaLost) and not isinstance(error, Draining) and self._replica is not None:
-            stood_still = isinstance(error, WatchdogFired) and error.stood_still
-            self._losses.append(_Loss(self._replica, self._instance, isinstance(error, PassFailed), stood_still))
-
-    async def _refuse_poison(self) -> None:
-        """Raises NoReplica after too much harm. A lost stream is a crash only if its process ended, or stood still."""
-        recent = self._losses[self._num_harmless :]
-        if len(recent) * _HARM_OF_CRASH < MAX_HARM and len(self._losses) * _HARM_OF_CRASH < MAX_HARM_IN_ALL:
-            return
-        if await _harm(recent) >= MAX_HARM or await _harm(self._losses) >= MAX_HARM_IN_ALL:
-            raise NoReplica(f"replicas failed {len(self._losses)} times under this request; it is not tried again")
+        if self._replica is not None:
+            self._losses.lost(error, self._replica, self._instance)
 
 
 def _accepted(round_: Round, verdict: Verdict, since: Seq[int], tree: TokenTree) -> tuple[int, ...] | None:
@@ -301,23 +257,6 @@ def _accepted(round_: Round, verdict: Verdict, since: Seq[int], tree: TokenTree)
 def _to_come(round_: Round, base: int) -> int:
     """Verdicts of a round that are still to come at ``base``."""
     return 1 + max(0, round_.run_on - (base - round_.base))
-
-
-async def _harm(losses: Iterable[_Loss]) -> int:
-    harm = 0
-    ended: set[tuple[Replica, str]] = set()  # processes with a lost stream
-    for loss in losses:
-        if loss.failed_pass:
-            harm += _HARM_OF_FAILED_PASS
-        elif loss.stood_still:
-            harm += _HARM_OF_CRASH
-        else:
-            ended.add((loss.replica, loss.instance))
-    # A process that is dead by now crashed once, even if several streams to it ended before.
-    for replica, instance in ended:
-        if await replica.is_dead(instance, _FATE_TIMEOUT_S):
-            harm += _HARM_OF_CRASH
-    return harm
 
 
 def _wait(state: RetryCallState) -> float:

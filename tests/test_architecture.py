@@ -48,10 +48,8 @@ ORCHESTRATOR_ORDER = (
 UNTIL_THE_POLICY_ISSUE = {
     ("orchestrator.drafting.draft_client", "orchestrator.control.costs"),
     ("orchestrator.target_client", "orchestrator.control.costs"),
-    ("orchestrator.drafting.draft_client", "specdec.v1.draft_pb2"),
-    ("orchestrator.target_client", "specdec.v1.target_pb2"),
 }
-"""Named exceptions: arrows into control, and protobuf in the two clients."""
+"""Named exceptions: arrows into control."""
 
 MAY_IMPORT = {
     "torch": (
@@ -68,6 +66,10 @@ MAY_IMPORT = {
     "specdec.v1": (
         *("specdec.transport", "specdec.server.model_server", "specdec.client", "specdec.cli"),
         *("target_service.codec", "target_service.server", "draft_service.codec", "draft_service.server"),
+        *("orchestrator.replicas", "orchestrator.api"),
+    ),
+    "google": (
+        *("specdec.core.errors", "specdec.transport", "specdec.cli"),
         *("orchestrator.replicas", "orchestrator.api"),
     ),
     "tenacity": ("orchestrator.replicas", "orchestrator.target_client"),
@@ -224,7 +226,10 @@ RULES: dict[str, tuple[Callable[[Arrows], set[tuple[str, str]]], list[tuple[str,
             ("specdec.passes.rows", "torch"),
             ("orchestrator.decoder", "torch"),
             ("target_service.engine", "specdec.v1.target_pb2"),
+            ("orchestrator.target_client", "specdec.v1.target_pb2"),
+            ("orchestrator.drafting.draft_client", "specdec.v1.draft_pb2"),
             ("orchestrator.sequence", "grpc.aio"),
+            ("orchestrator.target_client", "google.protobuf.message"),
             ("specdec.backends.torch.draw", "ctypes"),
             ("specdec.backends.avx512.backend", "specdec.backends.torch.backend"),
             ("specdec.runner.loading", "specdec.backends.avx512.kernels"),

@@ -12,16 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.control.costs import Costs
-from orchestrator.replicas.frames import chunked
 from orchestrator.replicas.link import Lane
+from orchestrator.replicas.opening import draft_open
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica, Tally
 from orchestrator.sequence import Sequence
 from specdec.core.errors import Draining, Overloaded, ReplicaLost, SpecdecError
 from specdec.core.rounds import AHEAD, SIBLINGS, Advance, Budget, Growth, GrowthEnd
 from specdec.core.tree import EMPTY_TREE, TokenTree
-from specdec.transport.wire import write_advance, write_budget
-from specdec.v1 import draft_pb2
+from specdec.transport.wire import write_advance
 
 _PATIENCE_S = 1.0
 _FIRST_PAUSE_S = 5.0
@@ -248,13 +247,4 @@ class DraftClient:
         self._advance, self._base = 0, sequence.base
         if not sequence.keyed_by_token:
             budget = Budget()
-        lane.open(
-            chunked(
-                sequence.spec,
-                "",
-                self._traceparent,
-                lambda spec, more: draft_pb2.DraftOpen(
-                    sequence=lane.sequence, spec=spec, more=more, budget=write_budget(self._possible(budget))
-                ),
-            )
-        )
+        lane.open(draft_open(lane.sequence, sequence.spec, self._possible(budget), self._traceparent))

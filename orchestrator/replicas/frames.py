@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from specdec.core.errors import from_status
-from specdec.core.sequence import SequenceSpec
 from specdec.transport import wire
-from specdec.v1 import common_pb2, draft_pb2, target_pb2
+from specdec.v1 import draft_pb2, target_pb2
 
 
 class TargetFrames:
@@ -53,15 +51,3 @@ class DraftFrames:
 
     def named(self, response: draft_pb2.DraftResponse) -> Iterator[int]:
         return iter(())
-
-
-def chunked(
-    spec: SequenceSpec, digest: str, traceparent: str, make: Callable[[common_pb2.SequenceSpec, bool], Any]
-) -> Iterator[Any]:
-    """The open entries of a spec: each carries a part of the ids, the first also everything else."""
-    ids = spec.token_ids
-    for start in range(0, len(ids), wire.IDS_PER_OPEN):
-        first = dataclasses.replace(spec, token_ids=())
-        part = common_pb2.SequenceSpec() if start else wire.write_spec(first, digest, traceparent)
-        part.token_ids.extend(ids[start : start + wire.IDS_PER_OPEN])
-        yield make(part, start + wire.IDS_PER_OPEN < len(ids))

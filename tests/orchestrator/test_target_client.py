@@ -9,7 +9,7 @@ import pytest
 
 from bench.models.table_model import Table, TableVerifier
 from orchestrator.control.costs import Costs
-from orchestrator.target_client import MAX_HARM, TargetClient, _harm, _Loss
+from orchestrator.target_client import TargetClient
 from specdec.core.tree import EMPTY_TREE
 from tests.cluster import Cluster, cluster
 from tests.models.fake_peers import new_sequence
@@ -26,20 +26,6 @@ def used_by(client: TargetClient, running: Cluster) -> int:
     """The index of the target that it is on."""
     assert client._replica is not None
     return next(i for i, each in enumerate(running.targets) if client._replica.address.endswith(f":{each.port}"))
-
-
-class Ended:
-    """A replica of which all processes are dead by now."""
-
-    async def is_dead(self, instance: str, timeout_s: float) -> bool:
-        return True
-
-
-async def test_a_process_crashes_once_however_many_streams_to_it_ended_before() -> None:
-    replica = Ended()
-    losses = [_Loss(replica, instance, False, False) for instance in ("one", "one", "one", "other")]  # type: ignore[arg-type]
-    assert await _harm(losses[:3]) == await _harm(losses[:1]) == MAX_HARM // 2
-    assert await _harm(losses) == MAX_HARM
 
 
 async def test_a_replay_is_counted_also_after_an_open_that_was_refused() -> None:

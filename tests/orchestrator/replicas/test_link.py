@@ -10,8 +10,9 @@ import grpc
 import pytest
 
 from orchestrator.replicas import link as link_
-from orchestrator.replicas.frames import TargetFrames, chunked
+from orchestrator.replicas.frames import TargetFrames
 from orchestrator.replicas.link import HostileReplica, Link, WatchdogFired
+from orchestrator.replicas.opening import target_open
 from orchestrator.replicas.replica import Replica, Role
 from specdec.core.errors import ReplicaLost
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
@@ -60,14 +61,7 @@ class Running:
     def open(self, num_ids: int) -> Any:
         lane = self.link.lane()
         spec = SequenceSpec(tuple(range(70_000, 70_000 + num_ids)), num_ids, SamplingParams(), 0, Method.COUPLED)
-        lane.open(
-            chunked(
-                spec,
-                "",
-                "",
-                lambda part, more: target_pb2.TargetOpen(sequence=lane.sequence, spec=part, more=more),
-            )
-        )
+        lane.open(target_open(lane.sequence, spec, "", ""))
         return lane
 
     async def quiet(self) -> list[target_pb2.VerifyRequest]:
