@@ -17,7 +17,7 @@ import typer
 
 from bench.harness.command import run_benchmark
 from bench.harness.deployment import Processes
-from orchestrator.control.prompt_lookup import HitRates, PromptLookup
+from orchestrator.drafting.prompt_lookup import HitRates, PromptLookup
 from specdec.client import Client
 from specdec.v1.generation_pb2 import SpeculationStats
 
@@ -74,11 +74,11 @@ def _us_per_look(base: Sequence[int], news: Sequence[int]) -> float:
     best_s = float("inf")
     for _ in range(5):
         lookup, text = PromptLookup(HitRates()), list(base)
-        lookup.look(text)
+        lookup.chances(text)
         started = time.process_time()
         for token in news:
             text.append(token)
-            lookup.look(text)
+            lookup.chances(text)
         best_s = min(best_s, time.process_time() - started)
     return best_s / len(news) * 1e6
 

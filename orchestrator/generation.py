@@ -13,16 +13,17 @@ from functools import partial
 from opentelemetry import trace
 from tokenizers import Tokenizer
 
-from orchestrator.control.concert import Concert
 from orchestrator.control.controller import Adaptive, Controller, Fixed
-from orchestrator.control.costs import Costs
-from orchestrator.control.prompt_lookup import PromptLookup
-from orchestrator.decoder import Step, decode
+from orchestrator.control.cost_model import CostModel
+from orchestrator.control.draft_length import DraftLength
+from orchestrator.decoder import decode
 from orchestrator.drafting.draft_client import DraftClient
+from orchestrator.drafting.prompt_lookup import HitRates, PromptLookup
 from orchestrator.drafting.speculation import Speculation
 from orchestrator.outbox import Outbox
 from orchestrator.replicas.pool import Pool
 from orchestrator.request import Chunk, Request
+from orchestrator.rounds import RoundRecord
 from orchestrator.sequence import Sequence
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.target_client import TargetClient
@@ -57,9 +58,10 @@ class Generator:
         self._tokenizer = tokenizer
         self._settings = settings
         self._metrics = metrics
-        ahead, siblings = settings.num_ahead_tokens > 0, settings.num_siblings
-        self._costs = Costs(_MAX_ADAPTIVE_DRAFT_TOKENS, ahead, siblings)
-        self._concert = Concert(self._costs)
+        self._costs = CostModel()
+        self._policy = DraftLength(self._costs, _MAX_ADAPTIVE_DRAFT_TOKENS, settings.num_ahead_tokens > 0)
+        # What is learnt of all requests is the prior of the next one.
+        self._acceptance, self._hit_rates = AcceptanceModel(), HitRates()
 
     async def chunks(self, request: Request, model_digest: str, arrived: float) -> AsyncGenerator[Chunk, None]:
         """All chunks of all samples. ``arrived``: when the request arrived (monotonic clock). Raises the first
@@ -109,13 +111,13 @@ class Generator:
         # Detokenizing many ids takes long and must not block the event loop.
         sequence = await asyncio.to_thread(make) if len(received) > _MANY_RECEIVED_IDS else make()
         fixed = request.num_draft_tokens
-        lookup = PromptLookup(self._costs.hit_rates) if fixed is None and sequence.keyed_by_token else None
-        chances = AcceptanceModel(self._costs.chances)
+        lookup = PromptLookup(self._hit_rates) if fixed is None and sequence.keyed_by_token else None
+        acceptance = AcceptanceModel(self._acceptance)
         ahead, siblings = self._settings.num_ahead_tokens, self._settings.num_siblings
         controller: Controller = (
-            Adaptive(self._concert, lookup, chances, ahead > 0 and sequence.keyed_by_token)
+            Adaptive(self._policy, acceptance, lookup, ahead > 0 and sequence.keyed_by_token, siblings)
             if fixed is None
-            else Fixed(fixed)
+            else Fixed(fixed, self._costs)
         )
         span = trace.get_current_span()
         traceparent = telemetry.traceparent()
@@ -123,16 +125,16 @@ class Generator:
         position = len(received)
         try:
             async with (
-                TargetClient(self._targets, self._costs, model_digest, traceparent, wait_s, arrived) as target,
-                DraftClient(self._drafts, self._costs, traceparent) as draft,
-                aclosing(
-                    decode(
-                        sequence,
-                        clock := RoundClock(target),
-                        Speculation(draft, ahead, siblings, chances),
-                        controller,
-                    )
-                ) as steps,
+                DraftClient(self._drafts, traceparent) as draft,
+                TargetClient(
+                    self._targets,
+                    model_digest,
+                    traceparent,
+                    wait_s,
+                    arrived,
+                    (speculation := Speculation(draft, ahead, siblings, acceptance, lookup)).next_round,
+                ) as target,
+                aclosing(decode(sequence, clock := RoundClock(target), speculation, controller)) as steps,
             ):
 
                 def park() -> None:
@@ -144,33 +146,33 @@ class Generator:
                 if sequence.finished:
                     await outbox.put(Chunk.of(index, position, Piece(), sequence), park)
                 async for step in steps:
-                    split = clock.split(step.verdict)
-                    self._metrics.round_ended(step, split, draft.tally)
-                    if fixed is None and step.verdict.round:
-                        self._concert.took(split.total - split.client, len(step.verdict.accepted) + 1)
+                    record = step.record
+                    split = clock.split(record)
+                    self._metrics.round_ended(record, split, draft.tally)
+                    if (answer := record.proposal.drafting.answer) is not None:
+                        draft.compare(self._costs.of_one_s(*answer))
                     if span.is_recording():
-                        span.add_event("round", _round_attributes(index, step, split))
+                        span.add_event("round", _round_attributes(index, record, split))
                     if handed_over := bool(step.piece) or sequence.finished:
                         chunk = Chunk.of(index, position, step.piece, sequence)
                         clock.hands_over()
                         await outbox.put(chunk, park)
                         position += len(step.piece.token_ids)
-                    if self._costs.alone_known and self._metrics.look_due():
+                    if self._costs.target_known and self._metrics.look_due():
                         self._metrics.target_alone_s = self._costs.alone_s
                     clock.goes_on(handed_over)
         finally:
             self._metrics.sample_ended(sequence.statistics)
 
 
-def _round_attributes(index: int, step: Step, split: Split) -> dict[str, int]:
+def _round_attributes(index: int, record: RoundRecord, split: Split) -> dict[str, int]:
     """Microseconds and counts. Zeros are left out: each attribute costs 2 us. The target's span has the rows."""
-    verdict = step.verdict
-    attributes = {"round": verdict.round, "base": verdict.base}
+    attributes = {"round": record.number, "base": record.base}
     if index:
         attributes["index"] = index
-    if step.proposal.tree:
-        attributes["num_draft_tokens"] = len(step.proposal.tree)
-        attributes["num_accepted_tokens"] = len(verdict.accepted)
+    if record.num_nodes:
+        attributes["num_draft_tokens"] = record.num_nodes
+        attributes["num_accepted_tokens"] = len(record.accepted)
     for part, name in _PARTS:
         if microseconds := int(getattr(split, part) * 1e6):
             attributes[name] = microseconds

@@ -1,78 +1,115 @@
-"""The values between the controller and the speculation: the plan of a round, and the proposal made from it."""
+"""The values of one round: what may be drafted, what was proposed, and the record of what came of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 
-from specdec.core.rounds import Budget
+from specdec.core.rounds import Timings, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 
 
-class Rival(IntEnum):
-    """The alternatives to a prompt-lookup proposal, the worst first: nothing (the draft gave no tree), a tree that the
-    round has to wait for, a tree of the draft that has arrived."""
+class Source(StrEnum):
+    """Where draft tokens come from."""
 
-    NOTHING = 0
-    WAIT = 1
-    TREE = 2
+    DRAFT = "draft"
+    LOOKUP = "prompt_lookup"
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
-    """A prompt-lookup proposal. It is verified instead of ``beats`` and of worse alternatives.
+class Grant:
+    """At most ``num_tokens`` draft tokens of one source. ``waits``: the round waits for them, else it takes those that
+    are there."""
 
-    ``in_doubt``: a rejection somewhere in it is more likely than none.
-    """
-
-    tree: TokenTree = EMPTY_TREE
-    beats: Rival = Rival.NOTHING
-    in_doubt: bool = False
-
-
-NO_GUESS = Guess()
+    source: Source
+    num_tokens: int
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
     """The plan of the next round.
 
-    ``budget.max_nodes``: draft tokens that the round waits for. ``budget.max_depth``: draft tokens that are verified if
-    they have arrived; with max_nodes = 0 they may grow, but the round does not wait. ``rounds``: duration in seconds of
-    a round with 0, 1, ... nodes; of an arrived tree the part with the most tokens per second is verified. Empty: always
-    the likeliest max_depth nodes. ``soon``: nothing is verified yet, because the next verdict is autonomous.
-    ``run_on``: autonomous verdicts allowed after this round, those in flight included. ``early``: the next round may be
-    sent before the verdict on this one.
+    ``grants``: the best source first; the first one that has tokens is verified. ``num_autonomous``: autonomous
+    verdicts allowed after this round, those in flight included. ``round_s``: seconds of a round with 0, 1, ... nodes;
+    of an arrived tree the part with the most tokens per second is verified (empty: the most likely nodes).
+    ``deadline_s``: how long the round waits for a draft. ``next_round_after_s``: the next round may be sent before the
+    verdict, so long after this one (pipelined verification); None: it may not.
     """
 
-    budget: Budget
-    run_on: int = 0
-    guess: Guess = NO_GUESS
-    soon: bool = False
-    rounds: Sequence[float] = ()
-    early: bool = False
+    grants: tuple[Grant, ...] = ()
+    num_autonomous: int = 0
+    round_s: Sequence[float] = ()
+    deadline_s: float = 1.0
+    next_round_after_s: float | None = None
 
 
-Early = Callable[[], tuple[TokenTree, int]]
-"""Makes the next round before the verdict on this one: a tree below the present base, and how many nodes to verify of
-what is left of it after the verdict (the first ones). An empty tree: none has arrived yet."""
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What the draft service did for one round.
+
+    ``num_asked``: draft tokens that the round waited for. ``waited_s``: time spent waiting; None: no wait. ``answer``:
+    number of tokens and seconds of the last request that the draft answered, or failed to answer in time. ``hit``:
+    whether a tree had arrived when the draft was asked for more; None: it was not asked. ``was_there``: a tree was
+    there at the last verdict. ``num_received``: nodes received since the last round.
+    """
+
+    num_asked: int = 0
+    waited_s: float | None = None
+    answer: tuple[int, float] | None = None
+    hit: bool | None = None
+    was_there: bool = False
+    num_received: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The tree to verify, and its origin.
-
-    ``guessed``: the alternative that a prompt-lookup proposal replaced; None: the tree is the draft's. ``foreseen``:
-    speculation hit, a tree had arrived when the draft was asked for more; None: it was not asked. ``was_there``: a tree
-    of the draft was there at the last verdict. ``num_received``: draft nodes received since the last proposal.
-    ``waited_s``: time spent waiting for the draft; None: no wait. ``early``: makes the next round, if it may be early.
-    """
+    """The tree to verify and its source (None: no tree), and what the draft service did."""
 
     tree: TokenTree = EMPTY_TREE
-    guessed: Rival | None = None
-    foreseen: bool | None = None
-    was_there: bool = False
-    num_received: int = 0
-    waited_s: float | None = None
-    early: Early | None = None
+    source: Source | None = None
+    drafting: Drafting = Drafting()
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What a verdict took.
+
+    ``round_trip_s``: from the round to its verdict, or from the verdict before if the round was ``pipelined``; None: an
+    autonomous verdict, or the answer to an open. ``num_live``: sequences at the target's replica.
+    """
+
+    round_trip_s: float | None = None
+    pipelined: bool = False
+    num_live: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One round and what it took. Made once, beside the loop; read by the policy, the statistics and the metrics.
+
+    ``number`` is 0 for the answer to an open, which verifies nothing. ``num_autonomous``: verdicts that follow without
+    a round.
+    """
+
+    number: int
+    base: int
+    proposal: Proposal = Proposal()
+    accepted: tuple[int, ...] = ()
+    timings: Timings = field(default_factory=Timings)
+    num_autonomous: int = 0
+    exchange: Exchange = Exchange()
+
+    @classmethod
+    def of(cls, proposal: Proposal, verdict: Verdict, exchange: Exchange) -> RoundRecord:
+        return cls(verdict.round, verdict.base, proposal, verdict.accepted, verdict.timings, verdict.run_on, exchange)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.proposal.tree)
+
+    @property
+    def pass_s(self) -> float:
+        """The target's pass, with sampling."""
+        return (self.timings.pass_us + self.timings.sample_us) / 1e6

@@ -1,6 +1,6 @@
 """Speculation statistics of one sample, as reported to its client: counts, and the time spent in its rounds.
 
-Knows proposals, verdicts and a clock; does not know tokens and why they were proposed.
+Knows the records of rounds and a clock; does not know tokens and why they were proposed.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from orchestrator.rounds import Proposal
-from specdec.core.rounds import Verdict
+from orchestrator.rounds import RoundRecord, Source
 
 
 @dataclass(slots=True)
@@ -43,32 +42,33 @@ class Statistics:
     _corrected_at: int | None = None  # depth of the last verdict's correction; None: it was a bonus
     _undecided: bool = False  # the last verdict is not yet counted as a hit or a miss
 
-    def observe(self, proposal: Proposal, verdict: Verdict) -> None:
-        """Count a verdict on a proposal."""
+    def observe(self, record: RoundRecord) -> None:
+        """Count a round."""
         now = self.clock()
-        self._decided(proposal.was_there)
+        proposal, drafting, timings = record.proposal, record.proposal.drafting, record.timings
+        self._decided(drafting.was_there)
         self.num_rounds += 1
-        self.num_received_nodes += proposal.num_received
+        self.num_received_nodes += drafting.num_received
         if self._first is None:
             self._first = now
-        elif proposal.waited_s is not None:
-            self.draft_wait_us += int(proposal.waited_s * 1e6)
+        elif drafting.waited_s is not None:
+            self.draft_wait_us += int(drafting.waited_s * 1e6)
         self.elapsed_us = int((now - self._first) * 1e6)
-        if verdict.round:  # the pass of an open contains a prefill
-            self.target_queue_us += verdict.timings.queue_us
-            self.target_pass_us += verdict.timings.pass_us
-            self.target_sample_us += verdict.timings.sample_us
+        if record.number:  # the pass of an open contains a prefill
+            self.target_queue_us += timings.queue_us
+            self.target_pass_us += timings.pass_us
+            self.target_sample_us += timings.sample_us
         tree = proposal.tree
-        self._undecided = bool(tree and verdict.round)
+        self._undecided = bool(tree and record.number)
         if not self._undecided:
             return  # an open verifies nothing, even when it replays a round with a tree
-        num_accepted = len(verdict.accepted)
-        self._corrected_at = None if tree.ends_with(verdict.accepted) else num_accepted
+        num_accepted = len(record.accepted)
+        self._corrected_at = None if tree.ends_with(record.accepted) else num_accepted
         self.num_drafts += 1
-        self.num_drafts_on_time += proposal.waited_s is None
+        self.num_drafts_on_time += drafting.waited_s is None
         self.num_draft_tokens += len(tree)
         self.num_accepted_tokens += num_accepted
-        if proposal.guessed is not None:
+        if proposal.source is Source.LOOKUP:
             self.num_lookup_tokens += len(tree)
             self.num_accepted_lookup_tokens += num_accepted
         _reach(self.num_accepted_tokens_per_pos, max(tree.depths))

@@ -8,19 +8,19 @@ Does not know what a verdict means.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from orchestrator.control.costs import Costs
 from orchestrator.replicas.link import HostileReplica, Lane
 from orchestrator.replicas.opening import target_open
 from orchestrator.replicas.poison import Losses
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
-from orchestrator.rounds import Early
+from orchestrator.rounds import Exchange
 from orchestrator.sequence import Sequence
 from specdec.core.errors import NoReplica, OutOfStep, Overloaded, Preempted, ReplicaLost, SpecdecError
 from specdec.core.rounds import EARLY, OVERRUN, RUN_ON, Round, Verdict
@@ -35,25 +35,34 @@ _backoff = wait_random_exponential(multiplier=0.02, max=1.0)
 class TargetClient:
     """See orchestrator.decoder.Target. ``async with`` closes the sequence on its replica.
 
-    ``arrived``: arrival time of the request (monotonic clock), so that a replay keeps its age.
+    ``arrived``: arrival time of the request (monotonic clock), so that a replay keeps its age. ``next_round`` makes the
+    next round before the verdict on this one (see orchestrator.drafting.speculation.Speculation.next_round).
     """
 
     def __init__(
-        self, pool: Pool, costs: Costs, model_digest: str, traceparent: str, wait_s: float, arrived: float
+        self,
+        pool: Pool,
+        model_digest: str,
+        traceparent: str,
+        wait_s: float,
+        arrived: float,
+        next_round: Callable[[Sequence], tuple[TokenTree, int]] | None = None,
     ) -> None:
         self._pool = pool
-        self._costs = costs
         self._model_digest = model_digest
         self._traceparent = traceparent
         self._wait_s = wait_s
         self._arrived = arrived
+        self._next_round = next_round
+        self.exchange = Exchange()
+        """What the last verdict took."""
+        self._overhead_s = 0.0  # of the last round that was not pipelined
         self._replica: Replica | None = None
         self._lane: Lane | None = None
         self._instance = ""
         self._round = 0
         self._answered = 0  # number of the last round with a verdict
         self._rounds: list[Round] = []  # rounds that still get verdicts: the last one, and one that it supersedes
-        self._num_passes = 0  # of the replica, at the last verdict
         self._opened_before = False
         self._cause = ""  # of the next replay
         self._refused = False  # the last attempt found no room; it does not count as a replay
@@ -74,8 +83,13 @@ class TargetClient:
             self._lane = None
             self._cause = "PARKED"
 
-    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int = 0, early: Early | None = None) -> Verdict:
+    async def verify(
+        self, sequence: Sequence, tree: TokenTree, num_autonomous: int = 0, next_round_after_s: float | None = None
+    ) -> Verdict:
         """The next verdict, from any replica; only the request's deadline limits the time.
+
+        Allows ``num_autonomous`` autonomous verdicts after it. Sends the next round ``next_round_after_s`` after this
+        one, unless the verdict comes before that.
 
         Raises NoReplica if no replica can be reached, or if too many failed under this request.
         """
@@ -84,30 +98,34 @@ class TargetClient:
             self._cause = "REPLICA_LOST"
         if self._lane is not None:
             with suppress(*_REPLAY):
-                return await self._next(self._lane, sequence, tree, run_on, early)
+                return await self._next(self._lane, sequence, tree, num_autonomous, next_round_after_s)
         retrying = AsyncRetrying(retry=retry_if_exception_type(_REPLAY), wait=_wait, reraise=True)
         verdict: Verdict = await retrying(self._begin, sequence)
         return verdict
 
-    async def _next(self, lane: Lane, sequence: Sequence, tree: TokenTree, run_on: int, early: Early | None) -> Verdict:
-        under_way = bool(self._rounds and self._rounds[-1].tree)
-        if under_way or not self._rounds:
-            if not under_way:
+    async def _next(
+        self, lane: Lane, sequence: Sequence, tree: TokenTree, run_on: int, next_round_after_s: float | None
+    ) -> Verdict:
+        pipelined = bool(self._rounds and self._rounds[-1].tree)
+        if pipelined or not self._rounds:
+            if not pipelined:
                 self._ask(lane, Round(self._round + 1, sequence.base, tree, run_on if self._can(RUN_ON) else 0))
-            asked = lane.heard if under_way else time.monotonic()
-            await self._send_early(lane, sequence, early, asked + self._costs.early_s(len(tree), under_way))
-            return await self._answer(lane, sequence, tree, asked, under_way)
+            asked = lane.heard if pipelined else time.monotonic()
+            if next_round_after_s is not None:
+                way_s = self._overhead_s if pipelined else 0.0
+                await self._send_early(lane, sequence, asked + next_round_after_s - way_s)
+            return await self._answer(lane, sequence, tree, asked, pipelined)
         to_come = _to_come(self._rounds[-1], sequence.base)
         # Renew the allowance before it runs out: a sequence that pauses misses a pass that the others are in.
         if self._answered == self._round and (2 * to_come <= run_on or run_on + OVERRUN < to_come):
             self._ask(lane, Round(self._round + 1, sequence.base, EMPTY_TREE, run_on))
         return await self._answer(lane, sequence)
 
-    async def _send_early(self, lane: Lane, sequence: Sequence, early: Early | None, at: float) -> None:
+    async def _send_early(self, lane: Lane, sequence: Sequence, at: float) -> None:
         """Send the next round early, at the time ``at``, unless the verdict comes before that."""
-        if early is None or not self._can(EARLY) or await lane.arrives(at - time.monotonic()):
+        if self._next_round is None or not self._can(EARLY) or await lane.arrives(at - time.monotonic()):
             return
-        tree, max_nodes = early()
+        tree, max_nodes = self._next_round(sequence)
         if tree:
             self._ask(lane, Round(self._round + 1, sequence.base, tree, max_nodes=max_nodes))
 
@@ -150,10 +168,10 @@ class TargetClient:
         sequence: Sequence,
         tree: TokenTree = EMPTY_TREE,
         asked: float | None = None,
-        under_way: bool = False,
+        pipelined: bool = False,
     ) -> Verdict:
         """The next verdict, on ``tree``: the tree sent, or what is left of it. ``asked``: start of the round; None: an
-        autonomous verdict, or an open. ``under_way``: the round was sent early, and starts at the last verdict."""
+        autonomous verdict, or an open. ``pipelined``: the round was sent early, and starts at the last verdict."""
         try:
             verdict = self._checked(await lane.receive(), sequence, tree)
         except _REPLAY as error:
@@ -165,23 +183,19 @@ class TargetClient:
         assert self._replica is not None, "an open lane is some replica's"
         self._losses.answered()
         self._refused = False
-        num_passes, self._num_passes = self._replica.num_passes - self._num_passes, self._replica.num_passes
-        num_live, timings = self._replica.num_sequences, verdict.timings
-        if asked is not None:
-            latency_s = lane.heard - asked
+        timings, latency_s = verdict.timings, lane.heard - asked if asked is not None else None
+        self.exchange = Exchange(latency_s, pipelined, self._replica.num_sequences)
+        if latency_s is not None:
             self._replica.observe(latency_s)
-            self._costs.verified(len(tree), latency_s, timings, num_passes, num_live, under_way)
-        elif verdict.round:  # the answer to an open contains a prefill
+            if not pipelined:
+                self._overhead_s = latency_s - (timings.queue_us + timings.pass_us + timings.sample_us) / 1e6
+        elif verdict.round:
             # The arrival of an autonomous verdict tells nothing of the replica's latency.
             self._replica.answered()
-            self._costs.went_on(timings, num_live)
         self._replica.observe_pass(timings.pass_us / 1e6)
-        if not (self._rounds and self._rounds[-1].number > verdict.round):
+        later = self._rounds[-1] if self._rounds else None
+        if later is None or later.number <= verdict.round or later.tree:
             return verdict
-        later = self._rounds[-1]
-        if later.tree:
-            committed = [*(tree.token_ids[node] for node in verdict.accepted), verdict.next_token]
-            return replace(verdict, under_way=later.tree.descend(committed).prefix(later.max_nodes))
         return replace(verdict, run_on=_to_come(later, verdict.base + 1))  # the later round supersedes this one
 
     def _open(self, sequence: Sequence, replica: Replica) -> Lane:

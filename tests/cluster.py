@@ -15,7 +15,7 @@ import pytest
 from draft_service.drafter import Drafter
 from draft_service.server import create_server as create_draft_server
 from orchestrator.api.server import OrchestratorServer
-from orchestrator.control.costs import Costs
+from orchestrator.control.cost_model import CostModel
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.core.settings import EngineSettings
@@ -64,7 +64,7 @@ async def cluster(
         if patient:
             settings.setdefault("watchdog_s", 60.0)
             stack.enter_context(patch("orchestrator.drafting.draft_client._PATIENCE_S", 60.0))
-            stack.enter_context(patch.object(Costs, "patience_s", lambda *_: 60.0))
+            stack.enter_context(patch.object(CostModel, "deadline_s", lambda *_: 60.0))
         own = {role: files(certificates, role) if certificates else {} for role in ("target", "draft", "orchestrator")}
         targets = [create_target_server(verifier, EngineSettings(**own["target"])) for verifier in verifiers]
         drafts = [create_draft_server(drafter, EngineSettings(**own["draft"])) for drafter in drafters]

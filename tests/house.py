@@ -113,7 +113,7 @@ def vague_words() -> Iterator[str]:
 
 
 def has_prose(name: str) -> bool:
-    unread = name in ("bench/LOG.md", "tests/house.py") or "orchestrator/control" in name or "_pb2" in name
+    unread = name in ("bench/LOG.md", "tests/house.py") or "_pb2" in name
     return name.endswith(WITH_PROSE) and not unread
 
 

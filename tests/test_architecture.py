@@ -45,12 +45,6 @@ ORCHESTRATOR_ORDER = (
     ("api",),
 )
 
-UNTIL_THE_POLICY_ISSUE = {
-    ("orchestrator.drafting.draft_client", "orchestrator.control.costs"),
-    ("orchestrator.target_client", "orchestrator.control.costs"),
-}
-"""Named exceptions: arrows into control."""
-
 MAY_IMPORT = {
     "torch": (
         *("specdec.kvcache.store", "specdec.passes.outputs", "specdec.speculation.verification"),
@@ -150,7 +144,7 @@ def against_the_order(arrows: Arrows, package: str, order: tuple[tuple[str, ...]
         own = row_of[room_of(module)]
         rooms = {other: room_of(other) for other in others if other.startswith(f"{package}.")}
         found |= {(module, other) for other, room in rooms.items() if room != room_of(module) and row_of[room] >= own}
-    return found - UNTIL_THE_POLICY_ISSUE
+    return found
 
 
 def by_strangers(arrows: Arrows) -> set[tuple[str, str]]:
@@ -161,7 +155,7 @@ def by_strangers(arrows: Arrows) -> set[tuple[str, str]]:
         for other in others
         for wanted, allowed in MAY_IMPORT.items()
         if is_in(other, wanted) and not is_in(module, *allowed)
-    } - UNTIL_THE_POLICY_ISSUE
+    }
 
 
 def forbidden(arrows: Arrows) -> set[tuple[str, str]]:
@@ -233,14 +227,14 @@ RULES: dict[str, tuple[Callable[[Arrows], set[tuple[str, str]]], list[tuple[str,
             ("specdec.backends.torch.draw", "ctypes"),
             ("specdec.backends.avx512.backend", "specdec.backends.torch.backend"),
             ("specdec.runner.loading", "specdec.backends.avx512.kernels"),
-            ("orchestrator.drafting.speculation", "orchestrator.control.costs"),
+            ("orchestrator.drafting.speculation", "orchestrator.control.cost_model"),
         ],
     ),
     "what some must not import": (
         forbidden,
         [
             ("orchestrator.decoder", "asyncio"),
-            ("orchestrator.control.costs", "time"),
+            ("orchestrator.control.cost_model", "time"),
             ("orchestrator.api.service", "orchestrator.decoder"),
             ("draft_service.engine", "torch"),
         ],
@@ -273,11 +267,6 @@ def test_a_planted_violation_is_found(rule, arrow):
     assert module in arrows(), "there is no such module any more"
     find, _ = RULES[rule]
     assert find({**arrows(), module: arrows()[module] | {other}})
-
-
-def test_exceptions_are_still_needed():
-    for module, other in UNTIL_THE_POLICY_ISSUE:
-        assert other in arrows()[module], "take it off the list"
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from bench.chaos.lab import Deployment, Lab, Process, load_of, until
 from bench.chaos.netns import Namespace
 from bench.chaos.outcome import Outcome, percentile
 from bench.chaos.traffic import Traffic, added_gaps, check_same, note_gaps, several
-from orchestrator.control.controller import MOST_RUN_ON
+from orchestrator.control.controller import MAX_AUTONOMOUS
 from specdec.client import Client
 
 _KEEPALIVE_LIMIT_S = 10.0
@@ -80,7 +80,7 @@ async def _partition(
         answers = await traffic.finished(60.0)
     rounds = [gap for answer in answers for gap in answer.gaps if gap < 1.0]
     # A target that is still heard decodes its sequences autonomously for a while, and their clients get tokens.
-    autonomous_s = MOST_RUN_ON * percentile(rounds, 0.5) if heard else 0.0
+    autonomous_s = MAX_AUTONOMOUS * percentile(rounds, 0.5) if heard else 0.0
     outcome.note(f"{name}: {live[victim]} sequences on it")
     outcome.at_most(f"{name}: detected after", seen_s, autonomous_s + max(1.0, 5 * percentile(rounds, 0.99)))
     note_gaps(outcome, added_gaps(answers, began), 2.0, f"{name}: added gap")

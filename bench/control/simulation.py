@@ -15,16 +15,19 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from orchestrator.control.concert import Concert
 from orchestrator.control.controller import Adaptive, Controller, Fixed
-from orchestrator.control.costs import Costs
-from orchestrator.rounds import Proposal
-from specdec.core.rounds import OVERRUN, Timings, Verdict
+from orchestrator.control.cost_model import CostModel
+from orchestrator.control.draft_length import DraftLength
+from orchestrator.rounds import Drafting, Exchange, Proposal, RoundRecord, Source
+from specdec.core.rounds import OVERRUN, Timings
 from specdec.core.tree import TokenTree
 from specdec.server.batch_delay import Gathering
+from specdec.speculation.acceptance import AcceptanceModel
 
 CHAINS = [TokenTree.chain([1] * depth) for depth in range(65)]
 MOST = 8
+LATE = 1.25
+"""A draft that missed its deadline is taken to need so many times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +60,18 @@ class Place:
 class Run:
     """``place`` may be replaced while it runs."""
 
-    def __init__(
-        self, place: Place, new_controller: Callable[[], Controller], costs: Costs | None = None, seed: int = 0
-    ):
+    def __init__(self, place: Place, new_controller: Callable[[], Controller], seed: int = 0) -> None:
         self.place = place
         self.now = 0.0
         self.tokens = 0.0
         self.depths: list[list[int]] = []
         self._random = random.Random(seed)
-        self._costs = costs
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._verifying: list[_Stream] = []  # waiting at the target
         self._drafting: list[_Stream] = []
         self._target_busy = self._draft_busy = False
         self._rest = 0  # number of the last time that a pass was put off
-        self._num_passes = 0
         self._gathering = Gathering()
         self._new_controller = new_controller
         self.streams: list[_Stream] = []
@@ -110,29 +109,25 @@ class Run:
 
     def _begin(self, stream: _Stream, unasked: bool = False) -> None:
         plan = stream.controller.plan(UNENDING)
-        budget = plan.budget
-        assert 0 <= budget.max_nodes == budget.max_depth
-        assert not (budget.max_nodes and (unasked or plan.run_on))
+        num_tokens = sum(grant.num_tokens for grant in plan.grants)
+        assert not (num_tokens and (unasked or plan.num_autonomous))
         # The first token comes of the prompt, with nothing verified.
-        stream.depth = stream.left = budget.max_nodes if stream.round >= 0 else 0
+        stream.num_asked = stream.depth = stream.left = num_tokens if stream.round >= 0 else 0
         stream.since = self.now
         stream.round += 1
         self.depths[stream.index].append(stream.depth)
         if unasked:
-            if 2 * (1 + stream.unasked) <= plan.run_on:  # as orchestrator.target_client does
-                stream.unasked = plan.run_on
-            elif plan.run_on + OVERRUN <= stream.unasked:
-                self._at(self.place.overhead_ms / 2e3, lambda: self._interrupt(stream, plan.run_on))
+            if 2 * (1 + stream.unasked) <= plan.num_autonomous:  # as orchestrator.target_client does
+                stream.unasked = plan.num_autonomous
+            elif plan.num_autonomous + OVERRUN <= stream.unasked:
+                self._at(self.place.overhead_ms / 2e3, lambda: self._interrupt(stream, plan.num_autonomous))
             return None
-        stream.unasked = plan.run_on
+        stream.unasked = plan.num_autonomous
         if not stream.depth:
             return self._submit(stream)
         away_s = (self.place.overhead_ms + self.place.distance_ms) / 2e3
-        patience_s = self._costs.patience_s(stream.depth) if self._costs else 1.0
         this = stream.round
-        if self._costs:
-            self._costs.contention.asked()
-        self._at(patience_s, lambda: self._give_up(stream, this))
+        self._at(plan.deadline_s, lambda: self._give_up(stream, this))
         if not self.place.draft_dead:
             self._at(away_s, lambda: self._arrive(stream, this))
         return None
@@ -171,14 +166,12 @@ class Run:
 
     def _receive(self, stream: _Stream, this: int) -> None:
         if stream.round == this and not stream.submitted:
-            if self._costs:
-                self._costs.drafted(stream.depth, self.now - stream.since)
+            stream.answered(self.now, 1.0)
             self._submit(stream)
 
     def _give_up(self, stream: _Stream, this: int) -> None:
         if stream.round == this and not stream.submitted:
-            if self._costs:
-                self._costs.late(stream.depth, self.now - stream.since)
+            stream.answered(self.now, LATE)
             stream.depth = stream.left = 0
             self._submit(stream)
 
@@ -221,7 +214,6 @@ class Run:
             self._pass()
 
     def _verified(self, batch: list[_Stream], rows: int, pass_s: float, started: float) -> None:
-        self._num_passes += 1
         for stream in batch:
             timings = Timings(int((started - stream.queued) * 1e6), int(pass_s * 1e6), 0, rows, len(batch))
             to_come, asked = stream.unasked, stream.asked
@@ -246,14 +238,14 @@ class Run:
         tokens = sum(acceptance**depth for depth in range(stream.depth + 1))
         self.tokens += tokens
         stream.tokens += tokens
-        if self._costs and asked:
-            num_passes = self._num_passes - stream.passes
-            self._costs.verified(stream.depth, self.now - stream.since, timings, num_passes, len(self.streams))
-        elif self._costs:
-            self._costs.went_on(timings, len(self.streams))
-        stream.passes = self._num_passes
-        verdict = Verdict(stream.round, 0, tuple(range(right)), 0, (), timings, run_on=to_come)
-        stream.controller.observe(Proposal(CHAINS[stream.depth]), verdict)
+        drafting = Drafting(stream.num_asked, stream.waited_s, stream.answer)
+        source = Source.DRAFT if stream.depth else None
+        round_trip_s = self.now - stream.since if asked else None
+        proposal = Proposal(CHAINS[stream.depth], source, drafting)
+        exchange = Exchange(round_trip_s, num_live=len(self.streams))
+        record = RoundRecord(stream.round, 0, proposal, tuple(range(right)), timings, to_come, exchange)
+        stream.waited_s = stream.answer = None
+        stream.controller.observe(record)
         stream.submitted = False
         if stream.ended:
             stream.unasked = 0
@@ -267,10 +259,16 @@ class _Stream:
         self.index = index
         self.controller = controller
         self.round = -1
-        self.depth = self.left = self.passes = self.unasked = 0
+        self.depth = self.left = self.num_asked = self.unasked = 0
         self.since = self.queued = self.tokens = 0.0
         self.submitted = self.ended = False
         self.asked = True
+        self.waited_s: float | None = None
+        self.answer: tuple[int, float] | None = None
+
+    def answered(self, now: float, times: float) -> None:
+        self.waited_s = now - self.since
+        self.answer = self.num_asked, times * self.waited_s
 
 
 UNENDING: Any = SimpleNamespace(remaining=1 << 30)
@@ -278,13 +276,18 @@ UNENDING: Any = SimpleNamespace(remaining=1 << 30)
 
 def fixed(place: Place, num_draft_tokens: int, seed: int = 0) -> Run:
     """Every sequence drafts so many tokens in each round."""
-    return Run(place, lambda: Fixed(num_draft_tokens), seed=seed)
+    return Run(place, lambda: Fixed(num_draft_tokens), seed)
 
 
 def adaptive(place: Place, seed: int = 0) -> Run:
     """The policy decides."""
-    concert = Concert(Costs(MOST))
-    return Run(place, lambda: Adaptive(concert), concert.costs, seed)
+    return Run(place, adaptive_controllers(), seed)
+
+
+def adaptive_controllers(most: int = MOST) -> Callable[[], Controller]:
+    """Makes controllers that share a policy and what is learnt of drafts, as in one orchestrator."""
+    policy, of_all = DraftLength(CostModel(), most), AcceptanceModel()
+    return lambda: Adaptive(policy, AcceptanceModel(of_all))
 
 
 def tokens_per_s(run: Run, warm_up: int = 40, rounds: int = 80) -> float:

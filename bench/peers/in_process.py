@@ -22,7 +22,7 @@ from orchestrator.control.controller import Fixed
 from orchestrator.decoder import decode
 from orchestrator.drafting.draft_client import DraftClient
 from orchestrator.drafting.speculation import Speculation
-from orchestrator.rounds import Early
+from orchestrator.rounds import Exchange, Proposal, RoundPlan, RoundRecord
 from orchestrator.sequence import Sequence as Sample
 from specdec.core.errors import SpecdecError
 from specdec.core.rounds import Advance, Budget, Growth, Round, Verdict
@@ -88,14 +88,14 @@ class _Target:
         self._key = key
         self._round = -1
 
-    async def verify(self, sequence: Sample, tree: TokenTree, run_on: int, early: Early | None) -> Verdict:
+    async def verify(self, sequence: Sample, proposal: Proposal, plan: RoundPlan) -> tuple[Verdict, RoundRecord]:
         self._round += 1
         if self._round == 0:
             self._engine.open(self._key, TargetOpen(sequence.spec, sequence.stop_token_ids))
         else:
-            self._engine.submit(self._key, Round(self._round, sequence.base, tree))
+            self._engine.submit(self._key, Round(self._round, sequence.base, proposal.tree))
         verdict: Verdict = _answer(self._engine, self._key)
-        return verdict
+        return verdict, RoundRecord.of(proposal, verdict, Exchange())
 
 
 class _Draft:
@@ -123,11 +123,14 @@ class _Draft:
     def catch_up(self, sequence: Sample) -> None:
         """Nothing to do: the next advance has all new ids."""
 
-    async def growth(self, sequence: Sample) -> Growth | None:
+    async def growth(self, sequence: Sample, deadline_s: float) -> Growth | None:
         growth: Growth = _answer(self._engine, self._key)
         return growth
 
-    def set_aside(self, reason: str) -> None:
+    def take_answer(self) -> None:
+        pass
+
+    def eject(self, reason: str) -> None:
         raise RuntimeError(f"the draft broke the contract: {reason}")
 
 

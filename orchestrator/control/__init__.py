@@ -1,5 +1,5 @@
-"""How much to draft, from what rounds have taken and what was accepted. No clock, no I/O.
+"""How many tokens to draft: what rounds cost, the one decision per pass, and what it means for a sequence.
 
-Imports core, speculation and the values of the orchestrator.
-Start at controller.py.
+Imports orchestrator.rounds and specdec.speculation; used by decoder and generation alone. Pure: no clock, no I/O.
+Start at draft_length.py.
 """

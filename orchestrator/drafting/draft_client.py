@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.control.costs import Costs
 from orchestrator.replicas.link import Lane
 from orchestrator.replicas.opening import draft_open
 from orchestrator.replicas.pool import Pool
@@ -41,6 +40,9 @@ class _Asked:
     """Requested nodes that are not in the trie yet; 0: not known."""
 
 
+_LATE = 1.25
+"""A late answer is taken to need so many times the time that was waited."""
+
 _MAX_LOST = 2
 """Replicas lost in a row while they owed an answer. Then drafting pauses, as after a refusal of the text."""
 
@@ -54,15 +56,15 @@ _MAX_NEW_TOKENS = 16
 class DraftClient:
     """``async with`` closes the sequence on its replica."""
 
-    def __init__(self, pool: Pool, costs: Costs, traceparent: str = "") -> None:
+    def __init__(self, pool: Pool, traceparent: str = "") -> None:
         self._pool = pool
-        self._costs = costs
         self._traceparent = traceparent
         self._replica: Replica | None = None
         self._lane: Lane | None = None
         self._advance = 0
         self._asked: _Asked | None = None  # None: every advance is answered
         self._owed_since: float | None = None  # since when an answer is late
+        self._answer: tuple[int, float] | None = None  # see take_answer
         self._num_lost = 0  # replicas lost in a row while they owed an answer
         self._pause_s = _FIRST_PAUSE_S
         self._paused_until = 0.0
@@ -124,8 +126,6 @@ class DraftClient:
             self._tell(self._lane, sequence, Budget())
 
     def _tell(self, lane: Lane, sequence: Sequence, budget: Budget, in_flight: TokenTree = EMPTY_TREE) -> None:
-        if budget.max_nodes or budget.max_ahead:
-            self._costs.contention.asked()
         self._advance += 1
         new = tuple(sequence.ids[self._base :])
         self._base = sequence.base
@@ -142,16 +142,15 @@ class DraftClient:
         ahead, siblings = budget.max_ahead if able else 0, budget.max_siblings if wide else 0
         return dataclasses.replace(budget, max_ahead=ahead, max_siblings=siblings)
 
-    async def growth(self, sequence: Sequence) -> Growth | None:
-        """The next growth. None: the draft was lost, or the draft deadline has passed.
+    async def growth(self, sequence: Sequence, deadline_s: float) -> Growth | None:
+        """The next growth. None: the draft was lost, or did not answer within ``deadline_s``.
 
         Under token and block verification there is no deadline while the draft lives: dropping a chain because it is
         late would bias the output.
         """
         if self._lane is None:
             return None
-        num_nodes = self._asked.num_nodes if self._asked else 0
-        patience_s = min(_PATIENCE_S, self._costs.patience_s(num_nodes)) if sequence.keyed_by_token else None
+        patience_s = min(_PATIENCE_S, deadline_s) if sequence.keyed_by_token else None
         try:
             growth: Growth = await self._lane.receive(patience_s)
         except TimeoutError:
@@ -185,11 +184,8 @@ class DraftClient:
         if asked is None or growth.advance != asked.advance or not num_nodes:
             return  # this growth may answer a later request
         took_s = max(0.0, lane.heard - asked.at)
-        if self._replica is not None and not asked.takes_in:
-            # Drafts are compared by the time of one node, since one may be asked for more nodes than another.
-            self._replica.observe(self._costs.draft_of_one_s(num_nodes, took_s))
-        if growth.end in (None, GrowthEnd.BUDGET) and asked.num_new:
-            self._costs.drafted(asked.num_new, took_s, asked.takes_in)
+        if growth.end in (None, GrowthEnd.BUDGET) and asked.num_new and not asked.takes_in:
+            self._answer = asked.num_new, took_s
 
     def _lose(self, error: SpecdecError) -> None:
         """The lane has ended. Pause drafting if the draft refused the text, or if losses in a row suggest that the text
@@ -213,11 +209,22 @@ class DraftClient:
             self._replica.tally.num_late += 1
         if self._asked is not None:
             if self._asked.num_nodes and not self._asked.takes_in:
-                self._costs.late(self._asked.num_nodes, now - self._asked.at)
+                self._answer = self._asked.num_nodes, _LATE * (now - self._asked.at)
             self._owed_since = self._owed_since or self._asked.at
         if now - (self._owed_since or now) >= _PATIENCE_S:
             self.park()
             self._pause(self._pause_s)
+
+    def take_answer(self) -> tuple[int, float] | None:
+        """The number of tokens and the seconds of the last request that was answered, or was late, since the last call.
+        Requests that the draft answers after much text tell nothing."""
+        answer, self._answer = self._answer, None
+        return answer
+
+    def compare(self, of_one_s: float) -> None:
+        """Compare the replica with others by the time of one token, since one may be asked for more than another."""
+        if self._replica is not None:
+            self._replica.observe(of_one_s)
 
     @property
     def tally(self) -> Tally | None:
@@ -243,7 +250,6 @@ class DraftClient:
             self._lane = lane = self._replica.lane()
         except SpecdecError:
             return
-        self._costs.contention.asked()
         self._advance, self._base = 0, sequence.base
         if not sequence.keyed_by_token:
             budget = Budget()

@@ -1,4 +1,4 @@
-"""The source of the next tree: the speculation trie of one sequence, and the draft that grows it.
+"""The source of the next tree: the speculation trie of one sequence, and the drafters that fill it.
 
 Knows which nodes still count; does not know how they were proposed or verified. The trie is a TokenTree that
 hangs from the last committed token. Nodes count while their path from there matches the committed tokens.
@@ -6,15 +6,14 @@ hangs from the last committed token. Nodes count while their path from there mat
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
-from functools import partial
 
 from orchestrator.drafting.draft_client import DraftClient
-from orchestrator.rounds import NO_GUESS, Proposal, Rival, RoundPlan
+from orchestrator.drafting.prompt_lookup import PromptLookup
+from orchestrator.rounds import Drafting, Grant, Proposal, RoundPlan, Source
 from orchestrator.sequence import Sequence
-from specdec.core.rounds import Budget, Growth
+from specdec.core.rounds import Budget, Growth, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.speculation.acceptance import AcceptanceModel
 
@@ -27,8 +26,8 @@ class Speculation:
 
     While the target verifies, the draft may grow ``max_ahead`` nodes more: below the nodes in flight, and at the
     likeliest corrections. After a speculation hit the next tree is there, and the round does not wait for the draft.
-    ``max_siblings`` runners-up are verified beside each node of a chain that the round waits for. If the plan says so,
-    a prompt-lookup proposal is verified instead.
+    ``max_siblings`` runners-up are verified beside each node of a chain that the round waits for. ``lookup`` proposes
+    tokens from the text itself.
     """
 
     def __init__(
@@ -37,85 +36,152 @@ class Speculation:
         max_ahead: int = 0,
         max_siblings: int = 0,
         chances: AcceptanceModel | None = None,
+        lookup: PromptLookup | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._draft = draft
         self._chances = chances or AcceptanceModel()
+        self._lookup = lookup
         self._max_ahead = max_ahead
         self._max_siblings = max_siblings
         self._clock = clock
+        self._plan = RoundPlan()
         self._trie = EMPTY_TREE
-        self._guess = NO_GUESS  # of the plan
-        self._guessed: Rival | None = None  # what the guess replaces; None: it is not used
-        self._foreseen: bool | None = None  # see Proposal
-        self._was_there = False
-        self._num_received = 0
         self._base = 0  # position at which the trie hangs
-        self._num_nodes = 0  # to verify next, at most
+        self._tree: TokenTree | None = None  # what is verified next, if that is known before any wait
+        self._source: Source | None = None  # its source
+        self._num_nodes = 0  # of the trie to verify next, at most
         self._num_wanted = 0  # nodes that the round waits for
         self._granted = 0  # end of the positions for which tokens were ever requested
         self._growing = False  # requested nodes are still to come
-        self._plan = RoundPlan(Budget())
-        self._num_in_flight = 0  # nodes being verified: the first ones of the trie
-        self._under_way: TokenTree | None = None  # the tree of an early round, which is verified next
+        self._hit: bool | None = None  # see Drafting
+        self._was_there = False
+        self._num_received = 0
+        self._num_verifying = 0  # nodes being verified: the first ones of the trie
+        self._may_send = False  # the next round may be sent early
+        self._sent: tuple[TokenTree, int] | None = None  # an early round, and the nodes to verify of what is left of it
 
-    def advance(self, sequence: Sequence, plan: RoundPlan, under_way: TokenTree | None = None) -> None:
-        """Re-root the trie at the end of the committed text, and let the draft grow it as planned. ``under_way``: the
-        tree of an early round, which is verified next; the plan is then for the growth after it."""
+    def advance(self, sequence: Sequence, plan: RoundPlan, verdict: Verdict | None = None) -> None:
+        """Re-root the trie at the end of the committed text, and let the draft grow it as planned. ``verdict``: the one
+        that committed it. If a round was sent before that verdict, it is verified next, and the plan is for the growth
+        after it."""
+        left = self._left_in_flight(sequence, verdict)
         self._reroot(sequence)
-        self._plan, self._under_way = plan, under_way
-        self._guess, self._guessed, self._foreseen, self._growing = plan.guess, None, None, False
-        guess = self._instead_of(Rival.TREE if self._trie else Rival.WAIT)
-        budget, max_depth = plan.budget, plan.budget.max_depth
-        if self._under_way is not None:
-            budget = dataclasses.replace(budget, max_nodes=0)
-        self._num_nodes = self._num_wanted = budget.max_nodes
-        grows_ahead = self._max_ahead > 0 and sequence.keyed_by_token and max_depth > 0
-        asks = grows_ahead or budget.max_nodes > 0
-        if guess:
-            asks = grows_ahead and plan.guess.in_doubt  # a guess that is not in doubt hardly needs the draft around it
-        if not asks:
+        self._plan, self._hit, self._growing, self._num_wanted = plan, None, False, 0
+        self._tree, self._source = left, Source.DRAFT if left else None
+        to_come = verdict is not None and verdict.run_on > 0
+        if left is None and not to_come:
+            self._choose(sequence)
+        waits = next((grant for grant in plan.grants if grant.source is Source.DRAFT and grant.waits), None)
+        depth = max((grant.num_tokens for grant in plan.grants if grant.source is Source.DRAFT), default=0)
+        self._num_nodes = depth
+        looked_up = self._source is Source.LOOKUP
+        if not depth or (looked_up and not self._worth_growing_around(self._tree)):
             self._draft.catch_up(sequence)
-            return
-        in_flight = guess
-        if grows_ahead:
-            if self._under_way is not None:
-                in_flight = self._under_way
-            elif not plan.soon:
-                in_flight = guess or self._worthwhile(self._trie)
-            self._trie = in_flight.merge(self._trie)
-            # Below the last node in flight, as many nodes again; the last token of the output comes from the target.
-            depth = min(max(len(in_flight), max_depth) + max_depth + 1, sequence.remaining - 1)
-            max_nodes = 0 if in_flight else budget.max_nodes
-            budget = dataclasses.replace(budget, max_nodes=max_nodes, max_depth=depth, max_ahead=self._max_ahead)
-            self._num_nodes = len(in_flight) or self._num_nodes
-        if budget.max_nodes and self._max_siblings and sequence.keyed_by_token:
-            budget = dataclasses.replace(budget, max_siblings=self._max_siblings)
-            self._num_nodes = budget.max_nodes * (1 + self._max_siblings)
+        elif self._max_ahead and sequence.keyed_by_token:
+            self._grow_ahead(sequence, depth, 0 if self._tree is not None or not waits else waits.num_tokens, to_come)
+        elif waits and not looked_up and left is None:
+            self._wait_for(sequence, waits)
+        else:
+            self._draft.catch_up(sequence)
+
+    def _left_in_flight(self, sequence: Sequence, verdict: Verdict | None) -> TokenTree | None:
+        """The tree of the early round, as far as it is still valid; None: there is none. An open starts anew."""
+        sent, self._sent = self._sent, None
+        if sent is None or verdict is None or not verdict.round or verdict.dropped:
+            return None
+        tree, num_nodes = sent
+        return tree.descend(sequence.ids[self._base :]).prefix(num_nodes)
+
+    def _choose(self, sequence: Sequence) -> None:
+        """The first grant that has tokens before any wait, unless the round first waits for a better one."""
+        for grant in self._plan.grants:
+            if tree := self._from(grant):
+                self._tree, self._source = tree, grant.source
+                return
+            if grant.waits:
+                return
+
+    def _from(self, grant: Grant) -> TokenTree:
+        """The tokens of a source that are there. What an earlier wait left is only a part of the next chain."""
+        if grant.source is Source.LOOKUP:
+            return self._lookup.propose(grant.num_tokens) if self._lookup is not None else EMPTY_TREE
+        return self._worthwhile(self._trie, grant.num_tokens) if self._max_ahead else EMPTY_TREE
+
+    def _worth_growing_around(self, tree: TokenTree | None) -> bool:
+        """A lookup proposal that is not in doubt hardly needs the draft around it."""
+        return bool(self._max_ahead and tree and self._lookup is not None and self._lookup.doubtful(len(tree)))
+
+    def _grow_ahead(self, sequence: Sequence, depth: int, num_wanted: int, to_come: bool) -> None:
+        """Let the draft grow below the tree that is verified next, and at the likeliest corrections."""
+        tree = self._tree or EMPTY_TREE
+        self._trie = tree.merge(self._trie)
+        # Below the last node in flight, as many nodes again; the last token of the output comes from the target.
+        below = min(max(len(tree), depth) + depth + 1, sequence.remaining - 1)
+        budget = Budget(num_wanted, below, self._max_ahead, self._max_siblings if num_wanted else 0)
+        asked = self._request(sequence, budget, tree)
+        # Hits are counted for sequences that can hit: token and block verification always wait.
+        if asked and self._draft.num_advances and self._source is not Source.LOOKUP and not to_come:
+            self._hit = bool(tree)
+
+    def _wait_for(self, sequence: Sequence, grant: Grant) -> None:
+        """Request the tokens that the round waits for."""
+        siblings = self._max_siblings if sequence.keyed_by_token else 0
+        self._request(sequence, Budget(grant.num_tokens, grant.num_tokens, max_siblings=siblings), EMPTY_TREE)
+
+    def _request(self, sequence: Sequence, budget: Budget, in_flight: TokenTree) -> bool:
+        self._num_wanted = budget.max_nodes
+        self._num_nodes = budget.max_nodes * (1 + budget.max_siblings) or self._num_nodes
         self._granted = max(self._granted, self._base + budget.max_depth)
         num_there = 0 if in_flight else max(self._trie.depths, default=-1) + 1
         asked = self._draft.advance(sequence, budget, in_flight, num_there)
         self._growing = asked and budget.max_nodes > 0
-        # Hits are counted for sequences that can hit: token and block verification always wait.
-        if asked and self._draft.num_advances and not (guess or plan.soon) and sequence.keyed_by_token:
-            self._foreseen = bool(in_flight)
+        return asked
 
-    def _worthwhile(self, tree: TokenTree) -> TokenTree:
+    def _worthwhile(self, tree: TokenTree, num_tokens: int) -> TokenTree:
         """The part of an arrived tree that is verified."""
-        if not self._plan.rounds:
-            return self._chances.best(tree, self._plan.budget.max_depth)
-        return self._chances.most_per_second(tree, self._plan.rounds)
+        if not self._plan.round_s:
+            return self._chances.best(tree, num_tokens)
+        return self._chances.most_per_second(tree, self._plan.round_s)
 
-    def _early(self, sequence: Sequence) -> tuple[TokenTree, int]:
-        """See orchestrator.rounds.Early."""
+    def next_round(self, sequence: Sequence) -> tuple[TokenTree, int]:
+        """The next round before the verdict on this one: a tree below the present base, and how many nodes (the first
+        ones) to verify of what the verdict leaves of it. An empty tree: no new node has arrived, or this round may be
+        the last one, or rounds must not be sent early."""
+        if not self._may_send:
+            return EMPTY_TREE, 0
         self._take_arrived(sequence)
         nodes = self._chances.likeliest(self._trie)[:_MAX_EARLY_NODES]
-        new = next((node for node in nodes if node >= self._num_in_flight), None)
-        # No early round if no new node has arrived, or if this round may be the last one.
-        if new is None or self._num_in_flight + 1 >= sequence.remaining:
+        new = next((node for node in nodes if node >= self._num_verifying), None)
+        if new is None or self._num_verifying + 1 >= sequence.remaining:
             return EMPTY_TREE, 0
-        most = len(self._worthwhile(self._trie.below(new)[0])) or self._plan.budget.max_depth
-        return self._trie.part(nodes), most
+        depth = max((grant.num_tokens for grant in self._plan.grants), default=1)
+        most = len(self._worthwhile(self._trie.below(new)[0], depth)) or depth
+        self._sent = self._trie.part(nodes), most
+        return self._sent
+
+    async def next(self, sequence: Sequence) -> Proposal:
+        """The next tree to verify: draft tokens below the last committed token."""
+        if not sequence.num_committed:
+            return Proposal()  # the target's prefill gives the first token, while the draft makes its own prefill
+        num_asked = self._num_wanted if self._growing else 0
+        waited_s = await self._wait(sequence) if self._growing else None
+        tree, source = self._tree or EMPTY_TREE, self._source
+        if self._tree is None and self._num_wanted:
+            tree, source = self._after_waiting()
+        self._num_verifying = len(tree)
+        self._may_send = bool(self._max_ahead) and sequence.keyed_by_token and source is not Source.LOOKUP
+        num_received, self._num_received = self._num_received, 0
+        answer = self._draft.take_answer()
+        drafting = Drafting(num_asked, waited_s, answer, self._hit, self._was_there, num_received)
+        return Proposal(tree, source if tree else None, drafting)
+
+    def _after_waiting(self) -> tuple[TokenTree, Source]:
+        """What the draft gave; without it, the best of the other grants."""
+        if tree := self._trie.prefix(self._num_nodes):
+            return tree, Source.DRAFT
+        others = (self._from(grant) for grant in self._plan.grants if grant.source is Source.LOOKUP)
+        return next(others, EMPTY_TREE), Source.LOOKUP
 
     def _take_arrived(self, sequence: Sequence) -> None:
         for growth in self._draft.arrived():
@@ -127,35 +193,11 @@ class Speculation:
         self._base = sequence.base
         self._was_there = bool(self._trie)
 
-    def _instead_of(self, rival: Rival) -> TokenTree:
-        """The plan's guess if it is to be verified instead of ``rival``, else an empty tree."""
-        if not self._guess.tree or rival > self._guess.beats or self._under_way is not None:
-            return EMPTY_TREE
-        self._guessed = rival
-        return self._guess.tree
-
-    async def next(self, sequence: Sequence) -> Proposal:
-        """The next tree to verify: up to max_nodes draft tokens below the last committed token."""
-        if not sequence.num_committed:
-            return Proposal()  # the target's prefill gives the first token, while the draft makes its own prefill
-        waited_s = await self._wait(sequence) if self._growing else None
-        if self._under_way is not None:
-            tree = self._under_way
-        else:
-            tree = self._trie.prefix(self._num_nodes) if self._guessed is None else self._guess.tree
-            tree = tree or self._instead_of(Rival.NOTHING)
-        early = None
-        if self._plan.early and self._max_ahead and sequence.keyed_by_token and self._guessed is None:
-            self._num_in_flight = len(tree)
-            early = partial(self._early, sequence)
-        num_received, self._num_received = self._num_received, 0
-        return Proposal(tree, self._guessed, self._foreseen, self._was_there, num_received, waited_s, early)
-
     async def _wait(self, sequence: Sequence) -> float:
         """Wait until the requested nodes have arrived or are given up. Returns seconds."""
         started = self._clock()
         while self._growing:
-            growth = await self._draft.growth(sequence)
+            growth = await self._draft.growth(sequence, self._plan.deadline_s)
             if growth is None:
                 self._growing = False
                 # Half a chain would be a proposal cut because it is late, which would bias the output.

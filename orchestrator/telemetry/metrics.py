@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from orchestrator.decoder import Step
 from orchestrator.replicas.replica import Tally
+from orchestrator.rounds import RoundRecord, Source
 from orchestrator.statistics import Statistics
 from orchestrator.telemetry.round_clock import PARTS, Split
 from specdec.telemetry.instruments import Instruments, Points
@@ -72,11 +72,11 @@ class Metrics:
         )
         self._register(instruments)
 
-    def round_ended(self, step: Step, split: Split, draft: Tally | None) -> None:
+    def round_ended(self, record: RoundRecord, split: Split, draft: Tally | None) -> None:
         """``draft``: the tally of the sequence's present draft replica, if it has one."""
-        accepted, num_nodes = len(step.verdict.accepted), len(step.proposal.tree)
+        accepted, num_nodes = len(record.accepted), record.num_nodes
         rounds = self._plain
-        if not step.verdict.round:
+        if not record.number:
             rounds = self._open
         elif num_nodes:
             rounds = self._speculative
@@ -85,7 +85,7 @@ class Metrics:
                 self._accepted_per_pos.append(0)
             for depth in range(accepted):
                 self._accepted_per_pos[depth] += 1
-            if step.proposal.guessed is not None:
+            if record.proposal.source is Source.LOOKUP:
                 self._num_lookup_tokens += num_nodes
                 self._num_accepted_lookup_tokens += accepted
             elif draft is not None:

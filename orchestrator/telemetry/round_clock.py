@@ -9,11 +9,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, fields
 
-from orchestrator.decoder import Target
-from orchestrator.rounds import Early
+from orchestrator.rounds import Proposal, RoundPlan, RoundRecord
 from orchestrator.sequence import Sequence
+from orchestrator.target_client import TargetClient
 from specdec.core.rounds import Timings, Verdict
-from specdec.core.tree import TokenTree
 
 
 @dataclass(slots=True)
@@ -62,21 +61,21 @@ PARTS = tuple(field.name for field in fields(Split))
 
 
 class RoundClock:
-    """A wrapper around the loop's target that measures time (see orchestrator.decoder.Target)."""
+    """The loop's target (see orchestrator.decoder.Target): measures time, and makes the record of each round."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: TargetClient) -> None:
         self._target = target
         self._continued = self._asked = self._answered = time.monotonic()
         self._own_s = self._client_s = 0.0  # since the last split
         self._handing = 0.0
 
-    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int, early: Early | None = None) -> Verdict:
+    async def verify(self, sequence: Sequence, proposal: Proposal, plan: RoundPlan) -> tuple[Verdict, RoundRecord]:
         self._asked = time.monotonic()
-        verdict = await self._target.verify(sequence, tree, run_on, early)
+        verdict = await self._target.verify(sequence, proposal.tree, plan.num_autonomous, plan.next_round_after_s)
         self._answered = time.monotonic()
-        return verdict
+        return verdict, RoundRecord.of(proposal, verdict, self._target.exchange)
 
-    def split(self, verdict: Verdict) -> Split:
+    def split(self, record: RoundRecord) -> Split:
         """The split of the round that the loop has just yielded, with the chunk of the round before."""
         self._handing = now = time.monotonic()
         waited_s = self._answered - self._asked
@@ -85,8 +84,8 @@ class RoundClock:
             orchestrator=self._own_s + now - self._answered,
             client=self._client_s,
         )
-        if verdict.round:
-            _share(split, waited_s, verdict.timings)
+        if record.number:
+            _share(split, waited_s, record.timings)
         else:
             split.open = waited_s
         return split

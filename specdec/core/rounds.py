@@ -59,7 +59,6 @@ class Verdict:
     features: Features | None = None
     run_on: int = 0  # autonomous verdicts that follow
     dropped: int = 0  # number of the next round in flight if this verdict leaves nothing of its tree
-    under_way: TokenTree | None = None  # tree of the next round in flight, as far as it is still valid
 
 
 @dataclass(frozen=True, slots=True)

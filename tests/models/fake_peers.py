@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from orchestrator.control.prompt_lookup import HitRates
-from orchestrator.rounds import Early
+from orchestrator.drafting.prompt_lookup import HitRates
+from orchestrator.rounds import Exchange, Grant, Proposal, RoundPlan, RoundRecord, Source
 from orchestrator.sequence import Sequence
 from specdec.core.rounds import OVERRUN, Budget, Growth, GrowthEnd, Verdict
 from specdec.core.sequence import Method, SamplingParams
@@ -16,6 +16,30 @@ from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
 
 def new_sequence(prompt=(1, 2), max_tokens=20, method=Method.COUPLED, temperature=1.0, **options: Any) -> Sequence:
     return Sequence(prompt, max_tokens, SamplingParams(temperature), 0, method, **options)
+
+
+def plan(num_tokens: int = 0, depth: int = 0, lookup: int | None = None, **rest: Any) -> RoundPlan:
+    """Waits for ``num_tokens`` of the draft, and takes ``depth`` that are there. One of the lookup comes at place
+    ``lookup`` of the grants: all its tokens."""
+    grants = [Grant(Source.DRAFT, depth)] if depth else []
+    grants += [Grant(Source.DRAFT, num_tokens, waits=True)] if num_tokens else []
+    if lookup is not None:
+        grants.insert(lookup, Grant(Source.LOOKUP, 16))
+    return RoundPlan(tuple(grants), **rest)
+
+
+class FakeLookup:
+    """Proposes a chain."""
+
+    def __init__(self, *token_ids: int, doubtful: bool = True) -> None:
+        self.token_ids = token_ids
+        self._doubtful = doubtful
+
+    def propose(self, num_tokens: int) -> TokenTree:
+        return TokenTree.chain(self.token_ids[:num_tokens])
+
+    def doubtful(self, num_tokens: int) -> bool:
+        return self._doubtful
 
 
 def hit_rates(share: float) -> HitRates:
@@ -69,10 +93,13 @@ class FakeDraft:
         pushed, self.pushed = self.pushed, []
         return pushed
 
-    async def growth(self, sequence: Sequence) -> Growth | None:
-        assert self.script, "the speculation waits for a growth that nobody is to send"
+    async def growth(self, sequence: Sequence, deadline_s: float) -> Growth | None:
+        assert self.script, "the speculation waits for a growth that will not come"
         await asyncio.sleep(0)
         return self.script.pop(0)
+
+    def take_answer(self) -> None:
+        pass
 
     def eject(self, reason: str) -> None:
         self.ejected_for.append(reason)
@@ -100,19 +127,25 @@ def next_token(ids: list[int]) -> int:
 class FakeTarget:
     """Greedy verification by ``next_token``. Its first verdict is an open's: round 0, which verifies nothing.
 
-    ``takes_early``: rounds are sent early where they may be; ``too_late`` tells whether one comes after the verdict.
+    ``next_round`` makes rounds that are sent early (set it once the speculation is there); ``too_late`` tells whether
+    one comes after the verdict.
     """
 
-    def __init__(self, takes_early: bool = False, too_late: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, too_late: Callable[[], bool] = lambda: False) -> None:
         self.trees: list[TokenTree] = []
         self.replay_next = True
         self.run_ons: list[int] = []
         self.num_under_way = self.num_dropped = 0
-        self._takes_early = takes_early
+        self.next_round: Callable[[Sequence], tuple[TokenTree, int]] | None = None
         self._too_late = too_late
         self._left: TokenTree | None = None  # of what was sent early, if it stands
 
-    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int, early: Early | None) -> Verdict:
+    async def verify(self, sequence: Sequence, proposal: Proposal, plan: RoundPlan) -> tuple[Verdict, RoundRecord]:
+        tree, run_on = proposal.tree, plan.num_autonomous
+        verdict = await self._verdict(sequence, tree, run_on, plan.next_round_after_s is not None)
+        return verdict, RoundRecord.of(proposal, verdict, Exchange(0.0))
+
+    async def _verdict(self, sequence: Sequence, tree: TokenTree, run_on: int, sends_early: bool) -> Verdict:
         assert tree.problem(10) is None
         assert not (tree and run_on), "what is drafted is to be asked for"
         self.run_ons.append(run_on)
@@ -129,14 +162,16 @@ class FakeTarget:
             accepted.append(child)
             text.append(tree.token_ids[child])
         text.append(next_token(text))
-        self._left = self._sent_early(early, text[sequence.base :]) if self._takes_early and early else None
-        return Verdict(len(self.trees), sequence.base, tuple(accepted), text[-1], under_way=self._left)
+        dropped = 0
+        if self.next_round is not None and sends_early:
+            sent, max_nodes = self.next_round(sequence)
+            if sent:
+                self._left = self._left_of(sent, max_nodes, text[sequence.base :])
+                dropped = 0 if self._left is not None else len(self.trees) + 1
+        return Verdict(len(self.trees), sequence.base, tuple(accepted), text[-1], dropped=dropped)
 
-    def _sent_early(self, early: Early, committed: list[int]) -> TokenTree | None:
-        """Before the verdict, which commits these tokens: what is left of it, if it stands."""
-        sent, max_nodes = early()
-        if not sent:
-            return None
+    def _left_of(self, sent: TokenTree, max_nodes: int, committed: list[int]) -> TokenTree | None:
+        """What is left of an early round after the verdict, which commits these tokens; None: it is dropped."""
         assert max_nodes > 0
         assert sent.problem(10) is None
         left = sent.descend(committed).prefix(max_nodes)

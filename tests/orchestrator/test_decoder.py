@@ -12,7 +12,7 @@ from orchestrator.control.controller import Fixed
 from orchestrator.decoder import decode
 from orchestrator.drafting.speculation import Speculation
 from orchestrator.sequence import FinishReason
-from specdec.core.rounds import Budget, Growth, GrowthEnd
+from specdec.core.rounds import Growth, GrowthEnd
 from specdec.core.sequence import Method
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from tests.models.fake_peers import FakeDraft, FakeTarget, alone, new_sequence, next_token
@@ -21,9 +21,10 @@ from tests.models.fake_peers import FakeDraft, FakeTarget, alone, new_sequence, 
 async def run(
     draft: FakeDraft, max_tokens: int = 20, num_draft_tokens: int = 4, target=None, max_ahead: int = 0, **options
 ):
-    sequence = new_sequence(max_tokens=max_tokens, **options)
+    sequence, speculation = new_sequence(max_tokens=max_tokens, **options), Speculation(draft, max_ahead)
     target = target or FakeTarget()
-    loop = decode(sequence, target, Speculation(draft, max_ahead), Fixed(num_draft_tokens))
+    target.next_round = speculation.next_round if max_ahead else None
+    loop = decode(sequence, target, speculation, Fixed(num_draft_tokens))
     return sequence, [step async for step in loop], target
 
 
@@ -99,16 +100,16 @@ def test_the_budget_depends_on_the_length_left_alone():
         for number, sequence in enumerate(texts):
             rng = random.Random(number)
             sequence.ids.extend(rng.randrange(10) for _ in range(committed))
-        budgets = {controller.plan(sequence).budget for sequence in texts}
-        assert budgets == {Budget(min(4, 12 - committed - 1), min(4, 12 - committed - 1))}
+        numbers = {sum(grant.num_tokens for grant in controller.plan(sequence).grants) for sequence in texts}
+        assert numbers == {min(4, 12 - committed - 1)}
 
 
 async def test_the_controller_sees_every_verdict_and_its_tree_and_is_asked_again_only_while_more_follows():
     seen, asked = [], []
 
     class Watching(Fixed):
-        def observe(self, proposal, verdict):
-            seen.append((proposal.tree, verdict))
+        def observe(self, record):
+            seen.append(record)
 
         def plan(self, sequence):
             asked.append(sequence.finished)
@@ -116,7 +117,7 @@ async def test_the_controller_sees_every_verdict_and_its_tree_and_is_asked_again
 
     sequence = new_sequence(max_tokens=9)
     steps = [s async for s in decode(sequence, FakeTarget(), Speculation(FakeDraft(perfect)), Watching(3))]
-    assert seen == [(step.proposal.tree, step.verdict) for step in steps]
+    assert seen == [step.record for step in steps]
     assert not any(asked)
     assert len(asked) == len(steps)
 
@@ -143,7 +144,7 @@ def far_sighted(draft, sequence, budget):
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 5, 6, 7, 40, 43])
 async def test_a_round_that_is_sent_early_is_the_next_one(max_tokens):
-    sequence, steps, target = await run(FakeDraft(far_sighted), max_tokens, target=FakeTarget(True), max_ahead=16)
+    sequence, steps, target = await run(FakeDraft(far_sighted), max_tokens, target=FakeTarget(), max_ahead=16)
     assert sequence.ids == alone([1, 2], max_tokens)
     if max_tokens >= 40:
         # Not after the open, and none that may come after the end.
@@ -153,36 +154,36 @@ async def test_a_round_that_is_sent_early_is_the_next_one(max_tokens):
 
 async def test_a_round_that_is_sent_early_and_lost_costs_no_token():
     class Moving(FakeTarget):
-        async def verify(self, sequence, tree, run_on, early):
+        async def verify(self, sequence, proposal, plan):
             self.replay_next = self.replay_next or self._left is not None
-            return await super().verify(sequence, tree, run_on, early)
+            return await super().verify(sequence, proposal, plan)
 
-    sequence, _, target = await run(FakeDraft(far_sighted), 40, target=Moving(True), max_ahead=16)
+    sequence, _, target = await run(FakeDraft(far_sighted), 40, target=Moving(), max_ahead=16)
     assert sequence.ids == alone([1, 2], 40)
     assert target.num_under_way
 
 
 async def test_a_replay_in_the_middle_costs_a_round_and_no_token():
     class Moving(FakeTarget):
-        async def verify(self, sequence, tree, run_on, early):
+        async def verify(self, sequence, proposal, plan):
             self.replay_next = self.replay_next or len(self.trees) in (2, 3)
-            return await super().verify(sequence, tree, run_on, early)
+            return await super().verify(sequence, proposal, plan)
 
     sequence, steps, _ = await run(FakeDraft(perfect), target=Moving())
     assert sequence.ids == alone([1, 2], 20)
-    opens = [step for step in steps if step.verdict.round == 0]
+    opens = [step for step in steps if step.record.number == 0]
     assert len(opens) == 3
     statistics = sequence.statistics
     assert statistics.num_rounds == len(steps)
-    verified = [step for step in steps if step.proposal.tree and step.verdict.round]
+    verified = [step for step in steps if step.record.num_nodes and step.record.number]
     assert statistics.num_drafts == len(verified)
-    assert statistics.num_draft_tokens == sum(len(step.proposal.tree) for step in verified)
-    assert statistics.num_accepted_tokens == sum(len(step.verdict.accepted) for step in steps)
+    assert statistics.num_draft_tokens == sum(step.record.num_nodes for step in verified)
+    assert statistics.num_accepted_tokens == sum(len(step.record.accepted) for step in steps)
 
 
 async def test_the_targets_failure_is_the_loops():
     class Failing(FakeTarget):
-        async def verify(self, sequence, tree, run_on, early):
+        async def verify(self, sequence, proposal, plan):
             raise RuntimeError("gone")
 
     with pytest.raises(RuntimeError, match="gone"):
@@ -221,7 +222,7 @@ async def test_no_behaviour_of_a_draft_changes_the_text(data):
 
     max_tokens, num_draft_tokens = data.draw(st.integers(1, 12)), data.draw(st.integers(0, 4))
     max_ahead = data.draw(st.sampled_from([0, 8]))
-    target = FakeTarget(data.draw(st.booleans()), lambda: data.draw(st.booleans()))
+    target = FakeTarget(lambda: data.draw(st.booleans()))
     sequence, steps, _ = await run(Forgetful(anything), max_tokens, num_draft_tokens, target, max_ahead)
     assert sequence.ids == alone([1, 2], len(sequence.ids) - 2)
     assert [i for step in steps for i in step.piece.token_ids] == sequence.ids[2:]

@@ -12,9 +12,7 @@ from typing import Any, cast
 import pytest
 
 from bench.models.table_model import Table, TableVerifier
-from orchestrator.control.costs import Costs
 from orchestrator.replicas.link import HostileReplica
-from orchestrator.rounds import Early
 from orchestrator.sequence import Sequence
 from orchestrator.target_client import TargetClient
 from specdec.core.rounds import Round, Verdict
@@ -40,17 +38,18 @@ async def begun() -> AsyncIterator[tuple[Cluster, Misbehaving, TargetClient, Seq
     """After the first token; the next pass waits for the gate."""
     verifier, sequence = Misbehaving(TableVerifier(TABLE), closes_at=2), new_sequence(max_tokens=100)
     async with asyncio.timeout(PATIENCE_S), cluster([verifier]) as running:
-        client = TargetClient(running.orchestrator.targets, Costs(8), "", "", PATIENCE_S, time.monotonic())
+        client = TargetClient(running.orchestrator.targets, "", "", PATIENCE_S, time.monotonic())
         async with client:
             sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE))
             yield running, verifier, client, sequence
 
 
 async def verified(
-    verifier: Misbehaving, client: TargetClient, sequence: Sequence, tree: TokenTree, early: Early
+    verifier: Misbehaving, client: TargetClient, sequence: Sequence, tree: TokenTree, sent: TokenTree
 ) -> Verdict:
     """The verdict of a pass, with which the round after has come: how long a pass takes is not known yet."""
-    task = asyncio.create_task(client.verify(sequence, tree, 0, early))
+    client._next_round = lambda _: (sent, 4)
+    task = asyncio.create_task(client.verify(sequence, tree, 0, 0.0))
     await verifier.in_a_pass()
     verifier.gate.set()
     verdict = await task
@@ -62,11 +61,12 @@ async def test_the_next_verdict_is_on_what_is_left_of_its_tree() -> None:
     async with begun() as (_, verifier, client, sequence):
         text = text_of(sequence, 12)
         long = chain([(text[0] + 1) % 40]).merge(chain(text[:9]))  # and one that is wrong before them
-        verdict = await verified(verifier, client, sequence, chain(text[:2]), lambda: (long, 4))
+        verdict = await verified(verifier, client, sequence, chain(text[:2]), long)
         left = chain(text[3:7])
-        assert (verdict.accepted, verdict.under_way, verdict.run_on) == ((0, 1), left, 0)
+        assert (verdict.accepted, verdict.dropped, verdict.run_on) == ((0, 1), 0, 0)
         verdict = await client.verify(sequence, left)
-        assert (verdict.round, verdict.accepted, verdict.under_way) == (2, (0, 1, 2, 3), None)
+        assert (verdict.round, verdict.accepted) == (2, (0, 1, 2, 3))
+        assert client.exchange.pipelined
         sequence.extend(left, verdict)
         assert sequence.ids[-8:] == text[:8]
         assert (await client.verify(sequence, EMPTY_TREE)).round == 3
@@ -77,8 +77,8 @@ async def test_a_round_that_was_dropped_never_was() -> None:
     async with begun() as (_, verifier, client, sequence):
         text = text_of(sequence, 6)
         wrong = chain([text[0], (text[1] + 1) % 40, 0])
-        verdict = await verified(verifier, client, sequence, chain(text[:1]), lambda: (wrong, 4))
-        assert verdict.under_way is None
+        verdict = await verified(verifier, client, sequence, chain(text[:1]), wrong)
+        assert verdict.dropped
         verdict = await client.verify(sequence, chain(text[2:4]))
         assert (verdict.round, verdict.accepted) == (2, (0, 1))
         assert sequence.statistics.num_replays == 0
@@ -88,25 +88,26 @@ async def test_a_target_that_is_lost_with_it_is_replaced() -> None:
     verifiers = [Misbehaving(TableVerifier(TABLE), closes_at=3), Misbehaving(TableVerifier(TABLE), closes_at=3)]
     sequence = new_sequence(max_tokens=100)
     async with asyncio.timeout(PATIENCE_S), cluster(verifiers) as running:
-        client = TargetClient(running.orchestrator.targets, Costs(8), "", "", PATIENCE_S, time.monotonic())
+        client = TargetClient(running.orchestrator.targets, "", "", PATIENCE_S, time.monotonic())
         async with client:
             sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE))
             text = text_of(sequence, 9)
-            verdict = await client.verify(sequence, EMPTY_TREE, 0, lambda: (chain(text[:6]), 4))
+            client._next_round = lambda _: (chain(text[:6]), 4)
+            verdict = await client.verify(sequence, EMPTY_TREE, 0, 0.0)
             sequence.extend(EMPTY_TREE, verdict)
-            assert verdict.under_way == chain(text[1:5])
+            left = chain(text[1:5])
             used = 0 if verifiers[0].num_passes else 1
             lane = client._lane
             assert lane is not None
-            task = asyncio.create_task(client.verify(sequence, verdict.under_way))
+            task = asyncio.create_task(client.verify(sequence, left))
             await verifiers[used].in_a_pass()
             stopping = asyncio.create_task(running.targets[used].stop())
             while not lane.lost:
                 await asyncio.sleep(0.001)
             verifiers[used].gate.set()
             again = await task
-            sequence.extend(verdict.under_way, again)
-            assert (again.round, again.accepted, again.under_way) == (0, (), None)
+            sequence.extend(left, again)
+            assert (again.round, again.accepted) == (0, ())
             assert sequence.ids[-2:] == text[:2]
             assert sequence.statistics.num_replays == 1
             await stopping
@@ -119,25 +120,27 @@ async def test_a_target_that_does_not_take_it_is_never_sent_one() -> None:
         replica.info = dataclasses.replace(replica.info, capabilities=())
         verifier.closes_at = None
 
-        def early() -> Any:
-            raise AssertionError("no one asks for it")
+        def next_round(_: Sequence) -> Any:
+            raise AssertionError("it is not asked for")
 
-        assert (await client.verify(sequence, EMPTY_TREE, 0, early)).round == 1
+        client._next_round = next_round
+        assert (await client.verify(sequence, EMPTY_TREE, 0, 0.0)).round == 1
 
 
 async def test_nothing_to_send_is_nothing_sent() -> None:
     async with begun() as (_, verifier, client, sequence):
         asked = asyncio.Event()
 
-        def early() -> tuple[TokenTree, int]:
+        def next_round(_: Sequence) -> tuple[TokenTree, int]:
             asked.set()
             return EMPTY_TREE, 0
 
-        task = asyncio.create_task(client.verify(sequence, EMPTY_TREE, 0, early))
+        client._next_round = next_round
+        task = asyncio.create_task(client.verify(sequence, EMPTY_TREE, 0, 0.0))
         await asked.wait()
         await verifier.in_a_pass()
         verifier.gate.set()
-        assert (await task).under_way is None
+        assert not (await task).dropped
         assert client._rounds == []
 
 
@@ -156,7 +159,7 @@ SENT = chain([5, 6, 7, 8, 9])
     ],
 )
 def test_a_target_that_answers_what_cannot_be_is_left(first: Verdict, second: Verdict | None) -> None:
-    client, sequence = TargetClient(cast(Any, None), Costs(8), "", "", 0.0, 0.0), new_sequence()
+    client, sequence = TargetClient(cast(Any, None), "", "", 0.0, 0.0), new_sequence()
     sequence.extend(EMPTY_TREE, Verdict(0, 2, (), 4))
     client._rounds = [Round(1, 3, chain([5])), Round(2, 3, SENT, max_nodes=2)]
     if second is None:

@@ -13,7 +13,6 @@ import pytest
 
 from bench.models.table_model import Table, TableVerifier
 from orchestrator.control.controller import Fixed
-from orchestrator.control.costs import Costs
 from orchestrator.sequence import Sequence
 from orchestrator.target_client import TargetClient
 from specdec.core.rounds import Round
@@ -47,7 +46,7 @@ async def text_of(running: Cluster, **fields: Any) -> list[int]:
 
 
 def client_of(running: Cluster) -> TargetClient:
-    return TargetClient(running.orchestrator.targets, Costs(8), "", "", PATIENCE_S, time.monotonic())
+    return TargetClient(running.orchestrator.targets, "", "", PATIENCE_S, time.monotonic())
 
 
 async def decoded(client: TargetClient, sequence: Sequence, num_tokens: int) -> list[int]:
@@ -55,7 +54,7 @@ async def decoded(client: TargetClient, sequence: Sequence, num_tokens: int) -> 
     controller = Fixed(0)
     for _ in range(num_tokens):
         plan = controller.plan(sequence)
-        sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE, plan.run_on))
+        sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE, plan.num_autonomous))
     return sequence.ids
 
 
@@ -125,7 +124,7 @@ async def test_it_is_not_asked_again_before_half_of_it_has_come(rounds: list[Rou
     async with asyncio.timeout(PATIENCE_S), cluster([verifier]) as running, client_of(running) as client:
         for _ in range(120):
             verifier.allowed.release()
-            verdict = await client.verify(sequence, EMPTY_TREE, controller.plan(sequence).run_on)
+            verdict = await client.verify(sequence, EMPTY_TREE, controller.plan(sequence).num_autonomous)
             sequence.extend(EMPTY_TREE, verdict)
         verifier.allowed.release(1000)
     assert len(rounds) <= 120 / 16 + 1

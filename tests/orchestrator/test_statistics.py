@@ -8,17 +8,17 @@ from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.responses import write_chunk
 from orchestrator.drafting.speculation import Speculation
 from orchestrator.request import Chunk
-from orchestrator.rounds import Proposal, RoundPlan
+from orchestrator.rounds import Drafting, Exchange, Grant, Proposal, RoundPlan, RoundRecord, Source
 from orchestrator.statistics import Statistics
 from orchestrator.text import Piece
-from specdec.core.rounds import Budget, Growth, GrowthEnd, Timings, Verdict
+from specdec.core.rounds import Growth, GrowthEnd, Timings, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import generation_pb2
 from tests.cluster import cluster
 from tests.models.fake_peers import FakeDraft, new_sequence
 
 chain = TokenTree.chain
-BUDGET = Budget(max_nodes=2, max_depth=2)
+TWO = (Grant(Source.DRAFT, 2, waits=True),)
 
 
 class Clock:
@@ -31,8 +31,14 @@ class Clock:
         return self.now
 
 
-def verdict(number: int, accepted: tuple[int, ...] = (), **timings: int) -> Verdict:
-    return Verdict(number, 3, accepted, 9, timings=Timings(**timings))
+def record(
+    number: int,
+    tree: TokenTree = EMPTY_TREE,
+    accepted: tuple[int, ...] = (),
+    drafting: Drafting | None = None,
+    **timings: int,
+) -> RoundRecord:
+    return RoundRecord(number, 3, Proposal(tree, Source.DRAFT, drafting or Drafting()), accepted, Timings(**timings))
 
 
 def test_counts_by_depth_add_up():
@@ -44,7 +50,7 @@ def test_counts_by_depth_add_up():
         (chain([5]), 3, ()),
         (EMPTY_TREE, 4, ()),
     ):
-        statistics.observe(Proposal(tree), verdict(number, accepted))
+        statistics.observe(record(number, tree, accepted))
     assert statistics.num_rounds == 5
     assert statistics.num_drafts == 3
     assert statistics.num_draft_tokens == 7
@@ -56,11 +62,11 @@ def test_outcomes_are_told_apart_and_only_those_that_something_came_after_are_co
     statistics = Statistics()
     was_there = False
     for accepted, foreseen in (((0, 1, 2), True), ((0, 1, 2), False), ((), True), ((0, 1), True), ((0, 1), False)):
-        statistics.observe(Proposal(chain([5, 6, 7]), was_there=was_there), verdict(1, accepted))
+        statistics.observe(record(1, chain([5, 6, 7]), accepted, Drafting(was_there=was_there)))
         was_there = foreseen
-    statistics.observe(Proposal(was_there=was_there), verdict(2))
+    statistics.observe(record(2, drafting=Drafting(was_there=was_there)))
     # Before it nothing was verified, so nothing was foreseen. And it is the last of all.
-    statistics.observe(Proposal(chain([5]), was_there=True), verdict(3, (0,)))
+    statistics.observe(record(3, chain([5]), (0,), Drafting(was_there=True)))
     assert (statistics.num_bonuses, statistics.num_bonuses_foreseen) == (2, 1)
     assert statistics.num_corrections_per_pos == [1, 0, 2]
     assert statistics.num_corrections_foreseen_per_pos == [1, 0, 1]
@@ -71,51 +77,52 @@ def test_the_time_of_the_rounds_begins_with_the_first_verdict_and_prefills_are_n
     clock = Clock()
     statistics = Statistics(clock=clock)
     # Waited for before the first verdict of all: a resumed text.
-    statistics.observe(Proposal(waited_s=7.0), verdict(0, queue_us=1, pass_us=900_000, sample_us=5))
+    statistics.observe(record(0, drafting=Drafting(waited_s=7.0), queue_us=1, pass_us=900_000, sample_us=5))
     for _ in range(2):
         clock.now += 1.25
-        statistics.observe(Proposal(chain([5]), waited_s=0.25), verdict(1, queue_us=10, pass_us=500_000, sample_us=20))
+        drafting = Drafting(waited_s=0.25)
+        statistics.observe(record(1, chain([5]), (), drafting, queue_us=10, pass_us=500_000, sample_us=20))
     assert statistics.elapsed_us == 2_500_000
     assert statistics.draft_wait_us == 500_000
     parts = (statistics.target_queue_us, statistics.target_pass_us, statistics.target_sample_us)
     assert parts == (20, 1_000_000, 40)
 
 
-def test_a_draft_is_on_time_where_nobody_waited_since_the_verdict_before():
+def test_a_draft_is_on_time_where_the_round_did_not_wait():
     statistics = Statistics()
     for waited_s in (0.0, None, None):
-        statistics.observe(Proposal(chain([5]), waited_s=waited_s), verdict(1, (0,)))
-    statistics.observe(Proposal(), verdict(2))
+        statistics.observe(record(1, chain([5]), (0,), Drafting(waited_s=waited_s)))
+    statistics.observe(record(2))
     assert (statistics.num_drafts, statistics.num_drafts_on_time) == (3, 2)
 
 
-async def test_a_verdict_that_was_foreseen_needs_no_wait_and_nodes_are_counted_once():
+async def test_a_hit_needs_no_wait_and_nodes_are_counted_once():
     draft = FakeDraft()
     sequence, speculation = new_sequence(), Speculation(draft, max_ahead=8)
     statistics = sequence.statistics
 
-    async def proposed(budget: Budget, base: int = 0, grown: TokenTree = EMPTY_TREE) -> Proposal:
-        speculation.advance(sequence, RoundPlan(budget))
+    async def proposed(grants: tuple[Grant, ...], base: int = 0, grown: TokenTree = EMPTY_TREE) -> Proposal:
+        speculation.advance(sequence, RoundPlan(grants))
         if grown:
             draft.grow(base, grown)
         return await speculation.next(sequence)
 
     def decided(proposal: Proposal, verdict: Verdict) -> None:
         sequence.extend(proposal.tree, verdict)
-        statistics.observe(proposal, verdict)
+        statistics.observe(RoundRecord.of(proposal, verdict, Exchange()))
 
-    decided(await proposed(Budget()), Verdict(0, 2, (), 5))
+    decided(await proposed(()), Verdict(0, 2, (), 5))
     # What was asked for, then the same once more with a correction, and with what follows the bonus.
-    proposal = await proposed(BUDGET, 3, chain([6, 7]))
+    proposal = await proposed(TWO, 3, chain([6, 7]))
     ahead = TokenTree((6, 7, 8, 1, 4), (-1, 0, 1, -1, 3))
     draft.pushed = [Growth(1, 3, (), ahead, None)]
     decided(proposal, Verdict(1, 3, (), 1))
-    proposal = await proposed(BUDGET)
+    proposal = await proposed(TWO)
     assert proposal.tree == chain([4])
     path, late = ahead.merge(chain([6, 7, 8, 9, 9])).since(len(ahead))
     draft.pushed = [Growth(1, 3, path, late, GrowthEnd.SUPERSEDED), Growth(2, 4, (), chain([4, 3]), None)]
     decided(proposal, Verdict(2, 4, (0,), 2))
-    decided(await proposed(BUDGET, sequence.base, chain([1, 1])), Verdict(3, sequence.base, (), 7))
+    decided(await proposed(TWO, sequence.base, chain([1, 1])), Verdict(3, sequence.base, (), 7))
     assert statistics.num_received_nodes == 2 + 3 + 2 + 1 + 2, "late ones count, what was there does not"
     assert statistics.num_draft_tokens == 5
     assert (statistics.num_drafts, statistics.num_drafts_on_time) == (3, 1)

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from bench.models.table_model import Table, TableVerifier
-from orchestrator.control.costs import Costs
 from orchestrator.target_client import TargetClient
 from specdec.core.tree import EMPTY_TREE
 from tests.cluster import Cluster, cluster
@@ -19,7 +18,7 @@ TABLE = Table(vocab_size=40)
 
 
 def client_of(running: Cluster) -> TargetClient:
-    return TargetClient(running.orchestrator.targets, Costs(8), "", "", PATIENCE_S, time.monotonic())
+    return TargetClient(running.orchestrator.targets, "", "", PATIENCE_S, time.monotonic())
 
 
 def used_by(client: TargetClient, running: Cluster) -> int:

@@ -19,9 +19,8 @@ from bench.distance.formula import (
     synchronous,
 )
 from bench.distance.row import Outcomes, RoundMs, Row, Run
-from orchestrator.control.costs import Costs
 from specdec.v1.generation_pb2 import SpeculationStats
-from tests.orchestrator.control.far_draft import Outcome, Place, decoded
+from tests.orchestrator.control.far_draft import Outcome, Place, Shared, decoded
 
 PASS_MS, STEP_MS = 40.0, 4.0
 
@@ -118,9 +117,9 @@ async def test_the_loop_itself_is_predicted_whether_it_waits_or_not(
     """In simulated time, where nothing but the formula can be wrong."""
     rows = []
     for trip in (*FITTED_MS, PREDICTED_MS):
-        place, costs = Place(acceptance, pass_ms=pass_ms, distance_ms=trip), Costs(16, ahead=True)
-        await decoded(place, 100, costs=costs)  # what a controller learns first is not measured
-        runs = [_run(400, await decoded(place, 400, costs=costs, seed=1))]
+        place, shared = Place(acceptance, pass_ms=pass_ms, distance_ms=trip), Shared(ahead=True)
+        await decoded(place, 100, shared=shared)  # what a controller learns first is not measured
+        runs = [_run(400, await decoded(place, 400, shared=shared, seed=1))]
         rows.append(Row.of("simulated", 0.0, f"{trip:g} ms", trip, "ahead", runs))
     assert (rows[-1].round_ms.draft_wait < 1.0) is never_waits
     [found] = predictions(rows)

@@ -14,13 +14,13 @@ from typing import Any, cast
 
 from bench.models.table_model import Table, TableDrafter
 from draft_service.engine import DraftEngine, DraftOpen
-from orchestrator.control.concert import Concert
 from orchestrator.control.controller import Adaptive, Controller, Fixed
-from orchestrator.control.costs import Costs
+from orchestrator.control.cost_model import CostModel
+from orchestrator.control.draft_length import DraftLength
 from orchestrator.decoder import decode
 from orchestrator.drafting.draft_client import DraftClient
 from orchestrator.drafting.speculation import Speculation
-from orchestrator.rounds import Early
+from orchestrator.rounds import Exchange, Proposal, RoundPlan, RoundRecord
 from orchestrator.sequence import Sequence
 from orchestrator.statistics import Statistics
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Timings, Verdict
@@ -68,15 +68,15 @@ class World:
 class FarDraft:
     """In place of DraftClient."""
 
-    def __init__(self, world: World, costs: Costs) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
-        self._costs = costs
         self._engine = DraftEngine(TableDrafter(world.table))
         self._up: deque[tuple[float, Callable[[], None]]] = deque()
         self._down: deque[tuple[float, Growth]] = deque()
         self._free_at = 0.0
         self._base = 0
         self._asked, self._asked_nodes = 0.0, 0
+        self._answer: tuple[int, float] | None = None
         self.num_advances = -1
 
     def advance(
@@ -107,15 +107,19 @@ class FarDraft:
         while self._down and self._down[0][0] <= self._world.now:
             yield self._took(*self._down.popleft())
 
-    async def growth(self, sequence: Sequence) -> Growth | None:
-        until = self._world.now + self._costs.patience_s(self._asked_nodes)
+    def take_answer(self) -> tuple[int, float] | None:
+        answer, self._answer = self._answer, None
+        return answer
+
+    async def growth(self, sequence: Sequence, deadline_s: float) -> Growth | None:
+        until = self._world.now + deadline_s
         while not self._down and self._goes_on(until):
             pass
         if self._down and self._down[0][0] <= until:
             self._world.now = max(self._world.now, self._down[0][0])
             return self._took(*self._down.popleft())
         if self.num_advances:
-            self._costs.late(self._asked_nodes, until - self._asked)
+            self._answer = self._asked_nodes, 1.25 * (until - self._asked)
         self._world.now = until
         return None
 
@@ -123,8 +127,8 @@ class FarDraft:
         nodes = self._asked_nodes
         if growth.advance == self.num_advances and nodes and (growth.end or len(growth.tree) >= nodes):
             self._asked_nodes = 0
-            if growth.end in (None, GrowthEnd.BUDGET):
-                self._costs.drafted(nodes, heard - self._asked, takes_in=not growth.advance)
+            if growth.end in (None, GrowthEnd.BUDGET) and growth.advance:
+                self._answer = nodes, heard - self._asked
         return growth
 
     def _goes_on(self, until: float) -> bool:
@@ -153,17 +157,16 @@ class FarDraft:
 class NearTarget:
     """In place of TargetClient."""
 
-    def __init__(self, world: World, costs: Costs, takes_early: bool) -> None:
+    def __init__(self, world: World, next_round: Callable[[Sequence], tuple[TokenTree, int]] | None) -> None:
         self._world = world
-        self._costs = costs
-        self._takes_early = takes_early
+        self._next_round = next_round
         self._unasked = self._number = 0
         self._left: TokenTree | None = None  # of a round that was sent early, if it stands
         self._begins_s = 0.0  # its pass, after the verdict before was out
         self.num_rows = 0
 
-    async def verify(self, sequence: Sequence, tree: TokenTree, run_on: int, early: Early | None) -> Verdict:
-        world, place = self._world, self._world.place
+    async def verify(self, sequence: Sequence, proposal: Proposal, plan: RoundPlan) -> tuple[Verdict, RoundRecord]:
+        world, place, tree = self._world, self._world.place, proposal.tree
         ids, accepted, node = list(sequence.ids), [], -1
         while True:
             token = world.table.next_token(sequence.spec, ids, len(ids))
@@ -171,31 +174,31 @@ class NearTarget:
                 break
             accepted.append(node := child)
             ids.append(token)
-        rows = len(tree) + 1
+        rows, dropped = len(tree) + 1, 0
         self.num_rows += rows
         pass_s = world.took(place.pass_ms + place.row_ms * rows)
         timings = Timings(0, int(pass_s * 1e6), 0, rows, 1)
         if self._unasked:
             assert not tree, "nothing is verified among tokens that come unasked"
             world.now += pass_s
-            self._costs.went_on(timings, 1)
-            self._unasked = still_to_come(self._unasked, run_on)
+            exchange = Exchange()
+            self._unasked = still_to_come(self._unasked, plan.num_autonomous)
         else:
             asked, under_way = world.now, self._left is not None
             beyond_s = world.took(place.beyond_ms)
             took_s = pass_s + (self._begins_s if under_way else beyond_s)
             self._left = None
-            at_s = max(0.0, self._costs.early_s(len(tree), under_way))
-            if self._takes_early and early is not None and self._number and at_s < took_s:
+            after_s = plan.next_round_after_s
+            at_s = max(0.0, (after_s or 0.0) - (beyond_s if under_way else 0.0))
+            if self._next_round is not None and after_s is not None and self._number and at_s < took_s:
                 world.now = asked + at_s
                 committed = [*ids[sequence.base :], token]
-                self._begin(early, committed, at_s + beyond_s - took_s)
+                dropped = self._begin(*self._next_round(sequence), committed, at_s + beyond_s - took_s)
             world.now = asked + took_s
-            if self._number:
-                self._costs.verified(len(tree), took_s, timings, 1, 1, under_way)
-            self._unasked = run_on
+            exchange = Exchange(took_s, under_way)
+            self._unasked = plan.num_autonomous
         self._number += 1
-        return Verdict(
+        verdict = Verdict(
             self._number - 1,
             sequence.base,
             tuple(accepted),
@@ -203,15 +206,26 @@ class NearTarget:
             (),
             timings,
             run_on=self._unasked,
-            under_way=self._left,
+            dropped=dropped,
         )
+        return verdict, RoundRecord.of(proposal, verdict, exchange)
 
-    def _begin(self, early: Early, committed: list[int], late_s: float) -> None:
-        """A round that is at the target so long after the verdict before went out."""
-        sent, max_nodes = early()
+    def _begin(self, sent: TokenTree, max_nodes: int, committed: list[int], late_s: float) -> int:
+        """A round that is at the target so long after the verdict before went out. Returns its number if it is
+        dropped."""
         left = sent.descend(committed).prefix(max_nodes)
         if left or (sent and late_s > 0):
             self._left, self._begins_s = left, max(0.0, late_s)
+            return 0
+        return self._number + 1 if sent else 0
+
+
+class Shared:
+    """What the requests of one orchestrator share."""
+
+    def __init__(self, ahead: bool, most: int = 8) -> None:
+        self.costs, self.acceptance = CostModel(), AcceptanceModel()
+        self.policy = DraftLength(self.costs, most, ahead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,23 +242,23 @@ async def decoded(
     num_tokens: int = 600,
     num_draft_tokens: int | None = None,
     max_ahead: int = 60,
-    costs: Costs | None = None,
+    shared: Shared | None = None,
     seed: int = 0,
     controller: Any = None,
     takes_early: bool = True,
 ) -> Outcome:
     """A greedy request of so many tokens."""
-    costs = costs or Costs(16, ahead=max_ahead > 0)
+    shared = shared or Shared(max_ahead > 0)
     world = World(place, seed)
     sequence = new_sequence((1, 2, 3 + seed), num_tokens, temperature=0.0)
     sequence.statistics.clock = lambda: world.now
-    chances = AcceptanceModel(costs.chances)
+    chances = AcceptanceModel(shared.acceptance)
     if controller is None:
-        adaptive = Adaptive(Concert(costs), None, chances, max_ahead > 0)
+        adaptive = Adaptive(shared.policy, chances, None, max_ahead > 0)
         controller = adaptive if num_draft_tokens is None else Fixed(num_draft_tokens)
-    target = NearTarget(world, costs, takes_early)
-    draft = cast(DraftClient, FarDraft(world, costs))
+    draft = cast(DraftClient, FarDraft(world))
     speculation = Speculation(draft, max_ahead, 0, chances, clock=lambda: world.now)
+    target = NearTarget(world, speculation.next_round if takes_early else None)
     async for _ in decode(sequence, target, speculation, cast(Controller, controller)):
         pass
     waited_s = sequence.statistics.draft_wait_us / 1e6

@@ -8,11 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.control.concert import Concert
-from orchestrator.control.controller import Adaptive, Fixed
-from orchestrator.control.costs import Costs
-from specdec.speculation.acceptance import AcceptanceModel
-from tests.orchestrator.control.far_draft import Outcome, Place, decoded
+from orchestrator.control.controller import Fixed
+from tests.orchestrator.control.far_draft import Outcome, Place, Shared, decoded
 
 FAR = [0.0, 5.0, 20.0, 50.0, 200.0]
 
@@ -88,9 +85,9 @@ async def test_the_text_is_the_targets_at_any_distance(acceptance):
 
 
 async def test_a_second_request_knows_what_the_first_has_learnt():
-    place, costs = Place(0.8, distance_ms=20.0), Costs(16, ahead=True)
-    first = await decoded(place, 100, costs=costs)
-    second = await decoded(place, 100, costs=costs, seed=1)
+    place, shared = Place(0.8, distance_ms=20.0), Shared(ahead=True)
+    first = await decoded(place, 100, shared=shared)
+    second = await decoded(place, 100, shared=shared)
     assert second.tokens_per_s > first.tokens_per_s
 
 
@@ -111,24 +108,22 @@ async def test_what_other_texts_found_foreseen_does_not_make_this_one_wait():
     place = Place(0.7, pass_ms=26.0, row_ms=1.2, step_ms=3.6, distance_ms=20.0, beyond_ms=2.0)
     after, fresh = [], []
     for rates, others in ((after, 0.93), (fresh, 0.7)):
-        costs = Costs(16, ahead=True)
+        shared = Shared(ahead=True)
         for seed in range(6):
-            await decoded(replace(place, acceptance=others), 200, costs=costs, seed=100 + seed)
-            rates.append((await decoded(place, 160, costs=costs, seed=seed)).tokens_per_s / place.alone)
+            await decoded(replace(place, acceptance=others), 200, shared=shared, seed=100 + seed)
+            rates.append((await decoded(place, 160, shared=shared, seed=seed)).tokens_per_s / place.alone)
     print(after, fresh)
     assert statistics.mean(after) > 0.96 * statistics.mean(fresh)
 
 
 async def test_a_draft_that_moves_away_is_still_used_where_it_pays():
     """A way of 50 ms makes one token cost 13 times as much as before, and eight only twice."""
-    costs = Costs(8)
-    concert = Concert(costs)
+    shared = Shared(ahead=False)
     means = {}
     for distance_ms in (0.0, 20.0, 50.0):
         place, rates = Place(0.8, distance_ms=distance_ms), []
         for seed in range(10):
-            controller = Adaptive(concert, None, AcceptanceModel(costs.chances))
-            outcome = await decoded(place, 120, max_ahead=0, costs=costs, seed=seed, controller=controller)
+            outcome = await decoded(place, 120, max_ahead=0, shared=shared, seed=seed)
             rates.append(outcome.tokens_per_s / place.alone)
         means[distance_ms] = statistics.mean(rates)
     print(means)
@@ -137,9 +132,9 @@ async def test_a_draft_that_moves_away_is_still_used_where_it_pays():
 
 
 async def test_a_draft_that_comes_nearer_is_noticed():
-    costs = Costs(16, ahead=True)
+    shared = Shared(ahead=True)
     far, near = Place(0.8, distance_ms=400.0), Place(0.8, distance_ms=2.0)
-    await decoded(far, 400, costs=costs)
+    await decoded(far, 400, shared=shared)
     fresh = await decoded(near, 1600, seed=1)
-    after = await decoded(near, 1600, costs=costs, seed=1)
+    after = await decoded(near, 1600, shared=shared, seed=1)
     assert after.tokens_per_s > 0.8 * fresh.tokens_per_s

@@ -1,6 +1,6 @@
 """How much is drafted: never so much that the target alone would have been faster, and about as much as is best.
 
-Under a simulated clock (tests/orchestrator/control/simulation.py), so that every figure is the same each time.
+Under a simulated clock (bench/control/simulation.py), so that every figure is the same each time.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.control.concert import Concert, Turn
+from bench.control.simulation import MOST, Place, Run, adaptive, adaptive_controllers, fixed, tokens_per_s
 from orchestrator.control.controller import Adaptive, Fixed
-from orchestrator.control.costs import Costs
+from orchestrator.control.cost_model import CostModel
+from orchestrator.control.draft_length import DraftLength
 from orchestrator.drafting.speculation import Speculation
-from orchestrator.rounds import Proposal
+from orchestrator.rounds import Drafting, Exchange, Proposal, RoundRecord, Source
 from orchestrator.sequence import Sequence
 from specdec.core.rounds import Budget, Growth, GrowthEnd, Timings, Verdict
 from specdec.core.sequence import Method
 from specdec.core.tree import TokenTree
+from specdec.speculation.acceptance import AcceptanceModel
 from tests.models.fake_peers import FakeDraft, new_sequence
-from tests.orchestrator.control.simulation import MOST, Place, Run, adaptive, fixed, tokens_per_s
 
 GRID = list(
     itertools.product(
@@ -99,7 +100,9 @@ def test_none_of_many_good_texts_leaves_the_others(acceptance, knee_rows):
     rounds = list(zip(*(depths[start:] for depths, start in zip(run.depths, starts, strict=True)), strict=False))
     drafting = [depths for depths in rounds if sum(depth > 0 for depth in depths) > 16]
     assert len(drafting) > 80
-    assert all(all(depths) for depths in drafting)
+    for depths in zip(*rounds, strict=True):
+        pauses = [len(list(run)) for drafts, run in itertools.groupby(depths, bool) if not drafts]
+        assert max(pauses, default=0) < 8, "all pause now and then, to see what the target takes alone"
 
 
 @pytest.mark.slow
@@ -200,11 +203,14 @@ def test_a_dead_draft_costs_next_to_nothing():
 
 def test_what_all_requests_learnt_is_there_for_the_next():
     """With a draft that guesses nothing, short requests after the first ones hardly draft at all."""
-    costs, where = Costs(MOST), Place(acceptance=0.0)
-    concert = Concert(costs)
-    Run(where, lambda: Adaptive(concert), costs).on(200)
-    depths = [Run(where, lambda: Adaptive(concert), costs, seed).on(30).depths[0] for seed in range(20)]
+    where, controllers = Place(acceptance=0.0), adaptive_controllers()
+    Run(where, controllers).on(200)
+    depths = [Run(where, controllers, seed).on(30).depths[0] for seed in range(20)]
     assert sum(map(sum, depths)) < 0.15 * sum(map(len, depths))
+
+
+def adaptive_controller(most: int = MOST) -> Adaptive:
+    return Adaptive(DraftLength(CostModel(), most), AcceptanceModel())
 
 
 async def driven(method: Method, first: int) -> tuple[list[Budget], list[TokenTree]]:
@@ -217,20 +223,22 @@ async def driven(method: Method, first: int) -> tuple[list[Budget], list[TokenTr
         chain = TokenTree.chain([first, *[9] * (budget.max_nodes - 1)])
         yield Growth(draft.num_advances, sequence.base, (), chain, GrowthEnd.BUDGET)
 
-    costs, draft = Costs(MOST), FakeDraft(propose)
-    controller, speculation = Adaptive(Concert(costs)), Speculation(draft)
+    draft = FakeDraft(propose)
+    controller, speculation = adaptive_controller(), Speculation(draft)
     sequence, chance, trees = new_sequence(max_tokens=2000, method=method), random.Random(3), []
     for number in range(300):
         tree = (await speculation.next(sequence)).tree
         trees.append(tree)
         accepted = min(len(tree), chance.choice([0, 1, 2, 4, 8]))
+        drafting = Drafting()
         if tree:
-            costs.drafted(len(tree), 0.002 * len(tree) + 0.001)
+            draft_s = 0.002 * len(tree) + 0.001
+            drafting = Drafting(len(tree), draft_s, (len(tree), draft_s))
         timings = Timings(0, 20_000, 0, len(tree) + 1, 1)
-        costs.verified(len(tree), 0.0205, timings, 1, 1)
         verdict = Verdict(number, sequence.base, tuple(range(accepted)), CORRECTION, (), timings)
         sequence.extend(tree, verdict)
-        controller.observe(Proposal(tree), verdict)
+        proposal = Proposal(tree, Source.DRAFT if tree else None, drafting)
+        controller.observe(RoundRecord.of(proposal, verdict, Exchange(0.0205)))
         speculation.advance(sequence, controller.plan(sequence))
     assert not draft.ejected_for
     assert not sequence.finished
@@ -250,46 +258,15 @@ async def test_how_much_is_drafted_and_verified_never_depends_on_which_tokens_ar
     assert [len(tree) for tree in (*trees, *other_trees) if tree] == 2 * asked[: sum(map(bool, trees))]
 
 
-@pytest.mark.parametrize("controller", [Fixed(4), Adaptive(Concert(Costs(MOST)))])
+@pytest.mark.parametrize("controller", [Fixed(4), adaptive_controller()])
 def test_never_more_than_what_remains_less_one(controller):
     for remaining in (1, 2, 3, 9):
-        assert controller.plan(SimpleNamespace(remaining=remaining)).budget.max_nodes <= remaining - 1
+        plan = controller.plan(SimpleNamespace(remaining=remaining))
+        assert all(grant.num_tokens <= remaining - 1 for grant in plan.grants)
 
 
 @pytest.mark.parametrize("most", [1, 2, 64])
 def test_the_setting_is_the_most_that_is_ever_drafted(most):
-    costs = Costs(most)
-    concert = Concert(costs)
-    depths = Run(Place(0.95, step_ms=0.2), lambda: Adaptive(concert), costs).on(300).depths[0]
+    depths = Run(Place(0.95, step_ms=0.2), adaptive_controllers(most)).on(300).depths[0]
     assert max(depths) <= most
     assert sum(depths) > len(depths) / 2
-
-
-class Told(Concert):
-    """Says what it is told to say."""
-
-    says = Turn.DRAFT
-
-    def turn(self, promise, promised, depth, num_rounds, tries=False) -> Turn:
-        self.num_draft_tokens = 4
-        return self.says
-
-
-@pytest.mark.parametrize("turn", [Turn.CHECK, Turn.TRY, Turn.DRAFT])
-@pytest.mark.parametrize("ahead", [False, True])
-def test_only_rounds_in_which_it_drafts_with_the_others_count_against_a_text(ahead, turn):
-    costs = Costs(MOST, ahead)
-    for number in range(200):
-        depth = (0, 4, 1, 8)[number % 4]
-        if depth:
-            costs.drafted(depth, 0.0012 * depth)  # short enough to be waited for
-        timings = Timings(0, 20_000 + 100 * depth, 0, depth + 1, 1)
-        costs.verified(depth, 0.0205 + depth / 1e4, timings, 1, 1)
-    concert = Told(costs)
-    concert.says, concert.waits = turn, not ahead
-    controller, sequence = Adaptive(concert, ahead=ahead), SimpleNamespace(remaining=1 << 20)
-    for number in range(1, 60):
-        controller.plan(sequence)
-        controller.observe(Proposal(), Verdict(number, 0, (), 5))
-    concert.says = Turn.DRAFT
-    assert (controller.plan(sequence).budget.max_depth == 0) is (turn is Turn.DRAFT)

@@ -1,5 +1,5 @@
-"""When what a lookup guesses is verified: never so that the target alone would have been faster, and where the text
-repeats itself so that much is gained.
+"""When proposals of prompt lookup are verified: never so that the target alone would have been faster, and where the
+text repeats itself so that much is gained.
 
 In simulated time, one text at a time; with many sequences all do what this one does.
 """
@@ -13,15 +13,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.control.concert import Concert
 from orchestrator.control.controller import Adaptive, Fixed
-from orchestrator.control.costs import Costs
-from orchestrator.control.guesses import Guesses
-from orchestrator.control.prompt_lookup import PromptLookup
-from orchestrator.rounds import Proposal, Rival, RoundPlan
-from specdec.core.rounds import Budget, Timings, Verdict
+from orchestrator.control.cost_model import CostModel
+from orchestrator.control.draft_length import DraftLength
+from orchestrator.drafting.prompt_lookup import HitRates, PromptLookup
+from orchestrator.rounds import Drafting, Exchange, Grant, Proposal, RoundRecord, Source
+from specdec.core.rounds import Timings, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
-from tests.models.fake_peers import hit_rates, still_to_come
+from specdec.speculation.acceptance import AcceptanceModel
+from tests.models.fake_peers import still_to_come
 
 LENGTH = 1500
 
@@ -42,11 +42,19 @@ class Place:
         return (self.pass_ms + self.row_ms * rows) / 1e3
 
 
+class Shared:
+    """What the requests of one orchestrator share."""
+
+    def __init__(self) -> None:
+        self.policy = DraftLength(CostModel(), 8)
+        self.acceptance, self.hit_rates = AcceptanceModel(), HitRates()
+
+
 @dataclass(slots=True)
 class Outcome:
     seconds: float = 0.0
     num_tokens: int = 0
-    num_guessed: int = 0
+    num_looked_up: int = 0
     num_right: int = 0
     num_waits: int = 0
 
@@ -56,56 +64,52 @@ class Outcome:
 
 
 def decoded(
-    place: Place, prompt: list[int], text: list[int], costs: Costs, seed: int = 0, guesses: bool = True
+    place: Place, prompt: list[int], text: list[int], shared: Shared, seed: int = 0, looks_up: bool = True
 ) -> Outcome:
     """A request whose output is ``text``."""
     chance, outcome = random.Random(seed), Outcome()
-    lookup = PromptLookup(costs.hit_rates)
-    controller = Adaptive(Concert(costs), lookup if guesses else None)
+    lookup = PromptLookup(shared.hit_rates)
+    controller = Adaptive(shared.policy, AcceptanceModel(shared.acceptance), lookup if looks_up else None)
     sequence = SimpleNamespace(ids=[*prompt, text[0]], num_committed=1, remaining=len(text) - 1)
-    unasked, number = 0, 0
+    autonomous, number = 0, 0
     while sequence.remaining:
         plan = controller.plan(sequence)
-        budget, guess = plan.budget, plan.guess
         rest, number = text[sequence.num_committed :], number + 1
-        tree = guess.tree if guess.beats >= Rival.WAIT else EMPTY_TREE
-        guessed = Rival.WAIT if tree else None
-        if not tree and budget.max_nodes and place.dead:
-            waited_s = min(1.0, costs.patience_s(budget.max_nodes))
-            outcome.seconds += waited_s
-            costs.late(budget.max_nodes, waited_s)
-        elif not tree and budget.max_nodes and place.acceptance is not None:
-            outcome.num_waits += 1
-            drafted_s = place.step_ms * budget.max_nodes / 1e3 * chance.lognormvariate(0, 0.05)
-            outcome.seconds += drafted_s
-            costs.drafted(budget.max_nodes, drafted_s)
-            tree = TokenTree.chain([t if chance.random() < place.acceptance else -1 for t in rest[: budget.max_nodes]])
-        if not tree and guess.tree:
-            tree, guessed = guess.tree, Rival.NOTHING
-        if guessed is not None:
-            outcome.num_guessed += len(tree)
+        tree, source, drafting = EMPTY_TREE, None, Drafting()
+        for grant in plan.grants:
+            if grant.source is Source.LOOKUP:
+                tree, source = lookup.propose(grant.num_tokens), Source.LOOKUP
+                outcome.num_looked_up += len(tree)
+            elif place.acceptance is not None:
+                outcome.num_waits += 1
+                waited_s = plan.deadline_s
+                if not place.dead:
+                    waited_s = place.step_ms * grant.num_tokens / 1e3 * chance.lognormvariate(0, 0.05)
+                    right = [t if chance.random() < place.acceptance else -1 for t in rest[: grant.num_tokens]]
+                    tree, source = TokenTree.chain(right), Source.DRAFT
+                outcome.seconds += waited_s
+                answer = grant.num_tokens, waited_s * (1.25 if place.dead else 1.0)
+                drafting = Drafting(grant.num_tokens, waited_s, answer)
+            if tree:
+                break
         assert len(tree) < sequence.remaining or not tree, "the last token of all comes from the target"
-        assert not (tree and (unasked or plan.run_on)), "nothing is verified among tokens that come unasked"
+        assert not (tree and (autonomous or plan.num_autonomous)), "nothing is verified among autonomous tokens"
         right = next((i for i, token in enumerate(tree.token_ids) if token != rest[i]), len(tree))
-        outcome.num_right += right if guessed is not None else 0
+        outcome.num_right += right if source is Source.LOOKUP else 0
         rows = place.sequences * (len(tree) + 1)
         pass_s = place.pass_s(rows) * chance.lognormvariate(0, 0.05) * (5 if chance.random() < 0.005 else 1)
         timings = Timings(0, int(pass_s * 1e6), 0, rows, place.sequences)
-        if unasked:
-            outcome.seconds += pass_s
-            costs.went_on(timings, place.sequences)
-            unasked = still_to_come(unasked, plan.run_on)
-        else:
-            outcome.seconds += pass_s + place.beyond_ms / 1e3
-            costs.verified(len(tree), pass_s + place.beyond_ms / 1e3, timings, 1, place.sequences)
-            unasked = plan.run_on
+        round_trip_s = None if autonomous else pass_s + place.beyond_ms / 1e3
+        outcome.seconds += round_trip_s or pass_s
+        autonomous = still_to_come(autonomous, plan.num_autonomous) if autonomous else plan.num_autonomous
         committed = rest[: right + 1]
         sequence.ids += committed
         sequence.num_committed += len(committed)
         sequence.remaining -= len(committed)
         outcome.num_tokens += len(committed)
-        verdict = Verdict(number, 0, tuple(range(right)), committed[-1], (), timings, run_on=unasked)
-        controller.observe(Proposal(tree, guessed), verdict)
+        verdict = Verdict(number, 0, tuple(range(right)), committed[-1], (), timings, run_on=autonomous)
+        exchange = Exchange(round_trip_s, num_live=place.sequences)
+        controller.observe(RoundRecord.of(Proposal(tree, source if tree else None, drafting), verdict, exchange))
     return outcome
 
 
@@ -195,9 +199,9 @@ def text_of(kind: str, length: int = LENGTH) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", TEXTS)
 def test_no_text_is_slower_than_with_the_target_alone(kind, place):
-    where, costs = PLACES[place], Costs(8)
-    decoded(where, *text_of("changing", 300), costs)
-    outcome = decoded(where, *text_of(kind), costs, seed=1)
+    where, shared = PLACES[place], Shared()
+    decoded(where, *text_of("changing", 300), shared)
+    outcome = decoded(where, *text_of(kind), shared, seed=1)
     print(outcome, outcome.tokens_per_s / alone(where))
     assert outcome.tokens_per_s >= 0.95 * alone(where)
 
@@ -205,9 +209,9 @@ def test_no_text_is_slower_than_with_the_target_alone(kind, place):
 @pytest.mark.parametrize(("kind", "least"), [("page", 5.0), ("copies", 1.2), ("changing", 1.5), ("edits", 1.8)])
 @pytest.mark.parametrize("place", ["free rows", "dead draft", "bad draft", "64 sequences"])
 def test_a_text_that_repeats_itself_is_faster(kind, least, place):
-    where, costs = PLACES[place], Costs(8)
-    decoded(where, *text_of("changing", 300), costs)
-    outcome = decoded(where, *text_of(kind), costs, seed=1)
+    where, shared = PLACES[place], Shared()
+    decoded(where, *text_of("changing", 300), shared)
+    outcome = decoded(where, *text_of(kind), shared, seed=1)
     print(outcome, outcome.tokens_per_s / alone(where))
     assert outcome.tokens_per_s >= least * alone(where)
 
@@ -216,120 +220,38 @@ def test_a_text_that_repeats_itself_is_faster(kind, least, place):
 def test_beside_a_good_draft_it_is_faster_still_and_no_text_is_slower_than_with_the_draft_alone(kind):
     where = PLACES["draft"]
     rates = {}
-    for guesses in (True, False):
-        costs = Costs(8)
-        decoded(where, *text_of("random", 300), costs, guesses=guesses)
-        rates[guesses] = decoded(where, *text_of(kind), costs, seed=1, guesses=guesses).tokens_per_s
+    for looks_up in (True, False):
+        shared = Shared()
+        decoded(where, *text_of("random", 300), shared, looks_up=looks_up)
+        rates[looks_up] = decoded(where, *text_of(kind), shared, seed=1, looks_up=looks_up).tokens_per_s
     print(rates)
     assert rates[True] >= {"page": 2.0, "copies": 1.1, "edits": 1.0}[kind] * rates[False]
 
 
 def test_where_guesses_win_all_the_time_the_draft_is_hardly_asked():
-    where, costs = PLACES["draft"], Costs(8)
-    decoded(where, *text_of("random", 300), costs)
-    assert costs.known
-    outcome = decoded(where, *text_of("page"), costs, seed=1)
+    where, shared = PLACES["draft"], Shared()
+    decoded(where, *text_of("random", 300), shared)
+    assert shared.policy.costs.known
+    outcome = decoded(where, *text_of("page"), shared, seed=1)
     assert outcome.num_waits <= 20
-    assert outcome.num_guessed > 1000
+    assert outcome.num_looked_up > 1000
 
 
 def test_a_text_that_does_not_repeat_itself_is_left_alone():
-    outcome = decoded(PLACES["free rows"], *text_of("random"), Costs(8))
-    assert outcome.num_guessed <= 0.02 * LENGTH
+    outcome = decoded(PLACES["free rows"], *text_of("random"), Shared())
+    assert outcome.num_looked_up <= 0.02 * LENGTH
 
 
 def test_what_a_draft_gets_accepted_and_what_a_lookup_does_are_not_mixed():
-    where, costs = PLACES["draft"], Costs(8)
-    decoded(where, *text_of("random", 600), costs)
-    before = costs.chances.of_ranks[0]
-    outcome = decoded(where, *text_of("page"), costs)
-    assert outcome.num_right / outcome.num_guessed > 0.9
-    assert costs.chances.of_ranks[0] == pytest.approx(before, abs=0.05)
-    assert costs.hit_rates.after(16) > 0.95
-
-
-def test_guesses_that_fail_cost_the_draft_none_of_its_savings():
-    where, costs = Place(), Costs(8)
-    decoded(where, *text_of("changing", 300), costs)
-    costs.lookup_savings.book(0.5 - costs.lookup_savings.rounds)
-    before = costs.savings.rounds
-    guesses = Guesses(costs, PromptLookup(costs.hit_rates))
-    for _ in range(20):
-        guesses.observe(Proposal(TokenTree.chain(range(16)), Rival.WAIT), Verdict(1, 0, (), 5))
-    assert not costs.lookup_savings.left
-    assert costs.savings.rounds == before
-
-
-def test_without_savings_nothing_is_guessed():
-    where, costs = Place(), Costs(8)
-    decoded(where, *text_of("changing", 300), costs)
-    costs.lookup_savings.book(-99.0)
-    outcome = decoded(where, *text_of("page", 100), costs, seed=1)
-    assert outcome.num_guessed == 0
-
-
-def test_without_any_draft_the_target_goes_on_unasked():
-    costs = Costs(8)
-    controller, unasked, asked = Adaptive(Concert(costs)), 0, 0
-    sequence = SimpleNamespace(remaining=1 << 30)
-    for number in range(1, 400):
-        plan = controller.plan(sequence)
-        timings = Timings(0, 20_000, 0, 1, 1)
-        if unasked:
-            unasked = still_to_come(unasked, plan.run_on)
-            costs.went_on(timings, 1)
-        else:
-            asked, unasked = asked + 1, plan.run_on
-            costs.verified(0, 0.0205, timings, 1, 1)
-        controller.observe(Proposal(), Verdict(number, 0, (), 0, (), timings, run_on=unasked))
-    assert asked < 100
-
-
-@pytest.mark.parametrize(
-    ("share", "draft_s", "beaten"),
-    [
-        (0.95, 0.016, Rival.TREE),  # more often right than the draft, wherever that is
-        (0.5, 0.5, Rival.WAIT),  # less often, but nothing that has to be waited for so long
-        (0.4, 0.001, Rival.NOTHING),  # less often, and the draft is quick
-    ],
-)
-def test_on_a_miss_and_on_a_hit_the_better_one_is_verified(share, draft_s, beaten):
-    costs = Costs(8, ahead=True)
-    for number in range(400):
-        depth = (0, 4, 1, 8)[number % 4]
-        if depth:
-            costs.drafted(depth, draft_s * depth / 4)
-            costs.foreseen(number % 8 != 1)
-            right = 4 * depth // 5
-            costs.chances.observe(TokenTree.chain([1] * depth), range(right), ended=right < depth)
-        timings = Timings(0, 20_000 + number % 2 + 10 * depth, 0, depth + 1, 1)
-        costs.verified(depth, 0.0205, timings, 1, 1)
-    lookup = PromptLookup(hit_rates(share))
-    controller = Adaptive(Concert(costs), lookup, ahead=True)
-    sequence = SimpleNamespace(ids=[*range(20), *range(10)], num_committed=10, remaining=1 << 20)
-    _, plan = (controller.plan(sequence) for _ in range(2))
-    assert plan.budget.max_depth > 0, "the draft is worth its while"
-    assert plan.guess.tree
-    assert plan.guess.beats is beaten
-
-
-def test_the_plan_tells_what_rounds_take_up_to_the_last_token_but_one():
-    costs = Costs(8, ahead=True)
-    for number in range(40):
-        depth = number % 5
-        if depth:
-            costs.drafted(depth, 0.002)
-            costs.foreseen(True)
-        costs.verified(depth, 0.0205, Timings(0, 20_000 + number % 2 + 10 * depth, 0, depth + 1, 1), 1, 1)
-    sequence = SimpleNamespace(ids=[1, 2, 3], num_committed=1, remaining=1 << 20)
-    grows, waits = (Adaptive(Concert(costs), ahead=ahead) for ahead in (True, False))
-    assert grows.plan(sequence).rounds == tuple(costs.unwaited[:9])
-    assert waits.plan(sequence).rounds == ()
-    sequence.remaining = 3
-    assert len(grows.plan(sequence).rounds) == 3
-    assert Adaptive(Concert(Costs(8, ahead=True)), ahead=True).plan(sequence).rounds == (), "nothing is known yet"
+    where, shared = PLACES["draft"], Shared()
+    decoded(where, *text_of("random", 600), shared)
+    before = shared.acceptance.of_ranks[0]
+    outcome = decoded(where, *text_of("page"), shared)
+    assert outcome.num_right / outcome.num_looked_up > 0.9
+    assert shared.acceptance.of_ranks[0] == pytest.approx(before, abs=0.05)
+    assert shared.hit_rates.after(16) > 0.95
 
 
 def test_a_client_that_names_a_number_gets_that_number_and_no_guess():
     sequence = SimpleNamespace(ids=[1, 2, 3] * 9, num_committed=9, remaining=1 << 20)
-    assert Fixed(4).plan(sequence) == RoundPlan(Budget(4, 4), early=True)
+    assert Fixed(4).plan(sequence).grants == (Grant(Source.DRAFT, 4, waits=True),)

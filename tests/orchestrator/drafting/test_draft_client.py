@@ -2,14 +2,11 @@
 
 import asyncio
 import time
-from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.control.costs import Costs
 from orchestrator.drafting import draft_client
 from orchestrator.drafting.draft_client import DraftClient
-from orchestrator.replicas import link
 from orchestrator.replicas.link import Lane
 from orchestrator.replicas.replica import Tally
 from orchestrator.sequence import Sequence
@@ -18,6 +15,8 @@ from specdec.core.rounds import AHEAD, Budget, Growth, GrowthEnd, ModelInfo
 from specdec.core.sequence import Method, SamplingParams
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from tests.models.fake_peers import commit
+
+DEADLINE_S = 0.2
 
 
 class FakeLink:
@@ -55,33 +54,10 @@ class FakePool:
         return self.replica
 
 
-class Measured(Costs):
-    """Remembers what it is told, and has a patience of its own."""
-
-    def __init__(self, patience_s: float = 5.0) -> None:
-        super().__init__(8)
-        self.told: list[tuple[str, int]] = []
-        self.seconds: list[float] = []
-        self._patience_s = patience_s
-
-    def patience_s(self, num_nodes: int) -> float:
-        return self._patience_s
-
-    def drafted(self, num_nodes: int, seconds: float, takes_in: bool = False) -> None:
-        self.told.append(("taken in" if takes_in else "drafted", num_nodes))
-        self.seconds.append(seconds)
-
-    def late(self, num_nodes: int, seconds: float) -> None:
-        self.told.append(("late", num_nodes))
-        self.seconds.append(seconds)
-
-
-def asked(
-    temperature: float = 0.0, method: Method = Method.COUPLED, costs: Costs | None = None
-) -> tuple[DraftClient, Sequence, FakeReplica]:
+def asked(temperature: float = 0.0, method: Method = Method.COUPLED) -> tuple[DraftClient, Sequence, FakeReplica]:
     pool = FakePool()
     sequence = Sequence([1, 2], 99, SamplingParams(temperature), 0, method)
-    client = DraftClient(pool, costs or Costs(8))
+    client = DraftClient(pool)
     assert client.advance(sequence, Budget(4, 4))
     return client, sequence, pool.replica
 
@@ -94,44 +70,46 @@ def answer(client: DraftClient, replica: FakeReplica, sequence: Sequence, advanc
 
 
 async def test_what_a_growth_took_is_told_and_whether_a_prefill_was_in_it():
-    costs = Measured()
-    client, sequence, replica = asked(costs=costs)
+    client, sequence, replica = asked()
     answer(client, replica, sequence)
-    assert await client.growth(sequence)
+    assert await client.growth(sequence, DEADLINE_S)
     commit(sequence, 5, 6)
-    assert costs.told == [("taken in", 4)]
+    assert client.take_answer() is None
     before = time.monotonic()
     client.advance(sequence, Budget(3, 3))
     answer(client, replica, sequence)
     took_s = time.monotonic() - before
     await asyncio.sleep(0.02)  # a slow client: not the draft's fault
-    assert await client.growth(sequence)
-    assert costs.told[1:] == [("drafted", 3)]
-    assert costs.seconds[1] <= took_s
+    assert await client.growth(sequence, DEADLINE_S)
+    num_tokens, seconds = client.take_answer()
+    assert num_tokens == 3
+    assert seconds <= took_s
+    assert client.take_answer() is None
 
 
 async def test_a_round_waits_no_longer_than_it_pays_and_the_late_answer_still_comes():
-    costs = Measured(patience_s=0.001)
-    client, sequence, replica = asked(costs=costs)
+    client, sequence, replica = asked()
     first = answer(client, replica, sequence)
-    assert await client.growth(sequence) is first
+    assert await client.growth(sequence, DEADLINE_S) is first
     commit(sequence, 5)
     client.advance(sequence, Budget(3, 3))
-    assert await client.growth(sequence) is None
-    assert costs.told[1:] == [("late", 3)]
+    assert await client.growth(sequence, DEADLINE_S) is None
+    num_tokens, seconds = client.take_answer()
+    assert num_tokens == 3
+    assert seconds > 0.001
     commit(sequence, 6)
     assert client.advance(sequence, Budget(2, 2)), "it is still asked"
     late, newest = answer(client, replica, sequence, advance=1), answer(client, replica, sequence)
-    assert await client.growth(sequence) is late
-    assert await client.growth(sequence) is newest
-    assert costs.told[2:] == [("drafted", 2)]
+    assert await client.growth(sequence, DEADLINE_S) is late
+    assert await client.growth(sequence, DEADLINE_S) is newest
+    assert client.take_answer()[0] == 2
     assert len(replica.lanes) == 1
 
 
 async def test_a_draft_of_which_nothing_is_asked_is_told_of_many_tokens_at_a_time():
     client, sequence, replica = asked()
     answer(client, replica, sequence)
-    await client.growth(sequence)
+    await client.growth(sequence, DEADLINE_S)
     sent = replica.link.sent
     sent.clear()
     for number in range(150):
@@ -143,24 +121,23 @@ async def test_a_draft_of_which_nothing_is_asked_is_told_of_many_tokens_at_a_tim
     assert list(sent[-1].token_ids) == list(range(128, 150))
 
 
-@pytest.mark.parametrize(("num_new", "told"), [(9, "drafted"), (40, "taken in")])
-async def test_what_takes_in_much_text_first_is_no_measure_of_growing(num_new, told):
-    costs = Measured()
-    client, sequence, replica = asked(costs=costs)
+@pytest.mark.parametrize(("num_new", "tells"), [(9, True), (40, False)])
+async def test_what_takes_in_much_text_first_is_no_measure_of_growing(num_new, tells):
+    client, sequence, replica = asked()
     answer(client, replica, sequence)
-    await client.growth(sequence)
+    await client.growth(sequence, DEADLINE_S)
     for number in range(num_new):
         commit(sequence, number)
         client.catch_up(sequence)
     client.advance(sequence, Budget(3, 3))
     answer(client, replica, sequence)
-    await client.growth(sequence)
-    assert costs.told[-1] == (told, 3)
+    await client.growth(sequence, DEADLINE_S)
+    assert bool(client.take_answer()) is tells
 
 
 async def test_a_draft_that_was_never_needed_is_never_told():
     pool = FakePool()
-    client, sequence = DraftClient(pool, Costs(8)), Sequence([1], 99, SamplingParams(0.0), 0, Method.COUPLED)
+    client, sequence = DraftClient(pool), Sequence([1], 99, SamplingParams(0.0), 0, Method.COUPLED)
     commit(sequence, *range(20))
     client.catch_up(sequence)
     assert not pool.replica.lanes
@@ -168,42 +145,31 @@ async def test_a_draft_that_was_never_needed_is_never_told():
 
 async def test_what_a_late_draft_was_asked_is_not_measured_by_what_it_is_told_later():
     """That once was booked as a draft that took as long as nothing had been asked of it."""
-    costs = Measured(patience_s=0.001)
-    client, sequence, replica = asked(costs=costs)
+    client, sequence, replica = asked()
     answer(client, replica, sequence)
-    await client.growth(sequence)
+    await client.growth(sequence, DEADLINE_S)
     commit(sequence, 5)
     client.advance(sequence, Budget(3, 3))
-    assert await client.growth(sequence) is None
-    costs.told.clear()
+    assert await client.growth(sequence, DEADLINE_S) is None
+    client.take_answer()
     commit(sequence, *range(70))
     client.catch_up(sequence)
     replica.lanes[-1].put(Growth(client.num_advances, sequence.base, (), EMPTY_TREE, GrowthEnd.BUDGET))
     assert len(list(client.arrived())) == 1
-    assert costs.told == []
+    assert client.take_answer() is None
 
 
-async def test_drafts_are_compared_by_what_a_node_takes(monkeypatch):
-    now = [50.0]
-    for module in (draft_client, link):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    client, sequence, replica = asked()
-    answer(client, replica, sequence)
-    await client.growth(sequence)
+async def test_drafts_are_compared_by_the_time_of_one_token():
+    client, _, replica = asked()
     replica.observe = (told := []).append
-    for budget in (Budget(4, 4), Budget(64, 64)):
-        commit(sequence, 5)
-        client.advance(sequence, budget)
-        now[0] += 0.01 * budget.max_nodes
-        answer(client, replica, sequence)
-        await client.growth(sequence)
-    assert told == pytest.approx([0.01, 0.01])
+    client.compare(0.01)
+    assert told == [0.01]
 
 
 async def test_a_draft_that_refuses_a_text_is_not_asked_to_take_it_in_again_at_once():
     client, sequence, replica = asked()
     replica.lanes[-1].put(Overloaded("no room", retry_after_s=60.0))
-    assert await client.growth(sequence) is None
+    assert await client.growth(sequence, DEADLINE_S) is None
     commit(sequence, 5)
     assert not client.advance(sequence, Budget(4, 4))
     assert len(replica.lanes) == 1
@@ -213,7 +179,7 @@ async def test_a_draft_that_refuses_a_text_is_not_asked_to_take_it_in_again_at_o
 async def test_a_draft_that_is_lost_is_asked_elsewhere_at_once():
     client, sequence, replica = asked()
     replica.lanes[-1].put(ReplicaLost("gone"))
-    assert await client.growth(sequence) is None
+    assert await client.growth(sequence, DEADLINE_S) is None
     commit(sequence, 5)
     assert client.advance(sequence, Budget(4, 4))
     assert len(replica.lanes) == 2
@@ -225,11 +191,11 @@ async def test_a_text_under_which_drafts_are_lost_twice_in_a_row_is_kept_from_th
     client, sequence, replica = asked()
     for number in range(3):
         replica.lanes[-1].put(lost)
-        assert await client.growth(sequence) is None
+        assert await client.growth(sequence, DEADLINE_S) is None
         commit(sequence, number)
         assert client.advance(sequence, Budget(4, 4))
         answer(client, replica, sequence)
-        await client.growth(sequence)
+        await client.growth(sequence, DEADLINE_S)
     for _ in range(3):
         replica.lanes[-1].put(lost)
         assert not list(client.arrived())
@@ -238,7 +204,7 @@ async def test_a_text_under_which_drafts_are_lost_twice_in_a_row_is_kept_from_th
     client.advance(sequence, Budget(4, 4))
     for again in (True, False):
         replica.lanes[-1].put(lost)
-        assert await client.growth(sequence) is None
+        assert await client.growth(sequence, DEADLINE_S) is None
         commit(sequence, 5)
         assert client.advance(sequence, Budget(4, 4)) is again
 
@@ -246,7 +212,7 @@ async def test_a_text_under_which_drafts_are_lost_twice_in_a_row_is_kept_from_th
 async def test_a_text_that_outgrows_the_drafts_context_leaves_it():
     pool = FakePool()
     pool.replica.info = ModelInfo("d", "", 9, "", 4)
-    client = DraftClient(pool, Costs(8))
+    client = DraftClient(pool)
     sequence = Sequence([1, 2], 99, SamplingParams(), 0, Method.COUPLED)
     assert client.advance(sequence, Budget(4, 4))
     commit(sequence, 5, 6, 7)
@@ -262,7 +228,7 @@ async def test_a_text_that_outgrows_the_drafts_context_leaves_it():
 async def test_a_late_draft_is_done_without_where_that_cannot_bias(monkeypatch, temperature):
     monkeypatch.setattr(draft_client, "_PATIENCE_S", 0.01)
     client, sequence, replica = asked(temperature, Method.COUPLED)
-    assert await client.growth(sequence) is None
+    assert await client.growth(sequence, DEADLINE_S) is None
     assert not client.advance(sequence, Budget(4, 4)), "it is not asked again at once"
     assert len(replica.lanes) == 1
 
@@ -271,7 +237,7 @@ async def test_a_late_draft_is_done_without_where_that_cannot_bias(monkeypatch, 
 async def test_a_late_chain_is_never_dropped_for_its_lateness(monkeypatch, method):
     monkeypatch.setattr(draft_client, "_PATIENCE_S", 0.01)
     client, sequence, replica = asked(1.0, method)
-    waiting = asyncio.create_task(client.growth(sequence))
+    waiting = asyncio.create_task(client.growth(sequence, DEADLINE_S))
     await asyncio.sleep(0.1)
     assert not waiting.done()
     late = Growth(0, 2, (), TokenTree.chain([5]), GrowthEnd.BUDGET)
@@ -282,11 +248,11 @@ async def test_a_late_chain_is_never_dropped_for_its_lateness(monkeypatch, metho
 @pytest.mark.parametrize(
     ("capabilities", "context_length", "told"), [((AHEAD,), 7, [[2, 3, 1]]), ((), 7, []), ((AHEAD,), 6, [[]])]
 )
-async def test_a_draft_hears_of_a_guess_as_far_as_it_may(capabilities, context_length, told):
+async def test_a_draft_hears_of_a_proposal_as_far_as_it_may(capabilities, context_length, told):
     """It would refuse what is beyond its context, and has no use for it where it cannot grow ahead."""
     pool = FakePool()
     pool.replica.info = ModelInfo("d", "", 9, "", context_length, capabilities=capabilities)
-    client = DraftClient(pool, Measured())  # type: ignore[arg-type]
+    client = DraftClient(pool)
     sequence = Sequence([1, 2, 3, 1], 20, SamplingParams(), 0, Method.COUPLED)
     client.advance(sequence, Budget(2, 2))
     before = len(pool.replica.link.sent)
@@ -295,25 +261,25 @@ async def test_a_draft_hears_of_a_guess_as_far_as_it_may(capabilities, context_l
 
 
 async def test_what_is_there_from_before_is_no_part_of_what_a_growth_took():
-    costs = Measured()
-    client, sequence, replica = asked(costs=costs)
+    client, sequence, replica = asked()
     answer(client, replica, sequence)
-    await client.growth(sequence)
+    await client.growth(sequence, DEADLINE_S)
     commit(sequence, 5)
-    for num_there, told in ((2, [("drafted", 1)]), (3, [])):
-        costs.told.clear()
+    for num_there, told in ((2, 1), (3, None)):
+        client.take_answer()
         client.advance(sequence, Budget(3, 3), num_there=num_there)
         answer(client, replica, sequence)
-        await client.growth(sequence)
-        assert costs.told == told
+        await client.growth(sequence, DEADLINE_S)
+        answered = client.take_answer()
+        assert (answered and answered[0]) == told
 
 
 async def test_what_an_open_let_grow_and_was_not_heard_of_may_be_there_and_so_the_next_growth_tells_nothing():
-    costs = Measured()
-    client, sequence, replica = asked(costs=costs)
+    client, sequence, replica = asked()
     commit(sequence, 5)
-    for told in ([], [("drafted", 3)]):
+    for told in (None, 3):
         client.advance(sequence, Budget(3, 3))
         answer(client, replica, sequence)
-        await client.growth(sequence)
-        assert costs.told == told
+        await client.growth(sequence, DEADLINE_S)
+        answered = client.take_answer()
+        assert (answered and answered[0]) == told

@@ -11,7 +11,7 @@ import pytest
 
 from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator import generation
-from orchestrator.control.prompt_lookup import PromptLookup
+from orchestrator.drafting.prompt_lookup import PromptLookup
 from orchestrator.target_client import TargetClient
 from specdec.v1 import common_pb2
 from target_service.language_model import LmVerifier
@@ -37,16 +37,16 @@ class Silent(TableDrafter):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_verified_among_tokens_that_come_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_is_verified_among_autonomous_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree that is handed over then would be dropped without a word."""
     ask = TargetClient._next
 
-    async def checked(client: TargetClient, lane: Any, sequence: Any, tree: Any, run_on: int, early: Any) -> Any:
+    async def checked(client: TargetClient, lane: Any, sequence: Any, tree: Any, run_on: int, after_s: Any) -> Any:
         assert not (tree and run_on)
         if tree and client._rounds:
             [sent] = client._rounds
             assert sent.tree.descend(sequence.ids[sent.base :]).prefix(sent.max_nodes) == tree, "what was sent early"
-        return await ask(client, lane, sequence, tree, run_on, early)
+        return await ask(client, lane, sequence, tree, run_on, after_s)
 
     monkeypatch.setattr(TargetClient, "_next", checked)
 
@@ -66,7 +66,7 @@ async def test_without_a_draft_a_text_that_repeats_itself_takes_fewer_passes_tha
     fields = {"temperature": temperature}
     async with cluster([TableVerifier(table)]) as running:
         alone = await sample(running, num_draft_tokens=0, **fields)
-    verifier, silent = Misbehaving(TableVerifier(table), pass_s=0.01), Silent(table)
+    verifier, silent = Misbehaving(TableVerifier(table, pass_s=0.01)), Silent(table)
     drafters = {"none": [], "dead": [TableDrafter(table)], "silent": [silent]}[draft]
     async with cluster([verifier], drafters, num_draft_tokens=None, patient=False) as running:
         if draft == "dead":

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.drafting.speculation import Speculation
-from orchestrator.rounds import RoundPlan
 from orchestrator.sequence import Sequence
-from specdec.core.rounds import Budget, Growth, GrowthEnd
+from specdec.core.rounds import Growth, GrowthEnd
 from specdec.core.sequence import Method
 from specdec.core.tree import EMPTY_TREE, SparseDistribution, TokenTree
-from tests.models.fake_peers import FakeDraft, commit, new_sequence
+from tests.models.fake_peers import FakeDraft, commit, new_sequence, plan
 
-BUDGET = Budget(max_nodes=4, max_depth=4)
 chain = TokenTree.chain
 KEYED = [dict(), dict(method=Method.TOKEN, temperature=0.0), dict(method=Method.BLOCK, temperature=0.0)]
 CHAINED = [dict(method=Method.TOKEN), dict(method=Method.BLOCK)]
@@ -25,16 +23,16 @@ def probs(*token_ids: int) -> TokenTree:
 def begun(draft: FakeDraft, **options) -> tuple[Sequence, Speculation]:
     """After the first token (5), with one advance out: the base is 3."""
     sequence, speculation = new_sequence(**options), Speculation(draft)
-    speculation.advance(sequence, RoundPlan(Budget()))
+    speculation.advance(sequence, plan())
     commit(sequence, 5)
-    speculation.advance(sequence, RoundPlan(BUDGET))
+    speculation.advance(sequence, plan(4))
     return sequence, speculation
 
 
-async def test_before_the_first_token_the_tree_is_empty_and_nobody_is_waited_for():
+async def test_before_the_first_token_the_tree_is_empty_and_the_round_does_not_wait():
     draft = FakeDraft()
     sequence, speculation = new_sequence(), Speculation(draft)
-    speculation.advance(sequence, RoundPlan(BUDGET))
+    speculation.advance(sequence, plan(4))
     assert draft.num_advances == 1, "the draft's prefill begins beside the target's"
     assert (await speculation.next(sequence)).tree == EMPTY_TREE
 
@@ -72,7 +70,7 @@ async def test_late_growth_counts_where_its_path_matches_what_was_committed(opti
     draft = FakeDraft()
     sequence, speculation = begun(draft, **options)
     commit(sequence, 6, 7)
-    speculation.advance(sequence, RoundPlan(BUDGET))
+    speculation.advance(sequence, plan(4))
     draft.grow(3, chain([6, 7, 8, 9]), advance=1, end=GrowthEnd.SUPERSEDED)
     draft.grow(3, TokenTree((7, 0, 4), (-1, 0, -1)), path=(6,), advance=1)
     draft.grow(5, EMPTY_TREE)
@@ -85,7 +83,7 @@ async def test_late_growth_that_does_not_match_is_dropped(options):
     draft = FakeDraft()
     sequence, speculation = begun(draft, **options)
     commit(sequence, 6, 7)
-    speculation.advance(sequence, RoundPlan(BUDGET))
+    speculation.advance(sequence, plan(4))
     draft.grow(3, chain([6, 8, 9]), advance=1)
     draft.grow(3, chain([7, 9]), path=(9,), advance=1)
     draft.grow(5, chain([1]))
@@ -100,10 +98,10 @@ async def test_what_is_left_of_the_trie_after_a_verdict_is_verified_next():
     await speculation.next(sequence)
     commit(sequence, 6)
     draft.there = False
-    speculation.advance(sequence, RoundPlan(BUDGET))
+    speculation.advance(sequence, plan(4))
     assert (await speculation.next(sequence)).tree == TokenTree((7, 8, 9), (-1, 0, -1))
     commit(sequence, 3)
-    speculation.advance(sequence, RoundPlan(BUDGET))
+    speculation.advance(sequence, plan(4))
     assert (await speculation.next(sequence)).tree == EMPTY_TREE
 
 
@@ -115,7 +113,7 @@ async def test_under_token_and_block_the_trie_is_cleared_at_every_verdict(option
     await speculation.next(sequence)
     commit(sequence, 6)
     draft.there = False
-    speculation.advance(sequence, RoundPlan(BUDGET))
+    speculation.advance(sequence, plan(4))
     assert (await speculation.next(sequence)).tree == EMPTY_TREE
 
 
@@ -124,7 +122,7 @@ async def test_under_token_and_block_growth_of_an_older_base_is_not_used(options
     draft = FakeDraft()
     sequence, speculation = begun(draft, **options)
     commit(sequence, 6)
-    speculation.advance(sequence, RoundPlan(BUDGET))
+    speculation.advance(sequence, plan(4))
     draft.grow(3, probs(6, 7, 8), advance=1, end=GrowthEnd.SUPERSEDED)
     draft.grow(4, probs(9))
     assert (await speculation.next(sequence)).tree == probs(9)
@@ -156,13 +154,13 @@ async def test_no_draft_is_an_empty_tree(options):
 
 
 @pytest.mark.parametrize("options", [*KEYED, *CHAINED])
-async def test_a_budget_of_nothing_asks_nobody(options):
+async def test_without_a_grant_nothing_is_asked_for(options):
     draft = FakeDraft()
     sequence, speculation = begun(draft, **options)
     draft.grow(3, chain([6]))
     await speculation.next(sequence)
     commit(sequence, 9)
-    speculation.advance(sequence, RoundPlan(Budget()))
+    speculation.advance(sequence, plan())
     assert draft.num_advances == 1
     assert (await speculation.next(sequence)).tree == EMPTY_TREE
 
@@ -171,13 +169,13 @@ async def test_what_was_asked_for_before_may_be_deeper_than_what_is_asked_for_no
     draft = FakeDraft()
     sequence, speculation = begun(draft)
     commit(sequence, 1)
-    speculation.advance(sequence, RoundPlan(Budget(1, 1)))
+    speculation.advance(sequence, plan(1))
     draft.grow(4, chain([2, 3, 4]))
     assert (await speculation.next(sequence)).tree == chain([2])
     assert not draft.ejected_for
 
 
-async def test_a_draft_that_goes_deeper_than_was_asked_for_is_set_aside():
+async def test_a_draft_that_goes_deeper_than_was_asked_for_is_ejected():
     draft = FakeDraft()
     sequence, speculation = begun(draft)
     draft.grow(3, chain([1, 2, 3, 4, 5, 6]))
@@ -188,12 +186,12 @@ async def test_a_draft_that_goes_deeper_than_was_asked_for_is_set_aside():
 async def test_a_draft_of_which_nothing_was_asked_for_long_may_say_that_it_knows_the_text():
     draft = FakeDraft()
     sequence, speculation = new_sequence(max_tokens=100), Speculation(draft)
-    speculation.advance(sequence, RoundPlan(Budget(2, 2)))
+    speculation.advance(sequence, plan(2))
     commit(sequence, *range(40))
-    speculation.advance(sequence, RoundPlan(Budget()))
+    speculation.advance(sequence, plan())
     draft.pushed = [Growth(1, sequence.base, (), EMPTY_TREE, GrowthEnd.BUDGET)]
     commit(sequence, 7)
-    speculation.advance(sequence, RoundPlan(Budget()))
+    speculation.advance(sequence, plan())
     assert not draft.ejected_for
 
 
@@ -233,7 +231,7 @@ async def test_under_token_and_block_anything_but_the_chain_asked_for_is_refused
 
 
 @pytest.mark.parametrize("options", KEYED)
-async def test_distributions_that_nobody_asked_for_do_not_reach_the_target(options):
+async def test_distributions_that_were_not_asked_for_do_not_reach_the_target(options):
     """It would refuse them in a tree that branches, and the request would fail for what the draft did."""
     draft = FakeDraft()
     sequence, speculation = begun(draft, **options)
@@ -252,6 +250,6 @@ async def test_a_refused_draft_does_not_stop_the_next_round(options):
     draft.grow(99, chain([6]))
     await speculation.next(sequence)
     commit(sequence, 6)
-    speculation.advance(sequence, RoundPlan(BUDGET))
+    speculation.advance(sequence, plan(4))
     draft.grow(4, chain([7]))
     assert (await speculation.next(sequence)).tree == chain([7])

@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.drafting.speculation import Speculation
-from orchestrator.rounds import Guess, Rival, RoundPlan
+from orchestrator.rounds import Source
 from orchestrator.sequence import Sequence
-from specdec.core.rounds import Budget, Growth, GrowthEnd
+from specdec.core.rounds import Growth, GrowthEnd, Verdict
 from specdec.core.sequence import Method
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
-from tests.models.fake_peers import FakeDraft, commit, new_sequence
+from tests.models.fake_peers import FakeDraft, FakeLookup, commit, new_sequence, plan
 
 chain = TokenTree.chain
-PLAN = RoundPlan(Budget(2, 2), early=True)
+PLAN = plan(2, next_round_after_s=0.0)
+VERDICT = Verdict(1, 3, (), 0)
 GROWN = chain([6, 7, 8, 9, 1]).merge(chain([6, 5, 4])).merge(chain([3, 2]))
 """From base 3. The first two are verified; below them, beside them and instead of them more has grown."""
 
 
-async def flying(plan: RoundPlan = PLAN, **options) -> tuple[Sequence, Speculation, FakeDraft, list]:
+async def flying(**options) -> tuple[Sequence, Speculation, FakeDraft]:
     """6 and 7 are at the target, and the rest has grown meanwhile."""
     draft = FakeDraft()
-    sequence, speculation = new_sequence(**options), Speculation(draft, max_ahead=16)
-    speculation.advance(sequence, RoundPlan(Budget(2, 2)))
+    sequence, speculation = new_sequence(**options), Speculation(draft, max_ahead=16, lookup=FakeLookup(0, 0))
+    speculation.advance(sequence, plan(2))
     commit(sequence, 5)
-    speculation.advance(sequence, plan)
+    speculation.advance(sequence, PLAN)
     draft.grow(3, GROWN.prefix(2))
     proposal = await speculation.next(sequence)
     assert proposal.tree == chain([6, 7])
     draft.pushed = [Growth(draft.num_advances, 3, (), GROWN, GrowthEnd.BUDGET)]
-    return sequence, speculation, draft, [proposal]
+    return sequence, speculation, draft
 
 
 async def test_all_that_has_grown_is_sent_likeliest_first():
-    _, speculation, _, [proposal] = await flying()
-    tree, max_nodes = proposal.early()
+    sequence, speculation, _ = await flying()
+    tree, max_nodes = speculation.next_round(sequence)
     assert {tuple(tree.token_ids[node] for node in tree.path(leaf)) for leaf in range(len(tree))} == {
         tuple(GROWN.token_ids[node] for node in GROWN.path(leaf)) for leaf in range(len(GROWN))
     }
@@ -46,101 +49,97 @@ async def test_all_that_has_grown_is_sent_likeliest_first():
 
 @pytest.mark.parametrize(("committed", "left"), [([6, 7, 8], [9, 1]), ([6, 5], [4]), ([3], [2]), ([6, 7, 8, 9], [1])])
 async def test_what_stands_is_verified_next_and_told_to_the_draft(committed, left):
-    sequence, speculation, draft, [proposal] = await flying()
-    tree, max_nodes = proposal.early()
+    sequence, speculation, draft = await flying()
+    speculation.next_round(sequence)
     commit(sequence, *committed)
-    speculation.advance(sequence, PLAN, tree.descend(committed).prefix(max_nodes))
+    speculation.advance(sequence, PLAN, VERDICT)
     assert draft.in_flight[-1] == chain(left)
-    assert draft.budgets[-1].max_nodes == 0, "nobody waits for more"
+    assert draft.budgets[-1].max_nodes == 0, "no more is waited for"
     proposal = await speculation.next(sequence)
     assert proposal.tree == chain(left)
-    assert proposal.foreseen
-    assert proposal.waited_s is None
+    assert proposal.drafting.hit
+    assert proposal.drafting.waited_s is None
 
 
 async def test_what_grew_since_is_for_the_round_after():
-    sequence, speculation, draft, [proposal] = await flying()
-    proposal.early()
+    sequence, speculation, draft = await flying()
+    speculation.next_round(sequence)
     draft.pushed = [Growth(draft.num_advances, 3, (6, 7, 8), chain([0, 0]), GrowthEnd.BUDGET)]
     commit(sequence, 6, 7, 8)
-    speculation.advance(sequence, PLAN, chain([9, 1]))
+    speculation.advance(sequence, PLAN, VERDICT)
     proposal = await speculation.next(sequence)
     assert proposal.tree == chain([9, 1])
-    tree, _ = proposal.early()
+    tree, _ = speculation.next_round(sequence)
     assert tree.walk([0, 0]) is not None
 
 
-async def test_one_that_came_too_late_and_has_nothing_left_is_waited_for_by_nobody():
-    sequence, speculation, draft, [proposal] = await flying()
-    proposal.early()
+async def test_after_one_that_came_too_late_and_has_nothing_left_the_round_does_not_wait():
+    sequence, speculation, draft = await flying()
+    speculation.next_round(sequence)
     commit(sequence, 0)
-    speculation.advance(sequence, PLAN, EMPTY_TREE)
+    speculation.advance(sequence, PLAN, VERDICT)
     assert (await speculation.next(sequence)).tree == EMPTY_TREE
     assert draft.budgets[-1].max_nodes == 0
 
 
 async def test_where_it_was_dropped_all_is_as_ever():
-    sequence, speculation, draft, [proposal] = await flying()
-    proposal.early()
+    sequence, speculation, draft = await flying()
+    speculation.next_round(sequence)
     commit(sequence, 0)
-    speculation.advance(sequence, PLAN)
+    speculation.advance(sequence, PLAN, replace(VERDICT, dropped=2))
     assert draft.budgets[-1].max_nodes == 2
     draft.grow(4, chain([1, 2]))
     assert (await speculation.next(sequence)).tree == chain([1, 2])
 
 
-async def test_a_guess_does_not_take_the_place_of_what_is_at_the_target_already():
-    sequence, speculation, _, [proposal] = await flying()
-    proposal.early()
+async def test_a_lookup_proposal_does_not_take_the_place_of_what_is_at_the_target_already():
+    sequence, speculation, _ = await flying()
+    speculation.next_round(sequence)
     commit(sequence, 6, 7, 8)
-    plan = RoundPlan(Budget(2, 2), guess=Guess(chain([0, 0]), Rival.TREE), early=True)
-    speculation.advance(sequence, plan, chain([9, 1]))
+    speculation.advance(sequence, plan(2, lookup=0, next_round_after_s=0.0), VERDICT)
     proposal = await speculation.next(sequence)
-    assert (proposal.tree, proposal.guessed) == (chain([9, 1]), None)
+    assert (proposal.tree, proposal.source) == (chain([9, 1]), Source.DRAFT)
 
 
 async def test_where_nothing_is_there_but_what_is_verified_nothing_is_sent():
-    _, _, draft, [proposal] = await flying()
+    sequence, speculation, draft = await flying()
     draft.pushed.clear()
-    assert proposal.early() == (EMPTY_TREE, 0)
+    assert speculation.next_round(sequence) == (EMPTY_TREE, 0)
 
 
 @pytest.mark.parametrize(("remaining", "sent"), [(3, False), (4, True), (9, True)])
 async def test_nor_where_the_verdict_may_be_the_last(remaining, sent):
-    _, _, draft, [proposal] = await flying(max_tokens=1 + remaining)
+    sequence, speculation, draft = await flying(max_tokens=1 + remaining)
     draft.pushed = [Growth(draft.num_advances, 3, (6,), chain([5]), GrowthEnd.BUDGET)]
-    assert bool(proposal.early()[0]) == sent
+    assert bool(speculation.next_round(sequence)[0]) == sent
 
 
-@pytest.mark.parametrize(
-    ("plan", "options"),
-    [(RoundPlan(Budget(2, 2)), {}), (PLAN, dict(method=Method.TOKEN)), (PLAN, dict(method=Method.BLOCK))],
-)
-async def test_nor_where_it_is_not_planned_or_distributions_are_verified(plan, options):
+@pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])
+async def test_nor_where_distributions_are_verified(method):
     draft = FakeDraft()
-    sequence, speculation = new_sequence(**options), Speculation(draft, max_ahead=16)
-    speculation.advance(sequence, RoundPlan(Budget(2, 2)))
+    sequence, speculation = new_sequence(method=method), Speculation(draft, max_ahead=16)
     commit(sequence, 5)
-    speculation.advance(sequence, plan)
+    speculation.advance(sequence, PLAN)
     draft.grow(3, chain([6, 7]))
-    assert (await speculation.next(sequence)).early is None
+    await speculation.next(sequence)
+    assert speculation.next_round(sequence) == (EMPTY_TREE, 0)
 
 
-async def test_nor_after_a_guess():
+async def test_nor_after_a_lookup_proposal():
     draft = FakeDraft()
-    sequence, speculation = new_sequence(), Speculation(draft, max_ahead=16)
-    speculation.advance(sequence, RoundPlan(Budget(2, 2)))
+    sequence, speculation = new_sequence(), Speculation(draft, max_ahead=16, lookup=FakeLookup(0, 0))
+    speculation.advance(sequence, plan(2))
     commit(sequence, 5)
-    speculation.advance(sequence, RoundPlan(Budget(2, 2), guess=Guess(chain([1, 2]), Rival.WAIT), early=True))
+    speculation.advance(sequence, plan(2, lookup=0, next_round_after_s=0.0))
     proposal = await speculation.next(sequence)
-    assert proposal.guessed is Rival.WAIT
-    assert proposal.early is None
+    assert proposal.source is Source.LOOKUP
+    assert speculation.next_round(sequence) == (EMPTY_TREE, 0)
 
 
 async def test_no_more_is_sent_than_the_target_looks_at_in_no_time():
-    _, _, draft, [proposal] = await flying()
+    sequence, speculation, draft = await flying()
     wide = TokenTree(tuple(range(10, 1010)), (ROOT,) * 1000)
     draft.pushed = [Growth(draft.num_advances, 3, (6, 7), wide, GrowthEnd.BUDGET)]
-    tree, _ = proposal.early()
+    tree, _ = speculation.next_round(sequence)
     assert len(tree) == 256
     assert tree.problem(2000) is None

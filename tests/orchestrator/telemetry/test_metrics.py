@@ -10,12 +10,12 @@ from bench.models.table_model import Table, TableVerifier
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator.api.api_keys import Account
 from orchestrator.drafting.speculation import Speculation
-from orchestrator.rounds import RoundPlan
+from orchestrator.rounds import Grant, RoundPlan, Source
 from orchestrator.statistics import Statistics
 from orchestrator.telemetry import metrics as orchestrator_metrics
 from orchestrator.telemetry.metrics import Metrics, RequestClock
 from specdec.core.errors import Preempted
-from specdec.core.rounds import Budget, GrowthEnd, Verdict
+from specdec.core.rounds import GrowthEnd, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import generation_pb2
 from target_service.language_model import LmVerifier
@@ -112,15 +112,17 @@ async def test_a_node_is_received_once_however_often_its_tree_is_pushed():
     draft = FakeDraft()
     sequence, speculation = new_sequence(), Speculation(draft)
     sequence.extend(EMPTY_TREE, Verdict(0, sequence.base, (), 5))
-    speculation.advance(sequence, RoundPlan(Budget(max_nodes=4, max_depth=4)))
+    speculation.advance(sequence, RoundPlan((Grant(Source.DRAFT, 4, waits=True),)))
     for tree in (TokenTree.chain([6]), TokenTree.chain([6, 7]), TokenTree.chain([6, 7]), TokenTree.chain([6, 7, 8, 9])):
         draft.grow(3, tree, end=None)
-    assert (await speculation.next(sequence)).num_received == 4
+    assert (await speculation.next(sequence)).drafting.num_received == 4
     sequence.extend(EMPTY_TREE, Verdict(1, sequence.base, (), 1))
-    speculation.advance(sequence, RoundPlan(Budget(max_nodes=4, max_depth=4)))
+    speculation.advance(sequence, RoundPlan((Grant(Source.DRAFT, 4, waits=True),)))
     draft.grow(3, TokenTree.chain([6, 7, 8]), advance=1)
     draft.grow(4, TokenTree.chain([2]), end=GrowthEnd.UNLIKELY)
-    assert (await speculation.next(sequence)).num_received == 3 + 1, "what was decided otherwise meanwhile came, too"
+    assert (await speculation.next(sequence)).drafting.num_received == 3 + 1, (
+        "what was decided otherwise meanwhile came, too"
+    )
 
 
 async def test_an_address_that_cannot_be_resolved_is_told_as_not_ready(measured):

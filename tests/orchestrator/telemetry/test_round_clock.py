@@ -1,13 +1,13 @@
-"""Where the time of a round goes: the parts add up, and nothing is counted that nobody waited for."""
+"""Where the time of a round goes: the parts add up, and nothing is counted that was not waited for."""
 
 from __future__ import annotations
 
 import pytest
 
+from orchestrator.rounds import Exchange, Proposal, RoundPlan
 from orchestrator.telemetry import round_clock
 from orchestrator.telemetry.round_clock import RoundClock, Split
 from specdec.core.rounds import Timings, Verdict
-from specdec.core.tree import EMPTY_TREE
 
 
 class Clock:
@@ -25,7 +25,9 @@ class Target:
     def __init__(self, clock: Clock, seconds: float, verdict: Verdict) -> None:
         self.clock, self.seconds, self.verdict = clock, seconds, verdict
 
-    async def verify(self, sequence, tree, run_on, early) -> Verdict:
+    exchange = Exchange()
+
+    async def verify(self, sequence, tree, num_autonomous, next_round_after_s) -> Verdict:
         self.clock.passes(self.seconds)
         return self.verdict
 
@@ -43,9 +45,9 @@ async def test_the_parts_of_a_round_are_told_apart_and_add_up(clock):
     target = Target(clock, 0.050, verdict(1, queue_us=5_000, pass_us=30_000, sample_us=2_000))
     rounds = RoundClock(target)
     clock.passes(0.010)  # the loop waits for its draft
-    answer = await rounds.verify(None, EMPTY_TREE, 0)
+    _, record = await rounds.verify(None, Proposal(), RoundPlan())
     clock.passes(0.003)
-    split = rounds.split(answer)
+    split = rounds.split(record)
     assert split == Split(
         draft=pytest.approx(0.010),
         network=pytest.approx(0.013),
@@ -60,30 +62,30 @@ async def test_the_parts_of_a_round_are_told_apart_and_add_up(clock):
 async def test_handing_over_is_the_clients_time_and_what_is_done_before_it_is_not(clock):
     target = Target(clock, 0.050, verdict(1))
     rounds = RoundClock(target)
-    rounds.split(await rounds.verify(None, EMPTY_TREE, 0))
+    rounds.split((await rounds.verify(None, Proposal(), RoundPlan()))[1])
     clock.passes(0.001)
     rounds.hands_over()
     clock.passes(2.0)
     rounds.goes_on(handed_over=True)
     clock.passes(0.020)
-    split = rounds.split(await rounds.verify(None, EMPTY_TREE, 0))
+    split = rounds.split((await rounds.verify(None, Proposal(), RoundPlan()))[1])
     assert (split.client, split.orchestrator, split.draft) == pytest.approx((2.0, 0.001, 0.020))
 
     clock.passes(0.004)
     rounds.goes_on(handed_over=False)
-    split = rounds.split(await rounds.verify(None, EMPTY_TREE, 0))
+    split = rounds.split((await rounds.verify(None, Proposal(), RoundPlan()))[1])
     assert (split.client, split.orchestrator, split.draft) == pytest.approx((0.0, 0.004, 0.0))
 
 
 async def test_an_open_is_told_apart_because_it_has_a_prefill_in_it(clock):
     rounds = RoundClock(Target(clock, 3.0, verdict(0, pass_us=400_000)))
-    split = rounds.split(await rounds.verify(None, EMPTY_TREE, 0))
+    split = rounds.split((await rounds.verify(None, Proposal(), RoundPlan()))[1])
     assert split == Split(open=pytest.approx(3.0))
 
 
 async def test_a_pass_that_nobody_waited_for_is_no_part_of_the_round(clock):
     rounds = RoundClock(Target(clock, 0.001, verdict(4, queue_us=9_000, pass_us=30_000, sample_us=2_000)))
-    split = rounds.split(await rounds.verify(None, EMPTY_TREE, 0))
+    split = rounds.split((await rounds.verify(None, Proposal(), RoundPlan()))[1])
     assert split == Split(model_pass=pytest.approx(0.001))
 
 

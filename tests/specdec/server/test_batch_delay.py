@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.control.simulation import Place, Run, fixed, tokens_per_s
 from orchestrator.control.controller import Fixed
 from specdec.server.batch_delay import Gathering
-from tests.orchestrator.control.simulation import Place, Run, fixed, tokens_per_s
 
 
 def known(pass_s: float = 0.020, per_row_s: float = 0.0, away_s: float = 0.004, sequences: int = 8) -> Gathering:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.control import prompt_lookup
-from orchestrator.control.prompt_lookup import MOST_GUESSED, HitRates, PromptLookup
+from orchestrator.drafting import prompt_lookup
+from orchestrator.drafting.prompt_lookup import MAX_LOOKUP_TOKENS, HitRates, PromptLookup
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.speculation.acceptance import AcceptanceRate
 from tests.models.fake_peers import hit_rates
@@ -35,7 +35,7 @@ def guess_of(ids: list[int], count: int) -> list[int]:
 
 
 def found(lookup: PromptLookup, ids: list[int], count: int = 8) -> list[int]:
-    return list(lookup.guess(min(count, len(lookup.look(ids)))).token_ids)
+    return list(lookup.propose(min(count, len(lookup.chances(ids)))).token_ids)
 
 
 # 251 and 252 have the fingerprints of 0 and 1.
@@ -67,20 +67,20 @@ def test_a_guess_is_kept_while_it_comes_true_and_searched_anew_when_it_does_not(
 def test_after_searches_in_vain_there_are_fewer_but_a_repetition_is_seen_within_four_tokens():
     lookup, text = PromptLookup(HitRates()), list(range(300))
     for length in range(1, 300):
-        assert not lookup.look(text[:length])
-    seen = [bool(lookup.look(text + text[100 : 100 + count])) for count in range(1, 7)]
+        assert not lookup.chances(text[:length])
+    seen = [bool(lookup.chances(text + text[100 : 100 + count])) for count in range(1, 7)]
     assert seen[-1]
     searched = []
     lookup._search = lambda ids: searched.append(len(ids)) or PromptLookup._search(lookup, ids)  # type: ignore[method-assign]
-    assert lookup.look(text + text[100:107])
+    assert lookup.chances(text + text[100:107])
     assert not searched, "what comes true is not searched for"
 
 
 def test_what_lies_before_the_window_is_not_searched(monkeypatch):
     monkeypatch.setattr(prompt_lookup, "_WINDOW", 50)
     early = [1, 2, 3, *range(10, 60), 1, 2]
-    assert not PromptLookup(HitRates()).look(early)
-    assert PromptLookup(HitRates()).look([*early[:3], *early[10:]])
+    assert not PromptLookup(HitRates()).chances(early)
+    assert PromptLookup(HitRates()).chances([*early[:3], *early[10:]])
 
 
 def test_a_short_period_goes_on_like_it_began():
@@ -92,23 +92,23 @@ def test_chances_follow_what_came_true_whether_it_was_verified_or_not():
     rates, chance = HitRates(), random.Random(1)
     lookup, text = PromptLookup(rates), [chance.randrange(9) for _ in range(40)]
     for _ in range(300):
-        lookup.look(text)
+        lookup.chances(text)
         text.append(chance.randrange(9))
-    noise = lookup.look(text)
+    noise = lookup.chances(text)
     assert not noise or noise[0] < 0.25
     page = list(range(100, 160))
     text += page
     for token in page * 6:
-        lookup.look(text)
+        lookup.chances(text)
         text.append(token)
-    assert lookup.look(text)[7] > 0.75
-    assert PromptLookup(rates).look(text)[7] > 0.5, "what one text learnt is where the next begins"
+    assert lookup.chances(text)[7] > 0.75
+    assert PromptLookup(rates).chances(text)[7] > 0.5, "what one text learnt is where the next begins"
 
 
 def test_chances_fall_with_the_depth_and_rise_with_what_agreed():
     lookup = PromptLookup(HitRates())
-    chances = [lookup.look([*range(50), *range(count)]) for count in (2, 4, 8, 16)]
-    assert all(0 < len(row) <= MOST_GUESSED and row == sorted(row, reverse=True) for row in chances)
+    chances = [lookup.chances([*range(50), *range(count)]) for count in (2, 4, 8, 16)]
+    assert all(0 < len(row) <= MAX_LOOKUP_TOKENS and row == sorted(row, reverse=True) for row in chances)
     firsts = [row[0] for row in chances]
     assert firsts == sorted(firsts)
     assert len(set(firsts)) == 4
@@ -116,10 +116,10 @@ def test_chances_fall_with_the_depth_and_rise_with_what_agreed():
 
 def test_a_guess_is_what_followed_the_last_time_and_goes_on_as_that_did():
     lookup = PromptLookup(hit_rates(0.95))
-    assert lookup.guess(2) == EMPTY_TREE, "it has seen nothing yet"
-    lookup.look([1, 2, 3, 1, 2])
-    assert lookup.guess(2) == TokenTree.chain([3, 1])
-    assert lookup.guess(7) == TokenTree.chain([3, 1, 2, 3, 1, 2, 3])
+    assert lookup.propose(2) == EMPTY_TREE, "it has seen nothing yet"
+    lookup.chances([1, 2, 3, 1, 2])
+    assert lookup.propose(2) == TokenTree.chain([3, 1])
+    assert lookup.propose(7) == TokenTree.chain([3, 1, 2, 3, 1, 2, 3])
 
 
 def test_what_is_remembered_fades():

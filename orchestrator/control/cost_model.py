@@ -1,0 +1,146 @@
+"""What rounds cost: a linear model of the target's passes and of the draft, and the overhead around them.
+
+Knows durations and counts; does not know tokens or how many to draft (orchestrator/control/draft_length.py).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+from orchestrator.rounds import RoundRecord, Source
+
+GAIN = 0.1
+"""Share of a new value in the moving averages."""
+
+NOISE, DRIFT = 0.05, 0.005
+"""Relative standard deviations: of one measurement, and of a coefficient's change between two of them."""
+
+ACCIDENT = 0.25
+"""A measurement that is slower than the median of the last three by more than this share is ignored."""
+
+MAX_ROWS = 25
+"""Rows of a sequence in a pass; more are a prompt's."""
+
+DEADLINES, MIN_DEADLINE_S = 4.0, 0.05
+"""A draft is late after so many times its usual time; an event loop may be busy for MIN_DEADLINE_S."""
+
+
+class Line:
+    """``fixed + slope x`` in seconds, by least squares that forget: a Kalman filter of the two coefficients."""
+
+    def __init__(self, fixed_share: float) -> None:
+        """``fixed_share``: of the first measurement, while nothing tells how it depends on x."""
+        self._fixed_share = fixed_share
+        self.fixed = self.slope = 0.0
+        self._covariance = (0.0, 0.0, 0.0)  # of (fixed, fixed), (fixed, slope), (slope, slope)
+        self._ratios: deque[float] = deque(maxlen=3)  # measured over expected
+
+    @property
+    def known(self) -> bool:
+        return bool(self._ratios)
+
+    def __call__(self, x: float) -> float:
+        return self.fixed + self.slope * x
+
+    def observe(self, x: float, seconds: float) -> None:
+        unit, expected = max(x, 1.0), max(1e-9, self(x))
+        if not self.known or seconds < expected / 2:  # nothing is that fast by accident: what was known is out of date
+            self.fixed, self.slope = self._fixed_share * seconds, (1 - self._fixed_share) * seconds / unit
+            self._covariance = seconds**2, 0.0, (seconds / unit) ** 2
+            self._ratios.append(1.0)
+            return
+        self._ratios.append(seconds / expected)
+        if seconds > (1 + ACCIDENT) * expected * statistics.median(self._ratios):
+            return
+        error = seconds - expected
+        a, b, c = self._covariance
+        a, c = a + (DRIFT * expected) ** 2, c + (DRIFT * expected / unit) ** 2
+        with_fixed, with_slope = a + b * x, b + c * x
+        total = with_fixed + with_slope * x + (NOISE * expected) ** 2
+        gain, gain_slope = with_fixed / total, with_slope / total
+        self.fixed, self.slope = self.fixed + gain * error, self.slope + gain_slope * error
+        self._covariance = a - gain * with_fixed, b - gain * with_slope, c - gain_slope * with_slope
+        if self.slope < 0:  # more never takes less
+            self.fixed, self.slope = max(0.0, self(x)), 0.0
+        elif self.fixed < 0:
+            self.fixed, self.slope = 0.0, max(0.0, self(x)) / unit
+
+
+class CostModel:
+    """Shared by all sequences of one orchestrator. Durations in seconds."""
+
+    def __init__(self) -> None:
+        self._target, self._draft = Line(0.9), Line(0.5)
+        self._alone_s, self._alone_rows = 0.0, 0
+        self.overhead_s = 0.0
+        """Of a round, outside the target's queue and pass."""
+        self.hit_rate = 0.5
+        """Share of the requests to a draft that grows ahead that found a tree."""
+        self.rows_per_token = 1.0
+        """Rows of a draft token that was waited for, with its siblings."""
+        self.num_live = 1
+        """Sequences that share the target."""
+
+    @property
+    def target_known(self) -> bool:
+        return self._target.known
+
+    @property
+    def known(self) -> bool:
+        return self._target.known and self._draft.known
+
+    def target_s(self, rows: float) -> float:
+        """A pass."""
+        return self._target(rows)
+
+    def draft_s(self, num_tokens: int) -> float:
+        """From the request for draft tokens to their arrival."""
+        return self._draft(num_tokens) if num_tokens else 0.0
+
+    @property
+    def alone_s(self) -> float:
+        """A pass in which all sequences decode autonomously: as measured, or more if rows have become dearer since. A
+        line through passes with many rows is too low for few, because a pass reads all weights whatever its rows."""
+        measured_s = self._alone_s if self._alone_rows == self.num_live else 0.0
+        return max(measured_s, self.target_s(self.num_live))
+
+    def round_s(self, num_nodes: float) -> float:
+        """A round in which all sequences verify so many nodes that are there."""
+        return self.overhead_s + self.target_s(self.num_live * (num_nodes + 1))
+
+    def deadline_s(self, num_tokens: int, most: int) -> float:
+        """How long ``num_tokens`` are worth waiting for; ``most`` passes of the target at most, which need no draft."""
+        if not self.target_known:
+            return 1.0
+        usual_s = DEADLINES * self.draft_s(num_tokens) if self.known else 2 * self.alone_s
+        return max(MIN_DEADLINE_S, min(usual_s, most * self.alone_s))
+
+    def of_one_s(self, num_tokens: int, seconds: float) -> float:
+        """The time of one draft token, for a draft that took ``seconds`` for ``num_tokens``."""
+        return seconds * self.draft_s(1) / max(1e-9, self.draft_s(num_tokens)) if self._draft.known else seconds
+
+    def _clipped(self, seconds: float, fresh: bool) -> float:
+        return seconds if fresh else min(seconds, 2 * self._alone_s)
+
+    def observe(self, record: RoundRecord) -> None:
+        drafting, timings = record.proposal.drafting, record.timings
+        if drafting.answer is not None:
+            self._draft.observe(*drafting.answer)
+        if not record.number:
+            return  # an open's pass contains a prefill
+        self.num_live = max(1, record.exchange.num_live, timings.sequences)
+        if 0 < timings.rows <= MAX_ROWS * timings.sequences:
+            self._target.observe(timings.rows, max(1e-6, record.pass_s))
+            if timings.rows == self.num_live:
+                fresh = self._alone_rows != timings.rows
+                self._alone_s += (1.0 if fresh else GAIN) * (self._clipped(record.pass_s, fresh) - self._alone_s)
+                self._alone_rows = timings.rows
+        if drafting.hit is not None:
+            self.hit_rate += GAIN * (drafting.hit - self.hit_rate)
+        if record.exchange.round_trip_s is not None:
+            overhead_s = max(0.0, record.exchange.round_trip_s - timings.queue_us / 1e6 - record.pass_s)
+            self.overhead_s += GAIN * (min(overhead_s, 2 * self.overhead_s + 1e-3) - self.overhead_s)
+        if record.proposal.source is Source.DRAFT and drafting.num_asked:
+            rows = record.num_nodes / (1 + max(record.proposal.tree.depths))
+            self.rows_per_token += GAIN * (rows - self.rows_per_token)
