@@ -16,7 +16,7 @@ from specdec.core.limits import MAX_CHAIN_NODES, MAX_TREE_ROWS, take_turns
 from specdec.core.rounds import Load, Round, Timings, Verdict
 from specdec.core.sequence import Method
 from specdec.core.tree import EMPTY_TREE, TokenTree
-from specdec.server.batch_delay import Gathering
+from specdec.server.batch_delay import BatchDelay
 from specdec.server.step_loop import Key, Results, nothing
 from target_service.admission import Admission
 from target_service.verifier import Decision, Job, TargetOpen, Verifier
@@ -82,7 +82,7 @@ class TargetEngine:
         self._clock = clock
         self._admission = Admission(max_sequences, verifier.block_size)
         self._sequences: dict[Key, _Sequence] = {}
-        self._gathering = Gathering()
+        self._batch_delay = BatchDelay()
         self._batch: list[Key] = []
         self._passes = self._rows = 0
         self._autonomous: set[Key] = set()  # sequences with an autonomous verdict in the pass at hand
@@ -140,12 +140,12 @@ class TargetEngine:
             return
         sequence.take(round_)
         arrived = self._clock() if arrived is None else arrived
-        self._gathering.back(key, arrived)
+        self._batch_delay.returned(key, arrived)
         # A round that arrives during autonomous decoding waits from the last verdict on.
         sequence.since = max(arrived, sequence.since)
 
     def close(self, key: Key) -> None:
-        self._gathering.gone(key)
+        self._batch_delay.removed(key)
         self._admission.leave(key)
         if (sequence := self._sequences.pop(key, None)) is not None:
             self._verifier.close(sequence.memory)
@@ -169,8 +169,7 @@ class TargetEngine:
         if self._draining:
             return 0.0
         here = [sequence for sequence in self._sequences.values() if sequence.waits]
-        num_leaving = sum(sequence.leaves for sequence in here)
-        return self._gathering.rest_s(len(here), num_leaving, sum(each.num_rows for each in here), self._clock())
+        return self._batch_delay.delay_s(len(here), sum(sequence.leaves for sequence in here), self._clock())
 
     def request_yield(self, requested: bool) -> None:
         pass  # no work of a target's pass can be put off
@@ -209,7 +208,7 @@ class TargetEngine:
         self._passes += 1
         self._rows += timings.rows
         took_s = self._clock() - started
-        self._gathering.passed(timings.rows, took_s, started)
+        self._batch_delay.observe_pass(timings.rows, took_s)
         self._admission.passed(took_s)
         results: list[tuple[Key, Verdict | SpecdecError]] = []
         starved = False
@@ -228,7 +227,7 @@ class TargetEngine:
                 sequence = self._sequences[key]
                 results.append((key, self._commit(sequence, decision, started, timings)))
                 if sequence.pending is None and not sequence.run_on:
-                    self._gathering.told(key, num_rows[key], sequence.since)
+                    self._batch_delay.left(key, sequence.since)
         if starved:
             results.append(self._preempt())
         deferred, self._deferred = self._deferred, []

@@ -21,7 +21,7 @@ from orchestrator.control.draft_length import DraftLength
 from orchestrator.rounds import Drafting, Exchange, Proposal, RoundRecord, Source
 from specdec.core.rounds import OVERRUN, Timings
 from specdec.core.tree import TokenTree
-from specdec.server.batch_delay import Gathering
+from specdec.server.batch_delay import BatchDelay
 from specdec.speculation.acceptance import AcceptanceModel
 
 CHAINS = [TokenTree.chain([1] * depth) for depth in range(65)]
@@ -72,7 +72,7 @@ class Run:
         self._drafting: list[_Stream] = []
         self._target_busy = self._draft_busy = False
         self._rest = 0  # number of the last time that a pass was put off
-        self._gathering = Gathering()
+        self._batch_delay = BatchDelay()
         self._new_controller = new_controller
         self.streams: list[_Stream] = []
         self.join(place.sequences)
@@ -183,20 +183,19 @@ class Run:
     def _queue(self, stream: _Stream) -> None:
         stream.queued = self.now
         self._verifying.append(stream)
-        self._gathering.back(stream, self.now)
+        self._batch_delay.returned(stream, self.now)
         if not self._target_busy:
             # What one frame brings takes effect together.
             self._target_busy = True
             self._at(0.0, self._pass)
 
     def _pass(self) -> None:
-        num_rows = sum(stream.depth + 1 for stream in self._verifying)
         num_leaving = sum(not stream.unasked for stream in self._verifying)
-        rest_s = self._gathering.rest_s(len(self._verifying), num_leaving, num_rows, self.now)
-        if self._verifying and rest_s:
+        delay_s = self._batch_delay.delay_s(len(self._verifying), num_leaving, self.now)
+        if self._verifying and delay_s:
             self._target_busy, self._rest = False, self._rest + 1
             this = self._rest
-            self._at(rest_s, lambda: self._rested(this))
+            self._at(delay_s, lambda: self._rested(this))
             return
         batch, self._verifying = self._verifying, []
         self._target_busy = bool(batch)
@@ -205,7 +204,7 @@ class Run:
             rows = sum(stream.depth + 1 for stream in batch)
             pass_s = self.place.pass_s(rows) * (1 + self.place.contention * self._draft_busy)
             pass_s, started = self._noisy(pass_s), self.now
-            self._gathering.passed(rows, pass_s, started)
+            self._batch_delay.observe_pass(rows, pass_s)
             self._at(pass_s, lambda: self._verified(batch, rows, pass_s, started))
 
     def _rested(self, this: int) -> None:
@@ -223,7 +222,7 @@ class Run:
                 stream.queued = self.now
                 self._verifying.append(stream)
             else:
-                self._gathering.told(stream, stream.depth + 1, self.now)
+                self._batch_delay.left(stream, self.now)
             self._at(
                 self.place.overhead_ms / 2e3,
                 partial(self._commit, stream, timings, asked, to_come),
@@ -249,7 +248,7 @@ class Run:
         stream.submitted = False
         if stream.ended:
             stream.unasked = 0
-            self._gathering.gone(stream)
+            self._batch_delay.removed(stream)
         else:
             self._begin(stream, unasked=to_come > 0)
 

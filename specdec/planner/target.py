@@ -12,7 +12,7 @@ from specdec.passes.prefill import ROWS_PER_PASS, fair_share
 from specdec.planner.events import Events
 from specdec.planner.pass_time import PassTime
 from specdec.planner.request import Request
-from specdec.server.batch_delay import Gathering
+from specdec.server.batch_delay import BatchDelay
 
 
 class Target:
@@ -26,7 +26,7 @@ class Target:
         self._pass_time = pass_time
         self._way_s = way_s
         self._waiting: list[Request] = []
-        self._gathering = Gathering()
+        self._batch_delay = BatchDelay()
         self._busy = False
         self._rest = 0  # number of the latest batching delay; the end of an earlier one is ignored
 
@@ -34,12 +34,12 @@ class Target:
         """Receive a frame of opens and rounds."""
         for request in requests:
             if not request.unfed:
-                self._gathering.back(request, self._events.now)
+                self._batch_delay.returned(request, self._events.now)
         self._waiting.extend(requests)
         self._look()
 
     def close(self, request: Request) -> None:
-        self._gathering.gone(request)
+        self._batch_delay.removed(request)
         self._look()
 
     def _rested(self, rest: int) -> None:
@@ -51,11 +51,10 @@ class Target:
         if self._busy or not self._waiting:
             return
         self._rest += 1
-        num_rows = sum(1 + request.flying for request in self._waiting)
         num_here = len(self._waiting)
-        rest_s = self._gathering.rest_s(num_here, num_here, num_rows, self._events.now)
-        if rest_s:
-            self._events.after(rest_s, self._rested, self._rest)
+        delay_s = self._batch_delay.delay_s(num_here, num_here, self._events.now)
+        if delay_s:
+            self._events.after(delay_s, self._rested, self._rest)
         else:
             self._begin()
 
@@ -77,7 +76,7 @@ class Target:
         self.busy_s += seconds
         self.num_passes += 1
         self.num_rows += rows
-        self._gathering.passed(rows, seconds, self._events.now)
+        self._batch_delay.observe_pass(rows, seconds)
         self._events.after(seconds, self._end, batch)
 
     def _end(self, batch: list[Request]) -> None:
@@ -91,7 +90,7 @@ class Target:
                     request.run_on -= 1
                     self._waiting.append(request)
                 else:
-                    self._gathering.told(request, 1 + request.flying, self._events.now)
+                    self._batch_delay.left(request, self._events.now)
         for frame in frames.values():
             orchestrator = frame[0].orchestrator
             assert orchestrator is not None, "a request has an orchestrator"
