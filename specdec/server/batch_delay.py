@@ -14,7 +14,7 @@ _ABSENCE_GAIN = 0.25
 """Weight of a new absence in a sequence's average. Large, because the length of its drafts changes within seconds."""
 
 _PASS_GAIN = 1 / 64
-"""Weight of a new pass in the averages over passes. Small, because a fit needs passes with different numbers of rows."""
+"""Weight of a new pass in their averages. Small, because a fit needs passes with different numbers of rows."""
 
 _LATE = 1.25
 """A sequence is waited for until this multiple of its usual absence; absences vary by less than a quarter."""
@@ -79,7 +79,7 @@ class BatchDelay:
         returning = (
             max(since + self._absence_s[key] - now, 0.25 * self._absence_s[key])
             for key, since in self._absent_since.items()
-            if key in self._absence_s and now < since + _LATE * self._absence_s[key]
+            if self._absence_s.get(key, fixed_s) < fixed_s and now < since + _LATE * self._absence_s[key]
         )
         best_s = most_saved_s = 0.0
         for count, wait_s in enumerate(sorted(s for s in returning if 0 < s <= _MAX_SHARE * fixed_s), 1):
