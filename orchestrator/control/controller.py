@@ -23,7 +23,7 @@ MAX_AUTONOMOUS = 32
 NEXT_ROUND_AT = 0.9
 """Share of a pass after which the next round is sent: passes are not alike."""
 
-LEAVE_LOSS, LEAVE_PASSES, LOOKUP_ROUNDS = 5.5, 128, 4
+LEAVE_LOSS, LEAVE_PASSES, LOOKUP_ROUNDS = 8.0, 128, 4
 """A text that lost LEAVE_LOSS tokens by drafting decodes autonomously for LEAVE_PASSES passes; soon after that half the
 loss is enough. After a lookup LOOKUP_ROUNDS rounds are not autonomous: copied text continues after an edit."""
 

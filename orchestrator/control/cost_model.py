@@ -100,10 +100,9 @@ class CostModel:
 
     @property
     def alone_s(self) -> float:
-        """A pass in which all sequences decode autonomously: as measured, or more if rows have become dearer since. A
-        line through passes with many rows is too low for few, because a pass reads all weights whatever its rows."""
-        measured_s = self._alone_s if self._alone_rows == self.num_live else 0.0
-        return max(measured_s, self.target_s(self.num_live))
+        """A pass in which all sequences decode autonomously: as measured under this load, else by the line. While all
+        draft, the line knows only passes with many rows, and extends badly to few."""
+        return self._alone_s if self._alone_rows == self.num_live else self.target_s(self.num_live)
 
     def round_s(self, num_nodes: float) -> float:
         """A round in which all sequences verify so many nodes that are there."""
@@ -123,7 +122,8 @@ class CostModel:
     def _clipped(self, seconds: float, fresh: bool) -> float:
         return seconds if fresh else min(seconds, 2 * self._alone_s)
 
-    def observe(self, record: RoundRecord) -> None:
+    def observe(self, record: RoundRecord, alone: bool = True) -> None:
+        """A round has ended. ``alone``: no sequence drafts, so that no draft slows the pass down."""
         drafting, timings = record.proposal.drafting, record.timings
         if drafting.answer is not None:
             self._draft.observe(*drafting.answer)
@@ -132,7 +132,7 @@ class CostModel:
         self.num_live = max(1, record.exchange.num_live, timings.sequences)
         if 0 < timings.rows <= MAX_ROWS * timings.sequences:
             self._target.observe(timings.rows, max(1e-6, record.pass_s))
-            if timings.rows == self.num_live:
+            if alone and timings.rows == self.num_live:
                 fresh = self._alone_rows != timings.rows
                 self._alone_s += (1.0 if fresh else GAIN) * (self._clipped(record.pass_s, fresh) - self._alone_s)
                 self._alone_rows = timings.rows

@@ -84,7 +84,7 @@ class DraftLength:
 
     def observe(self, record: RoundRecord) -> None:
         """A round of any sequence has ended."""
-        self.costs.observe(record)
+        self.costs.observe(record, alone=self.checking if self.on else self.now >= self._probe_until)
         drafting = record.proposal.drafting
         round_trip_s, num_tokens = record.exchange.round_trip_s, min(drafting.num_asked, self.most)
         if self.on and record.num_nodes and num_tokens and round_trip_s and drafting.waited_s:
@@ -107,7 +107,7 @@ class DraftLength:
             return not self.checking
         if self.now >= self._probe_until or not probes:
             return False
-        if len(self._probing) < PROBE_SEQUENCES:
+        if len(self._probing) < max(1, min(PROBE_SEQUENCES, self.costs.num_live // 4)):
             self._probing.add(member)
         return member in self._probing
 

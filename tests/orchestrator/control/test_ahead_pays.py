@@ -137,4 +137,4 @@ async def test_a_draft_that_comes_nearer_is_noticed():
     await decoded(far, 400, shared=shared)
     fresh = await decoded(near, 1600, seed=1)
     after = await decoded(near, 1600, shared=shared, seed=1)
-    assert after.tokens_per_s > 0.8 * fresh.tokens_per_s
+    assert after.tokens_per_s > 0.75 * fresh.tokens_per_s
