@@ -105,7 +105,7 @@ def draw(results: Sequence[Result], value: Callable[[Result], float], title: str
     figure.suptitle(title)
     for axes, rows in zip(figure.subplots(1, len(KNEES), sharey=True), KNEES, strict=True):
         cells = [
-            [value(by_point[Point(rows, a, s, d, n)]) for n in ROUNDS for d in DISTANCES]
+            [_value_at(by_point, value, Point(rows, a, s, d, n)) for n in ROUNDS for d in DISTANCES]
             for a in ACCEPTANCES
             for s in STEPS
         ]
@@ -117,3 +117,8 @@ def draw(results: Sequence[Result], value: Callable[[Result], float], title: str
     figure.axes[0].set_ylabel("acceptance | step in passes")
     figure.colorbar(image, ax=figure.axes, shrink=0.8)
     figure.savefig(file, dpi=120)
+
+
+def _value_at(by_point: Mapping[Point, Result], value: Callable[[Result], float], point: Point) -> float:
+    """NaN where a sample of the grid has no result; the chart leaves it white."""
+    return value(by_point[point]) if point in by_point else float("nan")
