@@ -123,16 +123,19 @@ class Generator:
         traceparent = telemetry.traceparent()
         wait_s = self._settings.target_wait_s
         position = len(received)
+        draft = DraftClient(self._drafts, traceparent)
+        speculation = Speculation(draft, ahead, siblings, acceptance, lookup)
         try:
             async with (
-                DraftClient(self._drafts, traceparent) as draft,
+                draft,
                 TargetClient(
                     self._targets,
                     model_digest,
                     traceparent,
                     wait_s,
                     arrived,
-                    (speculation := Speculation(draft, ahead, siblings, acceptance, lookup)).next_round,
+                    # Only a draft that grows ahead has anything for the round after.
+                    speculation.next_round if ahead and sequence.keyed_by_token else None,
                 ) as target,
                 aclosing(decode(sequence, clock := RoundClock(target), speculation, controller)) as steps,
             ):
