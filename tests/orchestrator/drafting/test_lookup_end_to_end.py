@@ -1,5 +1,5 @@
 """Where the text repeats itself the target makes fewer passes than tokens without any draft; where it does not, nothing
-is guessed. The text is the target's either way."""
+is looked up. The text is the target's either way."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_beside_a_draft_that_lives_the_text_is_the_same_and_who_got_what_a
 
 
 @pytest.mark.parametrize("method", ["TOKEN", "BLOCK"])
-async def test_where_a_proposal_may_not_be_chosen_for_its_content_nothing_is_guessed(method, monkeypatch):
+async def test_where_a_proposal_may_not_be_chosen_for_its_content_nothing_is_looked_up(method, monkeypatch):
     made = []
     monkeypatch.setattr(generation, "PromptLookup", lambda rates: made.append(rates) or PromptLookup(rates))
     async with cluster([LmVerifier(TableRunner(seed=1))], num_draft_tokens=None) as running:

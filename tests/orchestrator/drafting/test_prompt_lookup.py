@@ -17,7 +17,7 @@ from tests.models.fake_peers import hit_rates
 LONGEST, SHORTEST = 16, 2
 
 
-def guess_of(ids: list[int], count: int) -> list[int]:
+def proposal_of(ids: list[int], count: int) -> list[int]:
     """The longest earlier occurrence of the end (up to 16 tokens), of those the latest, and what followed it."""
     best, source = SHORTEST - 1, None
     for end in range(len(ids) - 1, 0, -1):
@@ -46,22 +46,22 @@ def found(lookup: PromptLookup, ids: list[int], count: int = 8) -> list[int]:
 @example([7, 7, 7])
 @example([9, 1, 1, 1, 1, 8, 9, 1, 1, 1])
 def test_a_fresh_look_finds_what_reading_everything_would(ids):
-    assert found(PromptLookup(hit_rates(0.95)), ids) == guess_of(ids, 8)
+    assert found(PromptLookup(hit_rates(0.95)), ids) == proposal_of(ids, 8)
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.lists(st.integers(1, 5), max_size=20))
-def test_a_guess_is_kept_while_it_comes_true_and_searched_anew_when_it_does_not(ids, steps):
-    lookup, length, guess = PromptLookup(hit_rates(0.95)), 0, []
+def test_a_lookup_proposal_is_kept_while_it_comes_true_and_searched_anew_when_it_does_not(ids, steps):
+    lookup, length, proposal = PromptLookup(hit_rates(0.95)), 0, []
     for step in steps:
         came = ids[length : length + step]
         length += len(came)
-        true = bool(guess) and guess[: len(came)] == came
-        expected = guess[len(came) :] if true else guess_of(ids[:length], 8)
-        guess = found(lookup, ids[:length])
+        true = bool(proposal) and proposal[: len(came)] == came
+        expected = proposal[len(came) :] if true else proposal_of(ids[:length], 8)
+        proposal = found(lookup, ids[:length])
         if true and came:
-            assert guess[: len(expected)] == expected[: len(guess)]
+            assert proposal[: len(expected)] == expected[: len(proposal)]
         elif not true and step == 1:
-            assert guess == expected[: len(guess)]
+            assert proposal == expected[: len(proposal)]
 
 
 def test_after_searches_in_vain_there_are_fewer_but_a_repetition_is_seen_within_four_tokens():
@@ -114,7 +114,7 @@ def test_chances_fall_with_the_depth_and_rise_with_what_agreed():
     assert len(set(firsts)) == 4
 
 
-def test_a_guess_is_what_followed_the_last_time_and_goes_on_as_that_did():
+def test_a_lookup_proposal_is_what_followed_the_last_time_and_goes_on_as_that_did():
     lookup = PromptLookup(hit_rates(0.95))
     assert lookup.propose(2) == EMPTY_TREE, "it has seen nothing yet"
     lookup.chances([1, 2, 3, 1, 2])

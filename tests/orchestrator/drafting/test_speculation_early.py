@@ -82,11 +82,12 @@ async def test_after_one_that_came_too_late_and_has_nothing_left_the_round_does_
     assert draft.budgets[-1].max_nodes == 0
 
 
-async def test_where_it_was_dropped_all_is_as_ever():
+@pytest.mark.parametrize("verdict", [replace(VERDICT, dropped=2), replace(VERDICT, round=0)], ids=["dropped", "open"])
+async def test_where_it_was_dropped_or_the_target_opened_anew_all_is_as_ever(verdict):
     sequence, speculation, draft = await flying()
     speculation.next_round(sequence)
     commit(sequence, 0)
-    speculation.advance(sequence, PLAN, replace(VERDICT, dropped=2))
+    speculation.advance(sequence, PLAN, verdict)
     assert draft.budgets[-1].max_nodes == 2
     draft.grow(4, chain([1, 2]))
     assert (await speculation.next(sequence)).tree == chain([1, 2])
