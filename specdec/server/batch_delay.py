@@ -20,7 +20,7 @@ _LATE = 1.25
 """A sequence is waited for until this multiple of its usual absence; absences vary by less than a quarter."""
 
 _MAX_SHARE = 0.9
-"""The cap: the delay is at most this share of the fixed time of a pass. Near 1, a delay costs what it saves."""
+"""The cap: one delay is at most this share of the fixed time of a pass; a late sequence may cause a second one."""
 
 _PATIENT = 8
 """Weight of the wait of a sequence that is in every pass: it gains nothing, pass after pass."""
