@@ -59,7 +59,8 @@ class Generator:
         self._settings = settings
         self._metrics = metrics
         self._costs = CostModel()
-        self._policy = DraftLength(self._costs, _MAX_ADAPTIVE_DRAFT_TOKENS, settings.num_ahead_tokens > 0)
+        # By whether drafts grow ahead of the sequence: under token and block verification its rounds always wait.
+        self._policies = [DraftLength(self._costs, _MAX_ADAPTIVE_DRAFT_TOKENS, ahead) for ahead in (False, True)]
         # What is learnt of all requests is the prior of the next one.
         self._acceptance, self._hit_rates = AcceptanceModel(), HitRates()
 
@@ -114,8 +115,9 @@ class Generator:
         lookup = PromptLookup(self._hit_rates) if fixed is None and sequence.keyed_by_token else None
         acceptance = AcceptanceModel(self._acceptance)
         ahead, siblings = self._settings.num_ahead_tokens, self._settings.num_siblings
+        grows_ahead = ahead > 0 and sequence.keyed_by_token
         controller: Controller = (
-            Adaptive(self._policy, acceptance, lookup, ahead > 0 and sequence.keyed_by_token, siblings)
+            Adaptive(self._policies[grows_ahead], acceptance, lookup, siblings)
             if fixed is None
             else Fixed(fixed, self._costs)
         )
@@ -135,7 +137,7 @@ class Generator:
                     wait_s,
                     arrived,
                     # Only a draft that grows ahead has anything for the round after.
-                    speculation.next_round if ahead and sequence.keyed_by_token else None,
+                    speculation.next_round if grows_ahead else None,
                 ) as target,
                 aclosing(decode(sequence, clock := RoundClock(target), speculation, controller)) as steps,
             ):

@@ -33,7 +33,7 @@ _backoff = wait_random_exponential(multiplier=0.02, max=1.0)
 
 
 class TargetClient:
-    """See orchestrator.decoder.Target. ``async with`` closes the sequence on its replica.
+    """The side of orchestrator.decoder.Target that talks to replicas. ``async with`` closes the sequence there.
 
     ``arrived``: arrival time of the request (monotonic clock), so that a replay keeps its age. ``next_round`` makes the
     next round before the verdict on this one (see orchestrator.drafting.speculation.Speculation.next_round).

@@ -1,7 +1,8 @@
 """A deployment under a simulated clock: N sequences, a target and a draft that batch whatever waits, distances.
 
-The services behave as the real step loops do: who arrives while the model is busy joins its next pass, a draft pass
-is one node for everybody who drafts. Everything is drawn from a seed, so a run is the same each time.
+The services behave as the real step loops do: a sequence that arrives while the model is busy joins its next pass,
+and a draft pass makes one node for each sequence that drafts. Everything is drawn from a seed, so a run is
+the same each time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from orchestrator.control.controller import Adaptive, Controller, Fixed
 from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength
+from orchestrator.drafting.draft_client import LATE
 from orchestrator.rounds import Drafting, Exchange, Proposal, RoundRecord, Source
 from specdec.core.rounds import OVERRUN, Timings
 from specdec.core.tree import TokenTree
@@ -26,8 +28,6 @@ from specdec.speculation.acceptance import AcceptanceModel
 
 CHAINS = [TokenTree.chain([1] * depth) for depth in range(65)]
 MOST = 8
-LATE = 1.25
-"""A draft that missed its deadline is taken to need so many times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Run:
         self.join(place.sequences)
 
     def join(self, count: int) -> None:
-        """So many sequences more."""
+        """Add ``count`` sequences."""
         for index in range(len(self.streams), len(self.streams) + count):
             stream = _Stream(index, self._new_controller())
             self.streams.append(stream)
@@ -86,13 +86,13 @@ class Run:
             self._at(self._random.random() * self.place.pass_ms / 1e3, partial(self._begin, stream))
 
     def leave(self, count: int) -> None:
-        """So many sequences less."""
+        """Remove ``count`` sequences."""
         for stream in self.streams[-count:]:
             stream.ended = True
         del self.streams[-count:]
 
     def on(self, rounds: int) -> Run:
-        """Goes on for so many rounds of every sequence, on average."""
+        """Continue for ``rounds`` rounds of each sequence, on average."""
         until = sum(map(len, self.depths)) + rounds * len(self.streams)
         while self._events and sum(map(len, self.depths)) < until:
             self.now, _, event = heapq.heappop(self._events)
@@ -107,22 +107,22 @@ class Run:
         accident = 5.0 if noise and self._random.random() < 0.005 else 1.0
         return seconds * accident * self._random.lognormvariate(0.0, noise)
 
-    def _begin(self, stream: _Stream, unasked: bool = False) -> None:
+    def _begin(self, stream: _Stream, autonomous: bool = False) -> None:
         plan = stream.controller.plan(UNENDING)
         num_tokens = sum(grant.num_tokens for grant in plan.grants)
-        assert not (num_tokens and (unasked or plan.num_autonomous))
+        assert not (num_tokens and (autonomous or plan.num_autonomous))
         # The first token comes of the prompt, with nothing verified.
         stream.num_asked = stream.depth = stream.left = num_tokens if stream.round >= 0 else 0
         stream.since = self.now
         stream.round += 1
         self.depths[stream.index].append(stream.depth)
-        if unasked:
-            if 2 * (1 + stream.unasked) <= plan.num_autonomous:  # as orchestrator.target_client does
-                stream.unasked = plan.num_autonomous
-            elif plan.num_autonomous + OVERRUN <= stream.unasked:
+        if autonomous:
+            if 2 * (1 + stream.to_come) <= plan.num_autonomous:  # as orchestrator.target_client does
+                stream.to_come = plan.num_autonomous
+            elif plan.num_autonomous + OVERRUN <= stream.to_come:
                 self._at(self.place.overhead_ms / 2e3, lambda: self._interrupt(stream, plan.num_autonomous))
             return None
-        stream.unasked = plan.num_autonomous
+        stream.to_come = plan.num_autonomous
         if not stream.depth:
             return self._submit(stream)
         away_s = (self.place.overhead_ms + self.place.distance_ms) / 2e3
@@ -134,7 +134,7 @@ class Run:
 
     def _interrupt(self, stream: _Stream, run_on: int) -> None:
         in_a_pass = stream not in self._verifying
-        stream.unasked = min(stream.unasked, run_on + in_a_pass)
+        stream.to_come = min(stream.to_come, run_on + in_a_pass)
 
     def _arrive(self, stream: _Stream, this: int) -> None:
         if stream.round == this and stream.left:
@@ -190,7 +190,7 @@ class Run:
             self._at(0.0, self._pass)
 
     def _pass(self) -> None:
-        num_leaving = sum(not stream.unasked for stream in self._verifying)
+        num_leaving = sum(not stream.to_come for stream in self._verifying)
         delay_s = self._batch_delay.delay_s(len(self._verifying), num_leaving, self.now)
         if self._verifying and delay_s:
             self._target_busy, self._rest = False, self._rest + 1
@@ -215,10 +215,10 @@ class Run:
     def _verified(self, batch: list[_Stream], rows: int, pass_s: float, started: float) -> None:
         for stream in batch:
             timings = Timings(int((started - stream.queued) * 1e6), int(pass_s * 1e6), 0, rows, len(batch))
-            to_come, asked = stream.unasked, stream.asked
+            to_come, asked = stream.to_come, stream.asked
             stream.asked = not to_come
             if to_come:
-                stream.unasked -= 1
+                stream.to_come -= 1
                 stream.queued = self.now
                 self._verifying.append(stream)
             else:
@@ -247,10 +247,10 @@ class Run:
         stream.controller.observe(record)
         stream.submitted = False
         if stream.ended:
-            stream.unasked = 0
+            stream.to_come = 0
             self._batch_delay.removed(stream)
         else:
-            self._begin(stream, unasked=to_come > 0)
+            self._begin(stream, autonomous=to_come > 0)
 
 
 class _Stream:
@@ -258,7 +258,7 @@ class _Stream:
         self.index = index
         self.controller = controller
         self.round = -1
-        self.depth = self.left = self.num_asked = self.unasked = 0
+        self.depth = self.left = self.num_asked = self.to_come = 0
         self.since = self.queued = self.tokens = 0.0
         self.submitted = self.ended = False
         self.asked = True
@@ -274,7 +274,7 @@ UNENDING: Any = SimpleNamespace(remaining=1 << 30)
 
 
 def fixed(place: Place, num_draft_tokens: int, seed: int = 0) -> Run:
-    """Every sequence drafts so many tokens in each round."""
+    """Each sequence drafts ``num_draft_tokens`` in each round."""
     return Run(place, lambda: Fixed(num_draft_tokens), seed)
 
 
@@ -290,7 +290,7 @@ def adaptive_controllers(most: int = MOST) -> Callable[[], Controller]:
 
 
 def tokens_per_s(run: Run, warm_up: int = 40, rounds: int = 80) -> float:
-    """After a warm-up, over so many rounds of every sequence."""
+    """After a warm-up, over ``rounds`` rounds of each sequence."""
     run.on(warm_up)
     tokens, since = run.tokens, run.now
     run.on(rounds)

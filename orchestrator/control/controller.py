@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from orchestrator.control.cost_model import CostModel
-from orchestrator.control.draft_length import PROBE_TOKENS, DraftLength
+from orchestrator.control.draft_length import PROBE_TOKENS, DraftLength, best_depth
 from orchestrator.rounds import Grant, RoundPlan, RoundRecord, Source
 from orchestrator.sequence import Sequence
 from specdec.speculation.acceptance import AcceptanceModel, best_chances
@@ -91,13 +91,11 @@ class Adaptive:
         policy: DraftLength,
         acceptance: AcceptanceModel,
         lookup: Lookup | None = None,
-        ahead: bool = False,
         num_siblings: int = 0,
     ) -> None:
         self._policy = policy
         self._acceptance = acceptance
         self._lookup = lookup
-        self._ahead = ahead
         self._num_siblings = num_siblings
         self._member = id(self)
         self._pass = policy.now
@@ -107,7 +105,6 @@ class Adaptive:
         # The source for which decoding is not autonomous, and the one to which the next round is charged.
         self._stopped_for: Source | None = None
         self._charged: Source | None = None
-        self._num_asked = 0
         self._drafted = False
         self._looked_up_at = -LOOKUP_ROUNDS
 
@@ -116,7 +113,7 @@ class Adaptive:
         self._num_rounds += 1
         of_ranks, most = self._acceptance.of_ranks, sequence.remaining - 1
         expected = _expected(_chain(of_ranks, self._num_siblings), policy.most)
-        of_hit = _expected(best_chances(of_ranks), policy.most)
+        of_hit = _expected(best_chances(of_ranks), policy.most) if policy.ahead else expected
         trusts = self._trust[Source.DRAFT].holds(policy.now)
         drafts = policy.drafts(self._member, expected, of_hit, probes=self._num_rounds > 2 and trusts) and trusts
         if self._drafted and not (drafts or policy.on):
@@ -130,25 +127,25 @@ class Adaptive:
         self._charged, self._stopped_for = stops_for or self._stopped_for, stops_for
         num_autonomous = 0 if grants or again or policy.checking else _autonomous(sequence)
         if self._to_come:  # they come before anything is verified; meanwhile a draft may grow ahead
-            grants = tuple(Grant(each.source, each.num_tokens) for _, each in draft[:1] if self._ahead)
-        self._num_asked = next((each.num_tokens for each in grants if each.waits), 0)
+            grants = tuple(Grant(each.source, each.num_tokens) for _, each in draft[:1] if policy.ahead)
+        num_asked = next((each.num_tokens for each in grants if each.waits), 0)
         depth = max((each.num_tokens for each in grants), default=0)
         return RoundPlan(
             grants,
             num_autonomous,
-            [costs.round_s(k) for k in range(min(policy.most, most) + 1)] if self._ahead and costs.known else (),
-            costs.deadline_s(max(1, self._num_asked), policy.most),
-            _next_round_s(costs, depth) if self._ahead and depth and grants[0].source is Source.DRAFT else None,
+            [costs.round_s(k) for k in range(min(policy.most, most) + 1)] if policy.ahead and costs.known else (),
+            costs.deadline_s(max(1, num_asked), policy.most),
+            _next_round_s(costs, depth) if policy.ahead and depth and grants[0].source is Source.DRAFT else None,
         )
 
     def _draft_grants(self, expected: Seq[float], of_hit: Seq[float], most: int) -> list[tuple[float, Grant]]:
         """With their goodput: what has arrived, and what the round waits for."""
         policy, costs = self._policy, self._policy.costs
         grants, known = [], costs.known
-        if self._ahead:
-            rates = [tokens / costs.round_s(k) if known else 0.0 for k, tokens in enumerate(of_hit)]
-            depth = rates.index(max(rates[1:]), 1) if known else min(PROBE_TOKENS, policy.most)
-            grants.append((rates[depth] if policy.on and known else 1e9, Grant(Source.DRAFT, min(depth, most))))
+        if policy.ahead:
+            depth = best_depth(costs, of_hit) if known else min(PROBE_TOKENS, policy.most)
+            rate = of_hit[depth] / costs.round_s(depth) if policy.on and known else 1e9
+            grants.append((rate, Grant(Source.DRAFT, min(depth, most))))
         if k := min(policy.num_tokens, most):
             seconds = costs.draft_s(k) + costs.round_s(k)
             grants.append((expected[k] / seconds if policy.on and known else 1e9, Grant(Source.DRAFT, k, waits=True)))

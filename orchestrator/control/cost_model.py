@@ -116,11 +116,8 @@ class CostModel:
         return max(MIN_DEADLINE_S, min(usual_s, most * self.alone_s))
 
     def of_one_s(self, num_tokens: int, seconds: float) -> float:
-        """The time of one draft token, for a draft that took ``seconds`` for ``num_tokens``."""
-        return seconds * self.draft_s(1) / max(1e-9, self.draft_s(num_tokens)) if self._draft.known else seconds
-
-    def _clipped(self, seconds: float, fresh: bool) -> float:
-        return seconds if fresh else min(seconds, 2 * self._alone_s)
+        """The time of one draft token, for a draft that took ``seconds`` for ``num_tokens``. Needs an answer before."""
+        return seconds * self.draft_s(1) / max(1e-9, self.draft_s(num_tokens))
 
     def observe(self, record: RoundRecord, alone: bool = True) -> None:
         """A round has ended. ``alone``: no sequence drafts, so that no draft slows the pass down."""
@@ -130,12 +127,7 @@ class CostModel:
         if not record.number:
             return  # an open's pass contains a prefill
         self.num_live = max(1, record.exchange.num_live, timings.sequences)
-        if 0 < timings.rows <= MAX_ROWS * timings.sequences:
-            self._target.observe(timings.rows, max(1e-6, record.pass_s))
-            if alone and timings.rows == self.num_live:
-                fresh = self._alone_rows != timings.rows
-                self._alone_s += (1.0 if fresh else GAIN) * (self._clipped(record.pass_s, fresh) - self._alone_s)
-                self._alone_rows = timings.rows
+        self._passed(timings.rows, timings.sequences, max(1e-6, record.pass_s), alone)
         if drafting.hit is not None:
             self.hit_rate += GAIN * (drafting.hit - self.hit_rate)
         if record.exchange.round_trip_s is not None:
@@ -144,3 +136,11 @@ class CostModel:
         if record.proposal.source is Source.DRAFT and drafting.num_asked:
             rows = record.num_nodes / (1 + max(record.proposal.tree.depths))
             self.rows_per_token += GAIN * (rows - self.rows_per_token)
+
+    def _passed(self, rows: int, num_sequences: int, seconds: float, alone: bool) -> None:
+        if not 0 < rows <= MAX_ROWS * num_sequences:
+            return
+        self._target.observe(rows, seconds)
+        if alone and rows == self.num_live:
+            usual_s = self._alone_s if self._alone_rows == rows else seconds
+            self._alone_s, self._alone_rows = usual_s + GAIN * (min(seconds, 2 * usual_s) - usual_s), rows

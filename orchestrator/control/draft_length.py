@@ -33,7 +33,7 @@ SHORT_WAIT = 0.3
 
 
 class DraftLength:
-    """The policy of one orchestrator, for the sequences of all requests."""
+    """The policy for all sequences of one orchestrator that grow ahead, or for all that do not."""
 
     def __init__(self, costs: CostModel, most: int, ahead: bool = False) -> None:
         """``most``: draft tokens of one round at most. ``ahead``: drafts grow ahead of the verdict."""
@@ -63,18 +63,12 @@ class DraftLength:
         """Drafting pauses, to measure the target alone."""
         return self.on and self.now - self._checked >= CHECK_EVERY
 
-    @property
-    def depth(self) -> int:
-        """Nodes of an arrived tree that are worth verifying."""
-        rates = [tokens / self.costs.round_s(k) for k, tokens in enumerate(self._expected_of_hit)]
-        return rates.index(max(rates[1:]), 1)
-
     def goodput(self, num_tokens: int) -> float:
         """Tokens per second of one sequence if all wait for so many draft tokens."""
         costs = self.costs
         tokens, seconds = self._expected[num_tokens], self._seconds(num_tokens)
         if self.ahead:
-            hit, depth = costs.hit_rate, self.depth
+            hit, depth = costs.hit_rate, best_depth(costs, self._expected_of_hit)
             tokens = hit * self._expected_of_hit[depth] + (1 - hit) * tokens
             seconds = hit * costs.round_s(depth) + (1 - hit) * seconds
         return tokens / (seconds * self._stretch)
@@ -194,6 +188,11 @@ class DraftLength:
                 best, best_rate = number, tokens / seconds
         rate = alive * best_rate + (1 - alive) / max(costs.alone_s, costs.round_s(0))
         return (best, best_rate) if rate * costs.alone_s >= ON else (0, 0.0)
+
+
+def best_depth(costs: CostModel, expected: Sequence[float]) -> int:
+    """Nodes of an arrived tree that are worth verifying, at least one. ``expected``: tokens of a round by number."""
+    return max(range(1, len(expected)), key=lambda number: expected[number] / costs.round_s(number))
 
 
 def _moved(means: list[float], values: Sequence[float], weight: float) -> list[float]:

@@ -40,7 +40,7 @@ class _Asked:
     """Requested nodes that are not in the trie yet; 0: not known."""
 
 
-_LATE = 1.25
+LATE = 1.25
 """A late answer is taken to need so many times the time that was waited."""
 
 _MAX_LOST = 2
@@ -209,7 +209,7 @@ class DraftClient:
             self._replica.tally.num_late += 1
         if self._asked is not None:
             if self._asked.num_nodes and not self._asked.takes_in:
-                self._answer = self._asked.num_nodes, _LATE * (now - self._asked.at)
+                self._answer = self._asked.num_nodes, LATE * (now - self._asked.at)
             self._owed_since = self._owed_since or self._asked.at
         if now - (self._owed_since or now) >= _PATIENCE_S:
             self.park()

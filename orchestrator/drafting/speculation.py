@@ -76,9 +76,8 @@ class Speculation:
         depth = max((grant.num_tokens for grant in plan.grants if grant.source is Source.DRAFT), default=0)
         self._num_nodes = depth
         looked_up = self._source is Source.LOOKUP
-        if not depth or (looked_up and not self._worth_growing_around(self._tree)):
-            self._draft.catch_up(sequence)
-        elif self._max_ahead and sequence.keyed_by_token:
+        worth_growing = depth and (not looked_up or self._worth_growing_around(self._tree))
+        if worth_growing and self._max_ahead and sequence.keyed_by_token:
             self._grow_ahead(sequence, depth, 0 if self._tree is not None or not waits else waits.num_tokens, to_come)
         elif waits and not looked_up and left is None:
             self._wait_for(sequence, waits)

@@ -7,9 +7,13 @@ import asyncio
 import pytest
 
 from bench.models.table_model import Table, TableDrafter, TableVerifier
+from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator.sequence import Sequence
 from specdec.core.errors import SpecdecError
+from specdec.v1 import common_pb2
+from target_service.language_model import LmVerifier
 from tests.cluster import cluster
+from tests.models.table_runner import TableRunner
 
 TABLE = Table(vocab_size=64)
 
@@ -26,6 +30,15 @@ async def test_who_names_no_number_drafts_as_many_as_pay_by_what_all_requests_me
         assert adaptive.token_ids == alone.token_ids != other.token_ids
         assert costs.known
         assert adaptive.finish.speculation.num_drafts > 0
+
+
+async def test_beside_drafts_that_grow_ahead_a_text_whose_rounds_wait_is_drafted_for() -> None:
+    """Token verification always waits, also beside texts that find trees that have arrived."""
+    verifier, drafter = LmVerifier(TableRunner(seed=1)), LanguageModelDrafter(TableRunner(seed=1))
+    fields = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 60, "temperature": 1.0}
+    async with cluster([verifier], [drafter], num_draft_tokens=None, num_ahead_tokens=40) as running:
+        [sample] = await running.client.generate(**fields, verification=common_pb2.VERIFICATION_METHOD_TOKEN)
+    assert sample.finish.speculation.num_drafts > 0
 
 
 class Panic(BaseException):

@@ -18,7 +18,7 @@ from orchestrator.control.controller import Adaptive, Controller, Fixed
 from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength
 from orchestrator.decoder import decode
-from orchestrator.drafting.draft_client import DraftClient
+from orchestrator.drafting.draft_client import LATE, DraftClient
 from orchestrator.drafting.speculation import Speculation
 from orchestrator.rounds import Exchange, Proposal, RoundPlan, RoundRecord
 from orchestrator.sequence import Sequence
@@ -119,7 +119,7 @@ class FarDraft:
             self._world.now = max(self._world.now, self._down[0][0])
             return self._took(*self._down.popleft())
         if self.num_advances:
-            self._answer = self._asked_nodes, 1.25 * (until - self._asked)
+            self._answer = self._asked_nodes, LATE * (until - self._asked)
         self._world.now = until
         return None
 
@@ -254,7 +254,7 @@ async def decoded(
     sequence.statistics.clock = lambda: world.now
     chances = AcceptanceModel(shared.acceptance)
     if controller is None:
-        adaptive = Adaptive(shared.policy, chances, None, max_ahead > 0)
+        adaptive = Adaptive(shared.policy, chances)
         controller = adaptive if num_draft_tokens is None else Fixed(num_draft_tokens)
     draft = cast(DraftClient, FarDraft(world))
     speculation = Speculation(draft, max_ahead, 0, chances, clock=lambda: world.now)

@@ -16,6 +16,7 @@ import pytest
 from orchestrator.control.controller import Adaptive, Fixed
 from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength
+from orchestrator.drafting.draft_client import LATE
 from orchestrator.drafting.prompt_lookup import HitRates, PromptLookup
 from orchestrator.rounds import Drafting, Exchange, Grant, Proposal, RoundRecord, Source
 from specdec.core.rounds import Timings, Verdict
@@ -88,7 +89,7 @@ def decoded(
                     right = [t if chance.random() < place.acceptance else -1 for t in rest[: grant.num_tokens]]
                     tree, source = TokenTree.chain(right), Source.DRAFT
                 outcome.seconds += waited_s
-                answer = grant.num_tokens, waited_s * (1.25 if place.dead else 1.0)
+                answer = grant.num_tokens, waited_s * (LATE if place.dead else 1.0)
                 drafting = Drafting(grant.num_tokens, waited_s, answer)
             if tree:
                 break

@@ -96,7 +96,7 @@ async def test_a_round_waits_no_longer_than_it_pays_and_the_late_answer_still_co
     assert await client.growth(sequence, DEADLINE_S) is None
     num_tokens, seconds = client.take_answer()
     assert num_tokens == 3
-    assert seconds > 0.001
+    assert seconds > 1.2 * DEADLINE_S, "it may need longer than was waited"
     commit(sequence, 6)
     assert client.advance(sequence, Budget(2, 2)), "it is still asked"
     late, newest = answer(client, replica, sequence, advance=1), answer(client, replica, sequence)

@@ -51,7 +51,8 @@ async def test_a_draft_that_grows_ahead_hears_of_a_doubtful_proposal_and_what_it
     sequence, speculation = begun(draft, 3, 4, 5, max_ahead=20)
     speculation.advance(sequence, plan(2, lookup=0))
     assert (draft.budgets, draft.in_flight) == ([Budget(0, 6, 20)], [chain([3, 4, 5])])
-    assert (await speculation.next(sequence)).tree == chain([3, 4, 5])
+    proposal = await speculation.next(sequence)
+    assert (proposal.tree, proposal.drafting.hit) == (chain([3, 4, 5]), None), "no tree of the draft was there"
     pushed = chain([3, 4, 5, 7]).merge(chain([3, 8, 1, 2]))
     draft.pushed = [Growth(1, sequence.base, (), pushed, None)]
     commit(sequence, 3, 8)
