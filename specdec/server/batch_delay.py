@@ -1,14 +1,15 @@
 """The batch delay of a target: how long its next pass waits for sequences that are about to return.
 
 A sequence that returns during a pass has to wait for the next one. Sequences can therefore split into two halves that
-alternate forever, each waiting for the other's pass, although one pass takes about as long for all of them as for half
-of them. A short delay lets them share a pass, and from then on they leave and return together. Triton has a fixed
-max_queue_delay for this; here the delay is computed. Knows clocks and keys; does not know what a round is.
+alternate forever, although one pass takes about as long for all of them as for half of them. A short delay lets them
+share a pass, and from then on they leave together. Knows clocks and keys; does not know what a round is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
+from operator import itemgetter
 
 _ABSENCE_GAIN = 0.25
 """Weight of a new absence in a sequence's average. Large, because the length of its drafts changes within seconds."""
@@ -20,16 +21,13 @@ _LATE = 1.25
 """A sequence is waited for until this multiple of its usual absence; absences vary by less than a quarter."""
 
 _MAX_SHARE = 0.9
-"""The cap: one delay is at most this share of the fixed time of a pass; a late sequence may cause a second one."""
+"""The cap: the delays before one pass are together at most this share of the fixed time of a pass."""
 
 _PATIENT = 8
 """Weight of the wait of a sequence that is in every pass: it gains nothing, pass after pass."""
 
 _MIN_FIXED_S = 1e-3
-"""Passes with a shorter fixed time are not delayed, because timers are not more exact than that."""
-
-_FLAT = 1e-3
-"""Added to the variance of the rows, relative to their mean square: equally large passes do not show what rows cost."""
+"""Passes with a shorter fixed time are not delayed: timers are no more exact."""
 
 
 class BatchDelay:
@@ -38,8 +36,8 @@ class BatchDelay:
     def __init__(self) -> None:
         self._absent_since: dict[Hashable, float] = {}
         self._absence_s: dict[Hashable, float] = {}  # usual time from a verdict to the next round
-        # Moving averages over passes, for a linear fit of seconds over rows.
-        self._gain = 1.0
+        self._could_begin = math.inf  # the time at which the next pass could have begun
+        self._gain = 1.0  # of the moving averages over passes, for a linear fit of seconds over rows
         self._rows = self._pass_s = self._variance = self._covariance = 0.0
 
     def left(self, key: Hashable, now: float) -> None:
@@ -56,6 +54,7 @@ class BatchDelay:
         self._absence_s.pop(key, None)
 
     def observe_pass(self, rows: int, seconds: float) -> None:
+        self._could_begin = math.inf
         rows_off, seconds_off = rows - self._rows, seconds - self._pass_s
         self._rows += self._gain * rows_off
         self._pass_s += self._gain * seconds_off
@@ -68,23 +67,24 @@ class BatchDelay:
         """The time of a pass that does not depend on its rows; the whole time if all passes had equally many rows."""
         if not self._covariance > 0:
             return self._pass_s
-        return max(0.0, self._pass_s - self._rows * self._covariance / (self._variance + _FLAT * self._rows**2))
+        variance = self._variance + 1e-3 * self._rows**2  # equally large passes do not show what rows cost
+        return max(0.0, self._pass_s - self._rows * self._covariance / variance)
 
     def delay_s(self, num_here: int, num_leaving: int, now: float) -> float:
-        """The delay before the next pass; 0 for none. ``num_here`` sequences could join it. ``num_leaving`` of them
+        """The delay before the next pass; 0 for none. ``num_here`` sequences could join it, and ``num_leaving`` of them
         become absent after it; the others (autonomous decoding, prefill) are in every pass."""
         fixed_s = self.fixed_s
         if fixed_s < _MIN_FIXED_S:
             return 0.0
+        self._could_begin = min(self._could_begin, now)
+        longest_s = self._could_begin + _MAX_SHARE * fixed_s - now
         returning = (
-            max(since + self._absence_s[key] - now, 0.25 * self._absence_s[key])
+            since + _LATE * self._absence_s[key] - now
             for key, since in self._absent_since.items()
-            if self._absence_s.get(key, fixed_s) < fixed_s and now < since + _LATE * self._absence_s[key]
+            if self._absence_s.get(key, fixed_s) < fixed_s
         )
-        best_s = most_saved_s = 0.0
-        for count, wait_s in enumerate(sorted(s for s in returning if 0 < s <= _MAX_SHARE * fixed_s), 1):
-            # Sequences that return or leave save a pass in which they have no part, and lose the wait.
-            saved_s = (num_leaving + count) * (fixed_s - wait_s) - _PATIENT * (num_here - num_leaving) * wait_s
-            if saved_s > most_saved_s:
-                best_s, most_saved_s = wait_s, saved_s
-        return best_s
+        num_staying = num_here - num_leaving
+        waits = enumerate(sorted(s for s in returning if 0 < s <= longest_s), 1)
+        # Sequences that return or leave save a pass in which they have no part, and lose the wait.
+        saved = ((s, (num_leaving + m) * (fixed_s - s) - _PATIENT * num_staying * s) for m, s in waits)
+        return max(((0.0, 0.0), *saved), key=itemgetter(1))[0]

@@ -19,17 +19,15 @@ TABLE = Table(vocab_size=64)
 
 
 async def test_who_names_no_number_drafts_as_many_as_pay_by_what_all_requests_measured() -> None:
-    fields = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 120, "seed": 5}
+    fields = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 400, "seed": 5}
     async with cluster([TableVerifier(TABLE, pass_s=0.002)], [TableDrafter(TABLE)], num_draft_tokens=None) as running:
-        costs = running.orchestrator._servicer._generator._costs
         [alone] = await running.client.generate(**fields, num_draft_tokens=0)
-        assert not costs.known, "of the draft nothing was seen yet"
+        assert alone.finish.speculation.num_drafts == 0
         [adaptive], [other] = await asyncio.gather(
             running.client.generate(**fields), running.client.generate(**{**fields, "seed": 6})
         )
-        assert adaptive.token_ids == alone.token_ids != other.token_ids
-        assert costs.known
-        assert adaptive.finish.speculation.num_drafts > 0
+    assert adaptive.token_ids == alone.token_ids != other.token_ids
+    assert adaptive.finish.speculation.num_drafts + other.finish.speculation.num_drafts > 0
 
 
 async def test_beside_drafts_that_grow_ahead_a_text_whose_rounds_wait_is_drafted_for() -> None:

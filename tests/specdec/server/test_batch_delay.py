@@ -54,6 +54,16 @@ def test_the_delay_ends_once_the_others_are_back_removed_or_late():
     assert delay.delay_s(8, 8, 10.004) == 0
 
 
+def test_sequences_that_return_one_after_another_do_not_put_a_pass_off_again_and_again():
+    delay, now = measured(away_s=0.015, sequences=40), 10.0
+    for key in range(40):
+        delay.left(key, now + 0.012 * key)
+        wait_s = delay.delay_s(key + 1, key + 1, now + 0.012 * key)
+        assert not wait_s or 0.012 * key + wait_s <= 0.020
+    delay.observe_pass(5, 0.020)
+    assert delay.delay_s(4, 4, now + 0.012 * 39) > 0, "the next pass has its own cap"
+
+
 def test_many_wait_for_one_only_if_it_will_be_in_their_passes_from_then_on():
     """Sequences that leave after the pass are back together; the others (autonomous decoding) are in every pass."""
     delay = measured(absent=1)
