@@ -14,6 +14,7 @@ from bench.chaos.fault_proxy import FaultProxy
 from bench.chaos.lab import Deployment, Lab, until
 from bench.chaos.outcome import Outcome, percentile
 from bench.chaos.traffic import Answer, Asked, Traffic, check_same, several
+from specdec.core.proxies import DIRECT
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
@@ -137,7 +138,7 @@ class _Reader:
     def __init__(self, found: Deployment, asked: Asked, pause_s: float) -> None:
         self._answer = Answer(asked)
         self._pause_s = pause_s
-        options = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
+        options = [DIRECT, ("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
         self._channel = grpc.aio.insecure_channel(found.orchestrator.address, options=options)
         prompt = generation_pb2.TokenIds(token_ids=asked.prompt)
         request = generation_pb2.GenerateRequest(

@@ -15,6 +15,8 @@ from typing import Any
 import grpc
 import uvloop
 
+from specdec.core.proxies import DIRECT
+
 _ECHO, _ROUNDS = "/bare/Echo", "/bare/Rounds"
 _MESSAGE = b"x" * 64
 
@@ -28,7 +30,7 @@ def bare_round_ms(num_rounds: int, ports: Sequence[int]) -> float:
 
 async def _load(num_rounds: int, port: int) -> float:
     gaps, last = [], 0.0
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[DIRECT]) as channel:
         rounds: Any = channel.unary_stream(_ROUNDS)
         async for _ in rounds(str(num_rounds).encode(), wait_for_ready=True):
             now = time.perf_counter()
@@ -60,7 +62,7 @@ def _serve_echo(port: int) -> None:
 
 def _serve_rounds(port: int, *echoes: int) -> None:
     async def main() -> None:
-        channels = [grpc.aio.insecure_channel(f"127.0.0.1:{echo}") for echo in echoes]
+        channels = [grpc.aio.insecure_channel(f"127.0.0.1:{echo}", options=[DIRECT]) for echo in echoes]
 
         async def rounds(request: bytes, _context: Any) -> AsyncIterator[bytes]:
             async for message in _rounds(channels, request):

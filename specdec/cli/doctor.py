@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -15,8 +16,8 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from rich.table import Table
 
+from specdec.core.proxies import PROXY, WEB_PROXIES
 from specdec.core.rounds import Load, ModelInfo
 from specdec.security.tls import Tls
 from specdec.security.tls_diagnosis import tls_trouble
@@ -50,6 +51,8 @@ class Visit:
     load: Load = field(default_factory=Load)
     keepalive: common_pb2.Keepalive = field(default_factory=common_pb2.Keepalive)
     replicas: Sequence[generation_pb2.Replica] = ()  # those that an orchestrator uses
+    proxy: str = ""  # the variable with the proxy of this command's calls
+    barrier: str = ""  # the variable with a proxy through which gRPC's own clients cannot reach an orchestrator
 
     def __str__(self) -> str:
         return f"{self.role} {self.address}"
@@ -57,7 +60,7 @@ class Visit:
 
 async def visit(role: str, address: str, tls: Tls | None = None, api_key: str = "", timeout_s: float = 2.0) -> Visit:
     """Ask a service for all it reports. Never raises for a service that does not answer: that is a finding, too."""
-    found = Visit(role, address)
+    found = Visit(role, address, proxy=PROXY if os.environ.get(PROXY) else "")
     async with rpc.channel(address, tls, role) as channel:
         ask = _question(role, channel, api_key)
         try:
@@ -73,9 +76,22 @@ async def visit(role: str, address: str, tls: Tls | None = None, api_key: str = 
     if role == "orchestrator":
         found.load = Load(answer.live_sequences, answer.waiting_requests)
         found.replicas = answer.replicas
+        found.barrier = await _barrier(address, tls, timeout_s)
     else:
         found.info, found.load = wire.read_info(answer.model), wire.read_load(answer.load)
     return found
+
+
+async def _barrier(address: str, tls: Tls | None, timeout_s: float) -> str:
+    variable = next((name for name in WEB_PROXIES if os.environ.get(name)), "")
+    if not variable or os.environ.get(PROXY):
+        return ""
+    async with rpc.channel(address, tls, "orchestrator", web_proxies=True) as channel:
+        try:
+            await _serving(channel, timeout_s)
+        except grpc.aio.AioRpcError:
+            return variable
+    return ""
 
 
 def _question(role: str, channel: grpc.aio.Channel, api_key: str) -> Callable[[float], Awaitable[Any]]:
@@ -157,9 +173,16 @@ def _alone(each: Visit) -> Iterator[Finding]:
             )
         elif each.silence.startswith("it answers UNAUTHENTICATED"):
             remedy = "set SPECDEC_API_KEY"
+        elif each.proxy:
+            remedy = (
+                f"unset {each.proxy} or name the host in no_{each.proxy}, unless its proxy leads there; or {remedy}"
+            )
         yield Finding(True, f"{each}: {each.silence}", remedy)
     elif not each.serving:
         yield Finding(True, f"{each} says that it is not serving", "wait if it is starting or draining; see its log")
+    if each.barrier:
+        what = f"{each} cannot be reached through the proxy in {each.barrier}, which other gRPC clients use"
+        yield Finding(False, what, "add its host to no_proxy (in lower case) in the environment of such clients")
     for replica in each.replicas:
         if not replica.ready:
             what = f"{each} does not use {replica.role} {replica.address}: {replica.problem}"
@@ -213,54 +236,3 @@ def _pings(client: str, its: common_pb2.Keepalive, server: Visit) -> Iterator[Fi
 
 def _vocabulary(info: ModelInfo) -> str:
     return f"{info.vocab_size} tokens, {info.tokenizer_fingerprint[:_PREFIX] or 'without a fingerprint'}"
-
-
-def table(visits: Sequence[Visit]) -> Table:
-    """One row per service."""
-    shown = Table("role", "address", "model", "digest", "vocabulary", "context", "dtype", "round trip", "live", "KV")
-    for each in visits:
-        state = (each.silence and "no answer") or (not each.serving and "not serving") or ""
-        row = [each.role, each.address, state, *[""] * 7]
-        if not each.silence:
-            row[7:9] = f"{each.round_trip_ms:.1f} ms", str(each.load.live_sequences)
-        if (info := each.info) is not None:
-            fingerprint = info.tokenizer_fingerprint[:8]
-            row[2:7] = [
-                f"{info.name} ({state})" if state else info.name,
-                info.model_digest[:_PREFIX],
-                f"{info.vocab_size} {fingerprint}".strip(),
-                str(info.context_length),
-                info.dtype,
-            ]
-            row[9] = f"{each.load.kv_slots_used}/{each.load.kv_slots_total}" if each.load.kv_slots_total else ""
-        shown.add_row(*row)
-    return shown
-
-
-def as_dict(visits: Sequence[Visit], found: Sequence[Finding]) -> dict[str, Any]:
-    """All visits and findings, for JSON."""
-    return {
-        "ok": not any(each.wrong for each in found),
-        "services": [
-            {
-                "role": each.role,
-                "address": each.address,
-                "silence": each.silence,
-                "serving": each.serving and not each.silence,
-                "round_trip_ms": None if each.silence else round(each.round_trip_ms, 3),
-                "model": each.info.name if each.info else None,
-                "model_digest": each.info.model_digest if each.info else None,
-                "vocab_size": each.info.vocab_size if each.info else None,
-                "tokenizer_fingerprint": each.info.tokenizer_fingerprint if each.info else None,
-                "context_length": each.info.context_length if each.info else None,
-                "dtype": each.info.dtype if each.info else None,
-                "live_sequences": each.load.live_sequences,
-                "kv_slots_used": each.load.kv_slots_used,
-                "kv_slots_total": each.load.kv_slots_total,
-                "keepalive_ms": each.keepalive.keepalive_ms,
-                "min_ping_interval_ms": each.keepalive.min_ping_interval_ms,
-            }
-            for each in visits
-        ],
-        "findings": [{"wrong": each.wrong, "what": each.what, "remedy": each.remedy} for each in found],
-    }

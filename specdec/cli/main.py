@@ -17,6 +17,7 @@ from rich.console import Console
 
 from specdec.cli import demo as demo_
 from specdec.cli import doctor as doctor_
+from specdec.cli import doctor_report
 from specdec.cli import up as up_
 from specdec.cli.display import MarkedText
 from specdec.cli.health_probe import own_health
@@ -253,16 +254,9 @@ def doctor(
     targets, drafts = ([part.strip() for part in value.split(",") if part.strip()] for value in (target, draft))
     tls = tls_of(tls_ca, tls_cert, tls_key)
     visits, found = _run(doctor_.examine(address, targets, drafts, tls, api_key()))
-    if as_json:
-        print(json.dumps(doctor_.as_dict(visits, found)))
-    else:
-        console = Console()
-        console.print(doctor_.table(visits))
-        for finding in found:
-            mark = "WRONG" if finding.wrong else "NOTE"
-            console.print(f"{mark}: {finding.what}.\n  To do: {finding.remedy}.", highlight=False, markup=False)
-        if not found:
-            console.print("All is well.")
+    print(
+        json.dumps(doctor_report.as_dict(visits, found)) if as_json else "\n".join(doctor_report.lines(visits, found))
+    )
     raise typer.Exit(int(any(finding.wrong for finding in found)))
 
 

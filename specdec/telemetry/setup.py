@@ -16,14 +16,16 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
-from opentelemetry import metrics, propagate, trace
+from opentelemetry import metrics, trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from specdec.core.proxies import proxy_options
 from specdec.core.settings import ServiceSettings
 from specdec.telemetry.prometheus import Scrape
 
@@ -37,6 +39,9 @@ _LAST_EXPORT_S = 2.0
 _OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 """The entry point name of the exporter, by OTEL_EXPORTER_OTLP_PROTOCOL."""
 _OUR_OTLP = "in a checkout: pip install -e '.[otlp]'"
+
+_W3C = TraceContextTextMapPropagator()
+"""Fixed, because the contract's field is a W3C traceparent, and services may have different OTEL_PROPAGATORS."""
 
 _RECORD_FIELDS = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
@@ -120,7 +125,7 @@ def _shut_down_at_exit(providers: Sequence[TracerProvider | MeterProvider]) -> N
 
 def _span_limits() -> SpanLimits:
     """A higher event limit than the default of 128, because every round is an event of its request's span."""
-    return SpanLimits(max_events=int(_variable("OTEL_SPAN_EVENT_COUNT_LIMIT") or _MAX_EVENTS))
+    return SpanLimits(max_events=None if _variable("OTEL_SPAN_EVENT_COUNT_LIMIT") else _MAX_EVENTS)
 
 
 def _variable(variable: str) -> str:
@@ -152,8 +157,12 @@ def _exporter(signal: str, variable: str, name: str) -> Any:
         if protocol not in _OTLP:
             raise ValueError(f"{chosen}={protocol}: not one of {', '.join(_OTLP)}")
         said, entry = f"{said} with {chosen}={protocol}", _OTLP[protocol]
+    options = {"channel_options": tuple(proxy_options())} if entry == _OTLP["grpc"] else {}
     for entry_point in entry_points(group=f"opentelemetry_{signal}_exporter", name=entry):
-        return entry_point.load()()
+        try:
+            return entry_point.load()(**options)
+        except Exception as error:  # of a variable that the exporter reads
+            raise ValueError(f"{said}: {error}") from error
     remedy = "pip install opentelemetry-exporter-otlp-proto-http" if entry == _OTLP["http/protobuf"] else _OUR_OTLP
     raise ValueError(f"{said}: no such exporter is installed; {remedy}")
 
@@ -161,10 +170,10 @@ def _exporter(signal: str, variable: str, name: str) -> Any:
 def traceparent() -> str:
     """The current W3C trace context; empty outside a trace."""
     carrier: dict[str, str] = {}
-    propagate.inject(carrier)
+    _W3C.inject(carrier)
     return carrier.get("traceparent", "")
 
 
 def context_of(traceparent: str | None) -> Context:
     """The trace context that a peer sent."""
-    return propagate.extract({"traceparent": traceparent} if traceparent else {})
+    return _W3C.extract({"traceparent": traceparent} if traceparent else {})

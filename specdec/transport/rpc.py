@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
 from specdec.core.errors import InvalidArgument, PermissionDenied, SpecdecError, from_status, to_status
+from specdec.core.proxies import proxy_options
 from specdec.core.settings import ServiceSettings
 from specdec.security.tls import Tls
 from specdec.transport import health
@@ -79,13 +80,17 @@ request_metadata: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVa
 """The text metadata of the current call, for trace context and request ids."""
 
 
-def channel(address: str, tls: Tls | None = None, name: str = "", public: bool = False) -> grpc.aio.Channel:
+def channel(
+    address: str, tls: Tls | None = None, name: str = "", public: bool = False, web_proxies: bool = False
+) -> grpc.aio.Channel:
     """A channel to ``host:port``; unencrypted without ``tls``.
 
     With ``tls`` the server's certificate must have the DNS name ``name``, a role, or the host if ``name`` is empty. The
     files of ``tls`` are read now. ``public``: the connection may cross the internet, so keepalive is less strict.
+    ``web_proxies``: use the proxies of the environment as other gRPC clients do.
     """
-    options = _public_options(CHANNEL_OPTIONS) if public else CHANNEL_OPTIONS
+    options = [*(_public_options(CHANNEL_OPTIONS) if public else CHANNEL_OPTIONS)]
+    options += [] if web_proxies else proxy_options()
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     named = [("grpc.ssl_target_name_override", name)] if name else []

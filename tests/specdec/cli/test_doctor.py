@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
+import pytest
 
 from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.server import create_server as create_draft_server
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
-from specdec.cli import doctor
+from specdec.cli import doctor_report
 from specdec.cli.doctor import Finding, Visit, examine, findings
 from specdec.cli.processes import free_ports
 from specdec.core.rounds import ModelInfo
@@ -42,10 +43,7 @@ def wrong(found: list[Finding]) -> list[str]:
 
 
 def rendered(visits: list[Visit]) -> str:
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(doctor.table(visits))
-    return capture.get()
+    return "\n".join(doctor_report.lines(visits, []))
 
 
 async def test_a_healthy_deployment_has_no_findings() -> None:
@@ -58,7 +56,7 @@ async def test_a_healthy_deployment_has_no_findings() -> None:
     shown = rendered(visits)
     for text in ("table-target", "table-draft", "64 table", "512", "float32", "0/1048576", " ms"):
         assert text in shown
-    assert json.loads(json.dumps(doctor.as_dict(visits, found)))["ok"] is True
+    assert json.loads(json.dumps(doctor_report.as_dict(visits, found)))["ok"] is True
 
 
 async def test_a_difference_between_services_is_named_on_both_sides() -> None:
@@ -96,7 +94,7 @@ async def test_a_difference_between_services_is_named_on_both_sides() -> None:
     wrong_contexts = {each.wrong for each in found if "context of 256" in each.what}
     assert wrong_contexts == {False}, "it works, for shorter texts"
     assert all(each.remedy for each in found)
-    assert doctor.as_dict(visits, found)["ok"] is False
+    assert doctor_report.as_dict(visits, found)["ok"] is False
 
 
 async def test_a_service_that_does_not_answer_is_a_finding() -> None:
@@ -155,3 +153,34 @@ async def test_the_command_exits_with_0_where_all_is_well_and_else_with_1_and_wo
     assert all(words in out for words in ("cannot be reached", "WRONG", "To do: start it"))
     status, out, _ = await called("doctor", f"--address={address}", "--json")
     assert (status, json.loads(out)["ok"]) == (1, False)
+
+
+async def test_a_report_fits_into_80_columns_and_keeps_names_whole() -> None:
+    name = "/models/a-directory-with-a-name-that-is-long/of-a-checkpoint-that-is-not-short/target"
+    model = visit("target", "a-rather-long-name-of-a-service.specdec.svc.cluster.local:50051")
+    assert model.info is not None
+    model.info = replace(model.info, name=name, model_digest="d" * 64, tokenizer_fingerprint="f" * 64)
+    visits = [visit("orchestrator", "o:1"), model]
+    shown = list(doctor_report.lines(visits, list(findings(visits))))
+    assert not [line for line in shown if len(line) > 80 and name not in line]
+    for text in (model.address, name, "d" * 12, "f" * 8, "serving"):
+        assert any(text in line for line in shown)
+
+
+async def test_a_proxy_in_the_way_of_other_clients_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("grpc_proxy", "https_proxy", "no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_ports(1)[0]}")
+    async with cluster([TableVerifier(TABLE)], [TableDrafter(TABLE)]) as running:
+        address = f"127.0.0.1:{running.orchestrator.port}"
+        [found] = (await examine(address))[1]
+        assert (found.wrong, "http_proxy" in found.what, "no_proxy" in found.remedy) == (False, True, True)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        assert (await examine(address))[1] == []
+
+
+async def test_a_proxy_named_for_grpc_is_part_of_the_remedy_of_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed, proxy = free_ports(2)
+    monkeypatch.setenv("grpc_proxy", f"http://127.0.0.1:{proxy}")
+    silent = (await examine(f"127.0.0.1:{closed}"))[1][0]
+    assert "grpc_proxy" in silent.remedy

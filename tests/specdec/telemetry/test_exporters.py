@@ -76,6 +76,8 @@ async def some_requests(environment: pytest.MonkeyPatch) -> Told:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    environment.setenv("https_proxy", "http://127.0.0.1:1")  # gRPC would use it for a collector, too
+    environment.delenv("no_proxy", raising=False)
     environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
     environment.setenv("OTEL_METRIC_EXPORT_INTERVAL", "300")
     try:

@@ -305,3 +305,29 @@ def test_an_exporter_that_cannot_be_had_is_refused_by_name(signal, environment, 
     [variable] = environment
     with pytest.raises(ValueError, match=variable + words):
         chosen(signal, **{"OTEL_TRACES_EXPORTER": "otlp"} | environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"OTEL_EXPORTER_OTLP_COMPRESSION": "zstd"}, "zstd"),
+        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "soon"}, "soon"),
+    ],
+)
+def test_a_variable_that_an_exporter_cannot_read_is_refused_in_words(environment, words, chosen):
+    with pytest.raises(ValueError, match=f"OTEL_TRACES_EXPORTER=otlp.*{words}"):
+        chosen("traces", OTEL_TRACES_EXPORTER="otlp", **environment)
+
+
+def test_a_limit_of_events_that_is_no_number_is_refused_by_its_name(monkeypatch):
+    monkeypatch.setenv("OTEL_SPAN_EVENT_COUNT_LIMIT", "many")
+    with pytest.raises(ValueError, match="OTEL_SPAN_EVENT_COUNT_LIMIT"):
+        telemetry._span_limits()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("propagators", ["b3", "none"])
+def test_services_understand_each_others_traces_whatever_propagators_the_environment_names(propagators):
+    script = f"from specdec.telemetry import setup; print(setup.context_of('{PARENT}'))"
+    run = python("-c", script, OTEL_PROPAGATORS=propagators)
+    assert PARENT.split("-")[1] in run.stdout, run.stderr
