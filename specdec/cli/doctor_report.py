@@ -67,6 +67,7 @@ def as_dict(visits: Sequence[Visit], found: Sequence[Finding]) -> dict[str, Any]
                 "tokenizer_fingerprint": each.info.tokenizer_fingerprint if each.info else None,
                 "context_length": each.info.context_length if each.info else None,
                 "dtype": each.info.dtype if each.info else None,
+                "backend": each.info.backend if each.info else None,
                 "live_sequences": each.load.live_sequences,
                 "kv_slots_used": each.load.kv_slots_used,
                 "kv_slots_total": each.load.kv_slots_total,
