@@ -16,7 +16,7 @@ from specdec.backends.base import Backend
 from specdec.core.limits import chunked
 from specdec.core.noise import Domain, Key, exponentials, uniforms
 from specdec.core.sequence import Draw, Method
-from specdec.core.tree import TokenTree
+from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.passes.outputs import RowOutputs
 from specdec.sampling.distributions import dense_from_sparse, probabilities, race
 from specdec.sampling.state import SamplingState, rows_of
@@ -41,11 +41,13 @@ def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs], backend: Backend)
     drawn: list[Tensor] = []
     for part in _chunks(keyed, logits, backend.logits_per_call):
         drawn.append(_target_tokens([jobs[i] for i in part], [logits[i] for i in part], backend))
-    accepted: list[int] = []
-    for part in _chunks(chained, logits, backend.logits_per_call):
-        num_accepted, after = _verify_chains([jobs[i] for i in part], [logits[i] for i in part])
-        accepted += num_accepted
-        drawn.append(after)
+    num_accepted: dict[int, int] = {}
+    for method in (Method.TOKEN, Method.BLOCK):
+        alike = [index for index in chained if _state(jobs[index]).spec.method is method]
+        for part in _chunks(alike, logits, backend.logits_per_call):
+            accepted, after = _verify_chains(method, [jobs[i] for i in part], [logits[i] for i in part])
+            num_accepted.update(zip(part, accepted, strict=True))
+            drawn.append(after)
     tokens: list[int] = torch.cat(drawn).tolist() if drawn else []
 
     start = 0
@@ -56,7 +58,7 @@ def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs], backend: Backend)
     for index, of_job in target_tokens.items():
         nodes, next_token = descend(jobs[index].tree.token_ids, jobs[index].tree.parents, of_job)
         decisions[index] = Decision(tuple(nodes), next_token, tuple(of_job))
-    for index, number, next_token in zip(chained, accepted, tokens[start:], strict=True):
+    for (index, number), next_token in zip(num_accepted.items(), tokens[start:], strict=True):
         decisions[index] = Decision(tuple(range(number)), next_token)
     return [decisions[index] for index in range(len(jobs))]
 
@@ -76,44 +78,32 @@ def _target_tokens(jobs: Sequence[Job], logits: Sequence[Tensor], backend: Backe
     return backend.draw(rows_of(logits, [(_state(job), job.tree) for job in jobs]), draws)
 
 
-def _verify_chains(jobs: Sequence[Job], logits: Sequence[Tensor]) -> tuple[list[int], Tensor]:
-    """Token and block: how many nodes of each job are accepted, and the token after them, [jobs] int64."""
+def _verify_chains(method: Method, jobs: Sequence[Job], logits: Sequence[Tensor]) -> tuple[list[int], Tensor]:
+    """Token or block: how many nodes of each job are accepted, and the token after them, [jobs] int64."""
+    num_nodes = [len(job.tree) for job in jobs]
     params = [_state(job).spec.sampling for job in jobs for _ in range(1 + len(job.tree))]
     rows = rows_of(logits, [(_state(job), job.tree) for job in jobs])
     target_probs = probabilities(rows, params)  # [rows, vocab]
+    draft_probs = _draft_probs([job.tree for job in jobs], target_probs)
+    token_ids = [token for job in jobs for token in job.tree.token_ids]
     keys = [Key(_state(job).spec.seed, len(job.ids) + i, len(job.ids)) for job in jobs for i in range(len(job.tree))]
-    accept_uniforms = uniforms(keys, Domain.ACCEPT)  # [nodes of all jobs]
-    accepted, following, after = [], [], []
-    per_job = zip(
-        jobs,
-        torch.split(target_probs, [1 + len(job.tree) for job in jobs]),
-        torch.split(accept_uniforms, [len(job.tree) for job in jobs]),
-        strict=True,
-    )
-    for job, probs, job_uniforms in per_job:
-        spec, base = _state(job).spec, len(job.ids)
-        verify = verify_block if spec.method is Method.BLOCK else verify_token
-        token_ids = torch.tensor(job.tree.token_ids, dtype=torch.int64, device=probs.device)  # [nodes]
-        num_accepted, distribution = verify(probs, _draft_probs(job.tree, probs), token_ids, job_uniforms)
-        accepted.append(num_accepted)
-        following.append(distribution)  # [vocab]
-        after.append(Key(spec.seed, base + num_accepted, base))
+    verify = verify_block if method is Method.BLOCK else verify_token
+    accepted, following = verify(target_probs, draft_probs, token_ids, uniforms(keys, Domain.ACCEPT), num_nodes)
+    after = [
+        Key(_state(job).spec.seed, len(job.ids) + num, len(job.ids)) for job, num in zip(jobs, accepted, strict=True)
+    ]
     noise = exponentials(after, Domain.CORRECTION, target_probs.shape[-1], target_probs.device)
-    return accepted, race(torch.stack(following).log(), noise)
+    return accepted, race(following.log(), noise)
 
 
-def _draft_probs(tree: TokenTree, like: Tensor) -> Tensor:  # [nodes, vocab] float64
+def _draft_probs(trees: Sequence[TokenTree], like: Tensor) -> Tensor:  # [nodes of all trees, vocab] float64
     """The distribution that each node was sampled from; one-hot if the draft was certain."""
-    rows = like.new_zeros(len(tree), like.shape[-1])
-    for node, token in enumerate(tree.token_ids):
-        sparse = tree.draft_probs[node] if tree.draft_probs else None
-        if sparse is None:
-            rows[node, token] = 1.0
-        else:
-            ids = torch.tensor(sparse.token_ids, dtype=torch.int64, device=like.device)
-            weights = torch.tensor(sparse.weights, dtype=torch.float64, device=like.device)
-            rows[node] = dense_from_sparse(ids, weights, like.shape[-1])
-    return rows
+    sparse = [
+        (tree.draft_probs[node] if tree.draft_probs else None) or SparseDistribution((token,), (1.0,))
+        for tree in trees
+        for node, token in enumerate(tree.token_ids)
+    ]
+    return dense_from_sparse(sparse, like.shape[-1], like.device)
 
 
 def _state(job: Job) -> SamplingState:

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.core.device import indices, numbers, sent
 from specdec.core.noise import LOG_RANGE
 from specdec.core.sequence import SamplingParams
+from specdec.core.tree import SparseDistribution
 
 SPARSE_SUPPORT_SIZE = 64  # at K = 7 and a vocabulary of 128k: 2.7 kB per round instead of 1.8 MB
 _TOP_P_SIZES = (64, 1024)
@@ -149,24 +153,29 @@ def sparse_support(
     return token_ids.gather(-1, order), (likely / best[:, :1]).half().double()
 
 
-def dense_from_sparse(token_ids: Tensor, weights: Tensor, vocab_size: int) -> Tensor:  # [vocab] float64
-    """The dense distribution of token_ids [m] with weights [m]: w / sum(w), and 0 elsewhere.
+def dense_from_sparse(
+    distributions: Sequence[SparseDistribution], vocab_size: int, device: torch.device
+) -> Tensor:  # [distributions, vocab] float64
+    """The dense form of each distribution: w / sum(w), and 0 elsewhere.
 
     The same bits on every machine: a sum of fp16 numbers up to 1 is exact in float64, in any order.
     Raises ValueError if ids repeat or are out of range, or if weights are not finite or not positive.
     """
-    ids: list[int] = token_ids.tolist()
-    if not ids or token_ids.shape != weights.shape:
+    lengths = [len(each.token_ids) for each in distributions]
+    if 0 in lengths or lengths != [len(each.weights) for each in distributions]:
         raise ValueError("a sparse distribution needs as many weights as token ids, and at least one")
-    if min(ids) < 0 or max(ids) >= vocab_size:
+    ids = np.fromiter(chain.from_iterable(each.token_ids for each in distributions), np.int64)
+    weights = np.fromiter(chain.from_iterable(each.weights for each in distributions), np.float64)
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    if not ((ids >= 0) & (ids < vocab_size)).all():
         raise ValueError(f"a sparse distribution names a token outside the vocabulary of {vocab_size}")
-    if len(set(ids)) != len(ids):
+    if len(np.unique(rows * vocab_size + ids)) < len(ids):
         raise ValueError("a sparse distribution names a token twice")
-    weights = weights.double()
-    if not bool((weights.isfinite() & (weights > 0)).all()):
+    if not (np.isfinite(weights) & (weights > 0)).all():
         raise ValueError("a sparse distribution has a weight that is not finite and positive")
-    dense = weights.new_zeros(vocab_size)  # [vocab]
-    dense[token_ids] = weights / weights.sum()
+    probs = weights / np.bincount(rows, weights)[rows]
+    dense = torch.zeros(len(lengths), vocab_size, dtype=torch.float64, device=device)
+    dense[tuple(sent(torch.from_numpy(each), device) for each in (rows, ids))] = sent(torch.from_numpy(probs), device)
     return dense
 
 
@@ -236,8 +245,8 @@ def _is_best(scores: Tensor, lowest: Tensor, num_kept: Tensor | int) -> Tensor: 
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:  # [rows, 1] float64
-    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+    return numbers(values, like.device)[:, None]
 
 
 def _index(values: Sequence[int], like: Tensor) -> Tensor:  # [n] int64
-    return torch.tensor(values, dtype=torch.int64, device=like.device)
+    return indices(values, like.device)

@@ -6,77 +6,88 @@ x_1..x_n. After them the caller draws one token from the returned distribution: 
 if n < K, the *bonus* if n == K. So each call yields 1 to K + 1 tokens, and all of them follow the target's
 distribution.
 
-The draft rows must be the distributions that the tokens were drawn from. The accept uniforms must be keyed by base
-as well as position: block verification reads uniforms beyond the token at which it stops, and the next round must
-not use them again. Under coupled and greedy sampling the target draws its own tokens, and `descend` suffices.
+One call verifies many chains, with their rows one after the other, so that the device is waited for once or twice in
+all. The result of a chain does not depend on the others. The draft rows must be the distributions that the tokens
+were drawn from. The accept uniforms must be keyed by base as well as position: block verification reads uniforms
+beyond the token at which it stops, and the next round must not use them again. Under coupled and greedy sampling the
+target draws its own tokens, and `descend` suffices.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import TypeVar
 
+import torch
 from torch import Tensor
+
+from specdec.core.device import indices, numbers
+
+_Each = TypeVar("_Each")
 
 
 def verify_token(
-    target_probs: Tensor, draft_probs: Tensor, token_ids: Tensor, accept_uniforms: Tensor
-) -> tuple[int, Tensor]:
+    target_probs: Tensor,
+    draft_probs: Tensor,
+    token_ids: Sequence[int],
+    accept_uniforms: Tensor,
+    num_nodes: Sequence[int],
+) -> tuple[list[int], Tensor]:
     """Token-level rejection sampling (Leviathan et al., 2211.17192; Chen et al., 2302.01318).
 
-    Takes target_probs [K + 1, vocab], draft_probs [K, vocab], token_ids [K], accept_uniforms [K].
-    Returns the number accepted and the distribution [vocab] of the token after them, in float64.
+    Chain i has num_nodes[i] = K draft tokens; nodes = sum of K, rows = sum of K + 1. Takes target_probs [rows, vocab],
+    draft_probs [nodes, vocab], token_ids [nodes], accept_uniforms [nodes]. Returns for each chain the number accepted,
+    and weights [chains, vocab] proportional to the distribution of the token after them, in float64.
     Raises ValueError if a draft token has probability 0 in its draft row.
     """
     target_probs, draft_probs = target_probs.double(), draft_probs.double()
-    scored = _scored(target_probs, draft_probs, token_ids)
-    num_draft_tokens = len(scored)
-
-    num_accepted = 0
-    for (target, draft), uniform in zip(scored, accept_uniforms.tolist(), strict=True):
-        if uniform >= target / draft:
-            break
-        num_accepted += 1
-
-    if num_accepted == num_draft_tokens:
-        return num_accepted, target_probs[num_draft_tokens]
-    return num_accepted, _residual(1.0, target_probs[num_accepted], draft_probs[num_accepted])
+    accepted = []
+    scored = _scored(target_probs, draft_probs, token_ids, num_nodes)
+    for of_chain, uniforms in zip(scored, _by_chain(accept_uniforms.tolist(), num_nodes), strict=True):
+        passed = [uniform < target / draft for (target, draft), uniform in zip(of_chain, uniforms, strict=True)]
+        accepted.append([*passed, False].index(False))
+    return accepted, _following(target_probs, draft_probs, num_nodes, accepted, [1.0] * len(accepted))
 
 
 def verify_block(
-    target_probs: Tensor, draft_probs: Tensor, token_ids: Tensor, accept_uniforms: Tensor
-) -> tuple[int, Tensor]:
+    target_probs: Tensor,
+    draft_probs: Tensor,
+    token_ids: Sequence[int],
+    accept_uniforms: Tensor,
+    num_nodes: Sequence[int],
+) -> tuple[list[int], Tensor]:
     """Block verification (Sun et al., 2403.10444): on average accepts at least as many tokens, at no extra cost.
 
     Arguments, result and errors are those of `verify_token`.
     """
     target_probs, draft_probs = target_probs.double(), draft_probs.double()
-    scored = _scored(target_probs, draft_probs, token_ids)
-    num_draft_tokens = len(scored)
+    # Per chain the probability ratios of x_1..x_i, target to draft, cut at 1 after each factor.
+    joints = []
+    for of_chain in _scored(target_probs, draft_probs, token_ids, num_nodes):
+        joint = [1.0]
+        for target, draft in of_chain:
+            joint.append(min(1.0, joint[-1] * target / draft))
+        joints.append(joint)
+    left_over = _left_over(target_probs, draft_probs, joints, num_nodes)
+    uniforms = _by_chain(accept_uniforms.tolist(), num_nodes)
+    accepted = [_last_success(*each) for each in zip(joints, left_over, uniforms, strict=True)]
+    scales = [joint[num] for joint, num in zip(joints, accepted, strict=True)]
+    return accepted, _following(target_probs, draft_probs, num_nodes, accepted, scales)
 
-    # Probability ratio of x_1..x_i, target to draft, cut at 1 after each factor.
-    joint = [1.0]
-    for target, draft in scored:
-        joint.append(min(1.0, joint[-1] * target / draft))
 
-    # The target's remaining mass after x_1..x_i, for 0 < i < K; all rows at once.
-    scale = target_probs.new_tensor(joint[1:num_draft_tokens])[:, None]  # [K - 1, 1]
-    excess = scale * target_probs[1:num_draft_tokens] - draft_probs[1:]  # [K - 1, vocab]
-    left_over = excess.clamp(min=0.0).sum(-1).tolist()
-
-    num_accepted = 0
-    for i, uniform in zip(range(1, num_draft_tokens + 1), accept_uniforms.tolist(), strict=True):
-        if i < num_draft_tokens:
-            mass = left_over[i - 1]
-            rest = mass + 1.0 - joint[i]
-            threshold = mass / rest if rest > 0.0 else 1.0
+def _last_success(joint: Sequence[float], left_over: Sequence[float], uniforms: Sequence[float]) -> int:
+    """Block verification of one chain: the number accepted."""
+    num_nodes, num_accepted = len(joint) - 1, 0
+    for i, uniform in zip(range(1, num_nodes + 1), uniforms, strict=True):
+        if i < num_nodes:
+            rest = left_over[i] + 1.0 - joint[i]
+            threshold = left_over[i] / rest if rest > 0.0 else 1.0
         else:
             threshold = joint[i]
         if uniform < threshold:
             num_accepted = i  # no break: the last success counts, not the first failure
-
-    if num_accepted == num_draft_tokens:
-        return num_accepted, target_probs[num_draft_tokens]
-    return num_accepted, _residual(joint[num_accepted], target_probs[num_accepted], draft_probs[num_accepted])
+    return num_accepted
 
 
 def descend(
@@ -99,20 +110,67 @@ def descend(
     return accepted, token
 
 
-def _scored(target_probs: Tensor, draft_probs: Tensor, token_ids: Tensor) -> list[tuple[float, float]]:
-    """Each draft token's probability under target and draft, from [K + 1, vocab], [K, vocab] and [K]."""
-    index = token_ids[:, None]  # [K, 1]
-    target: list[float] = target_probs[:-1].gather(1, index)[:, 0].tolist()
-    draft: list[float] = draft_probs.gather(1, index)[:, 0].tolist()
+def _scored(
+    target_probs: Tensor, draft_probs: Tensor, token_ids: Sequence[int], num_nodes: Sequence[int]
+) -> list[list[tuple[float, float]]]:
+    """Per chain each draft token's probability under target and draft, from [rows, vocab], [nodes, vocab], [nodes]."""
+    places = [_scoring_rows(num_nodes), range(len(token_ids)), token_ids]
+    row, node, token = indices(places, target_probs.device)  # [nodes] each
+    scored = torch.stack([target_probs[row, token], draft_probs[node, token]], 1).tolist()
     # Such a token was not drawn from these rows; neither to accept nor to reject it would be lossless.
-    if any(prob <= 0.0 for prob in draft):
+    if any(draft <= 0.0 for _, draft in scored):
         raise ValueError("a draft token has no probability in its draft distribution")
-    return list(zip(target, draft, strict=True))
+    return _by_chain([(target, draft) for target, draft in scored], num_nodes)
 
 
-def _residual(joint: float, target_row: Tensor, draft_row: Tensor) -> Tensor:  # [vocab]
-    """The residual distribution of the target after a rejection: norm(max(joint * target - draft, 0))."""
-    residual = (joint * target_row - draft_row).clamp(min=0.0)  # [vocab]
-    total = residual.sum()
-    # A total of 0 means that both rows agree. Only rounding leads here, and then the target row is right.
-    return residual / total if bool(total > 0.0) else target_row
+def _left_over(
+    target_probs: Tensor, draft_probs: Tensor, joints: Sequence[Sequence[float]], num_nodes: Sequence[int]
+) -> list[list[float]]:
+    """Per chain the target's mass that remains after x_1..x_i for 0 <= i < K, given the probability ratios of these.
+
+    torch sums a single row in parts, one per thread. So the sum of a chain of one node would depend on the other
+    chains, but nothing reads it.
+    """
+    scales = numbers([ratio for joint in joints for ratio in joint[:-1]], target_probs.device)[:, None]  # [nodes, 1]
+    target_rows = target_probs[indices(_scoring_rows(num_nodes), target_probs.device)]
+    excess = target_rows.mul_(scales).sub_(draft_probs)  # [nodes, vocab]
+    return _by_chain(excess.clamp_(min=0.0).sum(-1).tolist(), num_nodes)
+
+
+def _following(
+    target_probs: Tensor,
+    draft_probs: Tensor,
+    num_nodes: Sequence[int],
+    accepted: Sequence[int],
+    joints: Sequence[float],  # the probability ratio of each chain's accepted tokens
+) -> Tensor:  # [chains, vocab]
+    """Weights of the token after each chain's accepted ones: the target's row for a bonus, else the residual."""
+    firsts = [0, *itertools.accumulate(num_nodes)]
+    rows = [first + chain + num for chain, (first, num) in enumerate(zip(firsts, accepted, strict=False))]
+    rejected = [chain for chain, num in enumerate(accepted) if num < num_nodes[chain]]
+    nodes = [firsts[chain] + accepted[chain] for chain in rejected]
+    chain, node = indices([rejected, nodes], target_probs.device)  # [rejected] each
+    scales = numbers([joints[chain] for chain in rejected], target_probs.device)[:, None]
+    following = target_probs[indices(rows, target_probs.device)]
+    following[chain] = _residual(scales, following[chain], draft_probs[node])
+    return following
+
+
+def _residual(joint: Tensor, target_rows: Tensor, draft_rows: Tensor) -> Tensor:  # [rows, vocab]
+    """Weights of the target's tokens after a rejection: max(joint * target - draft, 0). ``joint`` is [rows, 1]."""
+    residual = (joint * target_rows - draft_rows).clamp_(min=0.0)
+    # No mass is left if both rows agree. Only rounding leads here, and then the target row is right.
+    return torch.where(residual.amax(-1, keepdim=True) > 0.0, residual, target_rows)
+
+
+def _scoring_rows(num_nodes: Sequence[int]) -> list[int]:
+    """The target row that scores each node: each chain has one more row than nodes."""
+    chains = [chain for chain, num in enumerate(num_nodes) for _ in range(num)]
+    return [node + chain for node, chain in enumerate(chains)]
+
+
+def _by_chain(values: Sequence[_Each], num_nodes: Sequence[int]) -> list[list[_Each]]:
+    if len(values) != sum(num_nodes):
+        raise ValueError(f"{len(values)} numbers for {sum(num_nodes)} nodes")
+    each = iter(values)
+    return [list(itertools.islice(each, num)) for num in num_nodes]

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from torch import Tensor
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -20,6 +21,7 @@ from transformers import (
 
 from specdec.core.noise import Domain, Key, exponentials
 from specdec.core.sequence import SamplingParams
+from specdec.core.tree import SparseDistribution
 from specdec.sampling.distributions import (
     dense_from_sparse,
     greedy,
@@ -273,7 +275,7 @@ def test_sparse_support_holds_the_likeliest_tokens_exactly_in_fp16(logits, size)
     expected = [v for v in ranked[:size] if float((probs[v] / probs.max()).half()) > 0]
     assert token_ids.tolist() == expected
 
-    dense = dense_from_sparse(token_ids, weights, len(logits))
+    dense = dense_of(token_ids, weights, len(logits))
     assert dense.sum().item() == pytest.approx(1.0, abs=1e-12)
     assert dense[token_ids].tolist() == [w / sum(weights.tolist()) for w in weights.tolist()]
     assert (dense > 0).sum() == len(expected)
@@ -284,8 +286,8 @@ def test_a_sparse_distribution_has_the_same_bits_in_any_order():
     probs = torch.randn(1, 5000, generator=generator).double().softmax(-1)
     [token_ids], [weights] = sparse_support(probs)
     order = torch.randperm(64, generator=generator)
-    shuffled = dense_from_sparse(token_ids[order], weights[order].half(), 5000)
-    assert torch.equal(dense_from_sparse(token_ids, weights, 5000), shuffled)
+    shuffled = dense_of(token_ids[order], weights[order], 5000)
+    assert torch.equal(dense_of(token_ids, weights, 5000), shuffled)
 
 
 @pytest.mark.parametrize(
@@ -298,4 +300,11 @@ def test_a_sparse_distribution_has_the_same_bits_in_any_order():
 )
 def test_a_malformed_sparse_distribution_is_refused(token_ids, weights):
     with pytest.raises(ValueError, match="sparse distribution"):
-        dense_from_sparse(torch.tensor(token_ids, dtype=torch.int64), torch.tensor(weights, dtype=torch.float64), 9)
+        dense_of(torch.tensor(token_ids, dtype=torch.int64), torch.tensor(weights, dtype=torch.float64), 9)
+
+
+def dense_of(token_ids: Tensor, weights: Tensor, vocab_size: int) -> Tensor:  # [vocab]
+    [dense] = dense_from_sparse(
+        [SparseDistribution(tuple(token_ids.tolist()), tuple(weights.tolist()))], vocab_size, token_ids.device
+    )
+    return dense

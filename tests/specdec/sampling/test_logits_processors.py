@@ -19,9 +19,8 @@ from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.sampling import logits_processors as transforms
 from specdec.sampling.distributions import probabilities
 from specdec.sampling.logits_processors import Transforms, transformed
-from specdec.speculation.verification import verify_block, verify_token
 from tests.models.automaton import Automaton
-from tests.specdec.speculation.exact_law import Pair, error
+from tests.specdec.speculation.exact_law import BOTH, Pair, error
 
 VOCAB = 7
 
@@ -220,7 +219,7 @@ class TransformedPair(Pair):
 PROMPT, OUTPUT = [2, 2], [1]
 
 
-@pytest.mark.parametrize("verify", [verify_token, verify_block])
+@BOTH
 @pytest.mark.parametrize(
     "params",
     [

@@ -18,7 +18,19 @@ from torch import Tensor
 from specdec.speculation.verification import verify_block, verify_token
 
 Verifier = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[int, Tensor]]
-BOTH = pytest.mark.parametrize("verify", [verify_token, verify_block])
+
+
+def of_one(verify: Callable[..., tuple[list[int], Tensor]]) -> Verifier:
+    """``verify`` for a single chain: the number accepted, and weights [vocab] of the token after them."""
+
+    def verify_one(target: Tensor, draft: Tensor, token_ids: Tensor, uniforms: Tensor) -> tuple[int, Tensor]:
+        [num_accepted], [weights] = verify(target, draft, token_ids.tolist(), uniforms, [len(token_ids)])
+        return num_accepted, weights
+
+    return verify_one
+
+
+BOTH = pytest.mark.parametrize("verify", [of_one(verify_token), of_one(verify_block)], ids=["token", "block"])
 TOLERANCE = 1e-9
 
 
@@ -119,10 +131,10 @@ def output_law(verify: Verifier, pair: Pair) -> tuple[np.ndarray, float]:
             return verify(*rows, torch.tensor(point, dtype=torch.float64))
 
         for volume, point in cells(lambda point: answer(point)[0], num_draft_tokens):
-            num_accepted, next_probs = answer(point)
-            assert next_probs.shape == (pair.vocab_size,)
+            num_accepted, weights = answer(point)
+            assert weights.shape == (pair.vocab_size,)
             expected_accepted += chance * volume * num_accepted
-            for token, prob in enumerate(next_probs.tolist()):
+            for token, prob in enumerate((weights / weights.sum()).tolist()):
                 emitted = (*drafted[:num_accepted], token)
                 for rest in pair.paths(num_draft_tokens - num_accepted):
                     going_on = pair.law(pair.target, emitted + rest, start=len(emitted)) if prob else 0.0

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.core.noise import Domain, Key, exponentials, uniforms
+from specdec.core.tree import SparseDistribution
 from specdec.sampling.distributions import dense_from_sparse, race, sparse_support
 from specdec.speculation.verification import descend, verify_block, verify_token
 from tests.specdec.speculation.exact_law import (
@@ -17,6 +18,7 @@ from tests.specdec.speculation.exact_law import (
     TOLERANCE,
     constant_pair,
     error,
+    of_one,
     output_law,
     random_pair,
     random_row,
@@ -51,23 +53,24 @@ def test_output_follows_target_where_mass_is_missing(
 def test_output_follows_target_for_the_sparse_draft_that_was_sampled_from(verify):
     pair = random_pair(23, 5, 2)
     for prefix, row in pair.draft.items():
-        token_ids, weights = sparse_support(torch.tensor(row)[None], 2)
-        positive = weights > 0
-        pair.draft[prefix] = dense_from_sparse(token_ids[positive], weights[positive], 5).numpy()
+        [token_ids], [weights] = (each.tolist() for each in sparse_support(torch.tensor(row)[None], 2))
+        size = sum(weight > 0 for weight in weights)
+        sparse = SparseDistribution(tuple(token_ids[:size]), tuple(weights[:size]))
+        [pair.draft[prefix]] = dense_from_sparse([sparse], 5, torch.device("cpu")).numpy()
     assert error(verify, pair) < TOLERANCE
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_block_accepts_at_least_as_many_as_token(seed):
     pair = random_pair(seed, *[(3, 2), (2, 3), (4, 2)][seed])
-    token, block = (output_law(verify, pair)[1] for verify in (verify_token, verify_block))
+    token, block = (output_law(of_one(verify), pair)[1] for verify in (verify_token, verify_block))
     assert block >= token - TOLERANCE
 
 
 def test_expected_accepted_tokens_of_the_papers_example():
     pair = constant_pair([1 / 3, 2 / 3], [2 / 3, 1 / 3], 2)
-    assert output_law(verify_token, pair)[1] == pytest.approx(10 / 9, abs=TOLERANCE)
-    assert output_law(verify_block, pair)[1] == pytest.approx(11 / 9, abs=TOLERANCE)
+    assert output_law(of_one(verify_token), pair)[1] == pytest.approx(10 / 9, abs=TOLERANCE)
+    assert output_law(of_one(verify_block), pair)[1] == pytest.approx(11 / 9, abs=TOLERANCE)
 
 
 @BOTH
@@ -121,7 +124,7 @@ def test_identical_models_accept_everything_and_disjoint_ones_nothing(verify, da
     kind=st.sampled_from(["dense", "sparse", "one-hot"]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-def test_the_answer_is_always_a_distribution_over_what_the_target_allows(
+def test_the_answer_always_has_mass_and_only_on_what_the_target_allows(
     verify, data, seed, num_draft_tokens, kind, dtype
 ):
     rng = np.random.default_rng(seed)
@@ -133,7 +136,7 @@ def test_the_answer_is_always_a_distribution_over_what_the_target_allows(
     assert 0 <= accepted <= num_draft_tokens
     assert row.dtype == torch.float64
     assert (row >= 0).all()
-    assert row.sum().item() == pytest.approx(1.0, abs=1e-6)
+    assert row.sum() > 0
     assert (row[target[accepted] == 0] == 0).all()
     # An accepted token is one the target could have drawn itself.
     assert all(target[i, token_ids[i]] > 0 for i in range(accepted))
@@ -145,7 +148,7 @@ def test_a_token_without_probability_and_a_wrong_number_of_uniforms_are_refused(
     with pytest.raises(ValueError, match="no probability"):
         verify(target, probs([1.0, 0.0]), torch.tensor([1]), torch.tensor([0.5]))
     for wrong in ([], [0.1, 0.1]):
-        with pytest.raises(ValueError, match="zip"):
+        with pytest.raises(ValueError, match="numbers for 1 nodes"):
             verify(target, target[:1], torch.tensor([1]), torch.tensor(wrong))
 
 
@@ -187,6 +190,30 @@ def test_drawn_with_keyed_noise_the_first_token_follows_the_target(verify):
         counts[drafted[0] if accepted else int(following[0])] += 1
     expected = 1000 * pair.target[()]
     assert ((counts - expected) ** 2 / expected).sum() < 18.4  # chi-square, 2 degrees of freedom, p = 1e-4
+
+
+@pytest.mark.parametrize("verify", [verify_token, verify_block])
+@pytest.mark.parametrize("vocab_size", [7, 40_000])  # torch sums a row of 40,000 numbers with several threads
+def test_a_chain_has_the_same_result_in_any_company(verify, vocab_size):
+    generator = torch.Generator().manual_seed(3)
+    num_nodes = [2, 0, 1, 5, 0, 3, 2]
+    chains = []
+    for num in num_nodes:
+        target = torch.rand(num + 1, vocab_size, generator=generator).double().pow(4)
+        draft = target[:-1] * torch.rand(num, vocab_size, generator=generator).double()
+        token_ids = torch.randint(vocab_size, (num,), generator=generator).tolist()
+        rows = target / target.sum(-1, keepdim=True), draft / draft.sum(-1, keepdim=True)
+        chains.append((*rows, token_ids, torch.rand(num, generator=generator).double()))
+    alone = [verify(*chain, [num]) for chain, num in zip(chains, num_nodes, strict=True)]
+    together = verify(
+        *(torch.cat([chain[i] for chain in chains]) for i in (0, 1)),
+        [token for *_, token_ids, _ in chains for token in token_ids],
+        torch.cat([uniforms for *_, uniforms in chains]),
+        num_nodes,
+    )
+    assert together[0] == [num for [num], _ in alone]
+    assert torch.equal(together[1], torch.cat([weights for _, weights in alone]))
+    assert 0 < sum(together[0]) < sum(num_nodes)
 
 
 def test_descend_follows_the_targets_tokens_and_stops_where_the_tree_does():
