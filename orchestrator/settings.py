@@ -30,7 +30,9 @@ class OrchestratorSettings(ServiceSettings):
     )
     request_timeout_s: float = Field(600.0, gt=0, description="longest time that a request may take")
     resolve_every_s: float = Field(5.0, gt=0, description="interval of DNS look-ups of the targets and drafts")
-    target_wait_s: float = Field(30.0, gt=0, description="how long a request waits for a usable target")
+    target_wait_s: float = Field(
+        30.0, gt=0, description="how long a request waits for a usable target; after as long health is NOT_SERVING"
+    )
     watchdog_s: float = Field(1.0, ge=0.5, description="a silent replica is given up within this time")
     stuck_after_s: float = Field(
         15.0, gt=0, description="a replica that sends heartbeats but completes no pass for this long is lost"

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from tokenizers import Tokenizer
 
-from orchestrator.api import hub
+from orchestrator.api import hub, readiness
 from orchestrator.api.service import GenerationServicer
 from orchestrator.replicas.frames import DraftFrames, TargetFrames
 from orchestrator.replicas.link import Link
@@ -45,7 +45,7 @@ def load_tokenizer(path: str) -> Tokenizer | None:
 
 
 class OrchestratorServer:
-    """The server. It listens once started; requests wait for the first target. Create it on the serving event loop.
+    """The server. It listens once started; it is ready once there is a target. Create it on the serving event loop.
 
     Raises ValueError, with the reason in words, if a file named in the settings is invalid.
     """
@@ -84,6 +84,7 @@ class OrchestratorServer:
         self._server = rpc.Server(settings, [SERVICE], aging, tls=certificates, public=True)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, self._server.grpc)
         self._stack = AsyncExitStack()
+        self._readiness: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
@@ -102,10 +103,13 @@ class OrchestratorServer:
         self._process_metrics.start()
         await self._stack.enter_async_context(self.targets)
         await self._stack.enter_async_context(self.drafts)
-        self._server.set_serving()
+        follow = readiness.follow(self.targets, self._server.set_serving, self._settings.target_wait_s)
+        self._readiness = asyncio.create_task(follow)
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Accept no new connections and requests, let running ones end within the grace period, then close."""
+        if self._readiness is not None:
+            self._readiness.cancel()
         # Connections get GOAWAY first, so that their clients send the next request elsewhere.
         until = time.monotonic() + grace_s
         closing = asyncio.create_task(self._server.stop(grace_s))

@@ -110,6 +110,12 @@ class Pool:
                 f"no {self._role.name} could be reached in {timeout_s:g} s ({'; '.join(problems) or 'none is named'})"
             ) from None
 
+    async def until(self, ready: bool) -> None:
+        """Wait until any replica is ready, or with False until none is."""
+        while any(replica.ready for replica in self.replicas) != ready:
+            self._changed.clear()
+            await self._changed.wait()
+
     async def _keep_resolving(self) -> None:
         while True:
             await asyncio.sleep(self._resolve_every_s)

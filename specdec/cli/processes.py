@@ -22,6 +22,7 @@ from specdec.client import Client
 from specdec.security import dev_ca as made
 from specdec.security.tls import Tls
 from specdec.transport import rpc
+from specdec.transport.rpc import LIVENESS
 
 T = TypeVar("T")
 
@@ -203,12 +204,12 @@ async def watch(services: Sequence[Service]) -> AsyncGenerator[tuple[Service, st
 
 
 async def healthy(service: Service, timeout_s: float = 600.0) -> None:
-    """Wait until the service reports SERVING. Raises StartError if it ends, or after ``timeout_s``."""
+    """Wait until the service is alive: its model is loaded. Raises StartError if it ends, or after ``timeout_s``."""
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
         if service.process.returncode is not None:
             raise StartError(f"{service.ending()}:\n{service.log_tail()}")
-        if await is_serving(service.address, tls=service.tls, tls_name=service.tls_name):
+        if await is_serving(service.address, 1.0, LIVENESS, service.tls, service.tls_name):
             return
         await asyncio.sleep(0.1)
     raise StartError(f"{service.name} was not healthy after {timeout_s:g} s:\n{service.log_tail()}")
