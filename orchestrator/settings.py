@@ -18,6 +18,9 @@ class OrchestratorSettings(ServiceSettings):
         default=[], description="host:port of every draft, comma-separated; empty: no drafting"
     )
     tokenizer: str = Field("", description="tokenizer.json, a directory with one, or a hub id; empty: token ids only")
+    model_digest: str = Field(
+        "", description="digest that a target's model must have, or its first 12 characters; empty: that of the first"
+    )
     api_keys_file: str = Field("", description="file of API keys, one line of `specdec key` each; empty: no key needed")
     num_draft_tokens: Annotated[int, Field(ge=0, le=64)] | None = Field(
         None, description="draft tokens per round if a request names no number; unset: adapted to measured times"
@@ -61,6 +64,13 @@ class OrchestratorSettings(ServiceSettings):
     def _at_least_one(cls, value: list[str]) -> list[str]:
         if not value:
             raise ValueError("at least one host:port is required")
+        return value
+
+    @field_validator("model_digest")
+    @classmethod
+    def _long_enough(cls, value: str) -> str:
+        if 0 < len(value) < 12:
+            raise ValueError("at least 12 characters are required, as `specdec doctor` shows them")
         return value
 
     @field_validator("target", "draft")

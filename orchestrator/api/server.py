@@ -128,11 +128,16 @@ class OrchestratorServer:
         await self._process_metrics.stop()
 
     def _admit_target(self, address: str, info: ModelInfo) -> None:
-        """Raises ModelMismatch unless the target has the tokenizer's vocabulary and the digest of those in use."""
+        """Raises ModelMismatch unless the target has the tokenizer's vocabulary and the expected model: that of the
+        settings and of the targets in use."""
         if self._vocabulary and info.tokenizer_fingerprint not in ("", self._vocabulary.fingerprint):
             raise ModelMismatch(
                 f"target {address} has the vocabulary {info.tokenizer_fingerprint[:12]},"
                 f" the tokenizer {self._vocabulary.fingerprint[:12]}"
+            )
+        if not info.model_digest.startswith(expected := self._settings.model_digest):
+            raise ModelMismatch(
+                f"target {address} serves the model {info.model_digest[:12]}, model_digest names {expected[:12]}"
             )
         in_use = self.targets.info_in_use
         if in_use and in_use.model_digest != info.model_digest:

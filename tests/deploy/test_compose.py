@@ -100,6 +100,14 @@ def test_there_is_time_to_end_in_good_order(service):
 
 
 @each_deployment
+def test_the_service_that_clients_reach_can_write_nothing_that_others_read(deployment):
+    services = deployment()["services"]
+    used = {name: [volume.split(":") for volume in services[name].get("volumes", [])] for name in SETTINGS}
+    written = {source for source, _, *how in used.pop("orchestrator") if "ro" not in how}
+    assert not written & {source for volumes in used.values() for source, *_ in volumes}
+
+
+@each_deployment
 @each_service
 def test_a_service_may_do_nothing_but_serve_and_can_be_scaled(service, deployment):
     given = deployment()["services"][service]

@@ -77,3 +77,11 @@ def test_what_only_a_model_service_has_is_refused(flag, capsys):
         read("--target", "a:1", f"{flag}=5")
     assert caught.value.code == 2
     assert flag in capsys.readouterr().err
+
+
+def test_too_few_characters_of_a_digest_are_refused(capsys):
+    assert read("--target=a:1", "--model-digest=0123456789ab").model_digest == "0123456789ab"
+    with pytest.raises(SystemExit) as caught:
+        read("--target=a:1", "--model-digest=0123")
+    assert caught.value.code == 2
+    assert "--model-digest: Value error, at least 12 characters" in capsys.readouterr().err

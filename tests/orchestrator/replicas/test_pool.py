@@ -7,8 +7,10 @@ import socket
 import pytest
 
 from bench.models.table_model import Table, TableDrafter, TableVerifier
+from orchestrator.api.server import OrchestratorServer
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica, Role
+from orchestrator.settings import OrchestratorSettings
 from specdec.core.errors import ModelMismatch, ReplicaLost
 from specdec.core.rounds import TRANSFORMS, Load, ModelInfo
 from specdec.core.settings import EngineSettings
@@ -277,3 +279,23 @@ async def test_a_target_with_another_model_is_refused_by_name():
         replica._serving = False
         with pytest.raises(ModelMismatch, match=r"10\.0\.0\.9:1"):
             running.orchestrator._admit_target("10.0.0.9:1", type(info)("x", "another", 1024, "table", 10))
+
+
+async def test_a_target_without_the_expected_digest_is_refused_with_both_also_as_the_first():
+    right, wrong = Table(), Table(acceptance=0.1)
+    expected = TableVerifier(right).info.model_digest
+    async with cluster([TableVerifier(right)], model_digest=expected[:14]) as running:
+        other = create_server(TableVerifier(wrong), EngineSettings())
+        await other.start()
+        alone = OrchestratorServer(OrchestratorSettings(target=[f"127.0.0.1:{other.port}"], model_digest=expected))
+        await alone.start()
+        try:
+            async with asyncio.timeout(20.0):
+                while "model_digest names" not in (problem := alone.targets.replicas[0].problem):
+                    await asyncio.sleep(0.01)
+            assert f"127.0.0.1:{other.port}" in problem
+            assert problem.count("table-target") == 2, "both digests, of which 12 characters are shown"
+        finally:
+            await alone.stop()
+            await other.stop()
+        assert running.orchestrator.targets.info is not None
