@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
+from specdec.core.sequence import Method
 from specdec.core.settings import ServiceSettings
 
 
@@ -22,6 +23,11 @@ class OrchestratorSettings(ServiceSettings):
         "", description="digest that a target's model must have, or its first 12 characters; empty: that of the first"
     )
     api_keys_file: str = Field("", description="file of API keys, one line of `specdec key` each; empty: no key needed")
+    methods: Annotated[list[Method], NoDecode] = Field(
+        default=list(Method),
+        description="verification methods that requests may name, comma-separated: coupled, token, block; with token "
+        "and block a hostile draft can steer the text",
+    )
     num_draft_tokens: Annotated[int, Field(ge=0, le=64)] | None = Field(
         None, description="draft tokens per round if a request names no number; unset: adapted to measured times"
     )
@@ -50,13 +56,20 @@ class OrchestratorSettings(ServiceSettings):
     max_waiting_requests: int = Field(256, ge=0, description="requests in the queue; more are refused")
     park_after_s: float = Field(10.0, gt=0, description="a client that reads nothing for this long is parked")
 
-    @field_validator("target", "draft", mode="before")
+    @field_validator("target", "draft", "methods", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        """Split comma-separated addresses, in the environment as on the command line."""
-        parts = value.split(",") if isinstance(value, str) else value
-        if isinstance(parts, list):
-            return [address.strip() for part in parts for address in str(part).split(",") if address.strip()]
+        """Split comma-separated values, in the environment as on the command line."""
+        parts = [value] if isinstance(value, str) else value
+        if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
+            return [each.strip() for part in parts for each in part.split(",") if each.strip()]
+        return value
+
+    @field_validator("methods")
+    @classmethod
+    def _with_the_default(cls, value: list[Method]) -> list[Method]:
+        if Method.COUPLED not in value:
+            raise ValueError("coupled, the method of requests that name none, is required")
         return value
 
     @field_validator("target")

@@ -231,6 +231,8 @@ class TargetClient:
             problem = f"accepted nodes {verdict.accepted}, which are no path of the tree it was sent"
         elif verdict.run_on > round_.run_on:
             problem = f"{verdict.run_on} autonomous verdicts to come, more than the allowed {round_.run_on}"
+        elif verdict.refused and (verdict.accepted or not round_.tree.draft_probs):
+            problem = "it refuses a tree in which nothing was drawn, or accepts a part of it"
         elif verdict.dropped and [verdict.dropped] != [each.number for each in later if each.tree]:
             problem = f"round {verdict.dropped} dropped, which was not sent early"
         else:

@@ -7,6 +7,7 @@ likeliest tokens if the pass has returned these.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -16,9 +17,10 @@ from specdec.backends.base import Backend
 from specdec.core.limits import chunked
 from specdec.core.noise import Domain, Key, exponentials, uniforms
 from specdec.core.sequence import Draw, Method
-from specdec.core.tree import SparseDistribution, TokenTree
+from specdec.core.tree import EMPTY_TREE, SparseDistribution, TokenTree
 from specdec.passes.outputs import RowOutputs
 from specdec.sampling.distributions import dense_from_sparse, probabilities, race
+from specdec.sampling.draft_draws import drawn_as_said
 from specdec.sampling.state import SamplingState, rows_of
 from specdec.speculation.verification import descend, verify_block, verify_token
 from target_service.verifier import Decision, Job
@@ -30,6 +32,7 @@ def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs], backend: Backend)
     ``job.memory.sampling`` is the sequence's SamplingState, which has taken in the job's ids. A decision does not
     depend on the other jobs.
     """
+    given, jobs = jobs, _without_lies(jobs)
     target_tokens: dict[int, Sequence[int]] = {}  # by keyed job
     for index, job in enumerate(jobs):
         if _state(job).takes_likeliest and (likeliest := outputs[index].likeliest) is not None:
@@ -37,7 +40,7 @@ def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs], backend: Backend)
     others = [index for index in range(len(jobs)) if index not in target_tokens]
     keyed = [index for index in others if _state(jobs[index]).spec.keyed_by_token]
     chained = [index for index in others if not _state(jobs[index]).spec.keyed_by_token]
-    logits = {index: outputs[index].logits for index in others}
+    logits = {index: outputs[index].logits[: 1 + len(jobs[index].tree)] for index in others}
     drawn: list[Tensor] = []
     for part in _chunks(keyed, logits, backend.logits_per_call):
         drawn.append(_target_tokens([jobs[i] for i in part], [logits[i] for i in part], backend))
@@ -59,8 +62,16 @@ def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs], backend: Backend)
         nodes, next_token = descend(jobs[index].tree.token_ids, jobs[index].tree.parents, of_job)
         decisions[index] = Decision(tuple(nodes), next_token, tuple(of_job))
     for (index, number), next_token in zip(num_accepted.items(), tokens[start:], strict=True):
-        decisions[index] = Decision(tuple(range(number)), next_token)
+        decisions[index] = Decision(tuple(range(number)), next_token, refused=jobs[index] is not given[index])
     return [decisions[index] for index in range(len(jobs))]
+
+
+def _without_lies(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs. A chain with a token that was not drawn as it says is dropped."""
+    trees = [EMPTY_TREE if _state(job).spec.keyed_by_token else job.tree for job in jobs]
+    roots = [Key(_state(job).spec.seed, len(job.ids), len(job.ids)) for job in jobs]
+    honest = drawn_as_said(trees, roots)
+    return [job if ok else dataclasses.replace(job, tree=EMPTY_TREE) for job, ok in zip(jobs, honest, strict=True)]
 
 
 def _chunks(indices: Sequence[int], logits: Mapping[int, Tensor], most: int) -> Iterator[list[int]]:

@@ -278,6 +278,7 @@ class TargetEngine:
             decision.features,
             sequence.run_on,
             dropped,
+            decision.refused,
         )
 
     def _begin_early(self, sequence: _Sequence, ends: bool) -> int:

@@ -41,12 +41,14 @@ class Job:
 class Decision:
     """The accepted nodes of a job, root downwards, and the token after them. ``predictions``: the target's own token at
     the root and at each node; empty if the method has none, the root's only if there was no memory for the tree.
-    ``features``: of the root and the accepted nodes, if requested."""
+    ``features``: of the root and the accepted nodes, if requested. ``refused``: the tree was not verified, because it
+    has a token that its distribution does not give."""
 
     accepted: tuple[int, ...]
     next_token: int
     predictions: tuple[int, ...] = ()
     features: Features | None = None
+    refused: bool = False
 
 
 class Verifier(Protocol):

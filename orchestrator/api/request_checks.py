@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -40,8 +40,9 @@ def read_request(
     target: ModelInfo,
     tokenizer: Tokenizer | None,
     num_draft_tokens: int | None,
+    methods: Collection[Method] = tuple(Method),
 ) -> Request:
-    """The checked request. ``num_draft_tokens``: the default for requests that name none.
+    """The checked request. ``num_draft_tokens``: the default for requests that name none. ``methods``: those allowed.
 
     Raises InvalidArgument with all violations, or ContextExceeded. Sizes are checked before the rest is read.
     """
@@ -68,6 +69,9 @@ def read_request(
         known = read_method(message.verification)
         if known is None:
             problems.append(("verification", f"unknown method {message.verification}"))
+        elif known not in methods:
+            allowed = ", ".join(each.value for each in methods)
+            problems.append(("verification", f"{known.value} is not allowed at this server, only {allowed}"))
         method = known or method
     if message.HasField("num_draft_tokens"):
         num_draft_tokens = message.num_draft_tokens

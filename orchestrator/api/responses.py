@@ -5,6 +5,7 @@ Knows the public contract; does not know how a sample is decoded and how a repli
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from orchestrator.replicas.pool import Pool
@@ -13,6 +14,7 @@ from orchestrator.sequence import FinishReason
 from orchestrator.statistics import Statistics
 from orchestrator.text import Origin
 from specdec.core.rounds import ModelInfo
+from specdec.core.sequence import Method
 from specdec.transport import wire
 from specdec.transport.rpc import keepalive
 from specdec.v1 import generation_pb2
@@ -56,7 +58,7 @@ def _write_statistics(statistics: Statistics) -> generation_pb2.SpeculationStats
 
 
 def write_server_info(
-    targets: Pool, drafts: Pool, live_sequences: int, waiting_requests: int
+    targets: Pool, drafts: Pool, live_sequences: int, waiting_requests: int, methods: Iterable[Method]
 ) -> generation_pb2.GetServerInfoResponse:
     def written(info: ModelInfo | None) -> Any:
         return wire.write_info(info) if info else None
@@ -78,4 +80,5 @@ def write_server_info(
         live_sequences=live_sequences,
         waiting_requests=waiting_requests,
         keepalive=keepalive(),
+        methods=map(wire.write_method, methods),
     )

@@ -81,7 +81,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.GetServerInfoRequest, context: Any
     ) -> generation_pb2.GetServerInfoResponse:
         self._account()
-        return write_server_info(self._targets, self._drafts, self.live_sequences, self._admission.waiting)
+        load = self.live_sequences, self._admission.waiting
+        return write_server_info(self._targets, self._drafts, *load, self._settings.methods)
 
     # Writes to the context instead of yielding, so that the deadline also ends a write to a client that does not read.
     async def Generate(
@@ -156,7 +157,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     yield generation_pb2.GenerateResponse(chunk=write_chunk(chunk))
 
     async def _read(self, message: generation_pb2.GenerateRequest, target: ModelInfo) -> Request:
-        read = partial(read_request, message, target, self._tokenizer, self._settings.num_draft_tokens)
+        defaults = self._settings.num_draft_tokens, self._settings.methods
+        read = partial(read_request, message, target, self._tokenizer, *defaults)
         # Tokenizing a long text takes seconds and must not block the event loop.
         return await asyncio.to_thread(read) if len(message.text) > _LONG_TEXT_CHARACTERS else read()
 

@@ -66,6 +66,8 @@ class Speculation:
         that committed it. If a round was sent before that verdict, it is verified next, and the plan is for the growth
         after it."""
         left = self._left_in_flight(sequence, verdict)
+        if verdict is not None and verdict.refused:
+            self._refuse("a token that its distribution does not give")
         self._reroot(sequence)
         self._plan, self._hit, self._growing, self._num_wanted = plan, None, False, 0
         self._tree, self._source = left, Source.DRAFT if left else None

@@ -59,6 +59,7 @@ class Verdict:
     features: Features | None = None
     run_on: int = 0  # autonomous verdicts that follow
     dropped: int = 0  # number of the next round in flight if this verdict leaves nothing of its tree
+    refused: bool = False  # the tree was not verified: the draft says that it drew a token which it cannot have drawn
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,6 +201,7 @@ def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
         num_feature_rows=verdict.features.num_rows if verdict.features else 0,
         run_on=verdict.run_on,
         dropped_round=verdict.dropped,
+        refused=verdict.refused,
     )
 
 
@@ -234,6 +235,7 @@ def read_verdict(message: target_pb2.Verdict, vocab_size: int) -> Verdict:
         Timings(timings.queue_us, timings.pass_us, timings.sample_us, timings.rows, timings.sequences),
         run_on=message.run_on,
         dropped=message.dropped_round,
+        refused=message.refused,
     )
 
 

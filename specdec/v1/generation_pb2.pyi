@@ -219,20 +219,22 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("target", "draft", "replicas", "live_sequences", "waiting_requests", "keepalive")
+    __slots__ = ("target", "draft", "replicas", "live_sequences", "waiting_requests", "keepalive", "methods")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     LIVE_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     KEEPALIVE_FIELD_NUMBER: _ClassVar[int]
+    METHODS_FIELD_NUMBER: _ClassVar[int]
     target: _common_pb2.ModelInfo
     draft: _common_pb2.ModelInfo
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
     live_sequences: int
     waiting_requests: int
     keepalive: _common_pb2.Keepalive
-    def __init__(self, target: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., draft: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., live_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., keepalive: _Optional[_Union[_common_pb2.Keepalive, _Mapping]] = ...) -> None: ...
+    methods: _containers.RepeatedScalarFieldContainer[_common_pb2.VerificationMethod]
+    def __init__(self, target: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., draft: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., live_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., keepalive: _Optional[_Union[_common_pb2.Keepalive, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[_common_pb2.VerificationMethod, str]]] = ...) -> None: ...
 
 class Replica(_message.Message):
     __slots__ = ("address", "role", "ready", "problem")

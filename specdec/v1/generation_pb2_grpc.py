@@ -52,8 +52,8 @@ class GenerationServiceServicer:
     def Generate(self, request, context):
         """Generates n samples. The output follows the target's distribution: speculation changes only its speed. The first
         message is sent at admission. Repeating a request with the same seed gives the same text if it is greedy or
-        COUPLED; with TOKEN and BLOCK the text also depends on the draft tokens. If the deployment has API keys, the caller
-        sends one as metadata, "authorization: Bearer KEY". Statuses:
+        COUPLED; with TOKEN and BLOCK the text also depends on the draft tokens, and the drafts must be honest. If the
+        deployment has API keys, the caller sends one as metadata, "authorization: Bearer KEY". Statuses:
         INVALID_ARGUMENT    malformed, unknown or unsupported field (BadRequest names it)
         OUT_OF_RANGE        prompt + max_tokens exceeds the context (with the limit); or the text exceeds a smaller KV
         cache of the target, possibly in mid-stream

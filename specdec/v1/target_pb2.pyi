@@ -82,7 +82,7 @@ class Features(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., position: _Optional[int] = ..., dtype: _Optional[str] = ..., hidden_size: _Optional[int] = ..., rows: _Optional[bytes] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("sequence", "round", "base", "accepted", "next_token", "predictions", "timings", "num_feature_rows", "run_on", "dropped_round")
+    __slots__ = ("sequence", "round", "base", "accepted", "next_token", "predictions", "timings", "num_feature_rows", "run_on", "dropped_round", "refused")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class Verdict(_message.Message):
     NUM_FEATURE_ROWS_FIELD_NUMBER: _ClassVar[int]
     RUN_ON_FIELD_NUMBER: _ClassVar[int]
     DROPPED_ROUND_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     round: int
     base: int
@@ -103,7 +104,8 @@ class Verdict(_message.Message):
     num_feature_rows: int
     run_on: int
     dropped_round: int
-    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., predictions: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., num_feature_rows: _Optional[int] = ..., run_on: _Optional[int] = ..., dropped_round: _Optional[int] = ...) -> None: ...
+    refused: bool
+    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., predictions: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., num_feature_rows: _Optional[int] = ..., run_on: _Optional[int] = ..., dropped_round: _Optional[int] = ..., refused: _Optional[bool] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_us", "pass_us", "sample_us", "rows", "sequences")

@@ -100,6 +100,28 @@ async def test_good_trees_are_taken() -> None:
             assert not isinstance(verdict, SpecdecError), (tree_, verdict)
 
 
+async def test_a_chain_that_was_not_drawn_as_it_says_is_not_verified_and_the_sequence_goes_on() -> None:
+    untrue, certain = ([1, 2], [2.0**-24, 1.0]), ([], [])
+    async with target(LmVerifier(runner())) as service:
+        stream = service.stream()
+        for sequence, method in enumerate((TOKEN, BLOCK)):
+            texts = []
+            for number, probs in ((2 * sequence, [certain, untrue]), (2 * sequence + 1, None)):
+                await stream.send(opens=[target_open(number, method=method)])
+                await stream.answer(number)
+                await stream.send(rounds=[round_(number, 1, 4, tree([1, 1], probs=probs) if probs else None)])
+                verdict = await stream.answer(number)
+                assert (list(verdict.accepted), verdict.refused) == ([], probs is not None)
+                texts.append(verdict.next_token)
+                await stream.send(rounds=[round_(number, 2, 5, tree([1]))])
+                assert not (await stream.answer(number)).refused
+            assert texts[0] == texts[1], "the target's own token"
+        await stream.send(opens=[target_open(9, method=TOKEN, temperature=0.0)])
+        await stream.answer(9)
+        await stream.send(rounds=[round_(9, 1, 4, tree([1, 1], probs=[untrue, untrue]))])
+        assert not (await stream.answer(9)).refused, "at temperature 0 nothing is drawn"
+
+
 async def test_a_sequence_number_is_used_once_in_a_stream() -> None:
     async with target(LmVerifier(runner())) as service:
         stream = service.stream()

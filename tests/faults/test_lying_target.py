@@ -21,6 +21,10 @@ AT_ONCE: dict[str, Lie] = {
     "another round": lambda verdict: setattr(verdict, "round", verdict.round + 1),
     "another base": lambda verdict: setattr(verdict, "base", verdict.base - 1),
     "a node that was not sent": lambda verdict: verdict.accepted.append(77),
+    "a refusal of what was not drawn": lambda verdict: (
+        verdict.ClearField("accepted"),
+        setattr(verdict, "refused", True),
+    ),
 }
 LATER: dict[str, Lie] = AT_ONCE | {
     "a path that begins in the middle": lambda verdict: verdict.accepted.pop(0),

@@ -19,7 +19,7 @@ Continuation = Callable[[SequenceSpec], Sequence[int]]
 """What the target alone makes of a sequence: its output ids, from the prompt on."""
 
 
-class _Scripted:
+class Scripted:
     """The verbs of a drafter without a model. Its memory is a random generator of the sequence's own."""
 
     def __init__(self, target: ModelInfo) -> None:
@@ -45,14 +45,14 @@ class _Scripted:
         raise NotImplementedError
 
 
-class RandomDrafter(_Scripted):
+class RandomDrafter(Scripted):
     """A chain of tokens that have nothing to do with the text."""
 
     def next_nodes(self, sequence: DraftSequence, rng: random.Random) -> Sequence[Node]:
         return [Node(len(sequence.tree) - 1, rng.randrange(self.info.vocab_size))]
 
 
-class BranchingDrafter(_Scripted):
+class BranchingDrafter(Scripted):
     """Random trees. The target's own continuation is hidden in most of them, behind siblings that are wrong.
 
     Wrong tokens are ones that do occur in the continuation, so that a node that is judged by another node's row

@@ -1,16 +1,17 @@
-"""Addresses as operators write them."""
+"""Settings as operators write them."""
 
 from __future__ import annotations
 
 import pytest
 
 from orchestrator.settings import OrchestratorSettings
+from specdec.core.sequence import Method
 from specdec.core.settings import parse
 
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch):
-    for name in ("SPECDEC_TARGET", "SPECDEC_DRAFT", "SPECDEC_TOKENIZER"):
+    for name in ("SPECDEC_TARGET", "SPECDEC_DRAFT", "SPECDEC_TOKENIZER", "SPECDEC_METHODS"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -61,6 +62,23 @@ def test_at_least_one_target_is_required(arguments, capsys):
         read(*arguments)
     assert caught.value.code == 2
     assert "--target" in capsys.readouterr().err
+
+
+def test_methods_are_all_unless_an_operator_names_some(monkeypatch):
+    assert read("--target", "a:1").methods == list(Method)
+    assert read("--target", "a:1", "--methods", "coupled, block").methods == [Method.COUPLED, Method.BLOCK]
+    monkeypatch.setenv("SPECDEC_METHODS", "coupled")
+    assert read("--target", "a:1").methods == [Method.COUPLED]
+
+
+@pytest.mark.parametrize(("methods", "said"), [("coupled,best", "'token'"), ("block", "coupled"), ("", "coupled")])
+def test_methods_that_do_not_exist_or_lack_the_default_are_refused(methods, said, capsys):
+    with pytest.raises(SystemExit) as caught:
+        read("--target", "a:1", "--methods", methods)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert "--methods" in error
+    assert said in error
 
 
 def test_all_bad_values_are_named_at_once(capsys):

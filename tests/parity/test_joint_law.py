@@ -26,6 +26,7 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core import noise
 from specdec.core.errors import SpecdecError
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.sampling import draft_draws
 from specdec.speculation import verification
 from specdec.transport.wire import write_method
 from target_service import decision
@@ -188,6 +189,7 @@ async def test_noise_keyed_by_position_alone_is_found(monkeypatch: pytest.Monkey
         (decision, "uniforms"),
         (decision, "exponentials"),
         (proposal, "exponentials_at"),
+        (draft_draws, "exponentials_at"),
     ):
         monkeypatch.setattr(module, name, _without_base(getattr(module, name)))
     assert await run(monkeypatch, TWO, Method.BLOCK, 50) < 1e-6

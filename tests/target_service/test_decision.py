@@ -18,6 +18,7 @@ from specdec.backends.base import Backend
 from specdec.backends.torch.backend import TorchBackend
 from specdec.core.errors import InvalidArgument
 from specdec.core.limits import MAX_CHAIN_NODES
+from specdec.core.noise import Key
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, SparseDistribution, TokenTree
 from specdec.passes.outputs import PassOutputs, RowOutputs
@@ -28,6 +29,7 @@ from target_service.verifier import Decision, Job
 from tests.models.automaton import Automaton
 from tests.models.backends import CPU
 from tests.models.backends import backend as backend_named
+from tests.models.lying import noise_of, winner
 from tests.models.table_runner import TableRunner
 
 VOCAB = 300
@@ -84,11 +86,18 @@ def propose(sequences: list[DraftSequence], outputs: list[RowOutputs], backend: 
     return [found[i] for i in range(len(sequences))]
 
 
-def draft_probs(rng: random.Random, token: int) -> SparseDistribution | None:
-    if rng.random() < 0.2:
-        return None
-    ids = [token, *rng.sample([v for v in range(VOCAB) if v != token], 7)]
-    return SparseDistribution(tuple(ids), (1.0, *(2.0 ** -rng.randrange(8) for _ in ids[1:])))
+def drawn(rng: random.Random, spec: SequenceSpec, tokens: list[int]) -> TokenTree:
+    """A chain, each token drawn from a distribution of which the one in ``tokens`` is likely, or certain."""
+    base = len(spec.token_ids)
+    probs: list[SparseDistribution | None] = []
+    for node, token in enumerate(list(tokens)):
+        probs.append(None)
+        if rng.random() < 0.8:
+            ids = [token, *rng.sample([v for v in range(VOCAB) if v != token], 7)]
+            distribution = SparseDistribution(tuple(ids), (1.0, *(2.0 ** -rng.randrange(8) for _ in ids[1:])))
+            noise = noise_of(Key(spec.seed, base + node, base), VOCAB)
+            tokens[node], probs[node] = winner(distribution, noise), distribution
+    return TokenTree.chain(tokens, probs)
 
 
 def case(rng: random.Random, dtype: torch.dtype) -> Case:
@@ -106,8 +115,8 @@ def case(rng: random.Random, dtype: torch.dtype) -> Case:
         taken = {token for token, other in zip(tokens, parents, strict=True) if other == parent}
         tokens.append(next(int(v) for v in likely[parent + 1][rng.randrange(2) :] if int(v) not in taken))
         parents.append(parent)
-    probs = () if spec.keyed_by_token else tuple(draft_probs(rng, token) for token in tokens)
-    return Case(spec, list(spec.token_ids), TokenTree(tuple(tokens), tuple(parents), probs), logits)
+    tree = TokenTree(tuple(tokens), tuple(parents)) if spec.keyed_by_token else drawn(rng, spec, tokens)
+    return Case(spec, list(spec.token_ids), tree, logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
@@ -125,7 +134,7 @@ def test_decisions_and_proposals_do_not_depend_on_the_company(dtype: torch.dtype
         assert nodes == [proposed[i] for i in order]
     kinds = {(c.spec.method, c.spec.sampling.greedy) for c in cases}
     assert len(kinds) == 6
-    assert sum(len(decision.accepted) for decision in alone) > 20
+    assert sum(len(decision.accepted) for decision in alone) > 10
     assert any(len(c.tree) and not c.tree.is_chain for c in cases)
 
 
@@ -139,9 +148,7 @@ def test_a_pass_is_decided_in_calls_of_so_many_logits_and_in_one_if_that_is_enou
     num_nodes = MAX_CHAIN_NODES
     logits = torch.randn(1 + num_nodes, VOCAB, generator=torch.Generator().manual_seed(4))
     tokens = [rng.randrange(VOCAB) for _ in range(num_nodes)]
-    tree = TokenTree.chain(
-        tokens, [draft_probs(rng, token) for token in tokens] if method is not Method.COUPLED else ()
-    )
+    tree = TokenTree.chain(tokens) if spec.keyed_by_token else drawn(rng, spec, tokens)
     jobs = [Job(Memory(SamplingState(spec)), [5, 6], tree) for _ in range(64)]
     sizes: list[int] = []
     for name in ("target_service.decision.probabilities", "specdec.backends.torch.draw.sample_coupled"):

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.drafting.speculation import Speculation
 from orchestrator.sequence import Sequence
-from specdec.core.rounds import Growth, GrowthEnd
+from specdec.core.rounds import Growth, GrowthEnd, Verdict
 from specdec.core.sequence import Method
 from specdec.core.tree import EMPTY_TREE, SparseDistribution, TokenTree
 from tests.models.fake_peers import FakeDraft, commit, new_sequence, plan
@@ -103,6 +103,17 @@ async def test_what_is_left_of_the_trie_after_a_verdict_is_verified_next():
     commit(sequence, 3)
     speculation.advance(sequence, plan(4))
     assert (await speculation.next(sequence)).tree == EMPTY_TREE
+
+
+@pytest.mark.parametrize("options", CHAINED)
+async def test_a_draft_whose_chain_the_target_refuses_is_ejected(options):
+    draft = FakeDraft()
+    sequence, speculation = begun(draft, **options)
+    draft.grow(3, probs(6, 7, 8))
+    await speculation.next(sequence)
+    commit(sequence, 6)
+    speculation.advance(sequence, plan(4), Verdict(1, 3, (), 6, refused=True))
+    assert draft.ejected_for
 
 
 @pytest.mark.parametrize("options", CHAINED)
