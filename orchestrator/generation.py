@@ -30,6 +30,7 @@ from orchestrator.target_client import TargetClient
 from orchestrator.telemetry.metrics import Metrics
 from orchestrator.telemetry.round_clock import PARTS, RoundClock, Split
 from orchestrator.text import Piece
+from orchestrator.workers import Workers
 from specdec.core.noise import derive_seed
 from specdec.speculation.acceptance import AcceptanceModel
 from specdec.telemetry import setup as telemetry
@@ -52,12 +53,14 @@ class Generator:
         tokenizer: Tokenizer | None,
         settings: OrchestratorSettings,
         metrics: Metrics,
+        workers: Workers,
     ) -> None:
         self._targets = targets
         self._drafts = drafts
         self._tokenizer = tokenizer
         self._settings = settings
         self._metrics = metrics
+        self._workers = workers
         self._costs = CostModel()
         # By whether drafts grow ahead of the sequence: under token and block verification its rounds always wait.
         self._policies = [DraftLength(self._costs, _MAX_ADAPTIVE_DRAFT_TOKENS, ahead) for ahead in (False, True)]
@@ -110,7 +113,7 @@ class Generator:
             request.cache_salt,
         )
         # Detokenizing many ids takes long and must not block the event loop.
-        sequence = await asyncio.to_thread(make) if len(received) > _MANY_RECEIVED_IDS else make()
+        sequence = await self._workers.run(make) if len(received) > _MANY_RECEIVED_IDS else make()
         fixed = request.num_draft_tokens
         lookup = PromptLookup(self._hit_rates) if fixed is None and sequence.keyed_by_token else None
         acceptance = AcceptanceModel(self._acceptance)

@@ -6,6 +6,7 @@ here.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
 from enum import Enum
 
@@ -40,7 +41,7 @@ class Sequence:
         cache_salt: bytes = b"",
     ) -> None:
         """``received``: output ids that the client has already, from another orchestrator."""
-        self.ids = list(prompt_ids)
+        self.ids = array("I", prompt_ids)
         self.num_prompt_tokens = len(prompt_ids)
         self.stop_token_ids = stop_token_ids
         self.finish_reason: FinishReason | None = None
@@ -78,7 +79,7 @@ class Sequence:
     def spec(self) -> SequenceSpec:
         """This sequence as a replica opens it now."""
         return SequenceSpec(
-            tuple(self.ids), self.num_prompt_tokens, self._sampling, self._seed, self._method, self._cache_salt
+            self.ids[:], self.num_prompt_tokens, self._sampling, self._seed, self._method, self._cache_salt
         )
 
     @property

@@ -36,7 +36,7 @@ class SharedTexts:
         known = self._roots.get(spec.cache_salt)
         end, start = self.in_full_blocks(spec), 0
         while known is not None and start < end:
-            known = known.find(spec.token_ids[start : start + self._size])
+            known = known.find(tuple(spec.token_ids[start : start + self._size]))
             start += self._size if known is not None else 0
         return end - start
 
@@ -44,7 +44,7 @@ class SharedTexts:
         """A sequence was opened. Returns its last full block, which ``remove`` takes."""
         last = self._roots.setdefault(spec.cache_salt, TextBlock())
         for start in range(0, self.in_full_blocks(spec), self._size or 1):
-            ids = spec.token_ids[start : start + self._size]
+            ids = tuple(spec.token_ids[start : start + self._size])
             known = last.find(ids)
             if known is None:
                 known = last.add(ids, block=-1)

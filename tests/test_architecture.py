@@ -34,7 +34,7 @@ SPECDEC_ORDER = (
 """A room imports rooms of earlier rows, and itself."""
 
 ORCHESTRATOR_ORDER = (
-    ("settings", "text", "rounds"),
+    ("settings", "text", "rounds", "workers"),
     ("statistics",),
     ("sequence",),
     ("request", "outbox", "replicas"),

@@ -31,6 +31,8 @@ class Key(BaseModel):
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     max_sequences: Annotated[int, Field(gt=0)] | None = None
     tokens_per_minute: Annotated[int, Field(gt=0)] | None = None
+    shared: bool = False
+    """Whether its requests share cached prompts with those of other keys that say so."""
 
 
 class Account:
@@ -69,6 +71,16 @@ class Account:
             yield
         finally:
             self._live -= num_samples
+
+    def salt(self, of_client: bytes) -> bytes:
+        """The cache salt of a request, from the client's own: unless the key is ``shared``, another for each key.
+
+        It begins with a byte that UTF-8 never has. So no client can name the salt of another key.
+        """
+        if self.key is None or self.key.shared:
+            return of_client
+        name = hashlib.sha256(self.key.name.encode()).digest()  # of one length, so that no two pairs are the same
+        return b"\xff" + hashlib.sha256(name + of_client).digest()
 
     def spend(self, num_tokens: int) -> None:
         """Count tokens against the quota. Tokens spent without a quota do not count against a later one."""

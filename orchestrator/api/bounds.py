@@ -1,7 +1,7 @@
 """Size limits of a request, checked before anything else of it is read. Knows sizes; does not know meanings.
 
-A message may have specdec.transport.rpc.MAX_MESSAGE_BYTES, enough for millions of entries. Sorting these would block
-the event loop for all requests, and a refusal that names each would be longer than a status may be.
+A message may have MAX_REQUEST_BYTES, enough for millions of entries. Sorting these would block the event loop for all
+requests, and a refusal that names each would be longer than a status may be.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from specdec.transport.sampling_wire import MAX_BIASES
 from specdec.transport.wire import MAX_SALT_BYTES
 from specdec.v1 import generation_pb2
 
+MAX_REQUEST_BYTES = 1 << 22
+"""Enough for a million ids and those to resume. gRPC parses a message on the event loop: this one in 0.1 s at most."""
 MAX_PROMPT_BYTES = 1 << 20
 MAX_SAMPLES = 64
 MAX_STOPS = 16
@@ -19,6 +21,8 @@ MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 256
 MAX_RESUMED_IDS = 1 << 18
 MAX_REQUEST_ID = 128
+
+_MANY = 1 << 11
 
 
 def size_problems(message: generation_pb2.GenerateRequest, context_length: int) -> Iterator[tuple[str, str]]:
@@ -41,3 +45,9 @@ def size_problems(message: generation_pb2.GenerateRequest, context_length: int) 
                     yield f"resume[{index}]", f"has more ids than the context of {context_length}"
             if (total := sum(len(received.token_ids) for received in message.resume.values())) > MAX_RESUMED_IDS:
                 yield "resume", f"at most {MAX_RESUMED_IDS} ids in all, not {total}"
+
+
+def is_long(message: generation_pb2.GenerateRequest) -> bool:
+    """Whether reading the prompt and the ids to resume takes longer than the event loop may stand still (some ms)."""
+    num_resumed = sum(len(received.token_ids) for received in message.resume.values())
+    return len(message.text) + len(message.token_ids.token_ids) + num_resumed > _MANY

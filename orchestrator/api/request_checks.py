@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+from array import array
 from collections.abc import Collection, Iterator
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
-from tokenizers import Tokenizer
 
-from orchestrator.api.bounds import MAX_SAMPLES, MAX_STOP_CHARACTERS, size_problems
+from orchestrator.api.bounds import MAX_SAMPLES, MAX_STOP_CHARACTERS, is_long, size_problems
+from orchestrator.api.prompts import Prompts
 from orchestrator.request import Request
 from specdec.core.errors import ContextExceeded, InvalidArgument
 from specdec.core.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
 from specdec.core.sequence import Method, SamplingParams
 from specdec.transport.sampling_wire import sampling_problems
 from specdec.transport.wire import read_method
-from specdec.v1 import common_pb2, generation_pb2
+from specdec.v1 import generation_pb2
 
 MAX_DRAFT_TOKENS = 64
 _UNKNOWN_FIELDS = 8
@@ -35,86 +36,123 @@ def requested_samples(message: generation_pb2.GenerateRequest) -> int:
     return message.n if 1 <= message.n <= MAX_SAMPLES else 1
 
 
-def read_request(
+def check_request(
     message: generation_pb2.GenerateRequest,
     target: ModelInfo,
-    tokenizer: Tokenizer | None,
-    num_draft_tokens: int | None,
+    prompts: Prompts,
     methods: Collection[Method] = tuple(Method),
-) -> Request:
-    """The checked request. ``num_draft_tokens``: the default for requests that name none. ``methods``: those allowed.
+) -> None:
+    """Refuse what can be refused in no time, before the request has a place: without the ids of a text, and without a
+    look at each of very many ids. ``methods``: those allowed.
 
     Raises InvalidArgument with all violations, or ContextExceeded. Sizes are checked before the rest is read.
     """
     if too_long := list(size_problems(message, target.context_length)):
         raise InvalidArgument(too_long)
-    if (length := len(message.token_ids.token_ids)) > target.context_length:
-        raise ContextExceeded(f"{length} prompt tokens do not fit the context of {target.context_length}")
     problems = [(name, "not supported") for name in _UNSUPPORTED if _present(message, name)]
     problems += [(name, f"unknown field {number}") for name, number in _unknown_fields(message)]
     if not _present(message, "chat"):
-        problems += _prompt_problems(message, target, tokenizer)
-    stop_token_ids = frozenset(message.stop_token_ids) | frozenset(target.eos_token_ids)
-    sampling = _sampling(message, stop_token_ids)
-    problems += _sampling_problems(message, sampling, target)
-    num_samples = message.n if message.HasField("n") else 1
-    if not 1 <= num_samples <= MAX_SAMPLES:
-        problems.append(("n", f"must be 1 to {MAX_SAMPLES}, not {num_samples}"))
-    if message.HasField("max_tokens") and message.max_tokens == 0:
-        problems.append(("max_tokens", "must be at least 1"))
+        problems += _prompt_problems(message, prompts)
+    problems += _sampling_problems(message, target)
+    problems += _option_problems(message, methods)
     problems += _salt_problems(message.cache_salt.encode(), target)
-    problems += _stop_problems(message, target, tokenizer)
-    method = Method.COUPLED
-    if message.verification != common_pb2.VERIFICATION_METHOD_UNSPECIFIED:
-        known = read_method(message.verification)
-        if known is None:
-            problems.append(("verification", f"unknown method {message.verification}"))
-        elif known not in methods:
-            allowed = ", ".join(each.value for each in methods)
-            problems.append(("verification", f"{known.value} is not allowed at this server, only {allowed}"))
-        method = known or method
-    if message.HasField("num_draft_tokens"):
-        num_draft_tokens = message.num_draft_tokens
-        if message.num_draft_tokens > MAX_DRAFT_TOKENS:
-            problems.append(("num_draft_tokens", f"must be at most {MAX_DRAFT_TOKENS}, not {num_draft_tokens}"))
-    for index, received in message.resume.items():
-        if index >= num_samples:
-            problems.append((f"resume[{index}]", f"is not one of {num_samples} samples"))
-        if received.token_ids and max(received.token_ids) >= target.vocab_size:
-            problems.append((f"resume[{index}]", f"has ids outside the vocabulary of {target.vocab_size}"))
-    if message.resume and not message.HasField("seed"):
-        problems.append(("seed", "is required to resume: the one that was returned at admission"))
+    problems += _stop_problems(message, target, prompts)
+    problems += [] if is_long(message) else _foreign_ids(message, target)
     if problems:
         raise InvalidArgument(problems)
+    _check_room(prompts.fewest_ids(message), message, target, "at least " if message.HasField("text") else "")
 
-    prompt_ids = _prompt_ids(message, tokenizer)
-    if not prompt_ids:
-        raise InvalidArgument([("text", "has no tokens")])
-    room = target.context_length - len(prompt_ids)
-    max_tokens = message.max_tokens if message.HasField("max_tokens") else room
-    if max_tokens > room or room <= 0:
-        raise ContextExceeded(
-            f"{len(prompt_ids)} prompt tokens and max_tokens {max(max_tokens, 1)}"
-            f" do not fit the context of {target.context_length}"
-        )
-    if sampling.min_tokens > max_tokens:
-        raise InvalidArgument([("min_tokens", f"must be at most max_tokens = {max_tokens}, not {sampling.min_tokens}")])
-    for index, received in message.resume.items():
-        if len(received.token_ids) > max_tokens:
-            raise InvalidArgument([(f"resume[{index}]", f"has more than max_tokens = {max_tokens} ids")])
+
+def read_request(
+    message: generation_pb2.GenerateRequest, target: ModelInfo, prompts: Prompts, num_draft_tokens: int | None
+) -> Request:
+    """The request, checked by ``check_request`` before. ``num_draft_tokens``: for requests that name none.
+
+    Its time grows with the prompt and the ids to resume. Raises InvalidArgument with all violations, or
+    ContextExceeded.
+    """
+    prompt_ids = prompts.ids(message, target.context_length)
+    resume = {index: array("I", received.token_ids) for index, received in message.resume.items()}
+    max_tokens = _check_room(len(prompt_ids), message, target)
+    problems = list(_foreign_ids(message, target)) if is_long(message) else []
+    problems += _length_problems(message, prompt_ids, max_tokens)
+    if problems:
+        raise InvalidArgument(problems)
+    stop_token_ids = _stop_token_ids(message, target)
     return Request(
         prompt_ids,
         max_tokens,
-        sampling,
+        _sampling(message, stop_token_ids),
         message.seed if message.HasField("seed") else secrets.randbits(64),
-        num_samples,
+        message.n if message.HasField("n") else 1,
         tuple(message.stop),
         stop_token_ids,
-        method,
-        num_draft_tokens,
-        {index: tuple(received.token_ids) for index, received in message.resume.items()},
+        read_method(message.verification) or Method.COUPLED,
+        message.num_draft_tokens if message.HasField("num_draft_tokens") else num_draft_tokens,
+        resume,
         message.cache_salt.encode(),
     )
+
+
+def _check_room(
+    num_prompt_ids: int, message: generation_pb2.GenerateRequest, target: ModelInfo, about: str = ""
+) -> int:
+    """The tokens that may be generated after so many. Raises ContextExceeded if the context has no room for them."""
+    room = target.context_length - num_prompt_ids
+    max_tokens = message.max_tokens if message.HasField("max_tokens") else room
+    if max_tokens > room or room <= 0:
+        raise ContextExceeded(
+            f"{about}{num_prompt_ids} prompt tokens and max_tokens {max(max_tokens, 1)}"
+            f" do not fit the context of {target.context_length}"
+        )
+    return max_tokens
+
+
+def _foreign_ids(message: generation_pb2.GenerateRequest, target: ModelInfo) -> Iterator[tuple[str, str]]:
+    """Fields with ids outside the vocabulary. Looks at every id."""
+    ids = message.token_ids.token_ids
+    if ids and (largest := max(ids)) >= target.vocab_size:
+        yield "token_ids", f"{largest} is outside the vocabulary of {target.vocab_size}"
+    for index, received in message.resume.items():
+        if received.token_ids and max(received.token_ids) >= target.vocab_size:
+            yield f"resume[{index}]", f"has ids outside the vocabulary of {target.vocab_size}"
+
+
+def _length_problems(
+    message: generation_pb2.GenerateRequest, prompt_ids: array[int], max_tokens: int
+) -> Iterator[tuple[str, str]]:
+    if not prompt_ids:
+        yield "text", "has no tokens"
+    if message.min_tokens > max_tokens:
+        yield "min_tokens", f"must be at most max_tokens = {max_tokens}, not {message.min_tokens}"
+    for index, received in message.resume.items():
+        if len(received.token_ids) > max_tokens:
+            yield f"resume[{index}]", f"has more than max_tokens = {max_tokens} ids"
+
+
+def _option_problems(message: generation_pb2.GenerateRequest, methods: Collection[Method]) -> Iterator[tuple[str, str]]:
+    num_samples = message.n if message.HasField("n") else 1
+    if not 1 <= num_samples <= MAX_SAMPLES:
+        yield "n", f"must be 1 to {MAX_SAMPLES}, not {num_samples}"
+    if message.HasField("max_tokens") and message.max_tokens == 0:
+        yield "max_tokens", "must be at least 1"
+    known = read_method(message.verification)
+    if message.verification and known is None:
+        yield "verification", f"unknown method {message.verification}"
+    elif known and known not in methods:
+        allowed = ", ".join(each.value for each in methods)
+        yield "verification", f"{known.value} is not allowed at this server, only {allowed}"
+    if message.num_draft_tokens > MAX_DRAFT_TOKENS:
+        yield "num_draft_tokens", f"must be at most {MAX_DRAFT_TOKENS}, not {message.num_draft_tokens}"
+    for index in message.resume:
+        if index >= num_samples:
+            yield f"resume[{index}]", f"is not one of {num_samples} samples"
+    if message.resume and not message.HasField("seed"):
+        yield "seed", "is required to resume: the one that was returned at admission"
+
+
+def _stop_token_ids(message: generation_pb2.GenerateRequest, target: ModelInfo) -> frozenset[int]:
+    return frozenset(message.stop_token_ids) | frozenset(target.eos_token_ids)
 
 
 def _sampling(message: generation_pb2.GenerateRequest, stop_token_ids: frozenset[int]) -> SamplingParams:
@@ -132,9 +170,8 @@ def _sampling(message: generation_pb2.GenerateRequest, stop_token_ids: frozenset
     )
 
 
-def _sampling_problems(
-    message: generation_pb2.GenerateRequest, sampling: SamplingParams, target: ModelInfo
-) -> list[tuple[str, str]]:
+def _sampling_problems(message: generation_pb2.GenerateRequest, target: ModelInfo) -> list[tuple[str, str]]:
+    sampling = _sampling(message, _stop_token_ids(message, target))
     # The stop tokens are checked under their own field name.
     of_client = dataclasses.replace(sampling, end_token_ids=())
     problems = sampling_problems(of_client, target.vocab_size)
@@ -145,29 +182,13 @@ def _sampling_problems(
     return problems
 
 
-def _prompt_ids(message: generation_pb2.GenerateRequest, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    if message.WhichOneof("prompt") == "token_ids":
-        return tuple(message.token_ids.token_ids)
-    assert tokenizer is not None, "refused as a problem before"
-    return tuple(tokenizer.encode(message.text).ids)
-
-
-def _prompt_problems(
-    message: generation_pb2.GenerateRequest, target: ModelInfo, tokenizer: Tokenizer | None
-) -> list[tuple[str, str]]:
+def _prompt_problems(message: generation_pb2.GenerateRequest, prompts: Prompts) -> list[tuple[str, str]]:
     kind = message.WhichOneof("prompt")
     if kind is None:
         return [("prompt", "one of text, token_ids is required")]
-    if kind == "text":
-        if tokenizer is None:
-            return [("text", "this server has no tokenizer; send token_ids")]
-        return [] if message.text else [("text", "must not be empty")]
-    ids = message.token_ids.token_ids
-    if not ids:
-        return [("token_ids", "must not be empty")]
-    if max(ids) >= target.vocab_size:
-        return [("token_ids", f"{max(ids)} is outside the vocabulary of {target.vocab_size}")]
-    return []
+    if kind == "text" and prompts.tokenizer is None:
+        return [("text", "this server has no tokenizer; send token_ids")]
+    return [] if message.text or message.token_ids.token_ids else [(kind, "must not be empty")]
 
 
 def _salt_problems(salt: bytes, target: ModelInfo) -> list[tuple[str, str]]:
@@ -177,10 +198,10 @@ def _salt_problems(salt: bytes, target: ModelInfo) -> list[tuple[str, str]]:
 
 
 def _stop_problems(
-    message: generation_pb2.GenerateRequest, target: ModelInfo, tokenizer: Tokenizer | None
+    message: generation_pb2.GenerateRequest, target: ModelInfo, prompts: Prompts
 ) -> list[tuple[str, str]]:
     problems = []
-    if message.stop and tokenizer is None:
+    if message.stop and prompts.tokenizer is None:
         problems.append(("stop", "this server has no tokenizer; use stop_token_ids"))
     for index, stop in enumerate(message.stop):
         if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:

@@ -12,6 +12,7 @@ import grpc
 from tokenizers import Tokenizer
 
 from orchestrator.api import hub, readiness
+from orchestrator.api.bounds import MAX_REQUEST_BYTES
 from orchestrator.api.service import GenerationServicer
 from orchestrator.replicas.frames import DraftFrames, TargetFrames
 from orchestrator.replicas.link import Link
@@ -80,8 +81,8 @@ class OrchestratorServer:
         )
         self._process_metrics = ProcessMetrics("orchestrator")
         # Clients authenticate with a token, not with a certificate.
-        aging = rpc.aging(settings.max_connection_age_s)
-        self._server = rpc.Server(settings, [SERVICE], aging, tls=certificates, public=True)
+        options = [*rpc.aging(settings.max_connection_age_s), ("grpc.max_receive_message_length", MAX_REQUEST_BYTES)]
+        self._server = rpc.Server(settings, [SERVICE], options, tls=certificates, public=True)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, self._server.grpc)
         self._stack = AsyncExitStack()
         self._readiness: asyncio.Task[None] | None = None

@@ -6,6 +6,7 @@ Knows requests; does not know samples (orchestrator.generation) and messages (or
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 import uuid
@@ -21,23 +22,23 @@ from tokenizers import Tokenizer
 
 from orchestrator.api.admission import Admission
 from orchestrator.api.api_keys import Account, ApiKeys
-from orchestrator.api.bounds import MAX_REQUEST_ID
-from orchestrator.api.request_checks import read_request, requested_samples
+from orchestrator.api.bounds import MAX_REQUEST_ID, is_long
+from orchestrator.api.prompts import Prompts
+from orchestrator.api.request_checks import check_request, read_request, requested_samples
 from orchestrator.api.responses import write_chunk, write_server_info
 from orchestrator.generation import Generator
 from orchestrator.replicas.pool import Pool
 from orchestrator.request import Request
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.telemetry.metrics import Metrics, RequestClock
+from orchestrator.workers import Workers
 from specdec.core.errors import CALLERS_FAULTS, DeadlineExceeded, NoReplica, ReplicaLost
-from specdec.core.rounds import ModelInfo
+from specdec.core.rounds import CACHE_SALT, ModelInfo
 from specdec.telemetry import setup as telemetry
 from specdec.transport.rpc import request_metadata
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
 log = logging.getLogger(__name__)
-
-_LONG_TEXT_CHARACTERS = 1 << 14
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
@@ -53,9 +54,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._tracer = trace.get_tracer("specdec")
         self._targets = targets
         self._drafts = drafts
-        self._tokenizer = tokenizer
+        self._prompts = Prompts(tokenizer)
         self._settings = settings
-        self._generator = Generator(targets, drafts, tokenizer, settings, metrics)
+        self._workers = Workers()
+        self._generator = Generator(targets, drafts, tokenizer, settings, metrics, self._workers)
         self._admission = Admission(settings.max_live_sequences, settings.max_waiting_requests)
         self._api_keys = ApiKeys(settings.api_keys_file)
         self._num_calls = 0  # running calls of Generate
@@ -136,12 +138,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         arrived, num_samples = time.monotonic(), requested_samples(message)
         async with AsyncExitStack() as bounds:
             await bounds.enter_async_context(account.used_by(num_samples))
-            # An invalid request is refused at once. But a request waits for a target only after admission.
-            request = await self._read(message, target) if (target := self._targets.info) else None
+            # What is invalid is refused at once. But a request waits for a target, and its prompt is tokenized, only
+            # once it has a place.
+            if target := self._targets.info:
+                check_request(message, target, self._prompts, self._settings.methods)
             await bounds.enter_async_context(self._admission.admitted(num_samples))
-            if target is None or request is None:
+            if target is None:
                 target = await self._target_info()
-                request = await self._read(message, target)
+                check_request(message, target, self._prompts, self._settings.methods)
+            request = await self._read(message, target, account)
             async with aclosing(self._generator.chunks(request, target.model_digest, arrived)) as chunks:
                 account.spend(len(request.prompt_ids))
                 yield generation_pb2.GenerateResponse(
@@ -156,11 +161,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     account.spend(len(chunk.piece.token_ids))
                     yield generation_pb2.GenerateResponse(chunk=write_chunk(chunk))
 
-    async def _read(self, message: generation_pb2.GenerateRequest, target: ModelInfo) -> Request:
-        defaults = self._settings.num_draft_tokens, self._settings.methods
-        read = partial(read_request, message, target, self._tokenizer, *defaults)
-        # Tokenizing a long text takes seconds and must not block the event loop.
-        return await asyncio.to_thread(read) if len(message.text) > _LONG_TEXT_CHARACTERS else read()
+    async def _read(self, message: generation_pb2.GenerateRequest, target: ModelInfo, account: Account) -> Request:
+        read = partial(read_request, message, target, self._prompts, self._settings.num_draft_tokens)
+        request = await self._workers.run(read) if is_long(message) else read()
+        if CACHE_SALT not in target.capabilities:  # it shares no cached prompts
+            return request
+        return dataclasses.replace(request, cache_salt=account.salt(request.cache_salt))
 
     def _account(self) -> Account:
         """The account of the caller. Raises Unauthenticated."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -65,11 +65,12 @@ class Lane:
         return self._link.lost
 
     def open(self, messages: Iterable[Any]) -> None:
-        self._link.send(opens=messages)
+        """``messages`` are taken when they are sent, a frame's worth at a time: a long prompt takes ms to write."""
+        self._link.open(self.sequence, messages)
 
     def send(self, message: Any) -> None:
         self.known = None
-        self._link.send(entries=[message])
+        self._link.send(message)
 
     @property
     def arrived(self) -> bool:
@@ -137,7 +138,7 @@ class Link:
         self._stuck_after_s = stuck_after_s
         self._lanes: dict[int, Lane] = {}
         self._next_sequence = 1
-        self._opens: deque[Any] = deque()  # in chunks
+        self._opens: dict[int, Iterator[Any]] = {}  # by sequence, the messages that are not sent yet; the oldest first
         self._entries: list[Any] = []
         self._closes: list[int] = []
         self._wake = asyncio.Event()
@@ -166,14 +167,17 @@ class Link:
         self._lanes[lane.sequence] = lane
         return lane
 
-    def send(self, opens: Iterable[Any] = (), entries: Iterable[Any] = ()) -> None:
-        self._opens.extend(opens)
-        self._entries.extend(entries)
+    def open(self, sequence: int, messages: Iterable[Any]) -> None:
+        self._opens[sequence] = iter(messages)
+        self._wake.set()
+
+    def send(self, entry: Any) -> None:
+        self._entries.append(entry)
         self._wake.set()
 
     def leave(self, lane: Lane) -> None:
         if self._lanes.pop(lane.sequence, None) is not None:
-            self._opens = deque(message for message in self._opens if message.sequence != lane.sequence)
+            self._opens.pop(lane.sequence, None)
             self._entries = [message for message in self._entries if message.sequence != lane.sequence]
             self._closes.append(lane.sequence)
             self._wake.set()
@@ -223,13 +227,17 @@ class Link:
     def _next_frame(self) -> tuple[Any, list[int]]:
         """The next frame, and the sequences with entries in it. It has all entries and closes, but only a part of the
         opens, so that a long prompt does not delay other sequences."""
-        opens, num_ids = [], 0
+        opens: list[Any] = []
+        num_ids = 0
         while self._opens and num_ids < _IDS_PER_FRAME:
-            opens.append(self._opens.popleft())
-            num_ids += len(opens[-1].spec.token_ids)
-        half_open = {message.sequence for message in self._opens}
-        entries = [message for message in self._entries if message.sequence not in half_open]
-        self._entries = [message for message in self._entries if message.sequence in half_open]
+            sequence, messages = next(iter(self._opens.items()))
+            if (message := next(messages, None)) is None:
+                del self._opens[sequence]
+                continue
+            opens.append(message)
+            num_ids += len(message.spec.token_ids)
+        entries = [message for message in self._entries if message.sequence not in self._opens]
+        self._entries = [message for message in self._entries if message.sequence in self._opens]
         closes, self._closes = self._closes, []
         if num_ids >= _MANY_IDS:
             self._many_ids_until = time.monotonic() + _MANY_IDS_S

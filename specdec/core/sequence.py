@@ -6,6 +6,7 @@ position of the next token. The *root* is the token at base - 1: the last commit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -70,7 +71,7 @@ class SequenceSpec:
     and values are shared only between sequences with the same ``cache_salt``.
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     num_prompt_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0

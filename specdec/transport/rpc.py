@@ -263,7 +263,8 @@ class Server:
         self._credentials = tls.server_credentials(ask_callers=bool(callers)) if tls else None
         interceptor = _Interceptor(callers or {} if tls else {})
         own = _public_options(SERVER_OPTIONS) if public else SERVER_OPTIONS
-        self.grpc = grpc.aio.server(interceptors=[interceptor], options=[*own, *options])
+        # Of two options with one name gRPC takes the first.
+        self.grpc = grpc.aio.server(interceptors=[interceptor], options=[*options, *own])
         self._health = health.Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         if settings.reflection:

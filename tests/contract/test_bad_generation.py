@@ -14,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from draft_service.drafters.language_model import LanguageModelDrafter
+from orchestrator.api.bounds import MAX_REQUEST_BYTES
 from specdec.core.errors import ContextExceeded, InvalidArgument, Overloaded
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
@@ -231,12 +232,12 @@ async def test_a_request_with_everything_wrong_is_refused_in_a_status_that_gets_
 async def test_a_message_of_the_greatest_size_disturbs_no_other() -> None:
     async with deployment() as running:
         for long in (
-            dict(stop_token_ids=[1] * (rpc.MAX_MESSAGE_BYTES // 2)),
-            dict(token_ids={"token_ids": [1] * (rpc.MAX_MESSAGE_BYTES // 2)}),
-            dict(stop=[""] * (rpc.MAX_MESSAGE_BYTES // 4)),
+            dict(stop_token_ids=[1] * (MAX_REQUEST_BYTES // 2)),
+            dict(token_ids={"token_ids": [1] * (MAX_REQUEST_BYTES // 2)}),
+            dict(stop=[""] * (MAX_REQUEST_BYTES // 4)),
         ):
             request = generate_request(**long)
-            assert request.ByteSize() < rpc.MAX_MESSAGE_BYTES
+            assert request.ByteSize() < MAX_REQUEST_BYTES
             assert isinstance(await refusal(running, request), InvalidArgument | ContextExceeded)
-        too_long = b"\x00" * (rpc.MAX_MESSAGE_BYTES + 1)
+        too_long = b"\x00" * (MAX_REQUEST_BYTES + 1)
         assert isinstance(await refusal(running, too_long), Overloaded), "gRPC's own status"

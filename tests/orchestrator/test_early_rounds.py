@@ -68,7 +68,7 @@ async def test_the_next_verdict_is_on_what_is_left_of_its_tree() -> None:
         assert (verdict.round, verdict.accepted) == (2, (0, 1, 2, 3))
         assert client.exchange.pipelined
         sequence.extend(left, verdict)
-        assert sequence.ids[-8:] == text[:8]
+        assert list(sequence.ids[-8:]) == text[:8]
         assert (await client.verify(sequence, EMPTY_TREE)).round == 3
         assert verifier.num_passes == 4
 
@@ -108,7 +108,7 @@ async def test_a_target_that_is_lost_with_it_is_replaced() -> None:
             again = await task
             sequence.extend(left, again)
             assert (again.round, again.accepted) == (0, ())
-            assert sequence.ids[-2:] == text[:2]
+            assert list(sequence.ids[-2:]) == text[:2]
             assert sequence.statistics.num_replays == 1
             await stopping
 

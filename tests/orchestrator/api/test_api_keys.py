@@ -20,9 +20,11 @@ from orchestrator.api.api_keys import Account, ApiKeys, Key, read_keys
 from specdec.cli.processes import is_serving
 from specdec.client import Client
 from specdec.core.errors import InvalidArgument, Overloaded, Unauthenticated
+from specdec.core.sequence import SequenceSpec
 from specdec.core.settings import ServiceSettings
 from specdec.telemetry import setup as telemetry
 from specdec.transport import rpc
+from specdec.transport.wire import MAX_SALT_BYTES
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.language_model import LmVerifier
 from tests.cluster import Cluster, cluster
@@ -160,6 +162,46 @@ async def test_tokens_come_back_evenly_over_a_minute() -> None:
     clock.now += 3600
     account.spend(0)
     assert account._spent == 0, "what is not used is not saved up"
+
+
+# --- cached prompts -----------------------------------------------------------------------------------------
+
+
+def account(name: str, shared: bool = False) -> Account:
+    return Account(Key(name=name, sha256="0" * 64, shared=shared))
+
+
+def test_two_keys_never_have_the_same_salt_unless_both_are_shared() -> None:
+    salts = [b"", b"a", b"alice", b"x" * 256]
+    one, two = account("alice"), account("bob")
+    assert len({each.salt(salt) for each in (one, two) for salt in salts}) == 8, "whatever the clients' own are"
+    assert one.salt(b"a") == account("alice").salt(b"a"), "on every orchestrator, and after a restart"
+    assert account("carol", shared=True).salt(b"a") == account("dave", shared=True).salt(b"a") == b"a"
+    assert Account(None).salt(b"a") == b"a"
+    for salt in salts:
+        assert len(one.salt(salt)) <= MAX_SALT_BYTES
+        with pytest.raises(UnicodeDecodeError):  # so that no client of a shared key can name it
+            one.salt(salt).decode()
+
+
+async def test_a_prompt_of_one_key_is_computed_again_for_another(keys: Path) -> None:
+    with keys.open("a") as stream:
+        stream.writelines([line("bob", "b-token"), line("c", "c", shared=True), line("d", "d", shared=True)])
+    opened: list[bytes] = []
+
+    class Noting(LmVerifier):
+        def open(self, spec: SequenceSpec) -> Any:
+            opened.append(spec.cache_salt)
+            return super().open(spec)
+
+    async with guarded(keys, Noting(runner())) as running:
+        for token in ("a-token", "a-token", "b-token", "c", "d"):
+            async with Client(f"127.0.0.1:{running.orchestrator.port}", api_key=token) as client:
+                await client.generate(**REQUEST)
+    alice, again, bob, *shared = opened
+    assert alice == again != bob
+    assert shared == [b"", b""]
+    assert b"" not in (alice, bob)
 
 
 # --- over gRPC ----------------------------------------------------------------------------------------------

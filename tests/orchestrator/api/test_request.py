@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 
 import pytest
 from tokenizers import Tokenizer
 
 from orchestrator.api import bounds
 from orchestrator.api.bounds import MAX_PROMPT_BYTES
-from orchestrator.api.request_checks import read_request
+from orchestrator.api.prompts import Prompts
+from orchestrator.api.request_checks import check_request, read_request
 from orchestrator.request import Request
 from specdec.core.errors import ContextExceeded, InvalidArgument
 from specdec.core.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
@@ -30,7 +32,9 @@ def message(**fields) -> generation_pb2.GenerateRequest:
 
 
 def read(request=None, tokenizer=None, target=TARGET, **fields) -> Request:
-    return read_request(request or message(**fields), target, tokenizer, num_draft_tokens=4)
+    request, prompts = request or message(**fields), Prompts(tokenizer)
+    check_request(request, target, prompts)
+    return read_request(request, target, prompts, num_draft_tokens=4)
 
 
 def refused(request=None, tokenizer=None, target=TARGET, **fields) -> dict[str, str]:
@@ -42,7 +46,8 @@ def refused(request=None, tokenizer=None, target=TARGET, **fields) -> dict[str, 
 
 def test_defaults_are_written_down():
     request = read(seed=5)
-    assert request == Request((1, 2, 3), 17, SamplingParams(), 5, 1, (), frozenset({7}), Method.COUPLED, 4, {}, b"")
+    ids = array("I", [1, 2, 3])
+    assert request == Request(ids, 17, SamplingParams(), 5, 1, (), frozenset({7}), Method.COUPLED, 4, {}, b"")
 
 
 def test_what_was_asked_for_is_what_is_done():
@@ -67,7 +72,7 @@ def test_what_was_asked_for_is_what_is_done():
         num_draft_tokens=0,
     )
     assert request == Request(
-        tuple(TOKENIZER.encode("def f(x):").ids),
+        array("I", TOKENIZER.encode("def f(x):").ids),
         9,
         SamplingParams(0.25, 3, 0.5, 0.125, 1.5, -2.0, 0.5, ((4, 0.5), (9, -100.0)), 9, (1, 2, 7)),
         2**64 - 1,
@@ -311,7 +316,7 @@ def test_everything_that_is_too_long_is_named_at_once():
 
 
 def test_too_many_token_ids_are_counted_and_not_looked_at():
-    with pytest.raises(ContextExceeded, match=f"{MANY} prompt tokens do not fit the context of 20"):
+    with pytest.raises(ContextExceeded, match=f"^{MANY} prompt tokens and max_tokens 1 do not fit the context of 20"):
         read(token_ids={"token_ids": [2**32 - 1] * MANY})
 
 

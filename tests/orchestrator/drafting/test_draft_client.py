@@ -23,8 +23,11 @@ class FakeLink:
     def __init__(self) -> None:
         self.sent: list[object] = []
 
-    def send(self, opens=(), entries=()) -> None:
-        self.sent.extend([*opens, *entries])
+    def open(self, sequence, messages) -> None:
+        self.sent.extend(messages)
+
+    def send(self, entry) -> None:
+        self.sent.append(entry)
 
     def leave(self, lane) -> None: ...
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import selectors
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,6 +85,25 @@ async def test_long_opens_leave_in_frames_that_delay_nobody() -> None:
                 more[each.sequence] = each.more
         assert list(ids.values()) == [list(range(70_000, 170_000))] * 64
         assert not any(more.values())
+
+
+async def test_opens_are_written_when_they_are_sent_not_all_in_one_turn() -> None:
+    """64 samples of a long prompt open at the same moment."""
+    written = 0
+
+    def counted(messages: Iterable[Any]) -> Iterator[Any]:
+        nonlocal written
+        for message in messages:
+            written += len(message.spec.token_ids)
+            yield message
+
+    spec = SequenceSpec(range(100_000), 100_000)
+    async with Running() as running:
+        for lane in [running.link.lane() for _ in range(64)]:
+            lane.open(counted(target_open(lane.sequence, spec, "", "")))
+        assert not written
+        running.link._next_frame()
+        assert 0 < written < 2 * link_._IDS_PER_FRAME
 
 
 async def test_a_neighbours_round_does_not_wait_for_a_long_open() -> None:

@@ -66,6 +66,9 @@ def test_a_key_is_shown_once_and_its_line_is_for_the_file(tmp_path: Path) -> Non
     [key] = read_keys(str(file))
     assert (key.name, key.max_sequences, key.tokens_per_minute) == ("alice", 8, 60000)
     assert ApiKeys(str(file)).account(f"Bearer {token}").name == "alice"
+    assert not key.shared
+    file.write_text(invoke("key", "bob", "--shared")[1])
+    assert read_keys(str(file))[0].shared
     assert invoke("key", "alice")[2].strip() != token
     assert invoke("key", "alice", "--max-sequences=0")[0] == 2
 

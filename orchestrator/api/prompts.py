@@ -1,0 +1,95 @@
+"""Prompts -> token ids, and the fewest ids that a prompt can have, which is known before it is tokenized.
+
+Knows the tokenizer; does not know the rest of a request. ``Prompts.ids`` takes a second for the longest texts. Most of
+that is spent without the interpreter's lock, so a thread can do it beside the event loop.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from specdec.core.errors import ContextExceeded
+from specdec.v1 import generation_pb2
+
+_SHRINKS = {"NFC": 4, "NFD": 1, "NFKC": 18, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
+"""Characters of the text per character after the normalizer, at most. One character decomposes into 1 to 4 (NFD) or 1
+to 18 (NFKD), and a composed text decomposes into the same ones as the text."""
+
+_KEEPS_ALL = {"ByteLevel", "Metaspace", "Digits", "Punctuation", "Split"}
+"""Pre-tokenizers that drop no character, unless their behavior is "Removed"."""
+
+
+class Prompts:
+    """``tokenizer``: None if only token ids are served."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self._most_characters = characters_per_token(tokenizer) if tokenizer else None
+
+    def fewest_ids(self, message: generation_pb2.GenerateRequest) -> int:
+        """The number of ids of the prompt, or a lower bound of it."""
+        if message.WhichOneof("prompt") == "token_ids":
+            return len(message.token_ids.token_ids)
+        return -(-len(message.text) // self._most_characters) if self._most_characters else 0
+
+    def ids(self, message: generation_pb2.GenerateRequest, context_length: int) -> array[int]:
+        """The ids of the prompt. Raises ContextExceeded if they alone are longer than the context."""
+        if message.WhichOneof("prompt") == "token_ids":
+            return array("I", message.token_ids.token_ids)
+        assert self.tokenizer is not None, "refused before"
+        # ``encode`` would keep the interpreter's lock, and so stop the event loop.
+        [encoding] = self.tokenizer.encode_batch_fast([message.text])
+        if len(encoding) > context_length:
+            raise ContextExceeded(f"{len(encoding)} prompt tokens do not fit the context of {context_length}")
+        return array("I", encoding.ids)
+
+
+def characters_per_token(tokenizer: Tokenizer) -> int | None:
+    """Characters of a text that one token can stand for, at most; None: any number, as far as is known here.
+
+    A bound exists where no character is lost on its way into tokens: a byte-level BPE model, or one that falls back to
+    bytes, behind parts that are known to keep them. A token cannot be longer than the longest of the vocabulary then.
+    """
+    normalizers = _parts(tokenizer.normalizer, "normalizers")
+    splits = _parts(tokenizer.pre_tokenizer, "pretokenizers")
+    shrinks = math.prod(map(_shrink, normalizers))
+    if any(part["type"] not in _KEEPS_ALL or part.get("behavior") == "Removed" for part in splits):
+        return None
+    if any(added.lstrip or added.rstrip for added in tokenizer.get_added_tokens_decoder().values()):
+        return None  # such a token takes in all spaces beside it
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if not shrinks or not isinstance(tokenizer.model, BPE):
+        return None
+    if tokenizer.model.byte_fallback:
+        alphabet = [f"<0x{byte:02X}>" for byte in range(256)]
+    elif any(part["type"] == "ByteLevel" for part in (*normalizers, *splits)):
+        alphabet = ByteLevel.alphabet()
+    else:
+        return None  # what is not in the vocabulary is dropped, or many characters become one unknown token
+    return shrinks * max(map(len, vocabulary)) if vocabulary.keys() >= set(alphabet) else None
+
+
+def _parts(component: Any, inner: str) -> list[dict[str, Any]]:
+    """The parts of a normalizer or pre-tokenizer, as tokenizer.json describes them."""
+    return _flat(json.loads(component.__getstate__()), inner) if component is not None else []
+
+
+def _flat(part: dict[str, Any], inner: str) -> list[dict[str, Any]]:
+    if part["type"] != "Sequence":
+        return [part]
+    return [each for nested in part[inner] for each in _flat(nested, inner)]
+
+
+def _shrink(part: dict[str, Any]) -> int:
+    """Characters of the text per character after this part of a normalizer, at most; 0: not bounded."""
+    if part["type"] != "Replace":
+        return _SHRINKS.get(part["type"], 0)
+    replaced = part["pattern"].get("String", "")
+    return -(-len(replaced) // len(part["content"])) if replaced and part["content"] else 0
