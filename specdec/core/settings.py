@@ -46,6 +46,11 @@ class ServiceSettings(BaseSettings):
         """The address to listen on, as host:port."""
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _in_any_case(cls, value: object) -> object:
+        return value.upper() if isinstance(value, str) else value
+
     @field_validator("host")
     @classmethod
     def _without_brackets(cls, value: str) -> str:
@@ -102,6 +107,7 @@ class ModelServiceSettings(EngineSettings):
     """Settings of a service with a model."""
 
     model: str = Field(description="checkpoint directory or hub id (safetensors)")
+    revision: str = Field("", description="branch, tag or commit of a hub id; empty: its main branch")
     device: str = Field("cpu", description="torch device, such as cpu or cuda:0")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",

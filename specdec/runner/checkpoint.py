@@ -1,17 +1,30 @@
-"""A model's files and its identity (digest, vocabulary, context length). Does not load weights."""
+"""A model's files and its identity (digest, vocabulary, context length). Does not load weights.
+
+What a model is comes from transformers' own configuration classes, which know the defaults of each architecture.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from specdec.core.rounds import ModelInfo
+from specdec.runner import files, weights
+from specdec.runner.failures import in_words
 from specdec.runner.vocabulary import read_vocabulary
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SAMPLING_VERSION = "2"
 """Part of every digest; to be raised when the same weights and seed would give another text."""
@@ -29,38 +42,33 @@ class Checkpoint:
     info: ModelInfo
 
     @staticmethod
-    def find(model: str, dtype: str, backend: str = "", fingerprint: str = "") -> Checkpoint:
+    def find(model: str, dtype: str, backend: str = "", fingerprint: str = "", revision: str = "") -> Checkpoint:
         """Find the checkpoint ``model``, a directory or a hub id (fetched, or from the hub's cache).
 
-        ``dtype`` "auto" is the checkpoint's own; ``backend`` and ``fingerprint``: see specdec.backends.base.Backend.
-        Raises ValueError, with a message for the operator, if it is not a safetensors checkpoint.
+        ``dtype`` "auto" is the checkpoint's own; ``backend`` and ``fingerprint``: see specdec.backends.base.Backend;
+        ``revision`` is that of a hub id. Raises ValueError, with a message for the operator, if it is no checkpoint of
+        plain weights in safetensors.
         """
-        directory = Path(model)
-        if not directory.is_dir():
-            directory = _from_hub(model)
-        config_file = directory / "config.json"
-        weights = sorted(directory.glob("*.safetensors"))
-        if not config_file.is_file() or not weights:
-            raise ValueError(f"{model} has no config.json with *.safetensors beside it")
-        config = _read_json(config_file)
-        text_config = config.get("text_config", config)
+        directory = files.directory_of(model, revision)
+        config = _config(directory)
+        names = files.weight_files(directory)
+        stored = weights.check_files(directory / name for name in names)
+        text_config: Any = config.get_text_config()
         if dtype == "auto":
-            dtype = _own_dtype(text_config) or _own_dtype(config) or "float32"
-        vocab_size, tokenizer = text_config.get("vocab_size"), ""
-        if not isinstance(vocab_size, int):
-            raise ValueError("config.json does not say how large the model's vocabulary is (vocab_size)")
-        if (directory / "tokenizer.json").is_file():
-            vocabulary = read_vocabulary(directory / "tokenizer.json")
+            dtype = _own_dtype(text_config) or _own_dtype(config) or weights.DTYPES.get(stored, "float32")
+        vocab_size, tokenizer = _positive(text_config, "vocab_size"), ""
+        if (directory / files.TOKENIZER).is_file():
+            vocabulary = read_vocabulary(directory / files.TOKENIZER)
             # Rows beyond the tokenizer's ids are padding, which differs between models of one family.
             vocab_size = min(vocab_size, vocabulary.size)
             tokenizer = vocabulary.fingerprint
-        eos_token_ids = _eos_token_ids(directory, config)
+        eos_token_ids = _eos_token_ids(directory, config, vocab_size)
         # These affect the tokens that may be drawn, and the end of a text.
         facts = {"dtype": dtype, "vocab_size": vocab_size, "tokenizer": tokenizer, "eos_token_ids": eos_token_ids}
         facts["backend"] = fingerprint
         info = ModelInfo(
             name=directory.resolve().name if Path(model).is_dir() else model,
-            model_digest=_digest([config_file, *weights], facts),
+            model_digest=_digest(directory, ["config.json", *names], facts),
             vocab_size=vocab_size,
             tokenizer_fingerprint=tokenizer,
             context_length=_context_length(text_config),
@@ -71,29 +79,41 @@ class Checkpoint:
         return Checkpoint(directory, dtype, info)
 
 
-def _from_hub(model: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+def _config(directory: Path) -> PreTrainedConfig:
+    """The configuration as transformers reads it. Raises ValueError if it cannot be used."""
+    if (directory / files.ADAPTER).is_file():
+        raise ValueError(f"this is an adapter ({files.ADAPTER}); merge it into its base model")
+    if not (directory / "config.json").is_file():
+        raise ValueError(f"{directory} has no config.json")
+    config: PreTrainedConfig = _read(
+        directory, "config.json", lambda: AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    )
+    for each in (config, config.get_text_config()):
+        if quantisation := getattr(each, "quantization_config", None):
+            raise ValueError(weights.refusal(_method(quantisation)))
+    return config
 
+
+def _read(directory: Path, name: str, read: Callable[[], T]) -> T:
+    """What a library makes of the file ``name``. Raises ValueError that names it, whatever the library raises."""
+    files.refuse_pointer(directory / name)
     try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ValueError(f"{model} is neither a directory nor a checkpoint the hub can give: {error}") from error
+        return read()
+    except Exception as error:  # each library has its own, and a value may break any of them
+        raise ValueError(f"its {name} cannot be used: {in_words(error)}") from error
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
-    return content
+def _method(quantisation: Any) -> str:
+    known = quantisation if isinstance(quantisation, dict) else quantisation.to_dict()
+    in_bits = next((f"bitsandbytes, {bits} bits" for bits in (4, 8) if known.get(f"load_in_{bits}bit")), "")
+    return str(in_bits or known.get("quant_method") or "quantization_config")
 
 
-def _digest(files: list[Path], facts: dict[str, Any]) -> str:
-    """The digest of all inputs that affect the output: the content of ``files``, and ``facts`` that are not in them."""
+def _digest(directory: Path, names: list[str], facts: dict[str, Any]) -> str:
+    """The digest of all inputs that affect the output: the content of files, and ``facts`` that are not in them."""
     # Hashing releases the interpreter lock, and a large model has many files.
     with ThreadPoolExecutor(_HASHING_THREADS, "hashing") as hashing:
-        hashes = dict(zip((file.name for file in files), hashing.map(_file_hash, files), strict=True))
+        hashes = dict(zip(names, hashing.map(_file_hash, (directory / name for name in names)), strict=True))
     known = {"version": _DIGEST_VERSION, "sampling": SAMPLING_VERSION, **facts, "files": hashes}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
@@ -103,34 +123,61 @@ def _file_hash(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _own_dtype(config: dict[str, Any]) -> str:
-    dtype = config.get("dtype", config.get("torch_dtype")) or ""
-    if dtype not in ("", "float32", "bfloat16", "float16"):
+def _own_dtype(config: PreTrainedConfig) -> str:
+    dtype = str(config.dtype or "").removeprefix("torch.")
+    if dtype not in ("", *weights.DTYPES.values()):
         raise ValueError(f"the checkpoint's weights are {dtype}; choose float32, bfloat16 or float16")
-    return str(dtype)
+    return dtype
 
 
-def _context_length(config: dict[str, Any]) -> int:
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-        if isinstance(config.get(name), int):
-            return int(min(config[name], _same_positions(config)))
-    raise ValueError("config.json does not say how long the model's context is")
+def _positive(config: PreTrainedConfig, *names: str) -> int:
+    """The first of these that the configuration has."""
+    for name in names:
+        if isinstance(number := getattr(config, name, None), int):
+            if number < 1:
+                raise ValueError(f"its config.json cannot be used: {name} is {number}")
+            return number
+    raise ValueError(f"its config.json cannot be used: it has no {names[0]}")
 
 
-def _same_positions(config: dict[str, Any]) -> float:
+def _context_length(config: PreTrainedConfig) -> int:
+    length = _positive(config, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+    return int(min(length, _same_positions(config)))
+
+
+def _same_positions(config: PreTrainedConfig) -> float:
     """The number of positions with one encoding. Beyond it, "longrope" encodes all positions of a pass differently: a
     row would depend on the other rows of its pass, and cached keys would be wrong."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type")) != "longrope":
-        return math.inf
-    original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-    return original if isinstance(original, int) else math.inf
+    rope = getattr(config, "rope_parameters", None) or {}  # of all layers, or by the type of a layer
+    ropes = [of_layers for of_layers in rope.values() if isinstance(of_layers, dict)] or [rope]
+    return min(
+        (each["original_max_position_embeddings"] for each in ropes if each.get("rope_type") == "longrope"),
+        default=math.inf,
+    )
 
 
-def _eos_token_ids(directory: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    file = directory / "generation_config.json"
-    generation = _read_json(file) if file.is_file() else {}
-    eos = generation.get("eos_token_id", config.get("eos_token_id"))
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (int(eos),)
+def _eos_token_ids(directory: Path, config: PreTrainedConfig, vocab_size: int) -> tuple[int, ...]:
+    """The end tokens that can be drawn. Warns of others, which would never end a text, and if there are none."""
+    named = next((ids for ids in _named_ends(directory, config) if ids), [])
+    usable = tuple(dict.fromkeys(token for token in named if token in range(vocab_size)))
+    if unusable := [token for token in named if token not in usable]:
+        log.warning("end tokens outside the vocabulary are left out", extra={"left_out": unusable, "kept": usable})
+    if not usable:
+        log.warning("no end token is known: texts end at max_tokens, at a stop token or at a stop string only")
+    return usable
+
+
+def _named_ends(directory: Path, config: PreTrainedConfig) -> Iterator[list[int]]:
+    """The end tokens by each source, the one that transformers asks first."""
+    if (directory / "generation_config.json").is_file():
+        generation = _read(directory, "generation_config.json", lambda: GenerationConfig.from_pretrained(directory))
+        yield _ids(generation.eos_token_id)
+    for each in (config, config.get_text_config()):
+        yield _ids(getattr(each, "eos_token_id", None))
+    if (directory / "tokenizer_config.json").is_file() and (directory / files.TOKENIZER).is_file():
+        read = PreTrainedTokenizerFast.from_pretrained
+        yield _ids(_read(directory, "tokenizer_config.json", lambda: read(directory)).eos_token_id)
+
+
+def _ids(eos: int | list[int] | None) -> list[int]:
+    return [] if eos is None else eos if isinstance(eos, list) else [eos]

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from specdec.backends.base import Backend
 from specdec.backends.choice import choose, default_dtype
@@ -19,7 +18,9 @@ from specdec.backends.linears import weight_bytes
 from specdec.core.settings import ModelServiceSettings
 from specdec.runner import cgroup, memory, probe
 from specdec.runner.checkpoint import Checkpoint
+from specdec.runner.failures import in_words
 from specdec.runner.model_runner import ModelRunner
+from specdec.runner.weights import check_loaded
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,8 @@ _SIGNAL_POLL_S = 1.0
 
 
 def load_runner(settings: ModelServiceSettings) -> ModelRunner:
-    """Find, check and load the model of a service. Raises ValueError with a message for the operator.
+    """Find, check and load the model of a service. Raises ValueError with one sentence for the operator, whatever went
+    wrong; the original traceback is logged at level DEBUG.
 
     Loads in a thread of its own, which then ends. OpenMP gives every computing thread its own helpers. Once there are
     more helpers than cores, they sleep after every operation instead of waiting for the next: with two threads on two
@@ -40,26 +42,27 @@ def load_runner(settings: ModelServiceSettings) -> ModelRunner:
         # A wait without a timeout would delay the handling of a signal that comes just before it.
         while not wait([runner], _SIGNAL_POLL_S).done:
             pass
-        return runner.result()
+        try:
+            return runner.result()
+        except Exception as error:
+            log.debug("the model cannot be served", exc_info=error)
+            raise ValueError(f"{settings.model}: {in_words(error)}") from error
 
 
 def _load_runner(settings: ModelServiceSettings) -> ModelRunner:
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # logs are JSON lines
+    set_verbosity_error()  # type: ignore[no-untyped-call]  # what it would warn of is checked here
     device = _device(settings.device)
     dtype = default_dtype(device) if settings.dtype == "auto" else settings.dtype
     backend = choose(settings.backend, device)
-    checkpoint = Checkpoint.find(settings.model, dtype, backend.name, backend.fingerprint)
-    try:
-        return _prepared(checkpoint, settings, backend)
-    except torch.OutOfMemoryError as error:
-        raise ValueError(
-            f"{settings.device} has not enough memory for {settings.model}: {_first_line(error)}"
-        ) from error
+    checkpoint = Checkpoint.find(settings.model, dtype, backend.name, backend.fingerprint, settings.revision)
+    return _prepared(checkpoint, settings, backend)
 
 
 def _prepared(checkpoint: Checkpoint, settings: ModelServiceSettings, backend: Backend) -> ModelRunner:
     model = _load(checkpoint.directory, checkpoint.dtype, backend.device)
-    expected = probe.plain_logits(model, checkpoint.info.vocab_size)
-    runner = probe.prove(lambda: ModelRunner(model, checkpoint.info, probe.NUM_SLOTS, backend), expected)
+    expected = probe.plain_logits(model, checkpoint.info)
+    runner = probe.prove(model, checkpoint.info, backend, expected)
     plan = memory.plan(
         _shape(runner),
         weight_bytes(runner.model),
@@ -78,24 +81,17 @@ def _prepared(checkpoint: Checkpoint, settings: ModelServiceSettings, backend: B
 
 
 def _load(directory: Path, dtype: str, device: torch.device) -> PreTrainedModel:
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # logs are JSON lines
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=getattr(torch, dtype),
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-        model, findings = loaded
-        moved: PreTrainedModel = torch.nn.Module.to(model, device)  # transformers hides the signature
-    except (ValueError, OSError, KeyError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        raise ValueError(f"the model in {directory} cannot be loaded: {_first_line(error)}") from error
-    if missing := sorted(findings["missing_keys"]):
-        # transformers would use random weights instead.
-        raise ValueError(f"the checkpoint in {directory} lacks {len(missing)} weights, such as {missing[0]}")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        directory,
+        dtype=getattr(torch, dtype),
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    model, findings = loaded
+    check_loaded(model, findings)
+    moved: PreTrainedModel = torch.nn.Module.to(model, device)  # transformers hides the signature
     return moved
 
 
@@ -104,12 +100,8 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"there is no device {name}: {_first_line(error)}") from error
+        raise ValueError(f"there is no device {name}: {in_words(error)}") from error
     return device
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 def _default_threads() -> int:

@@ -8,9 +8,10 @@ chunks are shortened meanwhile, to detect errors there too.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec.backends.base import Backend
+from specdec.core.rounds import ModelInfo
 from specdec.kvcache.block_pool import SequenceCache
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
@@ -31,6 +34,12 @@ _LENGTH, _COMMON, _FIRST = 8, 6, (5, 3)  # tokens of a text, of the common prefi
 _WINDOW = 3
 _TOLERANCE = {torch.float32: 1e-3}
 _TOLERANCE_OTHERWISE = 0.1
+_PACKED_LAYERS = ("full_attention", "sliding_attention")
+_NOT_CAUSAL = "it is no decoder: a token changes the logits before it"
+_MOVED = (
+    "a text near the end of its context ({}) changes how all positions of a pass are encoded, so a text would depend"
+    " on others"
+)
 
 
 class UnsupportedModelError(ValueError):
@@ -47,41 +56,67 @@ def make_texts(vocab_size: int) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def plain_logits(model: PreTrainedModel, vocab_size: int) -> Tensor:  # [texts, length, vocab_size]
+def plain_logits(model: PreTrainedModel, info: ModelInfo) -> Tensor:  # [texts, length, vocab_size]
     """The logits by transformers, to be computed before a runner takes over the model. Raises UnsupportedModelError."""
-    ids = torch.tensor(make_texts(vocab_size), device=model.device)
+    ids = torch.tensor(make_texts(info.vocab_size), device=model.device)
+    name = type(model).__name__
     try:
         model.train(False)
         model.set_attn_implementation("eager")
         with _short_windows(model):
             logits: Tensor = model(input_ids=ids, use_cache=False).logits
+            others = _logits_before_other_ends(model, ids, info)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        raise UnsupportedModelError(f"a plain forward pass of this model fails ({_words(error)})") from error
-    return logits[..., :vocab_size]
+        raise UnsupportedModelError(f"a plain forward pass of {name} fails ({_words(error)})") from error
+    if not bool(logits.isfinite().all()):
+        raise UnsupportedModelError(f"a plain forward pass of {name} gives NaN or infinity")
+    for before, why in zip(others, (_NOT_CAUSAL, _MOVED.format(info.context_length)), strict=False):
+        # A fraction, since both are computed alike; experts round differently with the rows that they get.
+        if relative_error(before, logits[:, :-1]) > _tolerance(model) / 5:
+            raise UnsupportedModelError(f"{name} cannot be served: {why}")
+    return logits[..., : info.vocab_size]
 
 
-def prove(make_runner: Callable[[], ModelRunner], expected: Tensor) -> ModelRunner:
-    """The runner, with an empty pool, if its packed passes give the ``expected`` logits (see ``plain_logits``).
+def _logits_before_other_ends(model: PreTrainedModel, ids: Tensor, info: ModelInfo) -> list[Tensor]:
+    """The logits [texts, length - 1, vocab] before another last token, and before one at the end of the context.
+
+    Without the second if the model is not told positions, which a packed pass finds.
+    """
+    others = ids.clone()
+    others[:, -1] = (ids[:, -1] + 1) % info.vocab_size
+    before = [model(input_ids=others, use_cache=False).logits[:, :-1]]
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        positions = torch.arange(_LENGTH, device=ids.device)
+        positions[-1] = info.context_length - 1
+        far = model(input_ids=ids, position_ids=positions.expand_as(ids), use_cache=False)
+        before.append(far.logits[:, :-1])
+    return before
+
+
+def prove(model: PreTrainedModel, info: ModelInfo, backend: Backend, expected: Tensor) -> ModelRunner:
+    """A runner of ``model``, with an empty pool, if its packed passes give ``expected``, from ``plain_logits``.
 
     Raises UnsupportedModelError. Logs a warning if a row's logits depend on the other rows of its pass, which can then
     change a text at a near tie.
     """
     try:
-        runner = make_runner()
-        with _short_windows(runner.model):
+        runner = ModelRunner(model, info, NUM_SLOTS, backend)
+        with _short_windows(model):
             logits, depends = _packed_logits(runner)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        raise UnsupportedModelError(f"a packed pass of this model fails ({_words(error)}). {_NEEDS}") from error
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be served: {_reason(model)} (a packed pass fails, {_words(error)})"
+        ) from error
     off = relative_error(logits, expected)
-    tolerance = _TOLERANCE.get(runner.model.dtype, _TOLERANCE_OTHERWISE)
+    tolerance = _tolerance(model)
     if not off <= tolerance:
         raise UnsupportedModelError(
-            f"{type(runner.model).__name__} cannot be served: the logits of packed passes are off by {off:.1%} of their"
-            f" spread; rounding explains {tolerance:.1%}. {_NEEDS}"
+            f"{type(model).__name__} cannot be served: {_reason(model)} (logits of packed passes are off by {off:.1%}"
+            f" of their spread; rounding explains {tolerance:.1%})"
         )
     log.info("packed passes agree with the plain model", extra={"relative_error": f"{off:.1e}"})
     if depends:
@@ -90,16 +125,24 @@ def prove(make_runner: Callable[[], ModelRunner], expected: Tensor) -> ModelRunn
     return runner
 
 
+def _tolerance(model: PreTrainedModel) -> float:
+    return _TOLERANCE.get(model.dtype, _TOLERANCE_OTHERWISE)
+
+
 def relative_error(logits: Tensor, expected: Tensor) -> float:
     """The root mean square error of all logits, divided by the standard deviation of ``expected``."""
     off = (logits.float() - expected.float()).square().mean().sqrt()
     return float(off / (expected.float().std() + 1e-30))
 
 
-_NEEDS = (
-    "A model must be a decoder that keeps its whole state in keys and values, and calls its attention through "
-    "transformers' attention interface"
-)
+def _reason(model: PreTrainedModel) -> str:
+    """Why packed passes of this model are wrong, as far as it says so itself."""
+    kinds = {*(getattr(model.config.get_text_config(), "layer_types", None) or ())} - {*_PACKED_LAYERS}
+    if kinds:
+        return f"it has layers of {' and '.join(sorted(kinds))}; only {' and '.join(_PACKED_LAYERS)} can be packed"
+    if not getattr(model, "_supports_attention_backend", True):
+        return "it does not compute its attention through transformers' attention interface"
+    return "something beside its keys and values, their positions and ancestors decides its logits"
 
 
 def _packed_logits(runner: ModelRunner) -> tuple[Tensor, bool]:

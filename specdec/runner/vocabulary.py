@@ -8,6 +8,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from specdec.runner.files import refuse_pointer
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
@@ -27,6 +29,7 @@ class Vocabulary:
 
 def read_tokenizer(file: Path) -> Tokenizer:
     """The tokenizer of a tokenizer.json. Raises ValueError if the file is not a valid one."""
+    refuse_pointer(file)
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing more precise

@@ -130,8 +130,9 @@ def run(settings: EngineSettings, name: str, build: Callable[[], Callable[[], Mo
         let_threads_sleep()
         with _exit_at_signals():
             make_server = build()
-    except ValueError as error:
-        print(f"specdec {name}: {error}", file=sys.stderr)
+    except (ValueError, ImportError) as error:
+        remedy = "; pip install 'specdec[models]' has what a model needs" if isinstance(error, ImportError) else ""
+        print(f"specdec {name}: {error}{remedy}", file=sys.stderr)
         raise SystemExit(2) from error
 
     async def main() -> None:

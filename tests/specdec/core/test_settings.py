@@ -93,7 +93,7 @@ BAD = {
     "--memory-fraction": ("0", "1.1", "half"),
     "--threads": ("-1",),
     "--dtype": ("float64", ""),
-    "--log-level": ("LOUD", "info"),
+    "--log-level": ("LOUD", "1"),
     "--shutdown-grace-s": ("-1", "soon"),
     "--reflection": ("perhaps",),
 }
@@ -118,6 +118,10 @@ def test_all_bad_values_are_named_at_once(from_environment, capsys, monkeypatch)
     for flag in (*bad, "--model"):
         assert f"{flag}:" in said
     assert len(said.splitlines()) == len(bad) + 1
+
+
+def test_a_log_level_is_taken_in_any_case():
+    assert read("--model=m", "--log-level=debug").log_level == "DEBUG"
 
 
 def test_an_unknown_flag_and_a_missing_one_are_refused_by_name(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import subprocess
@@ -17,10 +18,11 @@ from safetensors.torch import load_file, save_file
 
 from specdec.backends import choice
 from specdec.backends.torch.onednn_linear import PackedLinear
-from specdec.core.settings import ModelServiceSettings
+from specdec.core.settings import EngineSettings, ModelServiceSettings
 from specdec.runner import cgroup, loading, memory
 from specdec.runner.checkpoint import Checkpoint
 from specdec.runner.loading import load_runner
+from specdec.server import model_server
 from tests.models.backends import backend
 
 CONTEXT = 40
@@ -120,6 +122,28 @@ def cut_off(directory: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def of_a_page(directory: Path) -> None:
+    (directory / "model.safetensors").write_text("<html>Sign in</html>" * 10)
+
+
+def with_nan(directory: Path) -> None:
+    weights = load_file(directory / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][0, 3] = torch.nan
+    weights["model.norm.weight"][0] = torch.inf
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+
+
+def with_gaps(directory: Path) -> None:
+    file = "model-1-of-2.safetensors"
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": file, "model.norm.weight": "model-2-of-2.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / "model.safetensors").rename(directory / file)
+
+
+def of_pickles(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+
+
 def not_causal(directory: Path) -> None:
     config = hf.T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, n_positions=CONTEXT)
     hf.T5ForConditionalGeneration(config).save_pretrained(directory)
@@ -132,19 +156,115 @@ def with_its_state_elsewhere(directory: Path) -> None:
     hf.Mamba2ForCausalLM(config).save_pretrained(directory)
 
 
+def says(**changes):
+    """config.json has these values, too."""
+
+    def change(directory: Path) -> None:
+        file = directory / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def has(name: str, content: bytes):
+    return lambda directory: (directory / name).write_bytes(content)
+
+
+REFUSED = [
+    (without_a_weight, r"lacks weights: model.layers.1.mlp.up_proj.weight$"),
+    (says(num_hidden_layers=4), r"lacks weights: model.layers.2.input_layernorm.weight and 17 more$"),
+    (cut_off, r"model.safetensors is no safetensors file that can be read: .*incomplete"),
+    (of_a_page, r"model.safetensors is no safetensors file that can be read"),
+    (with_nan, r"weights are NaN or infinite in float32: model.layers.1.mlp.up_proj.weight and 1 more$"),
+    (with_gaps, r"index.json names model-2-of-2.safetensors, which is missing \(1 of 2\)"),
+    (of_pickles, r"has neither model.safetensors nor .*index.json \(there are pytorch_model.bin\)"),
+    (not_causal, r"transformers 5\S+ knows no causal model of a T5Config$"),
+    (with_its_state_elsewhere, r"Mamba2ForCausalLM cannot be served: .*linear_attention"),
+    (has("config.json", b"{"), r"config.json cannot be used: .* is not a valid JSON file"),
+    (has("config.json", b"[]"), r"config.json cannot be used: no model_type is named$"),
+    (has("config.json", b"3"), r"config.json cannot be used: TypeError"),
+    (says(model_type="of tomorrow"), r"transformers 5\S+ does not know its model_type `of tomorrow`$"),
+    (
+        says(model_type="other", auto_map={"AutoConfig": "a.B"}),
+        r"needs model code of its own, which is never run here$",
+    ),
+    (says(model_type="timm_wrapper"), r"needs a Python package that is not installed: .*timm"),
+    (says(hidden_size="16"), r"config.json cannot be used: Field 'hidden_size' expected int, got str"),
+    (says(hidden_size=32), r"21 weights differ in shape .* such as lm_head.weight: \[32, 16\] instead of \[32, 32\]"),
+    (says(num_attention_heads=0), r"config.json cannot be used: ZeroDivisionError"),
+    (says(num_key_value_heads=0), r"ZeroDivisionError"),
+    (says(hidden_act="of tomorrow"), r"KeyError: 'of tomorrow'"),
+    (says(rope_parameters={"rope_type": "of tomorrow", "rope_theta": 1.0}), r"KeyError: 'of tomorrow'"),
+    (says(rope_parameters={"rope_type": "default", "rope_theta": 0}), r"forward pass of LlamaForCausalLM gives NaN"),
+    (says(max_position_embeddings=-1), r"config.json cannot be used: max_position_embeddings is -1$"),
+    (says(vocab_size=0), r"config.json cannot be used: vocab_size is 0$"),
+    (has("generation_config.json", b"{"), r"generation_config.json cannot be used"),
+    (has("generation_config.json", b"[]"), r"generation_config.json cannot be used"),
+    (has("tokenizer.json", b"\x80\x04"), r"tokenizer.json is no tokenizer.json that can be read"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED)
+def test_a_checkpoint_that_cannot_be_served_is_one_sentence_that_names_it(directory, change, words, caplog):
+    change(directory)
+    caplog.set_level(logging.DEBUG, loading.__name__)
+    with pytest.raises(ValueError, match=words) as error:
+        load(directory, dtype="float32")
+    assert str(error.value).startswith(f"{directory}: ")
+    assert "\n" not in str(error.value)
+    [traceback] = [record for record in caplog.records if record.exc_info]
+    assert traceback.levelname == "DEBUG"
+
+
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("error", "words"),
     [
-        (without_a_weight, r"lacks 1 weights, such as model.layers.1.mlp.up_proj.weight"),
-        (cut_off, "cannot be loaded"),
-        (not_causal, r"cannot be loaded: Unrecognized configuration class .*T5Config"),
-        (with_its_state_elsewhere, "whole state in keys and values"),
+        (MemoryError("no room"), "there is not enough memory for it: no room"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory.\nTried"),
+            "there is not enough memory for it: CUDA out of memory.",
+        ),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9"), "there is not enough memory"),
+        (ImportError("needs awq"), "needs a Python package that is not installed: needs awq"),
+        (AssertionError(), "AssertionError"),
+        (PermissionError(13, "Permission denied", "/x"), r"\[Errno 13\] Permission denied: '/x'"),
+        (RuntimeError("x" * 10_000), r"x{300,399}…$"),
     ],
 )
-def test_a_checkpoint_that_cannot_be_served_is_refused_in_words(directory, change, words):
-    change(directory)
-    with pytest.raises(ValueError, match=words):
+def test_whatever_a_library_raises_is_one_sentence(directory, monkeypatch, error, words):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(hf.AutoModelForCausalLM, "from_pretrained", fails)
+    with pytest.raises(ValueError, match=rf"^{directory}: .*{words}"):
         load(directory)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("/models/a: of lead"), "/models/a: of lead\n"),
+        (ModuleNotFoundError("No module named 'torch'"), "pip install"),
+    ],
+)
+def test_a_service_that_cannot_load_says_one_sentence_and_exits_with_status_2(capsys, error, words):
+    def build():
+        raise error
+
+    with pytest.raises(SystemExit) as caught:
+        model_server.run(EngineSettings(), "target", build)
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("specdec target: ")
+    assert words in said
+    assert said.count("\n") == 1
+
+
+def test_weights_that_the_model_does_not_use_are_warned_of(directory, caplog):
+    says(num_hidden_layers=1)(directory)
+    load(directory)
+    [warning] = [record for record in caplog.records if "does not use" in record.message]
+    assert warning.unused == "model.layers.1.input_layernorm.weight and 8 more"
 
 
 def test_threads_are_those_asked_for_or_what_a_container_may_use(directory, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 
 import pytest
 import torch
@@ -15,13 +14,13 @@ from specdec.passes.rows import Segment
 from specdec.runner import model_runner, probe
 from specdec.runner.model_runner import ModelRunner
 from tests.models.backends import backend
-from tests.specdec.runner.tiny_models import ACCEPTED, CONTEXT, REFUSED, VOCAB, WINDOW, model_of
+from tests.specdec.runner.tiny_models import ACCEPTED, CONTEXT, GQA, LAYERS, REFUSED, VOCAB, WINDOW, model_of
 
 
 def prove(model: torch.nn.Module) -> ModelRunner:
-    expected = probe.plain_logits(model, VOCAB)
     info = ModelInfo("tiny", "", VOCAB, "", CONTEXT)
-    return probe.prove(partial(ModelRunner, model, info, probe.NUM_SLOTS, backend()), expected)
+    expected = probe.plain_logits(model, info)
+    return probe.prove(model, info, backend(), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -35,15 +34,18 @@ def test_a_model_that_works_is_accepted_and_left_as_it_was(name, dtype):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_model_that_does_not_work_is_refused_with_a_reason(name):
-    with pytest.raises(ValueError, match=r"keeps its whole state in keys and values"):
-        prove(model_of(REFUSED[name]))
+def test_a_model_that_does_not_work_is_refused_by_name_with_its_reason(name):
+    make_config, reason = REFUSED[name]
+    model = model_of(make_config)
+    with pytest.raises(ValueError, match=f"{type(model).__name__} cannot be served: {reason}"):
+        prove(model)
 
 
 @pytest.mark.parametrize("name", ["a convolution in every other layer", "biases by distance", "chunked attention"])
 def test_rounding_to_bfloat16_hides_no_wrong_model(name):
-    with pytest.raises(ValueError, match=r"off by \d+\.\d% of their spread"):
-        prove(model_of(REFUSED[name], torch.bfloat16))
+    make_config, reason = REFUSED[name]
+    with pytest.raises(ValueError, match=rf"{reason}.* off by \d+\.\d% of their spread"):
+        prove(model_of(make_config, torch.bfloat16))
 
 
 def test_a_window_that_attention_is_not_told_of_is_found(monkeypatch):
@@ -82,9 +84,31 @@ def test_wrong_trees_and_positions_are_found(monkeypatch, mistake):
 
 def test_a_model_that_fails_is_refused_in_words(monkeypatch):
     model = model_of(ACCEPTED["llama"])
-    monkeypatch.setattr(type(model), "forward", lambda *_, **__: 1 / 0)
-    with pytest.raises(ValueError, match=r"plain forward pass of this model fails \(ZeroDivisionError: division"):
+    model.model.norm.weight.data[3] = torch.nan
+    with pytest.raises(ValueError, match=r"plain forward pass of LlamaForCausalLM gives NaN"):
         prove(model)
+    monkeypatch.setattr(type(model), "forward", lambda *_, **__: 1 / 0)
+    with pytest.raises(ValueError, match=r"plain forward pass of LlamaForCausalLM fails \(ZeroDivisionError: division"):
+        prove(model)
+
+
+def longrope(layer_type: str | None) -> hf.PreTrainedConfig:
+    """Positions of a pass are encoded by the largest of them: of all layers, or of those of one type."""
+    long = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=CONTEXT // 2, factor=2.0)
+    long |= dict(short_factor=[1.0] * 8, long_factor=[1.5 + i for i in range(8)])
+    if layer_type is None:
+        return hf.Phi3Config(**GQA, rope_parameters=long, original_max_position_embeddings=CONTEXT // 2)
+    ropes = {each: dict(rope_type="default", rope_theta=1e4) for each in LAYERS} | {layer_type: long}
+    return hf.Gemma3TextConfig(**GQA, head_dim=16, layer_types=LAYERS, rope_parameters=ropes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layer_type", [None, *LAYERS])
+def test_positions_that_another_text_changes_within_the_context_are_found(dtype, layer_type):
+    model = model_of(lambda: longrope(layer_type), dtype)
+    with pytest.raises(ValueError, match=r"near the end of its context \(64\) changes how all positions"):
+        prove(model)
+    probe.plain_logits(model, ModelInfo("tiny", "", VOCAB, "", CONTEXT // 2))
 
 
 def test_rows_that_depend_on_their_company_are_reported(monkeypatch, caplog):

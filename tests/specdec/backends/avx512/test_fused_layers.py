@@ -224,10 +224,9 @@ def test_nothing_of_an_unsound_row_reaches_another_text(name: str, threads: int)
 
 def prove() -> ModelRunner:
     model = model_of(lambda: hf.MistralConfig(**SHAPE, sliding_window=32))
-    expected = probe.plain_logits(model, VOCAB)
-    return probe.prove(
-        partial(ModelRunner, model, ModelInfo("tiny", "", VOCAB, "", CONTEXT), probe.NUM_SLOTS, backend()), expected
-    )
+    info = ModelInfo("tiny", "", VOCAB, "", CONTEXT)
+    expected = probe.plain_logits(model, info)
+    return probe.prove(model, info, backend(), expected)
 
 
 def test_a_window_is_short_while_a_model_is_proved() -> None:

@@ -1,0 +1,79 @@
+"""Which files are a checkpoint, in a directory or fetched from a hub. Does not know models, and needs no torch."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
+ADAPTER = "adapter_config.json"
+DESCRIPTIONS = (
+    *("config.json", "generation_config.json", INDEX, ADAPTER),
+    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json"),
+)
+"""All files that are read beside the weights."""
+
+_POINTER = b"version https://git-lfs"
+
+
+def directory_of(model: str, revision: str = "") -> Path:
+    """The directory ``model``, or that of the hub id ``model`` in the hub's cache, fetched as far as it is used.
+
+    Raises ValueError, with the reason in words, if there is none.
+    """
+    if not Path(model).is_dir():
+        return _fetched(model, revision)
+    if revision:
+        raise ValueError("--revision is for hub ids, and this is a directory")
+    return Path(model)
+
+
+def weight_files(directory: Path) -> list[str]:
+    """The files with the weights, as transformers chooses them: model.safetensors, else those that the index names.
+
+    Raises ValueError, with the reason in words, if one is missing.
+    """
+    names = _weight_names(directory)
+    if missing := [name for name in names if not (directory / name).is_file()]:
+        if names != [SINGLE]:
+            raise ValueError(f"{INDEX} names {missing[0]}, which is missing ({len(missing)} of {len(names)})")
+        others = sorted(file.name for file in directory.glob("*") if file.suffix in (".safetensors", ".bin", ".gguf"))
+        there = f" (there are {', '.join(others[:3])})" if others else ""
+        raise ValueError(f"{directory} has neither {SINGLE} nor {INDEX}{there}")
+    return names
+
+
+def refuse_pointer(file: Path) -> None:
+    """Raises ValueError if ``file`` is what Git leaves in place of a large file that was not fetched."""
+    with file.open("rb") as stream:
+        if stream.read(len(_POINTER)) == _POINTER:
+            raise ValueError(f"{file} is a Git LFS pointer, not the file itself: run `git lfs pull` there")
+
+
+def _weight_names(directory: Path) -> list[str]:
+    index = directory / INDEX
+    if (directory / SINGLE).is_file() or not index.is_file():
+        return [SINGLE]
+    refuse_pointer(index)
+    try:
+        return sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()}) or [SINGLE]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} is no index of weights that can be read: {error}") from error
+
+
+def _fetched(model: str, revision: str) -> Path:
+    # Imported here, since a directory does not need it.
+    from huggingface_hub import snapshot_download
+
+    try:
+        directory = Path(snapshot_download(model, revision=revision or None, allow_patterns=list(DESCRIPTIONS)))
+        # Of the same commit, whatever is pushed meanwhile.
+        snapshot_download(model, revision=directory.name, allow_patterns=_weight_names(directory))
+    except Exception as error:  # the client passes on those of several libraries
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.ENOSPC):
+            raise ValueError(f"the hub's cache cannot be written: {error}; HF_HOME names another place") from error
+        at = f" at revision {revision}" if revision else ""
+        raise ValueError(f"this is neither a directory nor a checkpoint that the hub can give{at}: {error}") from error
+    return directory
