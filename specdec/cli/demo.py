@@ -41,7 +41,7 @@ async def run(console: Console, max_tokens: int, num_draft_tokens: int, temperat
             services = await stack.enter_async_context(deployment(target, draft, arguments=["--threads=1"]))
         for service in services:
             console.print(f"  {service.name:<15} {service.address}  healthy", highlight=False)
-        client = await stack.enter_async_context(Client(services[2].address))
+        client = await stack.enter_async_context(Client(services[-1].address))
         request: dict[str, Any] = {"text": PROMPT, "temperature": temperature, "seed": seed}
         # A warm-up of both modes.
         for count in (num_draft_tokens, 0):

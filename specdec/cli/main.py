@@ -98,6 +98,7 @@ def chaos(context: typer.Context) -> None:
 def up(
     target: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "target"),
     draft: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "draft"),
+    no_draft: Annotated[bool, typer.Option("--no-draft", help="run the target alone, with prompt lookup")] = False,
     port: Annotated[int, typer.Option(help="port of the orchestrator")] = 50050,
     threads: Annotated[
         int, typer.Option(help="CPU threads of each model; default: half of the cores; 0: all usable cores")
@@ -109,11 +110,12 @@ def up(
         Path | None, typer.Option(help="directory for the services' logs; default: a temporary one")
     ] = None,
 ) -> None:
-    """Run all three services on this machine until Ctrl-C.
+    """Run all services on this machine until Ctrl-C.
 
     A service that needs a restart (exit status 3) is restarted. If a service ends in another way, all are stopped.
     """
-    work = up_.run(Console(), target, draft, port, [f"--threads={threads}"], certificates_dir, logs)
+    drafts = None if no_draft else draft
+    work = up_.run(Console(), target, drafts, port, [f"--threads={threads}"], certificates_dir, logs)
     _run(until_signalled(work))
 
 

@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -26,12 +26,19 @@ from specdec.transport.rpc import LIVENESS
 
 T = TypeVar("T")
 
+Tell = Callable[[str], None]
+
 _STOP_TIMEOUT_S = 15.0
+_FIRST_WORD_S = 3.0
 
 _GRPC_EXPERIMENTS = {"1.85": "-event_engine_client,-event_engine_listener"}
 """Values of GRPC_EXPERIMENTS by gRPC release, because the names of experiments are not stable. They disable the event
 engine, which reads sockets in its own threads and passes messages on. Without it the waiting thread reads the socket,
 which saves 0.3 to 0.6 ms per round on two cores that also compute (bench/LOG.md)."""
+
+
+def _nothing(_: str) -> None:
+    pass
 
 
 class StartError(Exception):
@@ -103,7 +110,8 @@ async def _started(command: Sequence[str], log: IO[bytes]) -> asyncio.subprocess
 async def service(module: str, port: int, arguments: Sequence[str], logs: Path | None = None) -> AsyncIterator[Service]:
     """Run ``python -m module`` on loopback; stop it with SIGTERM at the end. ``module`` may include one argument.
 
-    Its log is ``logs``/MODULE.log, which is kept, or without ``logs`` a temporary file.
+    Its log is ``logs``/MODULE.log, which is kept, or without ``logs`` a temporary file. Raises StartError if there can
+    be no such file.
     """
     name, *first = module.split()
     with _log(name, logs) as log:
@@ -118,7 +126,11 @@ async def service(module: str, port: int, arguments: Sequence[str], logs: Path |
 
 def _log(name: str, logs: Path | None) -> IO[bytes]:
     if logs is not None:
-        return open(logs / f"{name}.log", "ab")
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+            return open(logs / f"{name}.log", "ab")
+        except OSError as error:
+            raise StartError(f"no log can be written in {logs}: {error.strerror}") from error
     return tempfile.NamedTemporaryFile(prefix=f"specdec-{name}-", suffix=".log")
 
 
@@ -135,48 +147,50 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 @contextlib.asynccontextmanager
 async def deployment(
     target: str,
-    draft: str,
+    draft: str | None,
     port: int = 0,
     arguments: Sequence[str] = (),
     certificates: Path | None = None,
     logs: Path | None = None,
-) -> AsyncIterator[tuple[Service, Service, Service]]:
-    """Run target, draft and orchestrator, and yield them once they can generate. ``arguments`` are for model services.
+    tell: Tell = _nothing,
+) -> AsyncIterator[Sequence[Service]]:
+    """Run target, draft (unless that is None) and orchestrator, and yield them in this order once they can generate.
 
-    They use TLS if ``certificates`` is set, a directory made by specdec.security.dev_ca. Their logs are kept if the
-    directory ``logs`` is set. Raises StartError.
+    ``arguments`` are for model services. They use TLS if ``certificates`` is set, a directory made by
+    specdec.security.dev_ca. Their logs are kept if the directory ``logs`` is set. ``tell`` gets a line about each wait
+    that is long. Raises StartError.
     """
-    roles = ("target", "draft", "orchestrator")
-    target_port, draft_port, free_port = free_ports(3)
+    models = {"target": target} | ({"draft": draft} if draft is not None else {})
+    ports = dict(zip((*models, "orchestrator"), free_ports(len(models) + 1), strict=True))
+    ports["orchestrator"] = port or ports["orchestrator"]
+    # Both addresses are named, so that none comes from the environment.
+    addresses = {role: f"127.0.0.1:{ports[role]}" if role in models else "" for role in ("target", "draft")}
+    flags = {role: [f"--model={model}", *arguments] for role, model in models.items()}
+    flags["orchestrator"] = [f"--tokenizer={target}", *(f"--{role}={where}" for role, where in addresses.items())]
     tls = _operator(certificates) if certificates else None
-
-    def tls_flags(role: str) -> list[str]:
-        files = (("cert", made.CERT), ("key", made.KEY), ("ca", made.CA)) if certificates else ()
-        return [f"--tls-{what}={certificates}/{role}/{file}" for what, file in files]
-
     async with contextlib.AsyncExitStack() as stack:
-
-        async def start(module: str, role: str, port: int, *flags: str) -> Service:
-            return await stack.enter_async_context(service(module, port, [*flags, *tls_flags(role)], logs))
-
-        target_service = await start("target_service", "target", target_port, f"--model={target}", *arguments)
-        draft_service = await start("draft_service", "draft", draft_port, f"--model={draft}", *arguments)
-        addresses = (f"--target={target_service.address}", f"--draft={draft_service.address}")
-        orchestrator = await start(
-            "orchestrator", "orchestrator", port or free_port, *addresses, f"--tokenizer={target}"
-        )
-        services = (target_service, draft_service, orchestrator)
-        for each, role in zip(services, roles, strict=True):
-            if tls:
-                each.tls, each.tls_name = tls, role
-        try:
-            async with asyncio.TaskGroup() as group:  # fails at once if any service ends
-                for each in services:
-                    group.create_task(healthy(each))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        await paired(orchestrator)
+        services = []
+        for role, own in flags.items():
+            module = role if role == "orchestrator" else f"{role}_service"
+            own += _tls_flags(certificates / role) if certificates else []
+            services.append(await stack.enter_async_context(service(module, ports[role], own, logs)))
+            services[-1].tls, services[-1].tls_name = tls, role
+        await _can_generate(services, tell)
         yield services
+
+
+async def _can_generate(services: Sequence[Service], tell: Tell) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:  # fails at once if any service ends
+            for each in services:
+                group.create_task(healthy(each, tell=tell))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    await paired(services[-1], tell=tell)
+
+
+def _tls_flags(own: Path) -> list[str]:
+    return [f"--tls-{what}={own / file}" for what, file in (("cert", made.CERT), ("key", made.KEY), ("ca", made.CA))]
 
 
 def _operator(certificates: Path) -> Tls:
@@ -203,14 +217,29 @@ async def watch(services: Sequence[Service]) -> AsyncGenerator[tuple[Service, st
             wait.cancel()
 
 
-async def healthy(service: Service, timeout_s: float = 600.0) -> None:
+class _Patience:
+    """Tells of a wait after 3 s, and again after 6, 12, 24 ... s."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._since = time.monotonic()
+        self._next_s = _FIRST_WORD_S
+
+    def wait(self, what: str) -> None:
+        if time.monotonic() - self._since >= self._next_s:
+            self._next_s *= 2
+            self._tell(f"Waiting: {what}")
+
+
+async def healthy(service: Service, timeout_s: float = 600.0, tell: Tell = _nothing) -> None:
     """Wait until the service is alive: its model is loaded. Raises StartError if it ends, or after ``timeout_s``."""
-    until = time.monotonic() + timeout_s
+    until, patience = time.monotonic() + timeout_s, _Patience(tell)
     while time.monotonic() < until:
         if service.process.returncode is not None:
             raise StartError(f"{service.ending()}:\n{service.log_tail()}")
         if await is_serving(service.address, 1.0, LIVENESS, service.tls, service.tls_name):
             return
+        patience.wait(f"{service.name} does not serve yet at {service.address}; its log is {service.log.name}")
         await asyncio.sleep(0.1)
     raise StartError(f"{service.name} was not healthy after {timeout_s:g} s:\n{service.log_tail()}")
 
@@ -228,16 +257,17 @@ async def is_serving(
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-async def paired(orchestrator: Service, timeout_s: float = 30.0) -> None:
+async def paired(orchestrator: Service, timeout_s: float = 30.0, tell: Tell = _nothing) -> None:
     """Wait until the orchestrator uses all its replicas. Raises StartError with the unused ones and the reasons."""
     problem = ""
     async with Client(orchestrator.address, tls=orchestrator.tls) as client:
-        until = time.monotonic() + timeout_s
+        until, patience = time.monotonic() + timeout_s, _Patience(tell)
         while time.monotonic() < until:
             replicas = (await client.server_info()).replicas
             problem = "\n".join(f"{r.role} {r.address}: {r.problem}" for r in replicas if not r.ready)
             if not problem:
                 return
+            patience.wait(f"the orchestrator does not use {problem}; its log is {orchestrator.log.name}")
             await asyncio.sleep(0.1)
     raise StartError(f"the orchestrator does not use all replicas:\n{problem}")
 

@@ -1,4 +1,4 @@
-"""All three services on this machine, in the foreground: starts them, restarts them on request, and stops them.
+"""All services on this machine, in the foreground: starts them, restarts them on request, and stops them.
 
 Knows the output for the user; does not know how processes are started (specdec.cli.processes).
 """
@@ -24,7 +24,7 @@ _PAUSE_S = 1.0
 async def run(
     console: Console,
     target: str,
-    draft: str,
+    draft: str | None,
     port: int,
     arguments: Sequence[str],
     certificates: Path | None = None,
@@ -35,7 +35,6 @@ async def run(
     Logs are kept in the directory ``logs``. Without it they are in a temporary directory, kept only after an error.
     """
     directory = logs or Path(tempfile.mkdtemp(prefix="specdec-"))
-    directory.mkdir(parents=True, exist_ok=True)
     wrong = False
     try:
         await _run(console, target, draft, port, arguments, certificates, directory)
@@ -52,27 +51,29 @@ async def run(
 async def _run(
     console: Console,
     target: str,
-    draft: str,
+    draft: str | None,
     port: int,
     arguments: Sequence[str],
     certificates: Path | None,
     logs: Path,
 ) -> None:
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     async with AsyncExitStack() as stack:
-        with console.status("Starting target, draft and orchestrator ..."):
-            services = await stack.enter_async_context(deployment(target, draft, port, arguments, certificates, logs))
-        for service in services:
-            console.print(
-                f"  {service.name:<15} {service.address}  {service.log.name}", highlight=False, soft_wrap=True
+        with console.status("Starting ..."):
+            services = await stack.enter_async_context(
+                deployment(target, draft, port, arguments, certificates, logs, say)
             )
+        for service in services:
+            say(f"  {service.name:<15} {service.address}  {service.log.name}")
         ca = f" --tls-ca {certificates / 'operator' / 'ca.crt'}" if certificates else ""
-        ready = f'Ready: specdec generate "def main(" --address {services[2].address}{ca}'
-        console.print(ready, highlight=False, soft_wrap=True)
+        say(f'Ready: specdec generate "def main(" --address {services[-1].address}{ca}')
         stack.callback(console.print, "Stopping ...")
         async with aclosing(watch(services)) as endings:
             async for service, ending in endings:
                 if service.process.returncode != RESTART_STATUS:
                     raise StartError(f"{ending}:\n{service.log_tail()}")
-                console.print(f"{ending}. It gave itself up and is restarted.", highlight=False, soft_wrap=True)
+                say(f"{ending}. It gave itself up and is restarted.")
                 await asyncio.sleep(_PAUSE_S)
                 await service.restart()

@@ -13,15 +13,19 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
 from rich.console import Console
 
+from bench.models.table_model import Table, TableDrafter, TableVerifier
 from specdec.cli import processes, up
-from specdec.cli.processes import Service, StartError, environment, free_ports, healthy, service
+from specdec.cli.processes import Service, StartError, environment, free_ports, healthy, paired, service
+from specdec.client import Client
 from specdec.security import dev_ca
 from tests.checkout import ROOT
+from tests.cluster import cluster
 from tests.specdec.cli.commands import TERMINAL, called
 
 PATIENCE_S = 60.0
@@ -65,6 +69,34 @@ async def test_a_wait_is_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch) -> 
     assert num_attempts <= 2
 
 
+async def test_a_wait_names_the_service_and_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_FIRST_WORD_S", 0.05)
+    monkeypatch.setattr(processes, "is_serving", AsyncMock(return_value=False))
+    said: list[str] = []
+    [port] = free_ports(1)
+    log: Any = SimpleNamespace(name=os.devnull)
+    running: Any = SimpleNamespace(returncode=None)
+    with pytest.raises(StartError):
+        await healthy(Service("target_service", f"127.0.0.1:{port}", [], log, False, running), 0.5, said.append)
+    assert said
+    assert all(
+        f"target_service does not serve yet at 127.0.0.1:{port}; its log is {os.devnull}" in each for each in said
+    )
+    assert len(said) < 5, "each pause is longer than the one before"
+
+
+async def test_a_wait_for_a_replica_says_why_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_FIRST_WORD_S", 0.05)
+    said: list[str] = []
+    async with cluster([TableVerifier(Table())], [TableDrafter(Table())]) as running:
+        await running.drafts[0].stop()
+        log: Any = SimpleNamespace(name=os.devnull)
+        front: Any = SimpleNamespace(address=f"127.0.0.1:{running.orchestrator.port}", tls=None, log=log)
+        with pytest.raises(StartError, match="does not use all replicas"):
+            await paired(front, 2.0, said.append)
+    assert any(f"draft 127.0.0.1:{running.drafts[0].port}" in each for each in said)
+
+
 def alive(pid: int) -> bool:
     with suppress(ProcessLookupError):
         os.kill(pid, 0)
@@ -80,17 +112,24 @@ def children(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+# Also where these tests run under nohup, which a program is to heed. Not by a preexec_fn: that forks a process with
+# threads of gRPC, which may end the child.
+HEEDS_SIGHUP = """
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
 @asynccontextmanager
 async def started(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """``specdec up``."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "specdec.cli.main", "up", *arguments),
+        *(sys.executable, "-c", HEEDS_SIGHUP, "-m", "specdec.cli.main", "up", *arguments),
         env=os.environ | TERMINAL,
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        # Also where these tests run under nohup, which a program is to heed.
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     try:
         yield process
@@ -138,6 +177,31 @@ async def test_the_three_processes_serve_over_tls_and_one_that_dies_ends_all_and
         assert await process.wait() == 1
     assert f"specdec: draft_service ended by SIGKILL; its log is {tmp_path}/logs/draft_service.log" in rest
     assert not [pid for pid in mine if alive(pid)]
+
+
+@pytest.mark.slow
+async def test_without_a_draft_the_target_serves_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPECDEC_DRAFT", "127.0.0.1:1")  # of other services than these
+    [port] = free_ports(1)
+    async with started("--no-draft", f"--port={port}", f"--logs={tmp_path}") as process, asyncio.timeout(PATIENCE_S):
+        assert process.stdout is not None
+        while b"Ready:" not in (line := await process.stdout.readline()):
+            assert line
+        assert len(children(process.pid)) == 2
+        async with Client(f"127.0.0.1:{port}") as client:
+            assert [replica.role for replica in (await client.server_info()).replicas] == ["target"]
+            [sample] = await client.generate(text="one two three " * 8, max_tokens=64, temperature=0.0)
+    assert len(sample.token_ids) == 64
+
+
+@pytest.mark.slow
+async def test_logs_where_there_can_be_none_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    async with started(f"--logs={tmp_path / 'file' / 'logs'}") as process, asyncio.timeout(PATIENCE_S):
+        assert process.stdout is not None
+        said = (await process.stdout.read()).decode()
+        assert await process.wait() == 1
+    assert said.startswith(f"specdec: no log can be written in {tmp_path / 'file' / 'logs'}: ")
 
 
 @pytest.mark.slow
