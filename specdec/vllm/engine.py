@@ -1,0 +1,268 @@
+"""One pass of vLLM at a time, over the sequences that the caller names, each with a chain of draft tokens.
+
+All that touches vLLM's private parts is in this file, which is written for one minor version of vLLM. Three seams are
+vLLM's own: the class of the scheduler, the extension of its workers, and the proposer of draft tokens. Sampling is ours:
+a sampler in each worker turns logits into tokens. Preemption, paging, prefix caching and chunked prefill are vLLM's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.request import Request, RequestStatus
+
+VERSION = "0.32"
+"""The minor version of vLLM for which this file is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJob:
+    """A sequence of a pass, as a worker sees it. ``payload``: what the caller gave when it added the sequence.
+    ``num_ids``: committed ids; ``ids()`` makes the list of them. ``logits``: [1 + chain, vocab_size]."""
+
+    key: str
+    payload: Any
+    num_ids: int
+    ids: Callable[[], list[int]]
+    chain: Sequence[int]
+    extra: Any
+    logits: Tensor
+
+
+class WorkerSampler(Protocol):
+    """Made once in each worker, with its device."""
+
+    def sample(self, jobs: Sequence[WorkerJob]) -> Sequence[Sequence[int]]:
+        """The tokens that each job commits, 1 + chain at most; none: its logits are not finite."""
+
+    def forget(self, key: str) -> None:
+        """The sequence has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one sequence in a pass. ``tokens``: what it commits; None: its prefill continues in the next pass.
+    ``no_memory``: no KV blocks were free for it."""
+
+    tokens: tuple[int, ...] | None = None
+    no_memory: bool = False
+
+
+class VllmEngine:
+    """Owned by one thread."""
+
+    def __init__(self, arguments: Mapping[str, Any], sampler: str, max_chain: int, vocab_size: int) -> None:
+        """``arguments``: of vllm.EngineArgs. ``sampler``: module and name of a WorkerSampler, ``a.b:C``. ``max_chain``:
+        draft tokens of one sequence in a pass at most. Raises whatever vLLM raises for what it refuses."""
+        config = EngineArgs(
+            **arguments,
+            async_scheduling=False,
+            scheduler_cls=f"{__name__}.PassScheduler",
+            worker_extension_cls=f"{__name__}.WorkerExtension",
+            speculative_config={
+                "method": "custom_class",
+                "model": f"{__name__}.NoProposals",
+                "num_speculative_tokens": max_chain,
+            },
+        ).create_engine_config()
+        if config.use_v2_model_runner:
+            raise ValueError("vLLM's model runner V2 takes no proposer from outside: set VLLM_USE_V2_MODEL_RUNNER=0")
+        self.config: VllmConfig = config
+        self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self._core.collective_rpc("install_sampler", args=(sampler, vocab_size))
+        self._numbers = itertools.count()
+        self._max_sequences: int = config.scheduler_config.max_num_seqs
+        self.max_chain = max_chain
+        self.block_size: int = config.cache_config.block_size
+
+    @property
+    def _scheduler(self) -> PassScheduler:
+        scheduler: PassScheduler = self._core.scheduler
+        return scheduler
+
+    def add(self, ids: Sequence[int], salt: bytes, payload: Any) -> str:
+        """Add a sequence whose committed ``ids`` are the prompt for vLLM. Returns its key. It takes no KV blocks yet.
+        ``payload`` can be pickled."""
+        key = f"s{next(self._numbers)}"
+        most = self.config.model_config.max_model_len
+        request = EngineCoreRequest(
+            request_id=key,
+            prompt_token_ids=list(ids),
+            mm_features=None,
+            sampling_params=SamplingParams(
+                temperature=0.0,
+                max_tokens=max(1, most - len(ids)),
+                ignore_eos=True,
+                detokenize=False,
+                extra_args={"payload": payload},
+            ),
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=None,
+            cache_salt=salt.hex() or None,
+            data_parallel_rank=None,
+        )
+        self._core.add_request(*self._core.preprocess_add_request(request))
+        return key
+
+    def remove(self, key: str) -> None:
+        self._core.abort_requests([key])
+
+    def run(self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any]) -> tuple[dict[str, Outcome], int]:
+        """One pass over these sequences, memory first to the first. ``extras``: more that the sampler must know of a
+        chain. Returns what came of each, and the number of rows."""
+        self._scheduler.begin(dict(itertools.islice(chains.items(), self._max_sequences)), extras)
+        outputs, executed = self._core.step()
+        self._core.post_step(executed)
+        tokens = {
+            output.request_id: tuple(output.new_token_ids) for some in outputs.values() for output in some.outputs
+        }
+        scheduled = self._scheduler.num_scheduled
+        return {key: self._outcome(key, tokens, scheduled) for key in chains}, sum(scheduled.values())
+
+    def _outcome(self, key: str, tokens: Mapping[str, tuple[int, ...]], scheduled: Mapping[str, int]) -> Outcome:
+        if key in tokens:
+            return Outcome(tokens[key])
+        request = self._scheduler.requests.get(key)
+        if request is None:
+            return Outcome(())
+        if key in scheduled:  # a part of its prompt, or its logits were not finite
+            return Outcome(None if request.num_computed_tokens < request.num_tokens else ())
+        full = sum(scheduled.values()) >= self._scheduler.max_num_scheduled_tokens
+        return Outcome(no_memory=not full and len(scheduled) < self._max_sequences)
+
+    def cache_use(self) -> tuple[int, int]:
+        """KV slots used, and in total."""
+        pool = self._scheduler.kv_cache_manager.block_pool
+        total = pool.num_gpu_blocks - 1  # one block is never given out
+        return (total - pool.get_num_free_blocks()) * self.block_size, total * self.block_size
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that vLLM knows."""
+        return len(self._scheduler.requests)
+
+    def shut_down(self) -> None:
+        self._core.shutdown()
+
+
+class NoProposals:
+    """The proposer: draft tokens come from outside."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        pass
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def propose(self, sampled_token_ids: Sequence[Any], *_: Any, **__: Any) -> list[list[int]]:
+        return [[] for _ in sampled_token_ids]
+
+
+class PassScheduler(Scheduler):
+    """Schedules the sequences of the present pass alone, each with its chain. The others keep their blocks."""
+
+    _chains: Mapping[str, Sequence[int]] = {}
+    _extras: Mapping[str, Any] = {}
+    num_scheduled: Mapping[str, int] = {}
+    """Rows of the last pass by sequence."""
+
+    def begin(self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any]) -> None:
+        """Name the sequences of the next pass."""
+        self._chains, self._extras = chains, extras
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        running: dict[str, Request] = {request.request_id: request for request in self.running}
+        absent = [request for key, request in running.items() if key not in self._chains]
+        waiting = [request for request in self.waiting if request.request_id not in self._chains]
+        self.running = [running[key] for key in self._chains if key in running]
+        self.waiting.remove_requests(waiting)
+        for request in self.running:
+            decodes = request.num_computed_tokens == request.num_tokens - 1
+            request.spec_token_ids = list(self._chains[request.request_id]) if decodes else []
+        try:
+            output: SchedulerOutput = super().schedule(*args, **kwargs)
+        finally:
+            self.running += absent
+            for request in waiting:
+                self.waiting.add_request(request)
+        self.num_scheduled = dict(output.num_scheduled_tokens)
+        output.extras = self._extras  # type: ignore[attr-defined]  # travels to the workers with the rest
+        return output
+
+
+class WorkerExtension:
+    """Methods that vLLM adds to its workers."""
+
+    model_runner: Any
+
+    def install_sampler(self, path: str, vocab_size: int) -> None:
+        module, _, name = path.partition(":")
+        make = getattr(importlib.import_module(module), name)
+        _Sampling(self.model_runner, make(self.model_runner.device), vocab_size).install()
+
+
+class _Sampling:
+    """Replaces the sampling of one worker's model runner."""
+
+    def __init__(self, runner: Any, sampler: WorkerSampler, vocab_size: int) -> None:
+        self._runner, self._sampler, self._vocab_size = runner, sampler, vocab_size
+        self._execute: Callable[..., Any] = runner.execute_model
+        self._output: Any = None
+
+    def install(self) -> None:
+        self._runner._sample, self._runner.execute_model = self.sample, self.execute
+
+    def execute(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        self._output = scheduler_output
+        for key in scheduler_output.finished_req_ids:
+            self._sampler.forget(key)
+        return self._execute(scheduler_output, *args, **kwargs)
+
+    def sample(self, logits: Tensor, _: Any) -> SamplerOutput:
+        """``logits`` [rows, vocab]: of the last token and of each draft token of every sequence in the batch."""
+        keys: list[str] = self._runner.input_batch.req_ids
+        chains: Mapping[str, Sequence[int]] = self._output.scheduled_spec_decode_tokens
+        unfinished = self._runner.discard_request_mask.np  # of a prompt, a part
+        jobs, start = {}, 0
+        for index, key in enumerate(keys):
+            chain = chains.get(key, ())
+            rows = slice(start, start + 1 + len(chain))
+            start = rows.stop
+            if not unfinished[index]:
+                jobs[index] = self._job(key, chain, logits[rows, : self._vocab_size])
+        tokens = dict(zip(jobs, self._sampler.sample(list(jobs.values())), strict=True))
+        # At least two columns, or vLLM takes a filler for a token.
+        width = max(2, *map(len, tokens.values())) if tokens else 2
+        found = torch.full((len(keys), width), -1, dtype=torch.int32)
+        for index, some in tokens.items():
+            found[index, : len(some)] = torch.tensor(some, dtype=torch.int32)
+        return SamplerOutput(sampled_token_ids=found.to(logits.device), logprobs_tensors=None)
+
+    def _job(self, key: str, chain: Sequence[int], logits: Tensor) -> WorkerJob:
+        state = self._runner.requests[key]
+        return WorkerJob(
+            key,
+            state.sampling_params.extra_args["payload"],
+            state.num_tokens,
+            lambda: [*state.prompt_token_ids, *state.output_token_ids],
+            chain,
+            self._output.extras.get(key),
+            logits,
+        )

@@ -1,0 +1,85 @@
+"""vLLM as a verifier of chains. Knows jobs and sequences; does not know sampling (target_service.vllm_sampler)."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdec.core.errors import PassFailed, Preempted, SpecdecError
+from specdec.core.rounds import CACHE_SALT, TRANSFORMS, ModelInfo, Timings
+from specdec.core.sequence import SequenceSpec
+from specdec.core.tree import ROOT, TokenTree
+from specdec.vllm.engine import Outcome, VllmEngine
+from target_service.verifier import Decision, Job
+
+SAMPLER = "target_service.vllm_sampler:TargetSampler"
+
+
+@dataclass(slots=True)
+class _Memory:
+    spec: SequenceSpec  # without ids
+    key: str = ""  # empty: unknown to vLLM
+
+
+class VllmVerifier:
+    """See target_service.verifier.Verifier. Of a tree its likeliest chain is verified."""
+
+    def __init__(self, engine: VllmEngine, info: ModelInfo) -> None:
+        self._engine = engine
+        self.info = dataclasses.replace(info, capabilities=(*info.capabilities, TRANSFORMS, CACHE_SALT))
+
+    @property
+    def block_size(self) -> int:
+        return self._engine.block_size
+
+    def open(self, spec: SequenceSpec) -> _Memory:
+        return _Memory(dataclasses.replace(spec, token_ids=()))
+
+    def close(self, memory: _Memory) -> None:
+        if memory.key:
+            self._engine.remove(memory.key)
+
+    def cache_use(self) -> tuple[int, int]:
+        return self._engine.cache_use()
+
+    def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError | None], Timings]:
+        started = time.perf_counter()
+        nodes = [likeliest_chain(job.tree)[: self._engine.max_chain] for job in jobs]
+        chains, extras = {}, {}
+        for job, chain in zip(jobs, nodes, strict=True):
+            memory: _Memory = job.memory
+            memory.key = memory.key or self._engine.add(job.ids, memory.spec.cache_salt, memory.spec)
+            chains[memory.key] = [job.tree.token_ids[node] for node in chain]
+            if job.tree.draft_probs and not memory.spec.keyed_by_token:
+                extras[memory.key] = tuple(job.tree.draft_probs[node] for node in chain)
+        outcomes, rows = self._engine.run(chains, extras)
+        decided = [_decided(job, chain, outcomes[job.memory.key]) for job, chain in zip(jobs, nodes, strict=True)]
+        num_computed = sum(outcome.tokens is not None for outcome in outcomes.values())
+        timings = Timings(pass_us=int((time.perf_counter() - started) * 1e6), rows=rows, sequences=num_computed)
+        return decided, timings
+
+
+def _decided(job: Job, chain: Sequence[int], outcome: Outcome) -> Decision | SpecdecError | None:
+    """Predictions end at the first one that the draft did not have."""
+    if outcome.no_memory:
+        return Preempted("no KV blocks are free")
+    if outcome.tokens is None:
+        return None
+    if not outcome.tokens:
+        return PassFailed("the model computes NaN or infinity for the text of this sequence")
+    accepted = tuple(chain[: len(outcome.tokens) - 1])
+    keyed = job.memory.spec.keyed_by_token
+    return Decision(accepted, outcome.tokens[-1], outcome.tokens if keyed else ())
+
+
+def likeliest_chain(tree: TokenTree) -> list[int]:
+    """The nodes of the path from the root along each node's first child, which is its likeliest."""
+    nodes: list[int] = []
+    last = ROOT
+    for node, parent in enumerate(tree.parents):
+        if parent == last:
+            nodes.append(node)
+            last = node
+    return nodes
