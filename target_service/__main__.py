@@ -7,10 +7,23 @@ from collections.abc import Callable
 
 from specdec.core.settings import ModelServiceSettings, parse
 from specdec.server.model_server import ModelServer, run
+from target_service.verifier import Verifier
 
 
 class TargetSettings(ModelServiceSettings):
     """Serve a target model over gRPC (specdec.v1.TargetService)."""
+
+
+def _verifier(settings: TargetSettings) -> Verifier:
+    if settings.engine == "vllm":
+        from specdec.vllm.loading import load_engine
+        from target_service.vllm_verifier import SAMPLER, VllmVerifier
+
+        return VllmVerifier(*load_engine(settings, SAMPLER))
+    from specdec.runner.loading import load_runner
+    from target_service.language_model import LmVerifier
+
+    return LmVerifier(load_runner(settings))
 
 
 def main() -> None:
@@ -18,11 +31,9 @@ def main() -> None:
 
     def build() -> Callable[[], ModelServer]:
         # Imported here so that bad settings are reported at once, not after seconds of importing torch.
-        from specdec.runner.loading import load_runner
-        from target_service.language_model import LmVerifier
         from target_service.server import create_server
 
-        verifier = LmVerifier(load_runner(settings))
+        verifier = _verifier(settings)
         return lambda: create_server(verifier, settings)
 
     run(settings, "target", build)

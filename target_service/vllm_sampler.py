@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specdec.backends.torch.backend import TorchBackend
+from specdec.backends.choice import choose
 from specdec.core.tree import TokenTree
 from specdec.passes.outputs import PassOutputs
 from specdec.sampling.state import SamplingState
@@ -29,7 +29,7 @@ class TargetSampler:
     chain is its draft_probs (specdec.core.tree.TokenTree)."""
 
     def __init__(self, device: torch.device) -> None:
-        self._backend = TorchBackend(device)
+        self._backend = choose("torch", device)
         self._memories: dict[str, _Memory] = {}
 
     def forget(self, key: str) -> None:

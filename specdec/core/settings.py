@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict, SettingsError
 
 Settings = TypeVar("Settings", bound=BaseSettings)
@@ -21,7 +21,12 @@ class ServiceSettings(BaseSettings):
     """Settings of every service."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SPECDEC_", cli_kebab_case=True, extra="ignore", cli_implicit_flags=True, validate_default=True
+        env_prefix="SPECDEC_",
+        env_nested_delimiter="__",
+        cli_kebab_case=True,
+        extra="ignore",
+        cli_implicit_flags=True,
+        validate_default=True,
     )
 
     host: str = Field("127.0.0.1", description="address to listen on; IPv6 with or without brackets")
@@ -103,6 +108,22 @@ class EngineSettings(ServiceSettings):
     )
 
 
+class VllmSettings(BaseModel):
+    """Settings of engine vllm, by the names that vLLM gives them. What vLLM refuses is refused at the start."""
+
+    tensor_parallel_size: int = Field(1, gt=0, description="GPUs that share each layer")
+    pipeline_parallel_size: int = Field(1, gt=0, description="groups of GPUs that share the layers")
+    distributed_executor_backend: Literal["mp", "ray"] | None = Field(
+        None, description="mp: processes of this machine; ray: of several"
+    )
+    quantization: str | None = Field(None, description="how weights are quantised; unset: as the checkpoint says")
+    kv_cache_dtype: str = Field("auto", description="dtype of the KV cache, such as fp8")
+    max_model_len: int | None = Field(None, gt=0, description="context length; unset: the checkpoint's")
+    max_num_seqs: int = Field(256, gt=0, description="sequences of one pass at most")
+    num_speculative_tokens: int = Field(8, gt=0, description="draft tokens of one sequence in a pass at most")
+    enforce_eager: bool = Field(False, description="no compilation and no CUDA graphs: starts in seconds, runs slower")
+
+
 class ModelServiceSettings(EngineSettings):
     """Settings of a service with a model."""
 
@@ -129,6 +150,17 @@ class ModelServiceSettings(EngineSettings):
         "the shares of all services on one device must add up to at most 1",
     )
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0: one per available core")
+    engine: Literal["torch", "vllm"] = Field(
+        "torch", description="what runs the model; vllm: several GPUs, quantised checkpoints (extra vllm)"
+    )
+    vllm: VllmSettings = Field(default_factory=VllmSettings, description="settings of engine vllm, in vLLM's words")
+
+    @field_validator("vllm")
+    @classmethod
+    def _of_engine_vllm(cls, value: VllmSettings, others: ValidationInfo) -> VllmSettings:
+        if others.data.get("engine") == "torch" and (given := sorted(value.model_fields_set)):
+            raise ValueError(f"only engine vllm has {', '.join(given)}")
+        return value
 
 
 def parse(cls: type[Settings], arguments: Sequence[str], program: str) -> Settings:

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from vllm import SamplingParams
-from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -25,10 +24,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import SamplerOutput
-from vllm.v1.request import Request, RequestStatus
-
-VERSION = "0.32"
-"""The minor version of vLLM for which this file is written."""
+from vllm.v1.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +63,18 @@ class Outcome:
 class VllmEngine:
     """Owned by one thread."""
 
-    def __init__(self, arguments: Mapping[str, Any], sampler: str, max_chain: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        sampler: str,
+        max_chain: int,
+        vocab_size: int,
+        num_slots: int,
+        lost: Callable[[], None],
+    ) -> None:
         """``arguments``: of vllm.EngineArgs. ``sampler``: module and name of a WorkerSampler, ``a.b:C``. ``max_chain``:
-        draft tokens of one sequence in a pass at most. Raises whatever vLLM raises for what it refuses."""
+        draft tokens of one sequence in a pass at most. ``num_slots``: tokens of the KV cache; 0: as many as fit.
+        ``lost`` is called, in any thread, when a worker has died. Raises whatever vLLM raises for what it refuses."""
         config = EngineArgs(
             **arguments,
             async_scheduling=False,
@@ -83,13 +88,15 @@ class VllmEngine:
         ).create_engine_config()
         if config.use_v2_model_runner:
             raise ValueError("vLLM's model runner V2 takes no proposer from outside: set VLLM_USE_V2_MODEL_RUNNER=0")
-        self.config: VllmConfig = config
-        self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        if num_slots:
+            config.cache_config.num_gpu_blocks_override = 1 - (-num_slots // config.cache_config.block_size)
+        self._core = EngineCore(config, Executor.get_class(config), log_stats=False, executor_fail_callback=lost)
         self._core.collective_rpc("install_sampler", args=(sampler, vocab_size))
         self._numbers = itertools.count()
         self._max_sequences: int = config.scheduler_config.max_num_seqs
         self.max_chain = max_chain
         self.block_size: int = config.cache_config.block_size
+        self.context_length: int = config.model_config.max_model_len
 
     @property
     def _scheduler(self) -> PassScheduler:
@@ -100,14 +107,13 @@ class VllmEngine:
         """Add a sequence whose committed ``ids`` are the prompt for vLLM. Returns its key. It takes no KV blocks yet.
         ``payload`` can be pickled."""
         key = f"s{next(self._numbers)}"
-        most = self.config.model_config.max_model_len
         request = EngineCoreRequest(
             request_id=key,
             prompt_token_ids=list(ids),
             mm_features=None,
             sampling_params=SamplingParams(
                 temperature=0.0,
-                max_tokens=max(1, most - len(ids)),
+                max_tokens=max(1, self.context_length - len(ids)),
                 ignore_eos=True,
                 detokenize=False,
                 extra_args={"payload": payload},

