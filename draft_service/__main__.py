@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from draft_service.drafter import Drafter
 from specdec.core.settings import ModelServiceSettings, parse
 from specdec.server.model_server import ModelServer, run
 
@@ -13,16 +14,26 @@ class DraftSettings(ModelServiceSettings):
     """Serve a draft model over gRPC (specdec.v1.DraftService)."""
 
 
+def _drafter(settings: DraftSettings) -> Drafter:
+    if settings.engine == "vllm":
+        from draft_service.drafters.vllm import SAMPLER, VllmDrafter
+        from specdec.vllm.loading import load_engine
+
+        return VllmDrafter(*load_engine(settings, SAMPLER, prefix_caching=False))
+    from draft_service.drafters.language_model import LanguageModelDrafter
+    from specdec.runner.loading import load_runner
+
+    return LanguageModelDrafter(load_runner(settings))
+
+
 def main() -> None:
     settings = parse(DraftSettings, sys.argv[1:], "draft_service")
 
     def build() -> Callable[[], ModelServer]:
         # Imported here so that bad settings are reported at once, not after seconds of importing torch.
-        from draft_service.drafters.language_model import LanguageModelDrafter
         from draft_service.server import create_server
-        from specdec.runner.loading import load_runner
 
-        drafter = LanguageModelDrafter(load_runner(settings))
+        drafter = _drafter(settings)
         return lambda: create_server(drafter, settings)
 
     run(settings, "draft", build)

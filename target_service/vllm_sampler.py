@@ -14,7 +14,7 @@ from specdec.backends.choice import choose
 from specdec.core.tree import TokenTree
 from specdec.passes.outputs import PassOutputs
 from specdec.sampling.state import SamplingState
-from specdec.vllm.engine import WorkerJob
+from specdec.vllm.passes import Sampled, WorkerJob, are_sound
 from target_service.decision import decide
 from target_service.verifier import Job
 
@@ -25,8 +25,8 @@ class _Memory:
 
 
 class TargetSampler:
-    """See specdec.vllm.engine.WorkerSampler. The payload of a sequence is its SequenceSpec without ids; the extra of a
-    chain is its draft_probs (specdec.core.tree.TokenTree)."""
+    """See specdec.vllm.passes.WorkerSampler. The payload of a sequence is its SequenceSpec without ids; the extra of a
+    pass is its chain's draft_probs (specdec.core.tree.TokenTree), or None."""
 
     def __init__(self, device: torch.device) -> None:
         self._backend = choose("torch", device)
@@ -35,22 +35,14 @@ class TargetSampler:
     def forget(self, key: str) -> None:
         self._memories.pop(key, None)
 
-    def sample(self, jobs: Sequence[WorkerJob]) -> list[list[int]]:
-        if not jobs:
-            return []
-        sound = torch.isfinite(torch.cat([job.logits for job in jobs])).all(dim=-1).tolist()
-        tokens: list[list[int]] = [[] for _ in jobs]
-        start, places = 0, []
-        for place, job in enumerate(jobs):
-            end = start + len(job.logits)
-            if all(sound[start:end]):
-                places.append(place)
-            start = end
-        chosen = [self._job(jobs[place]) for place in places]
-        outputs = [PassOutputs(jobs[place].logits, torch.empty(0), torch.ones(1)).as_one() for place in places]
-        for place, job, decision in zip(places, chosen, decide(chosen, outputs, self._backend), strict=True):
-            tokens[place] = [*job.tree.token_ids[: len(decision.accepted)], decision.next_token]
-        return tokens
+    def sample(self, jobs: Sequence[WorkerJob]) -> list[Sampled]:
+        sound = {place: self._job(jobs[place]) for place, is_sound in enumerate(are_sound(jobs)) if is_sound}
+        outputs = [PassOutputs(jobs[place].logits, torch.empty(0), torch.ones(1)).as_one() for place in sound]
+        decisions = decide(list(sound.values()), outputs, self._backend)
+        sampled = [Sampled() for _ in jobs]
+        for (place, job), decision in zip(sound.items(), decisions, strict=True):
+            sampled[place] = Sampled((*job.tree.token_ids[: len(decision.accepted)], decision.next_token))
+        return sampled
 
     def _job(self, job: WorkerJob) -> Job:
         memory = self._memories.get(job.key)

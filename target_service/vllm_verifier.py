@@ -6,13 +6,17 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from specdec.core.errors import PassFailed, Preempted, SpecdecError
 from specdec.core.rounds import CACHE_SALT, TRANSFORMS, ModelInfo, Timings
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import ROOT, TokenTree
-from specdec.vllm.engine import Outcome, VllmEngine
+from specdec.vllm.passes import Outcome
 from target_service.verifier import Decision, Job
+
+if TYPE_CHECKING:
+    from specdec.vllm.engine import VllmEngine
 
 SAMPLER = "target_service.vllm_sampler:TargetSampler"
 

@@ -28,7 +28,7 @@ SPECDEC_ORDER = (
     ("passes", "sampling"),
     ("backends", "transport"),
     ("runner", "server", "client"),
-    ("planner",),
+    ("planner", "vllm"),
     ("cli",),
 )
 """A room imports rooms of earlier rows, and itself."""
@@ -48,10 +48,12 @@ ORCHESTRATOR_ORDER = (
 MAY_IMPORT = {
     "torch": (
         *("specdec.kvcache.store", "specdec.passes.outputs", "specdec.speculation.verification"),
-        *("specdec.backends", "specdec.sampling", "specdec.runner"),
-        *("target_service.language_model", "target_service.decision", "draft_service.drafters"),
+        *("specdec.backends", "specdec.sampling", "specdec.runner", "specdec.vllm"),
+        *("target_service.language_model", "target_service.decision", "target_service.vllm_sampler"),
+        "draft_service.drafters",
     ),
     "transformers": ("specdec.backends", "specdec.runner"),
+    "vllm": ("specdec.vllm.engine",),
     "ctypes": ("specdec.backends.avx512",),
     "grpc": (
         *("specdec.transport", "specdec.security", "specdec.client", "specdec.cli"),

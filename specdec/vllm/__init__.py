@@ -1,5 +1,6 @@
 """vLLM as the engine of a model service: tensor and pipeline parallelism, quantised models, CUDA graphs.
 
-Imports vllm, which only the extra of that name installs; specdec.core, specdec.runner. engine.py has all that touches
-vLLM's private parts. Start at engine.py.
+Imports vllm, which the extra of that name installs, and rooms up to runner and server. engine.py alone has what touches
+vLLM's private parts; the samplers of our services run in its workers.
+Start at engine.py.
 """

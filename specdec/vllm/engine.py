@@ -1,8 +1,8 @@
 """One pass of vLLM at a time, over the sequences that the caller names, each with a chain of draft tokens.
 
 All that touches vLLM's private parts is in this file, which is written for one minor version of vLLM. Three seams are
-vLLM's own: the class of the scheduler, the extension of its workers, and the proposer of draft tokens. Sampling is ours:
-a sampler in each worker turns logits into tokens. Preemption, paging, prefix caching and chunked prefill are vLLM's.
+vLLM's own: the class of the scheduler, the extension of its workers, and the proposer of draft tokens. A sampler of
+ours in each worker turns logits into tokens. Preemption, paging, prefix caching and chunked prefill are vLLM's.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import importlib
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,38 +25,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.request import Request
 
-
-@dataclass(frozen=True, slots=True)
-class WorkerJob:
-    """A sequence of a pass, as a worker sees it. ``payload``: what the caller gave when it added the sequence.
-    ``num_ids``: committed ids; ``ids()`` makes the list of them. ``logits``: [1 + chain, vocab_size]."""
-
-    key: str
-    payload: Any
-    num_ids: int
-    ids: Callable[[], list[int]]
-    chain: Sequence[int]
-    extra: Any
-    logits: Tensor
-
-
-class WorkerSampler(Protocol):
-    """Made once in each worker, with its device."""
-
-    def sample(self, jobs: Sequence[WorkerJob]) -> Sequence[Sequence[int]]:
-        """The tokens that each job commits, 1 + chain at most; none: its logits are not finite."""
-
-    def forget(self, key: str) -> None:
-        """The sequence has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Of one sequence in a pass. ``tokens``: what it commits; None: its prefill continues in the next pass.
-    ``no_memory``: no KV blocks were free for it."""
-
-    tokens: tuple[int, ...] | None = None
-    no_memory: bool = False
+from specdec.vllm.passes import Outcome, WorkerJob, WorkerSampler
 
 
 class VllmEngine:
@@ -106,7 +74,7 @@ class VllmEngine:
     def add(self, ids: Sequence[int], salt: bytes, payload: Any) -> str:
         """Add a sequence whose committed ``ids`` are the prompt for vLLM. Returns its key. It takes no KV blocks yet.
         ``payload`` can be pickled."""
-        key = f"s{next(self._numbers)}"
+        key = str(next(self._numbers))
         request = EngineCoreRequest(
             request_id=key,
             prompt_token_ids=list(ids),
@@ -127,6 +95,12 @@ class VllmEngine:
         self._core.add_request(*self._core.preprocess_add_request(request))
         return key
 
+    def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int]:
+        """Take back what the sequence has beyond ``tail``, which its text must have from ``num_known`` on (it agrees
+        before). Returns what it lacks: the chain of its next passes, which its sampler must accept. Not with prefix
+        caching, which would keep what was taken back."""
+        return self._scheduler.follow(key, num_known, tail)
+
     def remove(self, key: str) -> None:
         self._core.abort_requests([key])
 
@@ -144,7 +118,7 @@ class VllmEngine:
 
     def _outcome(self, key: str, tokens: Mapping[str, tuple[int, ...]], scheduled: Mapping[str, int]) -> Outcome:
         if key in tokens:
-            return Outcome(tokens[key])
+            return Outcome(tokens[key], self._scheduler.results.get(key))
         request = self._scheduler.requests.get(key)
         if request is None:
             return Outcome(())
@@ -171,7 +145,7 @@ class VllmEngine:
 class NoProposals:
     """The proposer: draft tokens come from outside."""
 
-    def __init__(self, vllm_config: VllmConfig) -> None:
+    def __init__(self, vllm_config: object) -> None:
         pass
 
     def load_model(self, *_: Any, **__: Any) -> None:
@@ -188,6 +162,8 @@ class PassScheduler(Scheduler):
     _extras: Mapping[str, Any] = {}
     num_scheduled: Mapping[str, int] = {}
     """Rows of the last pass by sequence."""
+    results: Mapping[str, Any] = {}
+    """The samplers' extras of the last pass by sequence."""
 
     def begin(self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any]) -> None:
         """Name the sequences of the next pass."""
@@ -197,7 +173,7 @@ class PassScheduler(Scheduler):
         running: dict[str, Request] = {request.request_id: request for request in self.running}
         absent = [request for key, request in running.items() if key not in self._chains]
         waiting = [request for request in self.waiting if request.request_id not in self._chains]
-        self.running = [running[key] for key in self._chains if key in running]
+        self.running: list[Request] = [running[key] for key in self._chains if key in running]
         self.waiting.remove_requests(waiting)
         for request in self.running:
             decodes = request.num_computed_tokens == request.num_tokens - 1
@@ -209,8 +185,25 @@ class PassScheduler(Scheduler):
             for request in waiting:
                 self.waiting.add_request(request)
         self.num_scheduled = dict(output.num_scheduled_tokens)
-        output.extras = self._extras  # type: ignore[attr-defined]  # travels to the workers with the rest
+        output.extras = self._extras  # travels to the workers with the rest
         return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        self.results = getattr(model_runner_output, "extras", {})
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int]:
+        """See VllmEngine."""
+        request = self.requests[key]
+        own = request._all_token_ids[num_known:]
+        agreed = next((i for i, pair in enumerate(zip(own, tail, strict=False)) if pair[0] != pair[1]), None)
+        num_agreed = min(len(own), len(tail)) if agreed is None else agreed
+        if num_agreed == len(tail) < len(own):
+            num_agreed -= 1  # the last one is fed again, because its logits are gone
+        kept = max(num_known + num_agreed, request.num_prompt_tokens)
+        del request._all_token_ids[kept:], request._output_token_ids[kept - request.num_prompt_tokens :]
+        request.num_computed_tokens = min(request.num_computed_tokens, kept - 1)
+        return list(tail[kept - num_known :])
 
 
 class WorkerExtension:
@@ -229,11 +222,13 @@ class _Sampling:
 
     def __init__(self, runner: Any, sampler: WorkerSampler, vocab_size: int) -> None:
         self._runner, self._sampler, self._vocab_size = runner, sampler, vocab_size
-        self._execute: Callable[..., Any] = runner.execute_model
-        self._output: Any = None
+        self._execute, self._finish = runner.execute_model, runner.sample_tokens
+        self._output: Any = None  # of the scheduler
+        self._extras: dict[str, Any] = {}
 
     def install(self) -> None:
-        self._runner._sample, self._runner.execute_model = self.sample, self.execute
+        self._runner.execute_model, self._runner._sample = self.execute, self.sample
+        self._runner.sample_tokens = self.finish
 
     def execute(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._output = scheduler_output
@@ -241,34 +236,40 @@ class _Sampling:
             self._sampler.forget(key)
         return self._execute(scheduler_output, *args, **kwargs)
 
+    def finish(self, *args: Any, **kwargs: Any) -> Any:
+        self._extras = {}
+        output = self._finish(*args, **kwargs)
+        if output is not None:
+            output.extras = self._extras
+        return output
+
     def sample(self, logits: Tensor, _: Any) -> SamplerOutput:
         """``logits`` [rows, vocab]: of the last token and of each draft token of every sequence in the batch."""
         keys: list[str] = self._runner.input_batch.req_ids
         chains: Mapping[str, Sequence[int]] = self._output.scheduled_spec_decode_tokens
-        unfinished = self._runner.discard_request_mask.np  # of a prompt, a part
+        continues = self._runner.discard_request_mask.np  # a prompt, in the next pass
         jobs, start = {}, 0
         for index, key in enumerate(keys):
             chain = chains.get(key, ())
             rows = slice(start, start + 1 + len(chain))
             start = rows.stop
-            if not unfinished[index]:
+            if not continues[index]:
                 jobs[index] = self._job(key, chain, logits[rows, : self._vocab_size])
-        tokens = dict(zip(jobs, self._sampler.sample(list(jobs.values())), strict=True))
+        sampled = dict(zip(jobs, self._sampler.sample(list(jobs.values())), strict=True))
         # At least two columns, or vLLM takes a filler for a token.
-        width = max(2, *map(len, tokens.values())) if tokens else 2
+        width = max([2, *(len(each.tokens) for each in sampled.values())])
         found = torch.full((len(keys), width), -1, dtype=torch.int32)
-        for index, some in tokens.items():
-            found[index, : len(some)] = torch.tensor(some, dtype=torch.int32)
+        for index, each in sampled.items():
+            found[index, : len(each.tokens)] = torch.tensor(each.tokens, dtype=torch.int32)
+        self._extras = {keys[index]: each.extra for index, each in sampled.items() if each.extra is not None}
         return SamplerOutput(sampled_token_ids=found.to(logits.device), logprobs_tensors=None)
 
     def _job(self, key: str, chain: Sequence[int], logits: Tensor) -> WorkerJob:
         state = self._runner.requests[key]
-        return WorkerJob(
-            key,
-            state.sampling_params.extra_args["payload"],
-            state.num_tokens,
-            lambda: [*state.prompt_token_ids, *state.output_token_ids],
-            chain,
-            self._output.extras.get(key),
-            logits,
-        )
+        payload = state.sampling_params.extra_args["payload"]
+        extra = self._output.extras.get(key)
+
+        def ids() -> list[int]:
+            return [*state.prompt_token_ids, *state.output_token_ids]
+
+        return WorkerJob(key, payload, extra, state.num_tokens, ids, chain, logits)

@@ -22,7 +22,9 @@ MINOR = "0.32"
 """The minor version of vLLM for which engine.py is written."""
 
 
-def load_engine(settings: ModelServiceSettings, sampler: str) -> tuple[VllmEngine, ModelInfo]:
+def load_engine(
+    settings: ModelServiceSettings, sampler: str, prefix_caching: bool = True
+) -> tuple[VllmEngine, ModelInfo]:
     """Load the model of a service. ``sampler``: see VllmEngine. Raises ValueError with a message for the operator.
 
     A worker that dies ends the process with RESTART_STATUS: no pass can come after it.
@@ -45,6 +47,7 @@ def load_engine(settings: ModelServiceSettings, sampler: str) -> tuple[VllmEngin
         "max_model_len": settings.vllm.max_model_len or info.context_length,
         "gpu_memory_utilization": settings.memory_fraction,
         "trust_remote_code": False,
+        "enable_prefix_caching": prefix_caching,
     }
     try:
         engine = VllmEngine(

@@ -1,0 +1,61 @@
+"""What passes between a service, vLLM's engine and its workers. Imports no vllm, so that tests need none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJob:
+    """A sequence of a pass, as a worker sees it. ``payload``: what the caller gave when it added the sequence;
+    ``extra``: what it gave for this pass. ``num_ids``: ids before the chain; ``ids()`` makes the list of them.
+    ``logits`` [1 + chain, vocab_size]: after the last of the ids, and after each token of the chain."""
+
+    key: str
+    payload: Any
+    extra: Any
+    num_ids: int
+    ids: Callable[[], list[int]]
+    chain: Sequence[int]
+    logits: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """``tokens`` continue the text: some of the chain, and one more; empty: the logits are not finite. ``extra`` goes
+    back to the caller."""
+
+    tokens: Sequence[int] = ()
+    extra: Any = None
+
+
+class WorkerSampler(Protocol):
+    """Made once in each worker, with its device."""
+
+    def sample(self, jobs: Sequence[WorkerJob]) -> Sequence[Sampled]: ...
+
+    def forget(self, key: str) -> None:
+        """The sequence has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one sequence in a pass: see Sampled. ``tokens`` None: its prefill continues in the next pass. ``no_memory``:
+    no KV blocks were free for it."""
+
+    tokens: tuple[int, ...] | None = None
+    extra: Any = None
+    no_memory: bool = False
+
+
+def are_sound(jobs: Sequence[WorkerJob]) -> list[bool]:
+    """Whether the model computes numbers for each text. Waits for the device once."""
+    if not jobs:
+        return []
+    found: list[bool] = torch.stack([job.logits.isfinite().all() for job in jobs]).tolist()
+    return found
