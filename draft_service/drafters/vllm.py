@@ -26,7 +26,7 @@ SAMPLER = "draft_service.drafters.vllm_sampler:DraftSampler"
 class _Memory:
     spec: SequenceSpec  # without ids
     key: str = ""  # empty: unknown to vLLM
-    num_known: int = 0  # ids that vLLM has and that are committed
+    num_known: int = 0  # committed ids that vLLM has, at least
     place: tuple[int, tuple[int, ...]] | None = None  # base and chain of the last proposal
     proposal: tuple[Node, ...] = ()
 
@@ -80,7 +80,7 @@ class VllmDrafter:
             chain: list[int] = []
         else:
             chain = self._engine.follow(memory.key, memory.num_known, text)
-        memory.num_known, memory.place = sequence.base, None
+        memory.place = None
         return chain
 
 
@@ -91,6 +91,6 @@ def _grown(sequence: DraftSequence, lacking: Sequence[int], outcome: Outcome) ->
         return Overloaded("no KV blocks are free")
     if outcome.tokens is None or 0 < len(outcome.tokens) <= len(lacking):
         return None
-    memory.place = sequence.base, sequence.tree.token_ids
+    memory.num_known, memory.place = sequence.base, (sequence.base, sequence.tree.token_ids)
     memory.proposal = (outcome.extra,) if outcome.tokens else ()
     return memory.proposal

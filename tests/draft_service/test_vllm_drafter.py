@@ -1,0 +1,92 @@
+"""A draft on vLLM proposes what one on our own engine does, whatever was committed meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from draft_service.drafter import Drafter, DraftSequence
+from draft_service.drafters.language_model import LanguageModelDrafter
+from draft_service.drafters.vllm import VllmDrafter
+from draft_service.drafters.vllm_sampler import DraftSampler
+from specdec.core.errors import Overloaded
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.tree import TokenTree
+from tests.models.fake_vllm import FakeVllm
+from tests.models.table_runner import TableRunner
+
+SPECS = [
+    SequenceSpec((1, 2, 3), 3, SamplingParams(temperature=0.0), seed=1),
+    SequenceSpec((3, 2, 4, 5), 4, SamplingParams(repetition_penalty=1.3), seed=2),
+    SequenceSpec((1,) * 9, 9, SamplingParams(top_k=5), seed=3, method=Method.TOKEN),
+    SequenceSpec((2, 2), 2, SamplingParams(), seed=4, method=Method.BLOCK),
+]
+
+
+def on_vllm(prompt_rows: int = 512) -> tuple[VllmDrafter, FakeVllm]:
+    table = TableRunner(vocab_size=12, seed=4)
+    fake = FakeVllm(table, DraftSampler(torch.device("cpu")), prompt_rows)
+    return VllmDrafter(fake, table.info), fake  # type: ignore[arg-type]
+
+
+def opened(drafter: Drafter, specs: Sequence[SequenceSpec] = SPECS) -> list[DraftSequence]:
+    return [DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec)) for spec in specs]
+
+
+def grow(drafter: Drafter, sequences: Sequence[DraftSequence]) -> None:
+    """A token for each, in as many passes as that takes."""
+    todo = list(sequences)
+    while todo:
+        grown = drafter.grow(todo)
+        for sequence, nodes in zip(todo, grown, strict=True):
+            if nodes is not None:
+                [node] = nodes
+                drawn = () if sequence.spec.keyed_by_token else (*sequence.tree.draft_probs, node.draft_probs)
+                sequence.tree = TokenTree.chain((*sequence.tree.token_ids, node.token_id), drawn)
+        todo = [sequence for sequence, nodes in zip(todo, grown, strict=True) if nodes is None]
+
+
+def proposals(drafter: Drafter) -> list[TokenTree]:
+    """Over rounds of which some are learnt only, or commit more than a pass takes in."""
+    rng, found = random.Random(5), []
+    sequences = opened(drafter)
+    for _ in range(30):
+        chosen = [sequence for sequence in sequences if rng.random() < 0.7]
+        if rng.random() < 0.3:
+            todo = chosen
+            while todo:
+                todo = [each for each, done in zip(todo, drafter.learn(todo), strict=True) if done is not True]
+        for _ in range(rng.randrange(4)):
+            grow(drafter, chosen)
+        found += [sequence.tree for sequence in chosen]
+        for sequence in chosen:
+            accepted = sequence.tree.token_ids[: rng.randrange(4)]
+            sequence.ids += [*accepted, *(rng.randrange(12) for _ in range(rng.choice([1, 1, 1, 11])))]
+            sequence.tree = TokenTree()
+    return found
+
+
+def test_a_draft_on_vllm_proposes_what_one_on_our_own_engine_does() -> None:
+    drafter, _ = on_vllm()
+    assert proposals(drafter) == proposals(LanguageModelDrafter(TableRunner(vocab_size=12, seed=4)))  # type: ignore[arg-type]
+
+
+def test_what_was_learnt_or_proposed_costs_no_second_pass() -> None:
+    drafter, fake = on_vllm()
+    [sequence] = opened(drafter, SPECS[:1])
+    assert drafter.learn([sequence]) == [True]
+    first, again = drafter.grow([sequence]), drafter.grow([sequence])
+    assert first == again
+    assert fake.num_passes == 1
+
+
+def test_a_draft_without_memory_says_so_and_a_closed_one_leaves_nothing() -> None:
+    drafter, fake = on_vllm()
+    [sequence] = opened(drafter, SPECS[:1])
+    fake.short_of_memory = True
+    [outcome] = drafter.grow([sequence])
+    assert isinstance(outcome, Overloaded)
+    drafter.close(sequence.memory)
+    assert not fake.texts

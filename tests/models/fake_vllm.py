@@ -1,0 +1,70 @@
+"""Stands in for specdec.vllm.engine.VllmEngine: samplers run here, on the logits of a table model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from specdec.vllm.passes import Outcome, WorkerJob, WorkerSampler
+from tests.models.table_runner import TableRunner
+
+
+class FakeVllm:
+    """Texts as lists. A prompt takes a pass for each ``prompt_rows`` of its ids."""
+
+    max_chain, block_size = 4, 16
+
+    def __init__(self, table: TableRunner, sampler: WorkerSampler, prompt_rows: int = 512) -> None:
+        self.texts: dict[str, list[int]] = {}
+        self.short_of_memory = self.computes_nan = False
+        self.num_passes = 0
+        self._table, self._sampler, self._prompt_rows = table, sampler, prompt_rows
+        self._payloads: dict[str, Any] = {}
+        self._lacking: dict[str, int] = {}  # rows of prompts
+
+    def add(self, ids: Sequence[int], salt: bytes, payload: Any) -> str:
+        key = str(len(self._payloads))
+        self.texts[key], self._payloads[key], self._lacking[key] = list(ids), payload, len(ids)
+        return key
+
+    def remove(self, key: str) -> None:
+        del self.texts[key]
+        self._sampler.forget(key)
+
+    def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int]:
+        own = self.texts[key][num_known:]
+        agreed = 0
+        while agreed < min(len(own), len(tail)) and own[agreed] == tail[agreed]:
+            agreed += 1
+        agreed -= agreed == len(tail) < len(own)
+        del self.texts[key][num_known + agreed :]
+        return list(tail[agreed:])
+
+    def run(self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any]) -> tuple[dict[str, Outcome], int]:
+        self.num_passes += 1
+        if self.short_of_memory:
+            return {key: Outcome(no_memory=True) for key in chains}, 0
+        outcomes, jobs = {}, []
+        for key, chain in chains.items():
+            fresh = self._lacking[key] > 0
+            self._lacking[key] = max(0, self._lacking[key] - self._prompt_rows)
+            if self._lacking[key]:
+                outcomes[key] = Outcome()
+            else:
+                jobs.append(self._job(key, () if fresh else chain, extras.get(key)))
+        for job, sampled in zip(jobs, self._sampler.sample(jobs), strict=True):
+            self.texts[job.key] += sampled.tokens
+            outcomes[job.key] = Outcome(tuple(sampled.tokens), sampled.extra)
+        return outcomes, sum(1 + len(job.chain) for job in jobs)
+
+    def _job(self, key: str, chain: Sequence[int], extra: Any) -> WorkerJob:
+        text = self.texts[key]
+        logits = torch.stack([self._table.logits_after([*text, *chain[:end]]) for end in range(1 + len(chain))])
+        if self.computes_nan:
+            logits = logits * torch.nan
+        return WorkerJob(key, self._payloads[key], extra, len(text), text.copy, chain, logits)
+
+    def cache_use(self) -> tuple[int, int]:
+        return sum(map(len, self.texts.values())), 4096

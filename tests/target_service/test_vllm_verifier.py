@@ -1,0 +1,108 @@
+"""A target on vLLM decides as one on our own engine does, and says what vLLM could not do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from specdec.core.errors import PassFailed, Preempted
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.tree import SparseDistribution, TokenTree
+from target_service.language_model import LmVerifier
+from target_service.verifier import Decision, Job, Verifier
+from target_service.vllm_sampler import TargetSampler
+from target_service.vllm_verifier import VllmVerifier, likeliest_chain
+from tests.models.fake_vllm import FakeVllm
+from tests.models.table_runner import TableRunner
+
+SAMPLINGS = [
+    (SamplingParams(temperature=0.0), Method.COUPLED),
+    (SamplingParams(), Method.COUPLED),
+    (SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.3, logit_bias=((3, 1.0),)), Method.COUPLED),
+    (SamplingParams(presence_penalty=0.4, min_tokens=6, end_token_ids=(1,)), Method.COUPLED),
+    (SamplingParams(), Method.TOKEN),
+    (SamplingParams(top_k=4, frequency_penalty=0.2), Method.BLOCK),
+]
+
+
+def on_vllm(**fields: Any) -> tuple[VllmVerifier, FakeVllm]:
+    table = TableRunner(vocab_size=12, seed=4)
+    fake = FakeVllm(table, TargetSampler(torch.device("cpu")), **fields)
+    return VllmVerifier(fake, table.info), fake  # type: ignore[arg-type]
+
+
+def spec_of(
+    sampling: SamplingParams = SAMPLINGS[1][0], method: Method = Method.COUPLED, prompt: int = 5
+) -> SequenceSpec:
+    ids = (prompt, *(random.Random(prompt).randrange(12) for _ in range(prompt - 1)))  # no prefix of another
+    return SequenceSpec(ids, prompt, sampling, seed=7, method=method)
+
+
+def chain_of(rng: random.Random, spec: SequenceSpec) -> TokenTree:
+    """Of 4 tokens at most, with the distributions that they were said to be drawn from."""
+    tokens = [rng.randrange(12) for _ in range(rng.randrange(5))]
+    drawn = [SparseDistribution((token, (token + 1) % 12), (1.0, 0.5)) for token in tokens]
+    return TokenTree.chain(tokens, () if spec.keyed_by_token else drawn)
+
+
+def texts(verifier: Verifier, specs: Sequence[SequenceSpec], num_rounds: int = 20) -> list[list[int]]:
+    """By rounds with random chains, in a random company."""
+    rng = random.Random(1)
+    memories = [verifier.open(spec) for spec in specs]
+    ids = [list(spec.token_ids) for spec in specs]
+    for number in range(num_rounds):
+        chosen = [index for index in range(len(specs)) if not number or rng.random() < 0.7]
+        trees = [chain_of(rng, specs[index]) if number else TokenTree() for index in chosen]
+        jobs = [Job(memories[index], tuple(ids[index]), tree) for index, tree in zip(chosen, trees, strict=True)]
+        for index, tree, decision in zip(chosen, trees, verifier.verify(jobs)[0], strict=True):
+            assert isinstance(decision, Decision)
+            ids[index] += [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
+    return ids
+
+
+def test_a_target_on_vllm_decides_as_one_on_our_own_engine() -> None:
+    specs = [spec_of(sampling, method, 3 + index) for index, (sampling, method) in enumerate(SAMPLINGS)]
+    ours = texts(LmVerifier(TableRunner(vocab_size=12, seed=4)), specs)
+    verifier, fake = on_vllm()
+    assert texts(verifier, specs) == ours
+    assert [fake.texts[key] for key in fake.texts] == ours, "vLLM has the text that was committed"
+
+
+def test_of_a_tree_the_likeliest_chain_is_verified_as_long_as_vllm_takes_it() -> None:
+    tree = TokenTree((5, 6, 7, 8, 9), (-1, -1, 0, 1, 2))
+    assert likeliest_chain(tree) == [0, 2, 4]
+    verifier, fake = on_vllm()
+    memory, ids = verifier.open(spec_of()), spec_of().token_ids
+    _, timings = verifier.verify([Job(memory, ids, TokenTree())])
+    assert timings.rows == 1
+    _, timings = verifier.verify([Job(memory, tuple(fake.texts["0"]), TokenTree.chain([5] * 9))])
+    assert timings.rows == 1 + fake.max_chain
+
+
+def test_a_long_prompt_takes_several_passes() -> None:
+    verifier, _ = on_vllm(prompt_rows=4)
+    job = Job(verifier.open(spec_of(prompt=10)), spec_of(prompt=10).token_ids, TokenTree())
+    outcomes = [verifier.verify([job])[0][0] for _ in range(3)]
+    assert outcomes[:2] == [None, None]
+    assert outcomes[2] is not None
+
+
+@pytest.mark.parametrize(("fault", "error"), [("short_of_memory", Preempted), ("computes_nan", PassFailed)])
+def test_what_vllm_cannot_compute_is_an_error_of_that_sequence(fault: str, error: type[Exception]) -> None:
+    verifier, fake = on_vllm()
+    setattr(fake, fault, True)
+    [outcome], _ = verifier.verify([Job(verifier.open(spec_of()), spec_of().token_ids, TokenTree())])
+    assert isinstance(outcome, error)
+
+
+def test_a_closed_sequence_leaves_nothing_in_vllm() -> None:
+    verifier, fake = on_vllm()
+    used, unused = verifier.open(spec_of()), verifier.open(spec_of())
+    verifier.verify([Job(used, spec_of().token_ids, TokenTree())])
+    verifier.close(used)
+    verifier.close(unused)
+    assert not fake.texts
