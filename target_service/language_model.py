@@ -38,8 +38,8 @@ class _Memory:
 
 
 class LmVerifier:
-    """See target_service.verifier.Verifier. Of ``runner`` only info, backend, pool, new_cache, forward and move are
-    used."""
+    """See target_service.verifier.Verifier. Of ``runner`` only info, backend, chunk, pool, new_cache, forward and
+    move are used."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -122,8 +122,9 @@ class LmVerifier:
         for job in jobs:
             if len(job.ids) - len(job.memory.cache) > 1:
                 self._runner.move(job.memory.cache.attach(job.ids))
+        texts = [(job.memory.cache, job.ids) for job in jobs]
         fed: dict[int, int] = {}  # rows of text
-        for index, num_rows in enumerate(rows_to_feed([(job.memory.cache, job.ids) for job in jobs])):
+        for index, num_rows in enumerate(rows_to_feed(texts, self._runner.chunk.rows)):
             try:
                 if num_rows and outcome[index] is None:
                     jobs[index].memory.cache.take(num_rows)
