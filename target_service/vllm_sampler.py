@@ -26,7 +26,7 @@ class _Memory:
 
 class TargetSampler:
     """See specdec.vllm.passes.WorkerSampler. The payload of a sequence is its SequenceSpec without ids; the extra of a
-    pass is its chain's draft_probs (specdec.core.tree.TokenTree), or None."""
+    pass is its chain's draft_probs (specdec.core.tree.TokenTree), or None. What goes back is Decision.refused."""
 
     def __init__(self, device: torch.device) -> None:
         self._backend = choose("torch", device)
@@ -41,7 +41,8 @@ class TargetSampler:
         decisions = decide(list(sound.values()), outputs, self._backend)
         sampled = [Sampled() for _ in jobs]
         for (place, job), decision in zip(sound.items(), decisions, strict=True):
-            sampled[place] = Sampled((*job.tree.token_ids[: len(decision.accepted)], decision.next_token))
+            accepted = job.tree.token_ids[: len(decision.accepted)]
+            sampled[place] = Sampled((*accepted, decision.next_token), decision.refused)
         return sampled
 
     def _job(self, job: WorkerJob) -> Job:

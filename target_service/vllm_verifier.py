@@ -75,7 +75,7 @@ def _decided(job: Job, chain: Sequence[int], outcome: Outcome) -> Decision | Spe
         return PassFailed("the model computes NaN or infinity for the text of this sequence")
     accepted = tuple(chain[: len(outcome.tokens) - 1])
     keyed = job.memory.spec.keyed_by_token
-    return Decision(accepted, outcome.tokens[-1], outcome.tokens if keyed else ())
+    return Decision(accepted, outcome.tokens[-1], outcome.tokens if keyed else (), refused=bool(outcome.extra))
 
 
 def likeliest_chain(tree: TokenTree) -> list[int]:

@@ -42,17 +42,26 @@ class Checkpoint:
     info: ModelInfo
 
     @staticmethod
-    def find(model: str, dtype: str, backend: str = "", fingerprint: str = "", revision: str = "") -> Checkpoint:
+    def find(
+        model: str,
+        dtype: str,
+        backend: str = "",
+        fingerprint: str = "",
+        revision: str = "",
+        quantised: bool = False,
+    ) -> Checkpoint:
         """Find the checkpoint ``model``, a directory or a hub id (fetched, or from the hub's cache).
 
         ``dtype`` "auto" is the checkpoint's own; ``backend`` and ``fingerprint``: see specdec.backends.base.Backend;
-        ``revision`` is that of a hub id. Raises ValueError, with a message for the operator, if it is no checkpoint of
-        plain weights in safetensors.
+        ``revision`` is that of a hub id. Raises ValueError, with a message for the operator, if it is no checkpoint in
+        safetensors, of plain weights unless the engine takes ``quantised`` ones.
         """
         directory = files.directory_of(model, revision)
         config = _config(directory)
+        if not quantised:
+            _refuse_quantised(config)
         names = files.weight_files(directory)
-        stored = weights.check_files(directory / name for name in names)
+        stored = weights.check_files((directory / name for name in names), quantised)
         text_config: Any = config.get_text_config()
         if dtype == "auto":
             dtype = _own_dtype(text_config) or _own_dtype(config) or weights.DTYPES.get(stored, "float32")
@@ -88,10 +97,13 @@ def _config(directory: Path) -> PreTrainedConfig:
     config: PreTrainedConfig = _read(
         directory, "config.json", lambda: AutoConfig.from_pretrained(directory, trust_remote_code=False)
     )
+    return config
+
+
+def _refuse_quantised(config: PreTrainedConfig) -> None:
     for each in (config, config.get_text_config()):
         if quantisation := getattr(each, "quantization_config", None):
             raise ValueError(weights.refusal(_method(quantisation)))
-    return config
 
 
 def _read(directory: Path, name: str, read: Callable[[], T]) -> T:

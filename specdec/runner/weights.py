@@ -23,9 +23,9 @@ DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _PLAIN = {*DTYPES, "F64"}
 
 
-def check_files(files: Iterable[Path]) -> str:
-    """The dtype of the first weight, as safetensors calls it. Raises ValueError, with the file's name, if a file cannot
-    be read or has quantised weights."""
+def check_files(files: Iterable[Path], quantised: bool = False) -> str:
+    """The dtype of the first plain weight, as safetensors calls it. Raises ValueError, with the file's name, if a file
+    cannot be read, or has quantised weights where they are not taken."""
     first = ""
     for file in files:
         refuse_pointer(file)
@@ -34,7 +34,7 @@ def check_files(files: Iterable[Path]) -> str:
         except SafetensorError as error:
             raise ValueError(f"{file} is no safetensors file that can be read: {error}") from error
         for name, dtype in dtypes.items():
-            if name.endswith("weight") and dtype not in _PLAIN:
+            if not quantised and name.endswith("weight") and dtype not in _PLAIN:
                 raise ValueError(refusal(f"such as {name} in {dtype}"))
             first = first or (dtype if dtype in _PLAIN else "")
     return first
@@ -43,7 +43,7 @@ def check_files(files: Iterable[Path]) -> str:
 def refusal(kind: str) -> str:
     return (
         f"its weights are quantised ({kind}), and this engine takes plain weights alone (float32, bfloat16 or float16):"
-        " use a checkpoint of this model that is not quantised"
+        " use a checkpoint of this model that is not quantised, or --engine vllm"
     )
 
 

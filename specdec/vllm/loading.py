@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
@@ -13,10 +14,13 @@ from specdec.backends.choice import choose, default_dtype
 from specdec.core.rounds import ModelInfo
 from specdec.core.settings import ModelServiceSettings
 from specdec.runner.checkpoint import Checkpoint
+from specdec.runner.failures import in_words
 from specdec.server.liveness import RESTART_STATUS
 
 if TYPE_CHECKING:
     from specdec.vllm.engine import VllmEngine
+
+log = logging.getLogger(__name__)
 
 MINOR = "0.32"
 """The minor version of vLLM for which engine.py is written."""
@@ -29,38 +33,42 @@ def load_engine(
 
     A worker that dies ends the process with RESTART_STATUS: no pass can come after it.
     """
-    installed = _installed()
+    try:
+        return _load_engine(settings, sampler, prefix_caching)
+    except Exception as error:  # what vLLM refuses is refused in its words
+        log.debug("the model cannot be served", exc_info=error)
+        raise ValueError(f"{settings.model}: {in_words(error)}") from error
+
+
+def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: bool) -> tuple[VllmEngine, ModelInfo]:
     device = torch.device(settings.device)
     dtype = default_dtype(device) if settings.dtype == "auto" else settings.dtype
     of_numbers = settings.vllm.model_dump(
         include={"tensor_parallel_size", "pipeline_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager"}
     )
-    fingerprint = f"vllm {installed}, {choose('torch', device).fingerprint}, {of_numbers}"
-    checkpoint = Checkpoint.find(settings.model, dtype, "vllm", fingerprint)
-    info = checkpoint.info
+    fingerprint = f"vllm {_installed()}, {choose('torch', device).fingerprint}, {of_numbers}"
+    checkpoint = Checkpoint.find(settings.model, dtype, "vllm", fingerprint, settings.revision, quantised=True)
     _set_environment(settings)
     from specdec.vllm.engine import VllmEngine
 
     arguments = settings.vllm.model_dump(exclude={"num_speculative_tokens"}) | {
         "model": str(checkpoint.directory),
         "dtype": checkpoint.dtype,
-        "max_model_len": settings.vllm.max_model_len or info.context_length,
+        "max_model_len": settings.vllm.max_model_len or checkpoint.info.context_length,
         "gpu_memory_utilization": settings.memory_fraction,
         "trust_remote_code": False,
+        "skip_tokenizer_init": True,  # only ids reach it
         "enable_prefix_caching": prefix_caching,
     }
-    try:
-        engine = VllmEngine(
-            arguments,
-            sampler,
-            settings.vllm.num_speculative_tokens,
-            info.vocab_size,
-            settings.kv_slots,
-            lambda: os._exit(RESTART_STATUS),
-        )
-    except Exception as error:  # whatever vLLM refuses is refused in its words
-        raise ValueError(f"vLLM does not serve {settings.model}: {_in_one_line(error)}") from error
-    return engine, dataclasses.replace(info, context_length=engine.context_length)
+    engine = VllmEngine(
+        arguments,
+        sampler,
+        settings.vllm.num_speculative_tokens,
+        checkpoint.info.vocab_size,
+        settings.kv_slots,
+        lambda: os._exit(RESTART_STATUS),
+    )
+    return engine, dataclasses.replace(checkpoint.info, context_length=engine.context_length)
 
 
 def _installed() -> str:
@@ -87,7 +95,3 @@ def _set_environment(settings: ModelServiceSettings) -> None:
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{settings.threads - 1}"
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
-
-
-def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:500] or type(error).__name__

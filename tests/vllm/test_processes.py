@@ -1,0 +1,80 @@
+"""vLLM's workers are processes of the service: several share a model, and none is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from specdec.cli.processes import free_ports, healthy, service
+from specdec.core.sequence import SamplingParams, SequenceSpec
+from specdec.core.tree import TokenTree
+from specdec.server.liveness import RESTART_STATUS
+from target_service.verifier import Decision, Job, Verifier
+from target_service.vllm_verifier import SAMPLER, VllmVerifier
+from tests.vllm.conftest import settings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def text(verifier: Verifier, length: int = 24) -> list[int]:
+    spec = SequenceSpec(tuple(range(5, 60)), 55, SamplingParams(), seed=3)
+    memory, ids = verifier.open(spec), list(spec.token_ids)
+    while len(ids) < 55 + length:
+        chain = TokenTree.chain([7, 8]) if len(ids) % 2 and len(ids) > 55 else TokenTree()
+        [decision], _ = verifier.verify([Job(memory, tuple(ids), chain)])
+        assert isinstance(decision, Decision)
+        ids += [*(chain.token_ids[node] for node in decision.accepted), decision.next_token]
+    verifier.close(memory)
+    return ids[: 55 + length]
+
+
+def test_two_workers_that_share_each_layer_give_the_same_text(load, tmp_path, monkeypatch) -> None:
+    torch.manual_seed(1)
+    shape = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    config = transformers.LlamaConfig(**shape, num_attention_heads=4, max_position_embeddings=1024)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    both = VllmVerifier(*load(settings(str(tmp_path), vllm={"tensor_parallel_size": 2}), SAMPLER))
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND")
+    one = VllmVerifier(*load(settings(str(tmp_path)), SAMPLER))
+    assert text(both) == text(one)
+    assert both.info.model_digest != one.info.model_digest, "sums in another order"
+
+
+def test_what_vllm_refuses_is_refused_in_its_words(load, target_model) -> None:
+    with pytest.raises(ValueError, match=r"target: .*attention heads.* must be divisible by tensor parallel size"):
+        load(settings(target_model, vllm={"tensor_parallel_size": 2}), SAMPLER)
+
+
+async def test_a_service_whose_worker_dies_ends_and_leaves_no_process(target_model, tmp_path) -> None:
+    flags = ["--engine=vllm", "--vllm.enforce-eager", "--dtype=float32", "--kv-slots=8192", f"--model={target_model}"]
+    async with service("target_service", free_ports(1)[0], flags, tmp_path) as running:
+        await healthy(running)
+        family = children(running.process.pid)
+        assert family
+        os.kill(family[-1], signal.SIGKILL)
+        assert await asyncio.wait_for(running.process.wait(), 60) == RESTART_STATUS
+        async with asyncio.timeout(30):
+            while any(map(lives, family)):
+                await asyncio.sleep(0.1)
+
+
+def children(pid: int) -> list[int]:
+    """Of a process, and theirs. vLLM's workers come last."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    own = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return own + [grandchild for child in own for grandchild in children(child)]
+
+
+def lives(pid: int) -> bool:
+    """Not so if there is a zombie, whose command line is empty."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,93 @@
+"""Law: with vLLM on both sides the text is the one that plain transformers gives, whatever is drafted and cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import Any
+
+import pytest
+
+from draft_service.drafters.vllm import SAMPLER as DRAFT_SAMPLER
+from draft_service.drafters.vllm import VllmDrafter
+from specdec.client import Client
+from target_service.vllm_verifier import SAMPLER, VllmVerifier
+from tests.cluster import Cluster, cluster
+from tests.parity.conftest import Reference
+from tests.parity.target_alone import SETTINGS, Case, TargetAlone
+from tests.vllm.conftest import settings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def verifier(load, target_model) -> VllmVerifier:
+    return VllmVerifier(*load(settings(target_model), SAMPLER))
+
+
+@pytest.fixture(scope="module")
+def drafter(load, draft_model) -> VllmDrafter:
+    return VllmDrafter(*load(settings(draft_model), DRAFT_SAMPLER, prefix_caching=False))
+
+
+@pytest.fixture(scope="module")
+def alone(reference: Reference, prompts: list[list[int]], near_tie: float) -> TargetAlone:
+    cases = [
+        Case(tuple(prompts[(3 * setting + i) % len(prompts)][: (8, 24, 40)[(setting + i) % 3]]), 7 * i, setting)
+        for setting in range(len(SETTINGS))
+        for i in range(2)
+    ]
+    return TargetAlone(reference, cases, near_tie)
+
+
+async def cancelled(client: Client, case: Case) -> None:
+    """A request of which nobody waits for the end."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(case.generate(client, 4), 0.05)
+
+
+async def check(deployment: Cluster, alone: TargetAlone, num_draft_tokens: Any) -> None:
+    rng = random.Random(2)
+    together = asyncio.Semaphore(8)
+
+    async def one(case: Case) -> int:
+        async with together:
+            if rng.random() < 0.2:
+                await cancelled(deployment.client, case)
+            [sample] = await case.generate(deployment.client, num_draft_tokens(rng))
+        return alone.diverges(case, sample.token_ids)
+
+    assert sum(await asyncio.gather(*map(one, alone.texts))) <= 1, "divergences at near ties"
+    await deployment.settled()
+
+
+async def test_the_text_is_that_of_plain_transformers(
+    verifier: VllmVerifier, drafter: VllmDrafter, alone: TargetAlone
+) -> None:
+    async with cluster([verifier], [drafter]) as deployment:
+        await check(deployment, alone, lambda rng: rng.randrange(9))
+    for service in (verifier, drafter):
+        assert service._engine.num_sequences == 0
+
+
+@pytest.mark.parametrize("method", ["VERIFICATION_METHOD_TOKEN", "VERIFICATION_METHOD_BLOCK"])
+async def test_the_methods_that_need_distributions_accept_drafts(
+    verifier: VllmVerifier, drafter: VllmDrafter, prompts: list[list[int]], method: str
+) -> None:
+    async with cluster([verifier], [drafter]) as deployment:
+        asked = {"token_ids": {"token_ids": prompts[0][:24]}, "max_tokens": 40, "seed": 3, "verification": method}
+        [sample], [again] = [await deployment.client.generate(**asked) for _ in range(2)]
+        await deployment.settled()
+    assert sample.finish.speculation.num_accepted_tokens > 0
+    assert sample.token_ids == again.token_ids
+
+
+async def test_texts_that_do_not_fit_together_take_turns(load, target_model, reference, prompts, near_tie) -> None:
+    """A third of the blocks that eight texts need: some are preempted, replayed, and are the same."""
+    few = settings(target_model, kv_slots=768, vllm={"max_model_len": 512})
+    verifier = VllmVerifier(*load(few, SAMPLER))
+    long = [tuple((prompts[i] * 9)[:150]) for i in range(8)]
+    alone = TargetAlone(reference, [Case(prompt, i, i % 4) for i, prompt in enumerate(long)], near_tie)
+    async with cluster([verifier]) as deployment:
+        await check(deployment, alone, lambda _: 0)
