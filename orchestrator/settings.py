@@ -19,6 +19,7 @@ class OrchestratorSettings(ServiceSettings):
         default=[], description="host:port of every draft, comma-separated; empty: no drafting"
     )
     tokenizer: str = Field("", description="tokenizer.json, a directory with one, or a hub id; empty: token ids only")
+    revision: str = Field("", description="branch, tag or commit of the tokenizer's hub id; empty: its main branch")
     model_digest: str = Field(
         "", description="digest that a target's model must have, or its first 12 characters; empty: that of the first"
     )

@@ -6,21 +6,26 @@ Knows the model and its cache; does not know sampling (target_service.decision),
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.core.device import indices
 from specdec.core.errors import PassFailed, Preempted, SpecdecError
 from specdec.core.rounds import CACHE_SALT, FEATURES, TRANSFORMS, Features, Timings
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE
 from specdec.kvcache.block_pool import Move, PoolFullError, SequenceCache
+from specdec.passes.outputs import RowOutputs
 from specdec.passes.prefill import rows_to_feed
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
+from specdec.runner.pass_timer import PassTimer
 from specdec.sampling.state import SamplingState
 from target_service.decision import decide
 from target_service.verifier import Decision, Job
@@ -33,8 +38,8 @@ class _Memory:
 
 
 class LmVerifier:
-    """See target_service.verifier.Verifier. Of ``runner`` only info, backend, pool, new_cache, forward and move are
-    used."""
+    """See target_service.verifier.Verifier. Of ``runner`` only info, backend, chunk, pool, new_cache, forward and
+    move are used."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -57,39 +62,59 @@ class LmVerifier:
     def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError | None], Timings]:
         outcome: list[Decision | SpecdecError | None]
         jobs, outcome = list(jobs), [None] * len(jobs)
-        started = time.perf_counter()
+        started, timer = time.perf_counter(), PassTimer(self._runner.backend.device)
         for index, job in enumerate(jobs):
             outcome[index] = job.memory.sampling.take_in(job.ids)
         fed = self._segments(jobs, outcome)
         outputs = dict(zip(fed, self._runner.forward(list(fed.values())), strict=True)) if fed else {}
-        passed = time.perf_counter()
-        deciding = [index for index, segment in fed.items() if segment.logit_rows]
-        decided = decide(
-            [jobs[index] for index in deciding], [outputs[index] for index in deciding], self._runner.backend
-        )
-        decisions = dict(zip(deciding, decided, strict=True))
-        moves: list[Move] = []
-        for index, segment in fed.items():
-            job, decision = jobs[index], decisions.get(index)  # None: its prefill continues in the next pass
-            kept = _kept(segment, job, decision)
-            sound = outputs[index].sound  # read after the decisions, so that the device does not idle between the two
-            if not all(sound[row] for row in kept):
-                outcome[index] = PassFailed("the model computes NaN or infinity for the text of this sequence")
-                continue
-            moves += job.memory.cache.keep(kept)
-            if decision is not None and job.return_features:
-                decision = dataclasses.replace(decision, features=_features(outputs[index].features, decision))
-            outcome[index] = decision
-        self._runner.move(moves)
-        for index in fed:
-            jobs[index].memory.cache.remember(jobs[index].ids)
+        timer.stop()
+        decisions = self._decisions(jobs, fed, outputs)
+        self._keep(jobs, fed, outputs, decisions, outcome)
+        pass_s = timer.elapsed_s()
         timings = Timings(
-            pass_us=int((passed - started) * 1e6),
-            sample_us=int((time.perf_counter() - passed) * 1e6),
+            pass_us=int(pass_s * 1e6),
+            sample_us=int(max(0.0, time.perf_counter() - started - pass_s) * 1e6),
             rows=sum(len(segment.token_ids) for segment in fed.values()),
             sequences=len(fed),
         )
         return outcome, timings
+
+    def _decisions(
+        self, jobs: Sequence[Job], fed: Mapping[int, Segment], outputs: Mapping[int, RowOutputs]
+    ) -> dict[int, Decision]:
+        """By index of the jobs with all text cached; a prefill that continues in the next pass has none."""
+        deciding = [index for index, segment in fed.items() if segment.logit_rows]
+        found = decide([jobs[index] for index in deciding], [outputs[i] for i in deciding], self._runner.backend)
+        decisions = dict(zip(deciding, found, strict=True))
+        asked = {
+            index: (outputs[index].features, decisions[index]) for index in deciding if jobs[index].return_features
+        }
+        for index, features in _features(asked).items():
+            decisions[index] = dataclasses.replace(decisions[index], features=features)
+        return decisions
+
+    def _keep(
+        self,
+        jobs: Sequence[Job],
+        fed: Mapping[int, Segment],
+        outputs: Mapping[int, RowOutputs],
+        decisions: Mapping[int, Decision],
+        outcome: list[Decision | SpecdecError | None],
+    ) -> None:
+        """Keep the KV of committed text and accepted nodes. A decision becomes the outcome if these rows are sound."""
+        moves: list[Move] = []
+        for index, segment in fed.items():
+            decision = decisions.get(index)
+            kept = _kept(segment, jobs[index], decision)
+            sound = outputs[index].sound  # read after the decisions, so that the device does not idle between the two
+            if not all(sound[row] for row in kept):
+                outcome[index] = PassFailed("the model computes NaN or infinity for the text of this sequence")
+                continue
+            moves += jobs[index].memory.cache.keep(kept)
+            outcome[index] = decision
+        self._runner.move(moves)
+        for index in fed:
+            jobs[index].memory.cache.remember(jobs[index].ids)
 
     def _segments(self, jobs: list[Job], outcome: list[Decision | SpecdecError | None]) -> dict[int, Segment]:
         """The segments of the pass, by index of the jobs without an ``outcome``. A job with no memory for its text gets
@@ -97,8 +122,9 @@ class LmVerifier:
         for job in jobs:
             if len(job.ids) - len(job.memory.cache) > 1:
                 self._runner.move(job.memory.cache.attach(job.ids))
+        texts = [(job.memory.cache, job.ids) for job in jobs]
         fed: dict[int, int] = {}  # rows of text
-        for index, num_rows in enumerate(rows_to_feed([(job.memory.cache, job.ids) for job in jobs])):
+        for index, num_rows in enumerate(rows_to_feed(texts, self._runner.chunk.rows)):
             try:
                 if num_rows and outcome[index] is None:
                     jobs[index].memory.cache.take(num_rows)
@@ -123,11 +149,23 @@ def _kept(segment: Segment, job: Job, decision: Decision | None) -> list[int]:
     return [*range(first_node), *(first_node + node for node in decision.accepted)]
 
 
-def _features(rows: Tensor, decision: Decision) -> Features:
-    """The features of the root and the accepted nodes, from ``rows`` [1 + nodes, hidden_size]."""
-    kept = rows[[0, *(1 + node for node in decision.accepted)]].cpu().contiguous()
-    data = kept.view(torch.uint8).numpy().tobytes()
-    return Features(str(kept.dtype).removeprefix("torch."), kept.shape[1], len(kept), data)
+def _features(decided: Mapping[int, tuple[Tensor, Decision]]) -> dict[int, Features]:
+    """The features of each decision's root and accepted nodes, from its job's rows [1 + nodes, hidden_size]. They are
+    copied from the device once."""
+    if not decided:
+        return {}
+    every = torch.cat([rows for rows, _ in decided.values()])
+    wanted: list[int] = []
+    start = 0
+    for rows, decision in decided.values():
+        wanted += [start, *(start + 1 + node for node in decision.accepted)]
+        start += len(rows)
+    kept = every[indices(wanted, every.device)].cpu().view(torch.uint8).numpy()
+    parts = np.split(kept, list(itertools.accumulate(1 + len(decision.accepted) for _, decision in decided.values())))
+    dtype, size = str(every.dtype).removeprefix("torch."), every.shape[1]
+    return {
+        index: Features(dtype, size, len(part), part.tobytes()) for index, part in zip(decided, parts, strict=False)
+    }
 
 
 def _segment(job: Job, num_rows: int) -> Segment:

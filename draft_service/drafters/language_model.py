@@ -184,7 +184,7 @@ class LanguageModelDrafter:
                 if end - len(cache) > 1:  # also blocks that another sequence filled while this one waited for them
                     self._runner.move(cache.attach(ids))
                 texts[index] = cache, ids
-        return dict(zip(texts, rows_to_feed(list(texts.values())), strict=True))
+        return dict(zip(texts, rows_to_feed(list(texts.values()), self._runner.chunk.rows), strict=True))
 
 
 def _children(sequence: DraftSequence, spots: Sequence[Spot]) -> list[Node]:

@@ -103,7 +103,7 @@ def _with_distributions(sequences: Sequence[DraftSequence], rows: Tensor) -> lis
     probs = probabilities(rows, [s.spec.sampling for s in sequences]).nan_to_num_(0.0)  # [sequences, vocab]
     ids, weights = sparse_support(probs)  # [sequences, m] each
     keys = [Key(s.spec.seed, s.base + len(s.tree), s.base) for s in sequences]
-    row = ids.new_tensor(range(len(sequences)))[:, None].expand_as(ids)
+    row = torch.arange(len(sequences), device=ids.device)[:, None].expand_as(ids)
     noise = exponentials_at(keys, row.flatten(), ids.flatten(), Domain.DRAFT).view_as(weights)
     winners = race(weights.log(), noise).tolist()
     nodes = []

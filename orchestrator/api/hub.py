@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_UNAVAILABLE = "--tokenizer: {name} is neither a tokenizer.json, nor a directory with one, nor can a hub give it: {why}"
+_UNAVAILABLE = (
+    "--tokenizer: {name} is neither a tokenizer.json, nor a directory with one, nor can a hub give it{at}: {why}"
+)
 
 
-def tokenizer_file(name: str) -> Path:
-    """The tokenizer of ``name``, a hub id. Raises ValueError, with the reason in words, if it is not available."""
+def tokenizer_file(name: str, revision: str) -> Path:
+    """The tokenizer of ``name``, a hub id, at ``revision`` (empty: its main branch).
+
+    Raises ValueError, with the reason in words, if it is not available.
+    """
     # Imported here, since a tokenizer from a file does not need it.
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(name, "tokenizer.json"))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ValueError(_UNAVAILABLE.format(name=name, why=error)) from error
+        return Path(hf_hub_download(name, "tokenizer.json", revision=revision or None))
+    except Exception as error:  # the client passes on those of several libraries
+        at = f" at revision {revision}" if revision else ""
+        raise ValueError(_UNAVAILABLE.format(name=name, at=at, why=" ".join(str(error).split()))) from error

@@ -34,14 +34,16 @@ _FLUSH_S = 0.25  # for the last messages of ended requests
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 
-def load_tokenizer(path: str) -> Tokenizer | None:
-    """A tokenizer.json, a directory that has one, or a hub id. Raises ValueError if there is none."""
+def load_tokenizer(path: str, revision: str = "") -> Tokenizer | None:
+    """A tokenizer.json, a directory that has one, or a hub id at ``revision``. Raises ValueError if there is none."""
     if not path:
         return None
     file = Path(path)
     file = file / "tokenizer.json" if file.is_dir() else file
     if not file.is_file():
-        file = hub.tokenizer_file(path)
+        file = hub.tokenizer_file(path, revision)
+    elif revision:
+        raise ValueError("--revision is for hub ids, and --tokenizer names a file or directory")
     return read_tokenizer(file)
 
 
@@ -53,7 +55,7 @@ class OrchestratorServer:
 
     def __init__(self, settings: OrchestratorSettings) -> None:
         self._settings = settings
-        tokenizer = load_tokenizer(settings.tokenizer)
+        tokenizer = load_tokenizer(settings.tokenizer, settings.revision)
         self._vocabulary = Vocabulary.of(tokenizer) if tokenizer else None
 
         def target_link(channel: grpc.aio.Channel, info: ModelInfo) -> Link:

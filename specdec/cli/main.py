@@ -99,6 +99,8 @@ def up(
     target: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "target"),
     draft: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "draft"),
     no_draft: Annotated[bool, typer.Option("--no-draft", help="run the target alone, with prompt lookup")] = False,
+    target_revision: Annotated[str, typer.Option(help="branch, tag or commit of the target's hub id")] = "",
+    draft_revision: Annotated[str, typer.Option(help="branch, tag or commit of the draft's hub id")] = "",
     port: Annotated[int, typer.Option(help="port of the orchestrator")] = 50050,
     threads: Annotated[
         int, typer.Option(help="CPU threads of each model; default: half of the cores; 0: all usable cores")
@@ -115,7 +117,8 @@ def up(
     A service that needs a restart (exit status 3) is restarted. If a service ends in another way, all are stopped.
     """
     drafts = None if no_draft else draft
-    work = up_.run(Console(), target, drafts, port, [f"--threads={threads}"], certificates_dir, logs)
+    arguments, revisions = [f"--threads={threads}"], {"target": target_revision, "draft": draft_revision}
+    work = up_.run(Console(), target, drafts, port, arguments, certificates_dir, logs, revisions)
     _run(until_signalled(work))
 
 

@@ -10,9 +10,10 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, TypeVar
 
 import grpc
@@ -153,20 +154,27 @@ async def deployment(
     certificates: Path | None = None,
     logs: Path | None = None,
     tell: Tell = _nothing,
+    revisions: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[Sequence[Service]]:
     """Run target, draft (unless that is None) and orchestrator, and yield them in this order once they can generate.
 
     ``arguments`` are for model services. They use TLS if ``certificates`` is set, a directory made by
     specdec.security.dev_ca. Their logs are kept if the directory ``logs`` is set. ``tell`` gets a line about each wait
-    that is long. Raises StartError.
+    that is long. ``revisions`` are those of hub ids, by role. Raises StartError.
     """
     models = {"target": target} | ({"draft": draft} if draft is not None else {})
     ports = dict(zip((*models, "orchestrator"), free_ports(len(models) + 1), strict=True))
     ports["orchestrator"] = port or ports["orchestrator"]
     # Both addresses are named, so that none comes from the environment.
     addresses = {role: f"127.0.0.1:{ports[role]}" if role in models else "" for role in ("target", "draft")}
-    flags = {role: [f"--model={model}", *arguments] for role, model in models.items()}
-    flags["orchestrator"] = [f"--tokenizer={target}", *(f"--{role}={where}" for role, where in addresses.items())]
+    # So are revisions.
+    at = {role: f"--revision={revisions.get(role, '')}" for role in models}
+    flags = {role: [f"--model={model}", at[role], *arguments] for role, model in models.items()}
+    flags["orchestrator"] = [
+        f"--tokenizer={target}",
+        at["target"],
+        *(f"--{role}={where}" for role, where in addresses.items()),
+    ]
     tls = _operator(certificates) if certificates else None
     async with contextlib.AsyncExitStack() as stack:
         services = []

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 
@@ -29,6 +30,7 @@ async def run(
     arguments: Sequence[str],
     certificates: Path | None = None,
     logs: Path | None = None,
+    revisions: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Run until cancelled. Raises StartError if a service does not start or ends, after stopping the others.
 
@@ -37,7 +39,7 @@ async def run(
     directory = logs or Path(tempfile.mkdtemp(prefix="specdec-"))
     wrong = False
     try:
-        await _run(console, target, draft, port, arguments, certificates, directory)
+        await _run(console, target, draft, port, arguments, certificates, directory, revisions)
     except asyncio.CancelledError:
         raise
     except BaseException:
@@ -56,6 +58,7 @@ async def _run(
     arguments: Sequence[str],
     certificates: Path | None,
     logs: Path,
+    revisions: Mapping[str, str],
 ) -> None:
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -63,7 +66,7 @@ async def _run(
     async with AsyncExitStack() as stack:
         with console.status("Starting ..."):
             services = await stack.enter_async_context(
-                deployment(target, draft, port, arguments, certificates, logs, say)
+                deployment(target, draft, port, arguments, certificates, logs, say, revisions)
             )
         for service in services:
             say(f"  {service.name:<15} {service.address}  {service.log.name}")

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from specdec.core.device import sent
 from specdec.core.philox import WORD_BITS, WORD_MASK, philox, philox_array
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Key(NamedTuple):
 
 
 _CACHED_QUADS = 1 << 14
+"""Chunk limit on a CPU. On other devices the caller's is enough (specdec.backends.base.BYTES_PER_LOGIT)."""
 
 LOG_RANGE = 26.01
 """Upper bound of the distance between the logarithms of two exponentials: u lies between 2**-33 and 1 - 2**-33, so E
@@ -60,8 +62,8 @@ def exponentials(
     num_quads = (vocab_size + 3) // 4
     quads = torch.arange(num_quads, device=device)[None, :]  # [1, quads]
     numbers = torch.empty(len(keys), num_quads, 4, dtype=torch.float64, device=device)
-    # A few rows at a time, so that the intermediate arrays stay in the processor's cache.
-    num_rows = max(1, _CACHED_QUADS // max(1, num_quads))
+    # On a CPU a few rows at a time, so that the intermediate arrays stay in its cache.
+    num_rows = max(1, _CACHED_QUADS // max(1, num_quads)) if numbers.device.type == "cpu" else max(1, len(keys))
     for start in range(0, len(keys), num_rows):
         some = numbers[start : start + num_rows]  # [rows, quads, 4]
         rows = torch.arange(len(some), device=device)[:, None]  # [rows, 1]
@@ -110,7 +112,7 @@ def _words(keys: Sequence[Key], rows: Tensor, quads: Tensor, domain: Domain) -> 
         position, base, low, high = table[:, rows.numpy()]  # each [...]
         counter = position, base, quads.numpy().view(np.uint64), int(domain)
         return torch.from_numpy(philox_array(counter, (low, high)))
-    there = torch.from_numpy(table.view(np.int64)).to(rows.device)[:, rows]
+    there = sent(torch.from_numpy(table.view(np.int64)), rows.device)[:, rows]
     domains = quads.new_full((), int(domain))
     words = philox((there[0], there[1], quads, domains), (there[2], there[3]))
     return torch.stack([word + torch.zeros_like(rows + quads) for word in words])

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.core.device import indices
 from specdec.kvcache.block_pool import BlockPool, Move
 
 _Described = TypeVar("_Described")
@@ -78,8 +79,7 @@ class KvStore:
         """Apply all ``moves`` at once, reading before writing: the target of one may be the source of another."""
         if not moves:
             return
-        sources = torch.tensor([move.source for move in moves], device=self.device)
-        targets = torch.tensor([move.target for move in moves], device=self.device)
+        sources, targets = indices(list(zip(*moves, strict=True)), self.device)  # [moves] each
         for tensors in self._layers.values():
             for tensor in tensors:
                 slots = tensor.flatten(0, 1)

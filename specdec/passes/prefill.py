@@ -1,4 +1,5 @@
-"""Chunked prefill: the number of prompt rows of each sequence in a pass. Does not know what a pass computes.
+"""Chunked prefill: the number of prompt rows of each sequence in a pass. Knows how long passes took; does not know what
+they compute.
 
 Long prompts are fed in chunks that share a pass fairly, so that a sequence does not wait for the whole prompt of
 another one. A sequence waits for a block that another sequence of the pass computes anyway.
@@ -10,12 +11,29 @@ from collections.abc import Hashable, Sequence
 
 from specdec.kvcache.block_pool import SequenceCache
 
-ROWS_PER_PASS = 512
-"""Chunk limit: prompt rows of all sequences in one pass."""
+ROWS_PER_PASS, LEAST_ROWS = 512, 16
+"""The largest and the smallest chunk: prompt rows of all sequences in one pass."""
+
+_CHUNK_S = 1.0
+"""All sequences wait for a chunk, and a pass that takes much longer looks like one that hangs."""
 
 
-def rows_to_feed(texts: Sequence[tuple[SequenceCache, Sequence[int]]]) -> list[int]:
-    """Per sequence, the number of ids that this pass feeds after the cached ones.
+class Chunk:
+    """The chunk limit, ``rows``: as many as one pass computes in a second at the measured speed. What rows are computed
+    with does not change them, so neither does the limit."""
+
+    def __init__(self, rows: int = ROWS_PER_PASS) -> None:
+        self.rows = rows
+
+    def observe(self, num_rows: int, seconds: float) -> None:
+        """Learn from a pass, unless it has fewer rows than the limit: those take longer than their share."""
+        if num_rows >= self.rows:
+            rows = int(num_rows * _CHUNK_S / max(seconds, 1e-9)) // LEAST_ROWS * LEAST_ROWS
+            self.rows = max(LEAST_ROWS, min(rows, ROWS_PER_PASS))
+
+
+def rows_to_feed(texts: Sequence[tuple[SequenceCache, Sequence[int]]], limit: int = ROWS_PER_PASS) -> list[int]:
+    """Per sequence, the number of ids that this pass feeds after the cached ones: about ``limit`` together.
 
     All missing ids or a chunk of them; 0 if an earlier sequence of this pass fills the same next block.
     """
@@ -29,7 +47,7 @@ def rows_to_feed(texts: Sequence[tuple[SequenceCache, Sequence[int]]]) -> list[i
             being_filled.add(awaited)
     # A waiting sequence takes no rows and leaves its share to the others.
     feeding = [count for count, waiting in zip(missing, waits, strict=True) if count > 1 and not waiting]
-    most = fair_share(feeding, ROWS_PER_PASS)
+    most = fair_share(feeding, limit)
     return [0 if waiting else min(count, most) for count, waiting in zip(missing, waits, strict=True)]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
-from specdec.passes.prefill import ROWS_PER_PASS, fair_share
+from specdec.passes.prefill import fair_share
 from specdec.planner.ahead import Ahead
 from specdec.planner.events import Events
 from specdec.planner.pass_time import PassTime
@@ -24,6 +24,7 @@ class Draft:
         self.busy_s = 0.0
         self._events = events
         self._pass_time = pass_time
+        self._chunk = pass_time.chunk()
         self._way_s = way_s
         self._ahead = ahead
         self._inbox: list[Advance] = []
@@ -62,7 +63,7 @@ class Draft:
         if self._num_growing or self._feeding:
             rows = self._num_growing
             if self._feeding:
-                most = fair_share([work.request.unfed_draft for work in self._feeding], ROWS_PER_PASS)
+                most = fair_share([work.request.unfed_draft for work in self._feeding], self._chunk.rows)
                 for work in self._feeding:
                     fed = min(work.request.unfed_draft, most)
                     work.request.unfed_draft -= fed
@@ -75,6 +76,7 @@ class Draft:
 
     def _pass(self, rows: int, end: Callable[[None], None]) -> None:
         seconds = self._pass_time.seconds(rows)
+        self._chunk.observe(rows, seconds)
         self.busy_s += seconds
         self._events.after(seconds, end, None)
 

@@ -6,6 +6,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from specdec.passes.prefill import LEAST_ROWS, Chunk
+
 
 @dataclass(frozen=True, slots=True)
 class PassTime:
@@ -31,6 +33,12 @@ class PassTime:
     def line(base_s: float, row_s: float = 0.0) -> PassTime:
         """``base_s`` per pass plus ``row_s`` per row."""
         return PassTime(((0.0, base_s), (1.0, base_s + row_s)))
+
+    def chunk(self) -> Chunk:
+        """The chunk limit as a service finds it when it loads its model (ModelRunner.measure_chunk)."""
+        chunk = Chunk(LEAST_ROWS)
+        chunk.observe(LEAST_ROWS, self.seconds(LEAST_ROWS))
+        return chunk
 
     @staticmethod
     def parse(text: str) -> PassTime:

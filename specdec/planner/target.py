@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec.core.limits import MAX_TREE_ROWS, chunked
-from specdec.passes.prefill import ROWS_PER_PASS, fair_share
+from specdec.passes.prefill import fair_share
 from specdec.planner.events import Events
 from specdec.planner.pass_time import PassTime
 from specdec.planner.request import Request
@@ -24,6 +24,7 @@ class Target:
         self.num_passes = self.num_rows = 0
         self._events = events
         self._pass_time = pass_time
+        self._chunk = pass_time.chunk()
         self._way_s = way_s
         self._waiting: list[Request] = []
         self._batch_delay = BatchDelay()
@@ -67,7 +68,7 @@ class Target:
         for request in batch:
             rows += request.flying
         if prompts:
-            most = fair_share([request.unfed for request in prompts], ROWS_PER_PASS)
+            most = fair_share([request.unfed for request in prompts], self._chunk.rows)
             for request in prompts:
                 fed = min(request.unfed, most)
                 request.unfed -= fed
@@ -77,6 +78,7 @@ class Target:
         self.num_passes += 1
         self.num_rows += rows
         self._batch_delay.observe_pass(rows, seconds)
+        self._chunk.observe(rows, seconds)
         self._events.after(seconds, self._end, batch)
 
     def _end(self, batch: list[Request]) -> None:

@@ -73,8 +73,10 @@ def _prepared(checkpoint: Checkpoint, settings: ModelServiceSettings, backend: B
         settings.max_sequences,
     )
     runner.resize(plan.num_slots)
+    runner.measure_chunk()
     log.info("backend", extra={"backend": backend.name, "kernels": backend.fingerprint, **backend.report(runner.model)})
     log.info("memory", extra=plan.report())
+    log.info("prefill", extra={"rows_per_pass": runner.chunk.rows})
     if plan.num_slots < checkpoint.info.context_length:
         log.warning("the KV pool is smaller than the model's context: requests longer than the pool will fail")
     return runner

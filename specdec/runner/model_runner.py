@@ -6,6 +6,7 @@ registered with transformers and receives the pass as an extra keyword argument,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +18,7 @@ from specdec.core.rounds import ModelInfo
 from specdec.kvcache.block_pool import BlockPool, Move, SequenceCache
 from specdec.kvcache.store import KvStore
 from specdec.passes.outputs import RowOutputs, of_segments
+from specdec.passes.prefill import LEAST_ROWS, Chunk
 from specdec.passes.rows import PassRows, Segment
 
 
@@ -31,6 +33,7 @@ class ModelRunner:
         self.model.set_attn_implementation(ATTENTION)
         self.info = info
         self.backend = backend
+        self.chunk = Chunk()
         self.pool = BlockPool(-(-num_slots // block_size), block_size)
         self._store = KvStore(self.pool, backend.device)
         self._call = backend.take(self.model, info.vocab_size, info.context_length)
@@ -44,6 +47,16 @@ class ModelRunner:
         """Replace the pool by one of at least ``num_slots`` tokens. There must be no sequences."""
         self.pool = BlockPool(-(-num_slots // self.pool.block_size), self.pool.block_size)
         self._store = self._store.resized(self.pool)
+
+    def measure_chunk(self) -> None:
+        """Find the chunk limit by small passes, because a full one may keep a slow device busy for minutes."""
+        self.chunk = Chunk(LEAST_ROWS)
+        cache = self.new_cache()
+        cache.take(LEAST_ROWS)
+        for _ in range(2):  # the first one also prepares kernels
+            self.chunk.rows = LEAST_ROWS
+            self.forward([Segment([0] * LEAST_ROWS, range(-1, LEAST_ROWS - 1), 0, list(cache.block_table), ())])
+        cache.release()
 
     def new_cache(self, salt: bytes = b"") -> SequenceCache:
         """An empty cache for a sequence. Sequences with different salts never share cached blocks."""
@@ -65,6 +78,7 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
         """One pass over the rows of all ``segments``. Stores the rows' keys and values in the segments' blocks."""
+        started = time.perf_counter()
         rows = PassRows(segments, self.pool.block_size)
         packed_pass = PackedPass(self._store, rows, self.backend.attention(rows, self.pool.block_size))
         token_ids: list[int] = []
@@ -73,5 +87,7 @@ class ModelRunner:
             wanted.extend(len(token_ids) + row - segment.num_kept for row in segment.logit_rows)
             token_ids.extend(segment.token_ids)
         outputs = self._call(token_ids, rows.positions, wanted, packed_pass)
+        if not rows.num_further:
+            self.chunk.observe(len(token_ids), time.perf_counter() - started)
         num_rows = [len(segment.token_ids) for segment in segments]
         return of_segments(outputs, num_rows, [len(segment.logit_rows) for segment in segments])

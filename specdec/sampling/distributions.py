@@ -87,11 +87,10 @@ def sample_coupled(logits: Tensor, params: Sequence[SamplingParams], noise: Nois
     if not drawn:
         return greedy(logits)
     every = len(drawn) == len(params)
-    scores = transformed_logits(logits if every else logits[drawn], [params[row] for row in drawn])
+    rows = _index(drawn, logits)
+    scores = transformed_logits(logits if every else logits[rows], [params[row] for row in drawn])
     tokens = _race_of_possible(scores, drawn, noise)
-    if every:
-        return tokens
-    return greedy(logits).index_copy(0, _index(drawn, logits), tokens)
+    return tokens if every else greedy(logits).index_copy(0, rows, tokens)
 
 
 def runners_up(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, count: int) -> tuple[Tensor, Tensor]:
@@ -105,7 +104,8 @@ def runners_up(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, c
     drawn = [row for row, p in enumerate(params) if not p.greedy]
     if drawn:
         temperatures = _column([params[row].temperature for row in drawn], logits)
-        scores[drawn] = scores[drawn] / temperatures - noise.rows(drawn).log()
+        rows = _index(drawn, logits)
+        scores[rows] = scores[rows] / temperatures - noise.rows(drawn).log()
     best = scores.topk(min(count, scores.shape[-1]), dim=-1)
     return best.indices, best.values
 
@@ -122,17 +122,20 @@ def _race_of_possible(scores: Tensor, rows: Sequence[int], noise: Noise) -> Tens
     if not few:
         return race(scores, noise.rows(rows))
     tokens = torch.empty(len(counts), dtype=torch.int64, device=scores.device)
-    if len(few) < len(counts):
-        many = sorted(set(range(len(counts))).difference(few))
-        tokens[many] = race(scores[many], noise.rows([rows[row] for row in many]))
-    row, token_ids = possible[few].nonzero(as_tuple=True)  # [n] each: by row, then by token id
-    lead = scores[few][row, token_ids] - noise.at(_index([rows[i] for i in few], scores)[row], token_ids).log()  # [n]
+    if many := sorted(set(range(len(counts))).difference(few)):
+        at_many = _index(many, scores)
+        tokens[at_many] = race(scores[at_many], noise.rows([rows[row] for row in many]))
+    at_few = _index(few, scores)
+    row, token_ids = possible[at_few].nonzero(as_tuple=True)  # [n] each: by row, then by token id
+    lead = (
+        scores[at_few[row], token_ids] - noise.at(_index([rows[i] for i in few], scores)[row], token_ids).log()
+    )  # [n]
     # The drawn numbers of each row in a padded row of their own, so that one argmax serves all rows.
     num_drawn = _index([counts[row] for row in few], scores)  # [few]
     first = num_drawn.cumsum(0) - num_drawn  # [few]
     lined_up = scores.new_full((len(few), max(counts[row] for row in few)), -math.inf)
     lined_up[row, torch.arange(len(row), device=scores.device) - first[row]] = lead
-    tokens[few] = token_ids[first + lined_up.argmax(-1)]
+    tokens[at_few] = token_ids[first + lined_up.argmax(-1)]
     return tokens
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.core.device import sent
 from specdec.core.errors import InvalidArgument
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import ROOT, TokenTree
@@ -193,7 +194,7 @@ def _crossed(rows: np.ndarray, *columns: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _joined(parts: Sequence[tuple[np.ndarray, ...]], like: Tensor) -> list[Any]:
-    return [torch.from_numpy(np.concatenate(arrays)).to(like.device) for arrays in zip(*parts, strict=True)]
+    return [sent(torch.from_numpy(np.concatenate(arrays)), like.device) for arrays in zip(*parts, strict=True)]
 
 
 class TokenCounts:

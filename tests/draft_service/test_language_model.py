@@ -180,3 +180,13 @@ def test_many_sequences_that_ask_for_many_nodes_make_no_larger_pass() -> None:
         sequences.append(DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec), num_wanted=400))
     drafter.grow(sequences)
     assert runner.num_further_passes == 4
+
+
+def test_a_prompt_is_learned_in_chunks_of_the_limit() -> None:
+    runner = TableRunner()
+    runner.chunk.rows = 16
+    drafter = LanguageModelDrafter(runner)
+    spec = SequenceSpec(tuple(position % 8 for position in range(100)), 100, LIKELIEST)
+    sequence = DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec))
+    learned = [drafter.learn([sequence]) for _ in range(7)]
+    assert learned == [*[[False]] * 6, [True]]

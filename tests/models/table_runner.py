@@ -15,6 +15,7 @@ from specdec.core.rounds import ModelInfo
 from specdec.core.sequence import Draw
 from specdec.kvcache.block_pool import BlockPool, Move, SequenceCache
 from specdec.passes.outputs import PassOutputs, RowOutputs
+from specdec.passes.prefill import Chunk
 from specdec.passes.rows import PassRows, Segment
 from tests.models.backends import backend
 
@@ -49,6 +50,7 @@ class TableRunner:
             self.table = (1 - weight) * self.table + weight * table(other)
         self.order = order
         self.backend = backend()
+        self.chunk = Chunk()
         self.pool = BlockPool(num_slots // block_size, block_size)
         self.info = ModelInfo(name, f"{name}-{seed}-{blend}", vocab_size, "", context_length)
         self.num_passes = self.num_further_passes = 0

@@ -61,6 +61,25 @@ def test_samples_that_are_opened_together_are_served_together():
     assert pool.runner.pool.num_used <= PROMPT + 8 * BLOCK
 
 
+@pytest.mark.parametrize(("rows", "num_passes"), [(16, 20), (48, 7), (512, 1)])
+def test_a_prompt_is_fed_in_chunks_of_the_limit_and_its_verdict_is_the_same(rows: int, num_passes: int) -> None:
+    pool = Pool(PROMPT)
+    pool.runner.chunk.rows = rows
+    pool.opens(0, text(320))
+    [verdict] = pool.runs()
+    assert isinstance(verdict, Verdict)
+    assert verdict.next_token == whole_verdict().next_token
+    assert pool.runner.num_passes == num_passes
+
+
+def whole_verdict() -> Verdict:
+    pool = Pool(PROMPT)
+    pool.opens(0, text(320))
+    [verdict] = pool.runs()
+    assert isinstance(verdict, Verdict)
+    return verdict
+
+
 def test_a_sample_that_comes_while_the_prompt_is_fed_is_let_in_too():
     pool = Pool(PROMPT + 2 * HEADROOM)
     pool.opens(0, text(PROMPT))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from specdec.backends.base import COPIES
+from specdec.core.device import indices, sent
 from specdec.kvcache.store import KvStore
 from specdec.passes.rows import KeyCounts, Member, PassRows, rounded
 
@@ -182,7 +183,7 @@ class GatheredAttention:
         for place, member in trees:
             among = slice(member.segment.num_context, member.num_keys)
             seen = torch.from_numpy(_visible_keys(member.segment.parents, member.rows, len(member.keys)))
-            visible[place, : len(member.rows), among] = seen.to(self._device)
+            visible[place, : len(member.rows), among] = sent(seen, self._device)
             key_positions[place, among] = self._tensor([member.row_positions[row] for row in member.keys])
         return _Bucket(
             *self._pages(members, num_keys),
@@ -214,7 +215,7 @@ class GatheredAttention:
         return slots.flatten(), False
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return indices(values, self._device)
 
 
 def _softcapped(softcap: float) -> Any:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from specdec.backends.packed_pass import PackedPass
 from specdec.backends.torch.onednn_linear import least_rows, row_multiple
+from specdec.core.device import indices
 from specdec.passes.outputs import PassOutputs
 from specdec.passes.rows import rounded
 
@@ -63,4 +64,4 @@ class OwnCode:
         return rounded(max(num_rows, self._least_rows), self._row_multiple) - num_rows
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return indices(values, self._device)

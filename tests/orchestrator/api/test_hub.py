@@ -26,22 +26,32 @@ def test_what_is_on_this_machine_is_asked_of_no_hub(monkeypatch):
 def test_a_hub_id_gives_the_tokenizer_of_that_model(monkeypatch):
     asked = []
 
-    def download(name, file):
-        asked.append((name, file))
+    def download(name, file, revision):
+        asked.append((name, file, revision))
         return str(BUNDLED / file)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     assert load_tokenizer("someone/large").get_vocab_size() == load_tokenizer(str(BUNDLED)).get_vocab_size()
-    assert asked == [("someone/large", "tokenizer.json")]
+    load_tokenizer("someone/large", "v1")
+    assert asked == [("someone/large", "tokenizer.json", None), ("someone/large", "tokenizer.json", "v1")]
 
 
-def test_a_hub_that_cannot_be_reached_is_told_in_words(monkeypatch):
-    def download(name, file):
-        raise LocalEntryNotFoundError("no network, and nothing of it is kept here")
+def test_what_is_on_this_machine_has_no_revision():
+    for path in (BUNDLED, BUNDLED / "tokenizer.json"):
+        with pytest.raises(ValueError, match="--revision is for hub ids"):
+            load_tokenizer(str(path), "v1")
+
+
+@pytest.mark.parametrize("error", [LocalEntryNotFoundError, OSError, RuntimeError])
+def test_a_hub_that_cannot_be_reached_is_told_in_words(monkeypatch, error):
+    def download(name, file, revision):
+        raise error("no network,\nand nothing of it is kept here")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    with pytest.raises(ValueError, match=r"--tokenizer: someone/large is neither .* nor can a hub give it: no network"):
+    with pytest.raises(ValueError, match=r"someone/large is neither .* nor can a hub give it: no network, and nothing"):
         load_tokenizer("someone/large")
+    with pytest.raises(ValueError, match="nor can a hub give it at revision v1: no network"):
+        load_tokenizer("someone/large", "v1")
 
 
 def test_a_path_that_is_not_there_is_no_hub_id_and_is_told_in_words(tmp_path):

@@ -175,6 +175,7 @@ async def test_generate_says_what_is_wrong_in_a_sentence_and_exits_with_1(served
         ("demo --max-tokens=0", "--max-tokens"),
         ("serve nonsense", "'nonsense' is none of target, draft, orchestrator"),
         ("up --certificates=/no/such", "no certificates as `specdec certificates` makes them"),
+        ("up --logs=/dev/null", "no log can be written in /dev/null: File exists"),
     ],
 )
 def test_a_bad_argument_is_refused_in_words(arguments, words):
@@ -196,6 +197,10 @@ def test_a_bad_argument_is_refused_in_words(arguments, words):
             "orchestrator --target=127.0.0.1:1 --tokenizer=/no/such",
             ["/no/such is neither a tokenizer.json, nor a directory with one"],
         ),
+        (
+            f"orchestrator --target=127.0.0.1:1 --tokenizer={DEMO / 'target'} --revision=v1",
+            ["--revision is for hub ids"],
+        ),
         ("orchestrator --target=127.0.0.1:1 --tokenizer=BROKEN", ["is no tokenizer.json that can be"]),
     ],
 )
@@ -205,16 +210,23 @@ def test_a_service_with_bad_flags_exits_with_2_and_names_them(arguments, words, 
     assert all(word in err for word in words)
 
 
-def test_a_model_that_cannot_be_loaded_exits_with_2_and_a_sentence(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ValueError("no such model"), "no such model"),
+        (ImportError("No torch"), "No torch; pip install 'specdec[models]' has what a model needs"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_exits_with_2_and_a_sentence(capsys, monkeypatch, error, sentence):
     def build():
-        raise ValueError("no such model")
+        raise error
 
     monkeypatch.setenv("GOMP_SPINCOUNT", "0")
     monkeypatch.setattr(telemetry, "set_up", lambda *_: None)
     with pytest.raises(SystemExit) as caught:
         model_server.run(EngineSettings(), "target", build)
     assert caught.value.code == 2
-    assert capsys.readouterr().err == "specdec target: no such model\n"
+    assert capsys.readouterr().err == f"specdec target: {sentence}\n"
 
 
 @pytest.mark.slow

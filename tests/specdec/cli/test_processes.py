@@ -194,6 +194,28 @@ async def test_without_a_draft_the_target_serves_alone(monkeypatch: pytest.Monke
     assert len(sample.token_ids) == 64
 
 
+async def test_every_service_is_told_the_revision_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer of another commit than the target's may have other ids."""
+    told: dict[str, list[str]] = {}
+
+    @asynccontextmanager
+    async def recorded(module: str, port: int, arguments: Sequence[str], logs: Path | None) -> AsyncIterator[Any]:
+        told[module] = [flag for flag in arguments if flag.startswith("--revision")]
+        yield SimpleNamespace()
+
+    async def at_once(*_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(processes, "service", recorded)
+    monkeypatch.setattr(processes, "_can_generate", at_once)
+    async with processes.deployment("someone/large", "someone/small", revisions={"target": "v1", "draft": "v2"}):
+        assert told == {
+            "target_service": ["--revision=v1"],
+            "draft_service": ["--revision=v2"],
+            "orchestrator": ["--revision=v1"],
+        }
+
+
 @pytest.mark.slow
 async def test_logs_where_there_can_be_none_are_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.kvcache.block_pool import BlockPool, SequenceCache
-from specdec.passes.prefill import ROWS_PER_PASS, fair_share, rows_to_feed
+from specdec.passes.prefill import LEAST_ROWS, ROWS_PER_PASS, Chunk, fair_share, rows_to_feed
 from tests.specdec.kvcache.cached import SIZE, feed
 
 PROMPT = list(range(4000))
@@ -25,6 +26,35 @@ def test_a_prompt_alone_has_the_whole_pass() -> None:
     assert rows_to_feed(fresh(PROMPT)) == [ROWS_PER_PASS]
     assert rows_to_feed(fresh(PROMPT[:100])) == [100]
     assert rows_to_feed([]) == []
+
+
+def test_all_prompts_of_a_pass_have_the_limit_together() -> None:
+    assert rows_to_feed(fresh(PROMPT), 48) == [48]
+    assert rows_to_feed(fresh(other(1), other(2)), 48) == [24, 24]
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "seconds", "limit"),
+    [
+        (512, 80.0, LEAST_ROWS),  # a chunk is never smaller
+        (512, 5.1, 96),  # 100 rows a second, and whole blocks
+        (1024, 4.0, 256),  # also with rows that are no prompt's
+        (512, 0.4, ROWS_PER_PASS),
+        (512, 0.0, ROWS_PER_PASS),
+        (511, 80.0, ROWS_PER_PASS),  # says too little
+    ],
+)
+def test_a_chunk_has_the_rows_of_a_second(num_rows: int, seconds: float, limit: int) -> None:
+    chunk = Chunk()
+    chunk.observe(num_rows, seconds)
+    assert chunk.rows == limit
+
+
+def test_a_chunk_grows_again_when_passes_are_fast_again() -> None:
+    chunk = Chunk()
+    for seconds, limit in ((80.0, LEAST_ROWS), (0.2, 80), (0.1, ROWS_PER_PASS)):
+        chunk.observe(chunk.rows, seconds)
+        assert chunk.rows == limit
 
 
 def test_different_prompts_share_a_pass_and_of_equal_ones_the_first_has_it() -> None:

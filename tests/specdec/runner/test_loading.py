@@ -18,11 +18,10 @@ from safetensors.torch import load_file, save_file
 
 from specdec.backends import choice
 from specdec.backends.torch.onednn_linear import PackedLinear
-from specdec.core.settings import EngineSettings, ModelServiceSettings
+from specdec.core.settings import ModelServiceSettings
 from specdec.runner import cgroup, loading, memory
 from specdec.runner.checkpoint import Checkpoint
 from specdec.runner.loading import load_runner
-from specdec.server import model_server
 from tests.models.backends import backend
 
 CONTEXT = 40
@@ -238,26 +237,6 @@ def test_whatever_a_library_raises_is_one_sentence(directory, monkeypatch, error
     monkeypatch.setattr(hf.AutoModelForCausalLM, "from_pretrained", fails)
     with pytest.raises(ValueError, match=rf"^{directory}: .*{words}"):
         load(directory)
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (ValueError("/models/a: of lead"), "/models/a: of lead\n"),
-        (ModuleNotFoundError("No module named 'torch'"), "pip install"),
-    ],
-)
-def test_a_service_that_cannot_load_says_one_sentence_and_exits_with_status_2(capsys, error, words):
-    def build():
-        raise error
-
-    with pytest.raises(SystemExit) as caught:
-        model_server.run(EngineSettings(), "target", build)
-    assert caught.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("specdec target: ")
-    assert words in said
-    assert said.count("\n") == 1
 
 
 def test_weights_that_the_model_does_not_use_are_warned_of(directory, caplog):

@@ -14,6 +14,7 @@ from specdec.core.rounds import ModelInfo
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
 from specdec.kvcache.block_pool import SequenceCache
 from specdec.passes.rows import Segment
+from specdec.runner import model_runner
 from specdec.runner.model_runner import ModelRunner
 from tests.models.backends import backend
 from tests.specdec.runner.tiny_models import ACCEPTED, CONTEXT, VOCAB, model_of
@@ -224,3 +225,30 @@ def test_the_pool_bounds_what_is_gathered_at_a_time_however_many_share_a_text(ll
 
     for number, logits in enumerate(told(16)):
         assert torch.equal(logits, told(number + 1)[number])
+
+
+class Clock:
+    """The next pass takes ``pass_s``."""
+
+    def __init__(self) -> None:
+        self.now = self.pass_s = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += self.pass_s  # read before and after
+        return self.now
+
+
+def test_a_runner_measures_its_chunk_by_small_passes_and_by_full_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(model_runner, "time", clock)
+    runner = runner_of(model_of(ACCEPTED["llama"]))
+    clock.pass_s = 0.5
+    runner.measure_chunk()
+    assert runner.chunk.rows == 32
+    assert runner.pool.num_used == 0
+    cache = runner.new_cache()
+    clock.pass_s = 0.25
+    runner.forward([segment_of(cache, [1] * 31, [])])
+    assert runner.chunk.rows == 32, "this pass was not full"
+    runner.forward([segment_of(cache, [1] * 32, [])])
+    assert runner.chunk.rows == 128
