@@ -56,6 +56,6 @@ def _won(races: Sequence[_Race]) -> list[bool]:
     rows = np.repeat(np.arange(len(races)), sizes)  # [n]
     noise = exponentials_at(keys, torch.from_numpy(rows), torch.from_numpy(ids), Domain.DRAFT).numpy()  # [n]
     scores = np.log(noise) - np.log(weights)  # [n], the lowest of a row wins
-    starts = np.cumsum(sizes) - sizes  # [races]
+    starts = np.cumsum([0, *sizes[:-1]])  # [races]
     won: list[bool] = (scores[starts + places] <= np.minimum.reduceat(scores, starts) + _MARGIN).tolist()
     return won
