@@ -133,10 +133,10 @@ class OrchestratorServer:
     def _admit_target(self, address: str, info: ModelInfo) -> None:
         """Raises ModelMismatch unless the target has the tokenizer's vocabulary and the expected model: that of the
         settings and of the targets in use."""
-        if self._vocabulary and info.tokenizer_fingerprint not in ("", self._vocabulary.fingerprint):
+        mine = self._vocabulary.below(info.vocab_size).fingerprint if self._vocabulary else ""
+        if mine and info.tokenizer_fingerprint not in ("", mine):
             raise ModelMismatch(
-                f"target {address} has the vocabulary {info.tokenizer_fingerprint[:12]},"
-                f" the tokenizer {self._vocabulary.fingerprint[:12]}"
+                f"target {address} has the vocabulary {info.tokenizer_fingerprint[:12]}, the tokenizer {mine[:12]}"
             )
         if not info.model_digest.startswith(expected := self._settings.model_digest):
             raise ModelMismatch(

@@ -68,9 +68,10 @@ class Checkpoint:
         vocab_size, tokenizer = _positive(text_config, "vocab_size"), ""
         if (directory / files.TOKENIZER).is_file():
             vocabulary = read_vocabulary(directory / files.TOKENIZER)
-            # Rows beyond the tokenizer's ids are padding, which differs between models of one family.
-            vocab_size = min(vocab_size, vocabulary.size)
-            tokenizer = vocabulary.fingerprint
+            # Rows beyond the tokenizer's ids are padding, and ids beyond the rows cannot be drawn. Both differ between
+            # models of one family.
+            vocab_size = min(vocab_size, len(vocabulary))
+            tokenizer = vocabulary.below(vocab_size).fingerprint
         eos_token_ids = _eos_token_ids(directory, config, vocab_size)
         # These affect the tokens that may be drawn, and the end of a text.
         facts = {"dtype": dtype, "vocab_size": vocab_size, "tokenizer": tokenizer, "eos_token_ids": eos_token_ids}

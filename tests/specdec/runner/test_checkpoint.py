@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
 
 from specdec.runner.checkpoint import Checkpoint
-from specdec.runner.vocabulary import Vocabulary, read_vocabulary
+from specdec.runner.vocabulary import Vocabulary, read_tokenizer, read_vocabulary
+from tests import checkout
 
 
 def tokenizer(size: int, prefix: str = "t") -> Tokenizer:
@@ -295,5 +296,33 @@ def test_a_vocabulary_is_the_pairs_of_id_and_token_up_to_the_largest_id(tmp_path
     assert read_vocabulary(tmp_path / "tokenizer.json") == Vocabulary.of(tokenizer(5))
     added = tokenizer(5)
     added.add_special_tokens(["<end>"])
-    assert Vocabulary.of(added).size == 6
-    assert Vocabulary.of(Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a"))).size == 8
+    assert len(Vocabulary.of(added)) == 6
+    assert len(Vocabulary.of(Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a")))) == 8
+
+
+def test_ids_that_the_model_cannot_draw_are_no_part_of_its_vocabulary(directory):
+    """A fine-tune may bring a pad token of its own, for which the model has no row."""
+    tokenizer(32).save(str(directory / "tokenizer.json"))
+    original = find(directory)
+    for name in ("<pad>", "<fill>"):
+        more = tokenizer(32)
+        more.add_special_tokens([name])
+        more.save(str(directory / "tokenizer.json"))
+        assert find(directory) == original
+    tokenizer(31).save(str(directory / "tokenizer.json"))
+    assert find(directory).tokenizer_fingerprint != original.tokenizer_fingerprint
+
+
+def test_a_tokenizer_is_the_models_and_not_its_authors_last_call(tmp_path):
+    text = "def f(argument): return argument\n" * 20
+    left = Tokenizer.from_file(str(checkout.TOKENIZER))
+    expected = left.encode(text).ids
+    left.enable_truncation(8)
+    left.enable_padding(length=16)
+    left.model.dropout = 0.9
+    left.save(str(tmp_path / "tokenizer.json"))
+    assert read_tokenizer(tmp_path / "tokenizer.json").encode(text).ids == expected
+    left.enable_truncation(500)
+    left.enable_padding(length=500)
+    left.save(str(tmp_path / "tokenizer.json"))
+    assert read_tokenizer(tmp_path / "tokenizer.json").encode(text).ids == expected
