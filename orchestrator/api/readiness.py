@@ -15,12 +15,12 @@ async def follow(targets: Pool, tell: Callable[[bool], None], grace_s: float) ->
     """Tell whether requests can be served, until cancelled: from the first ready target on, until for ``grace_s`` none
     was ready. Within the grace, which is a request's wait for a target, the only target may be replaced."""
     while True:
-        await targets.until(ready=True)
-        tell(True)
-        await targets.until(ready=False)
         try:
             async with asyncio.timeout(grace_s):
                 await targets.until(ready=True)
         except TimeoutError:
-            log.warning("not ready: there is no target", extra={"for_s": grace_s})
+            log.warning("not ready: there is no target", extra={"for_s": grace_s, "problems": targets.problems()})
             tell(False)
+            await targets.until(ready=True)
+        tell(True)
+        await targets.until(ready=False)

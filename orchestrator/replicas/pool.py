@@ -103,12 +103,15 @@ class Pool:
                     await self._changed.wait()
                 return replica
         except TimeoutError:
-            lacks = "knows less than this request needs, or has no KV cache for it"
-            problems = [f"{replica.address}: {replica.why_not or lacks}" for replica in self.replicas]
-            problems += [f"{address}: {why}" for address, why in self.unresolved.items()]
             raise ReplicaLost(
-                f"no {self._role.name} could be reached in {timeout_s:g} s ({'; '.join(problems) or 'none is named'})"
+                f"no {self._role.name} could be reached in {timeout_s:g} s ({self.problems() or 'none is named'})"
             ) from None
+
+    def problems(self) -> str:
+        """Why each replica is of no use to a request that finds none."""
+        lacks = "knows less than this request needs, or has no KV cache for it"
+        problems = [f"{replica.address}: {replica.why_not or lacks}" for replica in self.replicas]
+        return "; ".join(problems + [f"{address}: {why}" for address, why in self.unresolved.items()])
 
     async def until(self, ready: bool) -> None:
         """Wait until any replica is ready, or with False until none is."""

@@ -38,7 +38,9 @@ async def run(console: Console, max_tokens: int, num_draft_tokens: int, temperat
     target, draft = str(MODELS / "target"), str(MODELS / "draft")
     async with AsyncExitStack() as stack:
         with console.status("Starting target, draft and orchestrator as three processes ..."):
-            services = await stack.enter_async_context(deployment(target, draft, arguments=["--threads=1"]))
+            services = await stack.enter_async_context(
+                deployment(target, draft, arguments=["--threads=1"], tell=console.print)
+            )
         for service in services:
             console.print(f"  {service.name:<15} {service.address}  healthy", highlight=False)
         client = await stack.enter_async_context(Client(services[-1].address))

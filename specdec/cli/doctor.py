@@ -179,7 +179,11 @@ def _alone(each: Visit) -> Iterator[Finding]:
             )
         yield Finding(True, f"{each}: {each.silence}", remedy)
     elif not each.serving:
-        yield Finding(True, f"{each} says that it is not serving", "wait if it is starting or draining; see its log")
+        yield Finding(
+            True,
+            f"{each} says that it is not serving",
+            "wait if it is starting or draining, or still has no target; see its log",
+        )
     if each.barrier:
         what = f"{each} cannot be reached through the proxy in {each.barrier}, which other gRPC clients use"
         yield Finding(False, what, "add its host to no_proxy (in lower case) in the environment of such clients")

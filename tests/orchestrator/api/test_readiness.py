@@ -79,6 +79,14 @@ async def test_without_a_target_for_as_long_as_a_request_waits_it_is_alive_but_n
             assert await ready(server, LIVENESS)
 
 
+async def test_an_orchestrator_that_waits_for_its_first_target_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    [port] = free_ports(1)
+    async with orchestrator(port, 0.2), asyncio.timeout(PATIENCE_S):
+        while not (said := [each for each in caplog.records if "there is no target" in each.message]):
+            await asyncio.sleep(0.01)
+    assert f"127.0.0.1:{port}" in vars(said[0])["problems"]
+
+
 @pytest.mark.parametrize("has_target", [True, False])
 async def test_it_is_not_ready_once_it_stops(has_target: bool) -> None:
     [port] = free_ports(1)
