@@ -15,7 +15,9 @@ from dataclasses import replace
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from orchestrator.replicas.link import HostileReplica, Lane
+from orchestrator.replicas.allowances import of_round
+from orchestrator.replicas.lane import Lane
+from orchestrator.replicas.link import HostileReplica
 from orchestrator.replicas.opening import target_open
 from orchestrator.replicas.poison import Losses
 from orchestrator.replicas.pool import Pool
@@ -135,7 +137,7 @@ class TargetClient:
     def _ask(self, lane: Lane, round_: Round) -> None:
         self._round = round_.number
         self._rounds.append(round_)
-        lane.send(write_round(lane.sequence, round_))
+        lane.send(write_round(lane.sequence, round_), of_round(round_))
 
     async def _begin(self, sequence: Sequence) -> Verdict:
         """The first verdict of the sequence on a new replica: the first of all, or that of a replay."""
@@ -213,7 +215,8 @@ class TargetClient:
                 stop_token_ids=sequence.stop_token_ids,
                 request_age_ms=age_ms,
                 num_preemptions=self._num_preemptions,
-            )
+            ),
+            of_round(Round(0, sequence.base)),
         )
         return lane
 

@@ -21,7 +21,7 @@ from draft_service.server import create_server as create_draft_server
 from orchestrator import outbox
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.replicas import pool
-from orchestrator.replicas.link import Lane
+from orchestrator.replicas.lane import Lane
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.core.errors import InvalidArgument, OutOfStep, Preempted, SpecdecError

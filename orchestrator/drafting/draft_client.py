@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.replicas.link import Lane
+from orchestrator.replicas.allowances import of_budget
+from orchestrator.replicas.lane import Lane
 from orchestrator.replicas.opening import draft_open
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica, Tally
@@ -25,6 +26,10 @@ _PATIENCE_S = 1.0
 _FIRST_PAUSE_S = 5.0
 """A draft may send heartbeats and still not answer. A round waits at most until the draft deadline. After _PATIENCE_S
 without an answer the sequence pauses drafting, for _FIRST_PAUSE_S at first and twice as long each time."""
+
+_PATIENCE_IN_GROWTHS = 5
+"""Under token and block verification a round waits for so many times the usual growth, or _PATIENCE_S if that is more.
+Then the request gives up drafting for good. That is decided by time alone, and once, so it biases no later round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,9 @@ class DraftClient:
         self._answer: tuple[int, float] | None = None  # see take_answer
         self._num_lost = 0  # replicas lost in a row while they owed an answer
         self._pause_s = _FIRST_PAUSE_S
-        self._paused_until = 0.0
+        self._paused_until = 0.0  # infinity: drafting is given up
         self._base = 0  # length of the text that the replica knows
+        self._requested_to = 0  # end of the positions for which the replica was ever asked for nodes
 
     async def __aenter__(self) -> DraftClient:
         return self
@@ -133,7 +139,13 @@ class DraftClient:
         if self._base + max(in_flight.depths, default=0) >= self._context_length:
             in_flight = EMPTY_TREE
         advance = Advance(self._advance, self._base, new, in_flight, budget)
-        lane.send(write_advance(lane.sequence, advance))
+        allows = self._allowed(sequence, budget, 1 + max(in_flight.depths, default=-1))
+        lane.send(write_advance(lane.sequence, advance), allows)
+
+    def _allowed(self, sequence: Sequence, budget: Budget, num_in_flight: int = 0) -> int:
+        """Entries of the growths that answer. ``num_in_flight``: levels of the tree in flight."""
+        self._requested_to = max(self._requested_to, self._base + max(budget.max_depth, num_in_flight))
+        return of_budget(budget, self._requested_to - self._base, with_probs=not sequence.keyed_by_token)
 
     def _possible(self, budget: Budget) -> Budget:
         """The part of ``budget`` that this draft supports: not every draft grows ahead or proposes siblings."""
@@ -142,19 +154,23 @@ class DraftClient:
         ahead, siblings = budget.max_ahead if able else 0, budget.max_siblings if wide else 0
         return dataclasses.replace(budget, max_ahead=ahead, max_siblings=siblings)
 
-    async def growth(self, sequence: Sequence, deadline_s: float) -> Growth | None:
-        """The next growth. None: the draft was lost, or did not answer within ``deadline_s``.
+    async def growth(self, sequence: Sequence, deadline_s: float, waited_s: float = 0.0) -> Growth | None:
+        """The next growth. None: the draft was lost, or did not answer within ``deadline_s``. ``waited_s``: how long
+        the round has waited already.
 
-        Under token and block verification there is no deadline while the draft lives: dropping a chain because it is
-        late would bias the output.
+        Under token and block verification the deadline does not count: dropping late chains would bias the output. A
+        draft that takes far longer than usual is given up for the rest of the request.
         """
-        if self._lane is None:
+        if self._lane is None or self._replica is None:
             return None
-        patience_s = min(_PATIENCE_S, deadline_s) if sequence.keyed_by_token else None
+        usual_s = self._replica.slowest_growth_s
+        patience_s = max(_PATIENCE_S, _PATIENCE_IN_GROWTHS * usual_s)
+        if sequence.keyed_by_token:
+            patience_s = min(_PATIENCE_S, deadline_s)
         try:
-            growth: Growth = await self._lane.receive(patience_s)
+            growth: Growth = await self._lane.receive(patience_s - waited_s)
         except TimeoutError:
-            self._late()
+            self._late(gives_up=not sequence.keyed_by_token)
             return None
         except SpecdecError as error:
             self._lose(error)
@@ -184,6 +200,8 @@ class DraftClient:
         if asked is None or growth.advance != asked.advance or not num_nodes:
             return  # this growth may answer a later request
         took_s = max(0.0, lane.heard - asked.at)
+        if self._replica is not None:
+            self._replica.observe_growth(took_s)
         if growth.end in (None, GrowthEnd.BUDGET) and asked.num_new and not asked.takes_in:
             self._answer = asked.num_new, took_s
 
@@ -202,8 +220,9 @@ class DraftClient:
         self._paused_until = time.monotonic() + seconds
         self._pause_s *= 2
 
-    def _late(self) -> None:
-        """The draft deadline has passed: this round has no draft. The answer may still serve the next round."""
+    def _late(self, gives_up: bool) -> None:
+        """The draft deadline has passed: this round has no draft. The answer may still serve the next round, unless the
+        request ``gives_up`` drafting."""
         now = time.monotonic()
         if self._replica is not None:
             self._replica.tally.num_late += 1
@@ -211,7 +230,10 @@ class DraftClient:
             if self._asked.num_nodes and not self._asked.takes_in:
                 self._answer = self._asked.num_nodes, LATE * (now - self._asked.at)
             self._owed_since = self._owed_since or self._asked.at
-        if now - (self._owed_since or now) >= _PATIENCE_S:
+        if gives_up:
+            self.park()
+            self._pause(math.inf)
+        elif now - (self._owed_since or now) >= _PATIENCE_S:
             self.park()
             self._pause(self._pause_s)
 
@@ -250,7 +272,7 @@ class DraftClient:
             self._lane = lane = self._replica.lane()
         except SpecdecError:
             return
-        self._advance, self._base = 0, sequence.base
-        if not sequence.keyed_by_token:
-            budget = Budget()
-        lane.open(draft_open(lane.sequence, sequence.spec, self._possible(budget), self._traceparent))
+        self._advance, self._base, self._requested_to = 0, sequence.base, 0
+        budget = self._possible(budget) if sequence.keyed_by_token else Budget()
+        allows = self._allowed(sequence, budget)
+        lane.open(draft_open(lane.sequence, sequence.spec, budget, self._traceparent), allows)

@@ -6,6 +6,7 @@ hangs from the last committed token. Nodes count while their path from there mat
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -14,11 +15,14 @@ from orchestrator.drafting.prompt_lookup import PromptLookup
 from orchestrator.rounds import Drafting, Grant, Proposal, RoundPlan, Source
 from orchestrator.sequence import Sequence
 from specdec.core.rounds import Budget, Growth, Verdict
-from specdec.core.tree import EMPTY_TREE, TokenTree
+from specdec.core.tree import EMPTY_TREE, MAX_TREE_NODES, GrowingTree, TokenTree
 from specdec.speculation.acceptance import AcceptanceModel
 
 _MAX_EARLY_NODES = 256
 """Nodes of an early round at most: the target has to walk them between two passes."""
+
+_NODES_PER_TURN = 4096
+"""Arrived nodes that are taken before other tasks run, about. What is left is taken the next time."""
 
 
 class Speculation:
@@ -46,7 +50,7 @@ class Speculation:
         self._max_siblings = max_siblings
         self._clock = clock
         self._plan = RoundPlan()
-        self._trie = EMPTY_TREE
+        self._trie = GrowingTree()
         self._base = 0  # position at which the trie hangs
         self._tree: TokenTree | None = None  # what is verified next, if that is known before any wait
         self._source: Source | None = None  # its source
@@ -107,7 +111,7 @@ class Speculation:
         """The tokens of a source that are there. What an earlier wait left is only a part of the next chain."""
         if grant.source is Source.LOOKUP:
             return self._lookup.propose(grant.num_tokens) if self._lookup is not None else EMPTY_TREE
-        return self._worthwhile(self._trie, grant.num_tokens) if self._max_ahead else EMPTY_TREE
+        return self._worthwhile(self._trie.tree, grant.num_tokens) if self._max_ahead else EMPTY_TREE
 
     def _worth_growing_around(self, tree: TokenTree | None) -> bool:
         """A lookup proposal that is not in doubt hardly needs the draft around it."""
@@ -116,7 +120,8 @@ class Speculation:
     def _grow_ahead(self, sequence: Sequence, depth: int, num_wanted: int, to_come: bool) -> None:
         """Let the draft grow below the tree that is verified next, and at the likeliest corrections."""
         tree = self._tree or EMPTY_TREE
-        self._trie = tree.merge(self._trie)
+        grown, self._trie = self._trie.tree, GrowingTree(tree)
+        self._trie.add(grown)
         # Below the last node in flight, as many nodes again; the last token of the output comes from the target.
         below = min(max(len(tree), depth) + depth + 1, sequence.remaining - 1)
         budget = Budget(num_wanted, below, self._max_ahead, self._max_siblings if num_wanted else 0)
@@ -134,7 +139,7 @@ class Speculation:
         self._num_wanted = budget.max_nodes
         self._num_nodes = budget.max_nodes * (1 + budget.max_siblings) or self._num_nodes
         self._granted = max(self._granted, self._base + budget.max_depth)
-        num_there = 0 if in_flight else max(self._trie.depths, default=-1) + 1
+        num_there = 0 if in_flight else max(self._trie.tree.depths, default=-1) + 1
         asked = self._draft.advance(sequence, budget, in_flight, num_there)
         self._growing = asked and budget.max_nodes > 0
         return asked
@@ -152,13 +157,13 @@ class Speculation:
         if not self._may_send:
             return EMPTY_TREE, 0
         self._take_arrived(sequence)
-        nodes = self._chances.likeliest(self._trie)[:_MAX_EARLY_NODES]
+        nodes = self._chances.likeliest(self._trie.tree)[:_MAX_EARLY_NODES]
         new = next((node for node in nodes if node >= self._num_verifying), None)
         if new is None or self._num_verifying + 1 >= sequence.remaining:
             return EMPTY_TREE, 0
         depth = max((grant.num_tokens for grant in self._plan.grants), default=1)
-        most = len(self._worthwhile(self._trie.below(new)[0], depth)) or depth
-        self._sent = self._trie.part(nodes), most
+        most = len(self._worthwhile(self._trie.tree.below(new)[0], depth)) or depth
+        self._sent = self._trie.tree.part(nodes), most
         return self._sent
 
     async def next(self, sequence: Sequence) -> Proposal:
@@ -179,33 +184,40 @@ class Speculation:
 
     def _after_waiting(self) -> tuple[TokenTree, Source]:
         """What the draft gave; without it, the best of the other grants."""
-        if tree := self._trie.prefix(self._num_nodes):
+        if tree := self._trie.tree.prefix(self._num_nodes):
             return tree, Source.DRAFT
         others = (self._from(grant) for grant in self._plan.grants if grant.source is Source.LOOKUP)
         return next(others, EMPTY_TREE), Source.LOOKUP
 
     def _take_arrived(self, sequence: Sequence) -> None:
+        room = _NODES_PER_TURN
         for growth in self._draft.arrived():
             self._take(sequence, growth)
+            room -= 1 + len(growth.tree)
+            if room <= 0:
+                return
 
     def _reroot(self, sequence: Sequence) -> None:
         self._take_arrived(sequence)
-        self._trie = self._trie.descend(sequence.ids[self._base :]) if sequence.keyed_by_token else EMPTY_TREE
+        left = self._trie.tree.descend(sequence.ids[self._base :]) if sequence.keyed_by_token else EMPTY_TREE
+        self._trie = GrowingTree(left)
         self._base = sequence.base
-        self._was_there = bool(self._trie)
+        self._was_there = bool(left)
 
     async def _wait(self, sequence: Sequence) -> float:
         """Wait until the requested nodes have arrived or are given up. Returns seconds."""
         started = self._clock()
         while self._growing:
-            growth = await self._draft.growth(sequence, self._plan.deadline_s)
+            growth = await self._draft.growth(sequence, self._plan.deadline_s, self._clock() - started)
             if growth is None:
                 self._growing = False
                 # Half a chain would be a proposal cut because it is late, which would bias the output.
                 if not sequence.keyed_by_token:
-                    self._trie = EMPTY_TREE
+                    self._trie = GrowingTree()
             else:
                 self._take(sequence, growth)
+                if self._growing:
+                    await asyncio.sleep(0)  # more may have arrived than one turn of the event loop should take
         return self._clock() - started
 
     def _take(self, sequence: Sequence, growth: Growth) -> None:
@@ -221,19 +233,28 @@ class Speculation:
         keyed = sequence.keyed_by_token
         if not keyed and growth.base != self._base:
             return None  # the answer to an older advance
-        grown = growth.tree.under(growth.path) if growth.path else growth.tree
+        grown = self._left_of(sequence, growth, end)
         if keyed and grown.draft_probs:
             # Distributions were not requested, and the target refuses them in a tree that branches.
             grown = TokenTree(grown.token_ids, grown.parents)
-        grown = grown.descend(sequence.ids[growth.base : self._base])
-        trie = self._trie.merge(grown)
-        if not keyed and not (trie.is_chain and len(trie) <= self._num_nodes):
-            return self._refuse("growths that are not the requested chain")
         # Nodes that the verdict has made obsolete count as received, too.
-        self._num_received += len(trie) - len(self._trie) if grown else len(growth.tree)
-        self._trie = trie
+        self._num_received += self._trie.add(grown.prefix(self._room)) if grown else len(growth.tree)
+        if not keyed and not (self._trie.tree.is_chain and len(self._trie) <= self._num_nodes):
+            return self._refuse("growths that are not the requested chain")
         return None
 
+    @property
+    def _room(self) -> int:
+        """For how many nodes the trie has room. More than can be verified at a time are of no use."""
+        return max(0, MAX_TREE_NODES - len(self._trie))
+
+    def _left_of(self, sequence: Sequence, growth: Growth, end: int) -> TokenTree:
+        """The nodes of a growth, which reaches to position ``end``, that are below the committed text."""
+        if end <= self._base:
+            return EMPTY_TREE
+        grown = growth.tree.under(growth.path) if growth.path else growth.tree
+        return grown.descend(sequence.ids[growth.base : self._base])
+
     def _refuse(self, reason: str) -> None:
-        self._growing, self._trie = False, EMPTY_TREE
+        self._growing, self._trie = False, GrowingTree()
         self._draft.eject(reason)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from specdec.core.errors import from_status
+from orchestrator.replicas.allowances import size_of_growth, size_of_verdict
+from specdec.core.errors import InvalidArgument, from_status
 from specdec.transport import wire
 from specdec.v1 import draft_pb2, target_pb2
+
+Entry = tuple[int, int, Callable[[], Any]]
 
 
 class TargetFrames:
@@ -21,15 +25,16 @@ class TargetFrames:
     ) -> target_pb2.VerifyRequest:
         return target_pb2.VerifyRequest(opens=opens, rounds=entries, closes=closes)
 
-    def results(self, response: target_pb2.VerifyResponse) -> Iterator[tuple[int, Any]]:
+    def entries(self, response: target_pb2.VerifyResponse) -> Iterator[Entry]:
+        if response.features:
+            raise InvalidArgument([("features", "were not requested")])
         for verdict in response.verdicts:
-            yield verdict.sequence, wire.read_verdict(verdict, self._vocab_size)
+            yield verdict.sequence, size_of_verdict(verdict), partial(wire.read_verdict, verdict, self._vocab_size)
         for error in response.errors:
-            yield error.sequence, from_status(error.status)
+            yield error.sequence, 1, partial(from_status, error.status)
 
-    def named(self, response: target_pb2.VerifyResponse) -> Iterator[int]:
-        for each in response.progress:
-            yield each.sequence
+    def heartbeats(self, response: target_pb2.VerifyResponse) -> Sequence[target_pb2.Progress]:
+        return response.progress
 
 
 class DraftFrames:
@@ -43,11 +48,11 @@ class DraftFrames:
     ) -> draft_pb2.DraftRequest:
         return draft_pb2.DraftRequest(opens=opens, advances=entries, closes=closes)
 
-    def results(self, response: draft_pb2.DraftResponse) -> Iterator[tuple[int, Any]]:
+    def entries(self, response: draft_pb2.DraftResponse) -> Iterator[Entry]:
         for growth in response.growths:
-            yield growth.sequence, wire.read_growth(growth, self._vocab_size)
+            yield growth.sequence, size_of_growth(growth), partial(wire.read_growth, growth, self._vocab_size)
         for error in response.errors:
-            yield error.sequence, from_status(error.status)
+            yield error.sequence, 1, partial(from_status, error.status)
 
-    def named(self, response: draft_pb2.DraftResponse) -> Iterator[int]:
-        return iter(())
+    def heartbeats(self, response: draft_pb2.DraftResponse) -> Sequence[Any]:
+        return ()

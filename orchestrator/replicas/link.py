@@ -1,6 +1,6 @@
 """The orchestrator's end of one stream to a replica, shared by all sequences there.
 
-Knows frames, lanes and the watchdog; does not know the meaning of entries, and the recovery of a sequence that loses
+Knows frames and the watchdog; does not know the meaning of entries, and the recovery of a sequence that loses
 its lane. All entries between two writes go out as one frame.
 """
 
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import grpc
 
+from orchestrator.replicas.allowances import Heartbeats
+from orchestrator.replicas.lane import Lane
 from specdec.core.errors import Draining, InvalidArgument, PermissionDenied, ReplicaLost, SpecdecError
 from specdec.core.rounds import Load
 from specdec.transport.rpc import error_of
@@ -27,6 +27,10 @@ _MANY_IDS, _MANY_IDS_S = 1 << 13, 10.0
 """A frame with this many ids may be in transit for this long."""
 
 
+_ENTRIES_PER_TURN = 1024
+"""Entries of a frame that are taken before other tasks run (see orchestrator.replicas.allowances)."""
+
+
 class Frames(Protocol):
     """A service's frames, seen from the caller. ``names``: the service names all waiting sequences every 250 ms."""
 
@@ -34,98 +38,12 @@ class Frames(Protocol):
 
     def frame(self, opens: list[Any], entries: list[Any], closes: list[int]) -> Any: ...
 
-    def results(self, response: Any) -> Iterable[tuple[int, Any]]:
-        """(sequence, result or SpecdecError) pairs of a response frame. Raises InvalidArgument if it is malformed."""
+    def entries(self, response: Any) -> Iterable[tuple[int, int, Callable[[], Any]]]:
+        """The results of a response frame: the sequence, the size in entries, and how to read it: as a result or
+        SpecdecError. This and reading raise InvalidArgument if the frame is malformed."""
 
-    def named(self, response: Any) -> Iterable[int]:
-        """The waiting sequences that the frame names."""
-
-
-class Lane:
-    """One sequence on a link. Only one task at a time may receive."""
-
-    def __init__(self, link: Link, sequence: int) -> None:
-        self.sequence = sequence
-        self._link = link
-        self._inbox: deque[tuple[float, Any]] = deque()  # with the time of arrival
-        self._arrival: asyncio.Future[None] | None = None  # of the next result, while a task waits for it
-        self._closed = False
-        self.heard = 0.0  # arrival time of the result taken last; monotonic clock
-        self.known: float | None = None
-        """When the last entry was written, or the replica last showed that it has this entry. None: the entry is not
-        written yet, or is an open, which may take long."""
-
-    @property
-    def waiting(self) -> bool:
-        return self._arrival is not None
-
-    @property
-    def lost(self) -> bool:
-        """Whether the whole stream has ended."""
-        return self._link.lost
-
-    def open(self, messages: Iterable[Any]) -> None:
-        """``messages`` are taken when they are sent, a frame's worth at a time: a long prompt takes ms to write."""
-        self._link.open(self.sequence, messages)
-
-    def send(self, message: Any) -> None:
-        self.known = None
-        self._link.send(message)
-
-    @property
-    def arrived(self) -> bool:
-        """Whether the next result has arrived."""
-        return bool(self._inbox)
-
-    async def receive(self, patience_s: float | None = None) -> Any:
-        """The next result. Raises the SpecdecError that ended the sequence on this replica, or TimeoutError."""
-        if not self._inbox:
-            await self._arrive(patience_s)
-        return self.take()
-
-    async def arrives(self, within_s: float) -> bool:
-        """Whether the next result has arrived, or arrives within ``within_s``."""
-        if not self._inbox and within_s > 0:
-            with suppress(TimeoutError):
-                await self._arrive(within_s)
-        return self.arrived
-
-    def take(self) -> Any:
-        """The next result, which has arrived. Raises as ``receive`` does."""
-        self.heard, result = self._inbox.popleft()
-        if isinstance(result, SpecdecError):
-            self.close()
-            raise result
-        return result
-
-    async def _arrive(self, patience_s: float | None) -> None:
-        loop = asyncio.get_running_loop()
-        self._arrival = arrival = loop.create_future()
-        # Faster than a queue with asyncio.timeout: every round waits here twice.
-        timer = loop.call_later(patience_s, _expire, arrival) if patience_s is not None else None
-        try:
-            await arrival
-        finally:
-            self._arrival = None
-            if timer is not None:
-                timer.cancel()
-
-    def put(self, result: Any) -> None:
-        self.known = now = time.monotonic()
-        self._inbox.append((now, result))
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-    def close(self) -> None:
-        """End the sequence on the replica. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._link.leave(self)
-
-
-def _expire(arrival: asyncio.Future[None]) -> None:
-    if not arrival.done():
-        arrival.set_exception(TimeoutError())
+    def heartbeats(self, response: Any) -> Sequence[Any]:
+        """The heartbeats of waiting sequences, each with its ``sequence``."""
 
 
 class Link:
@@ -138,11 +56,14 @@ class Link:
         self._stuck_after_s = stuck_after_s
         self._lanes: dict[int, Lane] = {}
         self._next_sequence = 1
+        self._allowed_to_closed = 0  # entries of closed lanes that may still come
+        self._most_lanes = 0
         self._opens: dict[int, Iterator[Any]] = {}  # by sequence, the messages that are not sent yet; the oldest first
         self._entries: list[Any] = []
         self._closes: list[int] = []
         self._wake = asyncio.Event()
         self._heard = self._moved = time.monotonic()
+        self._heartbeats = Heartbeats(self._heard)
         self._many_ids_until = 0.0
         self._slowest_pass_s = 0.0
         self.load = Load()
@@ -165,6 +86,7 @@ class Link:
         lane = Lane(self, self._next_sequence)
         self._next_sequence += 1
         self._lanes[lane.sequence] = lane
+        self._most_lanes = max(self._most_lanes, len(self._lanes))
         return lane
 
     def open(self, sequence: int, messages: Iterable[Any]) -> None:
@@ -177,6 +99,7 @@ class Link:
 
     def leave(self, lane: Lane) -> None:
         if self._lanes.pop(lane.sequence, None) is not None:
+            self._allowed_to_closed += lane.allowance
             self._opens.pop(lane.sequence, None)
             self._entries = [message for message in self._entries if message.sequence != lane.sequence]
             self._closes.append(lane.sequence)
@@ -211,7 +134,7 @@ class Link:
                 self._moved = time.monotonic()
             self.load, self.spoke = load, True
             self._heard = time.monotonic()
-            self._dispatch(response)
+            await self._dispatch(response)
 
     async def _write(self, call: Any) -> None:
         while True:
@@ -280,19 +203,48 @@ class Link:
         """A pass took this long. Remembers about the slowest of the last hundred."""
         self._slowest_pass_s = max(pass_s, 0.99 * self._slowest_pass_s)
 
-    def _dispatch(self, response: Any) -> None:
+    async def _dispatch(self, response: Any) -> None:
+        """Hand over a frame, a part in each turn of the event loop."""
+        self._take_heartbeats(self._frames.heartbeats(response))
+        room, answers = _ENTRIES_PER_TURN, False
         try:
-            results = list(self._frames.results(response))
+            for sequence, size, read in self._frames.entries(response):
+                answers = True
+                self._take(sequence, size, read)
+                room -= size
+                if room <= 0:
+                    room = _ENTRIES_PER_TURN
+                    await asyncio.sleep(0)
         except InvalidArgument as error:
             raise HostileReplica(f"the replica sent a malformed frame: {error}") from error
-        for sequence in self._frames.named(response):
-            if (lane := self._lanes.get(sequence)) is not None and lane.known is not None:
+        if not answers:
+            self._use_heartbeats(1.0)
+
+    def _take_heartbeats(self, heartbeats: Sequence[Any]) -> None:
+        self._use_heartbeats(len(heartbeats) / (1 + self._most_lanes))
+        for each in heartbeats:
+            if (lane := self._lanes.get(each.sequence)) is not None and lane.known is not None:
                 lane.known = self._heard
-        for sequence, result in results:
+
+    def _use_heartbeats(self, share: float) -> None:
+        if not self._heartbeats.use(share, self._heard):
+            raise HostileReplica("the replica floods the stream with heartbeats")
+
+    def _take(self, sequence: int, size: int, read: Callable[[], Any]) -> None:
+        """A result of ``size`` entries. It is not read before it is known to be allowed."""
+        if (lane := self._lanes.get(sequence)) is not None:
+            lane.allowance -= size
+            left = lane.allowance
+        else:
+            self._allowed_to_closed -= size
+            left = self._allowed_to_closed
+        if left < 0:
+            raise HostileReplica(f"the replica sent {-left} entries more than it was asked for")
+        if lane is not None:
+            result = read()
             self.draining = self.draining or isinstance(result, Draining)
-            if (lane := self._lanes.get(sequence)) is not None:
-                self._moved = self._heard
-                lane.put(result)
+            self._moved = self._heard
+            lane.put(result)
 
 
 class WatchdogFired(ReplicaLost):

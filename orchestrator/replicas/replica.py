@@ -18,17 +18,17 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from orchestrator.replicas.link import HostileReplica, Lane, Link, WatchdogFired
+from orchestrator.replicas.endpoint import is_refused, model_info
+from orchestrator.replicas.lane import Lane
+from orchestrator.replicas.link import HostileReplica, Link, WatchdogFired
 from specdec.core.errors import ModelMismatch, ReplicaLost, SpecdecError
 from specdec.core.rounds import Load, ModelInfo
 from specdec.security.tls import Tls
 from specdec.security.tls_diagnosis import tls_trouble
-from specdec.transport import rpc, wire
-from specdec.v1 import common_pb2
+from specdec.transport import rpc
 
 log = logging.getLogger(__name__)
 
-_INFO_TIMEOUT_S = 2.0
 _FIRST_EJECTION_S = 10.0
 _PROOF_ANSWERS = 64
 _LONGEST_EJECTION_S = 300.0
@@ -84,6 +84,7 @@ class Replica:
         self.latency_s: float | None = None  # of a round or an advance, as its callers see it; smoothed
         self.num_observed = 0  # answers in ``latency_s``
         self.usual_sequences = 0.0  # live sequences during these answers; smoothed in the same way
+        self.slowest_growth_s = 0.0  # about the longest of the last hundred answers of a draft
         self.losses = Counter(dict.fromkeys(_LOSSES, 0))  # by reason; zeros, so that metrics show the first loss
         self.num_kv_slots = 0  # of the present or last model at this address; 0: not known
         self.num_refused = 0  # opens refused because the replica was full; each retry counts
@@ -163,6 +164,10 @@ class Replica:
         """A pass of the model took this long."""
         if self.link is not None:
             self.link.observe_pass(pass_s)
+
+    def observe_growth(self, seconds: float) -> None:
+        """A draft answered a request for nodes after so long."""
+        self.slowest_growth_s = max(seconds, 0.99 * self.slowest_growth_s)
 
     def answered(self) -> None:
         """It gave a valid answer, which shortens its probation."""
@@ -245,10 +250,10 @@ class Replica:
         async for attempt in retrying:
             with attempt:
                 try:
-                    info, load = await _model_info(self.role.get_info(channel))
+                    info, load = await model_info(self.role.get_info(channel))
                 except ReplicaLost as error:
                     # A broken connection does not show whether the process is alive; a refused one shows its end.
-                    if await _is_refused(self.address):
+                    if await is_refused(self.address):
                         self._tell_fate(alive=None)
                     elif (tls or not self.info) and (trouble := await tls_trouble(self.address, tls, self.role.name)):
                         raise _NoConnection(f"no connection: {trouble}") from error
@@ -320,26 +325,3 @@ class Replica:
 
     def _log(self, level: int, message: str, **extra: Any) -> None:
         log.log(level, message, extra={"role": self.role.name, "address": self.address, **extra})
-
-
-async def _is_refused(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        async with asyncio.timeout(_INFO_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except ConnectionRefusedError:
-        return True
-    except OSError:  # TimeoutError is one too
-        return False
-    writer.close()
-    return False
-
-
-async def _model_info(get_info: grpc.aio.UnaryUnaryMultiCallable[Any, Any]) -> tuple[ModelInfo, Load]:
-    try:
-        response: common_pb2.GetModelInfoResponse = await get_info(
-            common_pb2.GetModelInfoRequest(), timeout=_INFO_TIMEOUT_S
-        )
-    except grpc.aio.AioRpcError as error:
-        raise rpc.error_of(error) from error
-    return wire.read_info(response.model), wire.read_load(response.load)

@@ -170,28 +170,9 @@ class TokenTree:
 
     def merge(self, other: TokenTree) -> TokenTree:
         """This tree, followed by those nodes of ``other`` that it lacks."""
-        if not self:
-            return other
-        with_probs = bool(self.draft_probs or other.draft_probs)
-        tokens, parents = list(self.token_ids), list(self.parents)
-        probs = list(self.draft_probs or (None,) * len(self)) if with_probs else []
-        confidence = list(self.confidence or (0,) * len(self)) if self.confidence or other.confidence else []
-        index_of = {edge: i for i, edge in enumerate(zip(parents, tokens, strict=True))}
-        here: dict[int, int] = {ROOT: ROOT}
-        for node, (token, parent) in enumerate(zip(other.token_ids, other.parents, strict=True)):
-            edge = (here[parent], token)
-            if edge not in index_of:
-                index_of[edge] = len(tokens)
-                tokens.append(token)
-                parents.append(edge[0])
-                if with_probs:
-                    probs.append(other.draft_probs[node] if other.draft_probs else None)
-                if confidence:
-                    confidence.append(0)
-            here[node] = index_of[edge]
-            if other.confidence:
-                confidence[here[node]] = confidence[here[node]] or other.confidence[node]
-        return TokenTree(tuple(tokens), tuple(parents), tuple(probs), tuple(confidence))
+        grown = GrowingTree(self)
+        grown.add(other)
+        return grown.tree
 
     def extended(self, nodes: Sequence[tuple[int, int, SparseDistribution | None, int]]) -> TokenTree:
         """This tree with ``nodes`` appended, each (token id, parent, distribution it was sampled from, confidence)."""
@@ -241,3 +222,48 @@ class TokenTree:
 
 
 EMPTY_TREE = TokenTree()
+
+
+class GrowingTree:
+    """A tree to which others are added. An addition takes time for its own nodes, not for those that are there."""
+
+    def __init__(self, tree: TokenTree = EMPTY_TREE) -> None:
+        self._tree: TokenTree | None = tree  # None: nodes were added since it was made
+        self._token_ids, self._parents = list(tree.token_ids), list(tree.parents)
+        self._probs: list[SparseDistribution | None] = list(tree.draft_probs or (None,) * len(tree))
+        self._confidence = list(tree.confidence or (0,) * len(tree))
+        self._with_probs = bool(tree.draft_probs)
+        self._index_of = {edge: node for node, edge in enumerate(zip(tree.parents, tree.token_ids, strict=True))}
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    @property
+    def tree(self) -> TokenTree:
+        if self._tree is None:
+            probs = tuple(self._probs) if self._with_probs else ()
+            confidence = tuple(self._confidence) if any(self._confidence) else ()
+            self._tree = TokenTree(tuple(self._token_ids), tuple(self._parents), probs, confidence)
+        return self._tree
+
+    def add(self, other: TokenTree) -> int:
+        """Append the nodes of ``other`` that are missing. Returns how many were."""
+        size = len(self)
+        self._with_probs |= bool(other.draft_probs)
+        probs = other.draft_probs or itertools.repeat(None)
+        confidence = other.confidence or itertools.repeat(0)
+        here = [ROOT]  # the place of each node of ``other``, one to the right: a parent of -1 is the first
+        for token_id, parent, prob, sure in zip(other.token_ids, other.parents, probs, confidence, strict=False):
+            edge = (here[parent + 1], token_id)
+            node = self._index_of.setdefault(edge, len(self._token_ids))
+            if node == len(self._token_ids):
+                self._token_ids.append(token_id)
+                self._parents.append(edge[0])
+                self._probs.append(prob)
+                self._confidence.append(sure)
+            else:
+                self._confidence[node] = self._confidence[node] or sure
+            here.append(node)
+        if len(other):
+            self._tree = None
+        return len(self) - size

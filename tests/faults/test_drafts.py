@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -154,9 +155,11 @@ async def test_a_hostile_drafter_does_no_harm(kind: str, method: str) -> None:
 
 
 async def assert_ejected(client: Client) -> None:
-    """GetServerInfo says that the draft is not used, and why."""
-    [replica] = [replica for replica in (await client.server_info()).replicas if replica.role == "draft"]
-    assert not replica.ready
+    """GetServerInfo says that the draft is not used, and why, once what it sent has been read."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (replica := (await client.server_info()).replicas[-1]).ready:
+            await asyncio.sleep(0.01)
+    assert replica.role == "draft"
     assert replica.problem.startswith("ejected: ")
     assert len(replica.problem) > 20
 
@@ -164,7 +167,7 @@ async def assert_ejected(client: Client) -> None:
 class HostileDraft(draft_pb2_grpc.DraftServiceServicer):
     """A draft service of its own making: ``answers`` says what comes back for an open (advance 0) or an advance."""
 
-    def __init__(self, answers: Callable[[int, int, int], Sequence[draft_pb2.Growth]]) -> None:
+    def __init__(self, answers: Callable[[int, int, int], Iterable[draft_pb2.Growth]]) -> None:
         self._answers = answers
 
     async def GetModelInfo(self, request: Any, context: Any) -> common_pb2.GetModelInfoResponse:
@@ -182,7 +185,7 @@ class HostileDraft(draft_pb2_grpc.DraftServiceServicer):
 
 @asynccontextmanager
 async def hostile_deployment(
-    answers: Callable[[int, int, int], Sequence[draft_pb2.Growth]],
+    answers: Callable[[int, int, int], Iterable[draft_pb2.Growth]],
 ) -> AsyncIterator[Client]:
     server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(HostileDraft(answers), server)
@@ -211,7 +214,7 @@ def growth(sequence: int, advance: int, base: int, tokens: Any = (), **fields: A
 
 
 SHARP = [common_pb2.SparseDistribution(token_ids=[1], weights=[1.0])]
-ANSWERS: dict[str, Callable[[int, int, int], Sequence[draft_pb2.Growth]]] = {
+ANSWERS: dict[str, Callable[[int, int, int], Iterable[draft_pb2.Growth]]] = {
     "two chains": lambda s, a, b: [growth(s, a, b, [1, 2], end=0), growth(s, a, b, [2, 1])],
     "distributions for a part": lambda s, a, b: [
         growth(s, a, b, [1], draft_probs=SHARP, end=0),
@@ -233,12 +236,19 @@ ANSWERS: dict[str, Callable[[int, int, int], Sequence[draft_pb2.Growth]]] = {
     "other advances": lambda s, a, b: [growth(s, a + 5, b, [1]), growth(s, a, b)],
     "silence": lambda s, a, b: [],
     "no end": lambda s, a, b: [growth(s, a, b, [1, 2], end=0)],
+    "a thousand siblings without end": lambda s, a, b: itertools.repeat(
+        growth(s, a, b, range(2, 1002), parents=[-1] * 1000, end=0)
+    ),
+    "answers without end": lambda s, a, b: itertools.repeat(growth(s, a, b, end=0)),
 }
 
 
 REFUSED = {"bases of the future", "bases of the prompt", "paths out of range", "enormous trees"}
 REFUSED |= {"parents that are not there"}
 """Nothing of these, or of silence, is verified, however few nodes are asked for."""
+
+EJECTED = {"bases of the future", "paths out of range", "parents that are not there", "answers without end"}
+EJECTED |= {"a thousand siblings without end"}
 
 
 @pytest.mark.parametrize("method", [COUPLED, BLOCK])
@@ -252,7 +262,7 @@ async def test_a_hostile_draft_service_does_no_harm(kind: str, method: str) -> N
         assert [len(sample.token_ids) for sample in samples] == [length] * 2
         if method == COUPLED or kind in REFUSED or kind == "silence":
             assert [sample.token_ids for sample in samples] == expected
-        if kind in ("bases of the future", "paths out of range", "parents that are not there"):
+        if kind in EJECTED:
             await assert_ejected(client)
         [after] = await client.generate(
             token_ids={"token_ids": [1]}, max_tokens=3, num_draft_tokens=0, timeout_s=PATIENCE_S

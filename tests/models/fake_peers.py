@@ -93,7 +93,7 @@ class FakeDraft:
         pushed, self.pushed = self.pushed, []
         return pushed
 
-    async def growth(self, sequence: Sequence, deadline_s: float) -> Growth | None:
+    async def growth(self, sequence: Sequence, deadline_s: float, waited_s: float = 0.0) -> Growth | None:
         assert self.script, "the speculation waits for a growth that will not come"
         await asyncio.sleep(0)
         return self.script.pop(0)

@@ -138,14 +138,15 @@ async def test_a_round_that_is_long_on_its_way_is_not_superseded(rounds: list[Ro
         sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE, 32))
         lane, withheld = client._lane, []
         assert lane is not None
-        send, lane.send = lane.send, withheld.append  # type: ignore[method-assign, assignment]
+        send = lane.send
+        lane.send = lambda *said: withheld.append(said)  # type: ignore[method-assign]
         for _ in range(32):
             sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE, 32))
         assert len(withheld) == 1
         last = asyncio.create_task(client.verify(sequence, EMPTY_TREE, 0))
         await asyncio.sleep(0.05)
         lane.send = send  # type: ignore[method-assign]
-        send(withheld[0])
+        send(*withheld[0])
         sequence.extend(EMPTY_TREE, await last)
         assert len(withheld) == 1, "nothing is asked before that is answered"
         assert len(rounds) == 2

@@ -111,8 +111,8 @@ class FarDraft:
         answer, self._answer = self._answer, None
         return answer
 
-    async def growth(self, sequence: Sequence, deadline_s: float) -> Growth | None:
-        until = self._world.now + deadline_s
+    async def growth(self, sequence: Sequence, deadline_s: float, waited_s: float = 0.0) -> Growth | None:
+        until = self._world.now + deadline_s - waited_s
         while not self._down and self._goes_on(until):
             pass
         if self._down and self._down[0][0] <= until:

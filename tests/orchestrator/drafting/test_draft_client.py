@@ -2,19 +2,21 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.drafting import draft_client
 from orchestrator.drafting.draft_client import DraftClient
-from orchestrator.replicas.link import Lane
-from orchestrator.replicas.replica import Tally
+from orchestrator.replicas.lane import Lane
+from orchestrator.replicas.replica import Replica, Tally
 from orchestrator.sequence import Sequence
 from specdec.core.errors import Overloaded, PassFailed, ReplicaLost
 from specdec.core.rounds import AHEAD, Budget, Growth, GrowthEnd, ModelInfo
 from specdec.core.sequence import Method, SamplingParams
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from tests.models.fake_peers import commit
+from tests.models.misbehaving import PATIENCE_S
 
 DEADLINE_S = 0.2
 
@@ -38,6 +40,9 @@ class FakeReplica:
         self.lanes: list[Lane] = []
         self.tally = Tally()
         self.info: ModelInfo | None = None
+        self.slowest_growth_s = 0.0
+
+    def observe_growth(self, seconds: float) -> None: ...
 
     def lane(self) -> Lane:
         self.lanes.append(Lane(self.link, len(self.lanes)))
@@ -237,15 +242,48 @@ async def test_a_late_draft_is_done_without_where_that_cannot_bias(monkeypatch, 
 
 
 @pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])
-async def test_a_late_chain_is_never_dropped_for_its_lateness(monkeypatch, method):
+async def test_a_late_chain_is_waited_for_as_long_as_growths_may_take(monkeypatch, method):
+    """However soon a round would be done with it: dropping what is late would bias the output."""
     monkeypatch.setattr(draft_client, "_PATIENCE_S", 0.01)
     client, sequence, replica = asked(1.0, method)
-    waiting = asyncio.create_task(client.growth(sequence, DEADLINE_S))
-    await asyncio.sleep(0.1)
+    replica.slowest_growth_s = 60.0
+    waiting = asyncio.create_task(client.growth(sequence, 0.001))
+    await asyncio.sleep(0.05)
     assert not waiting.done()
     late = Growth(0, 2, (), TokenTree.chain([5]), GrowthEnd.BUDGET)
     replica.lanes[0].put(late)
     assert await waiting is late
+
+
+@pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])
+async def test_a_draft_that_never_answers_is_given_up_once_and_for_the_whole_request(monkeypatch, method):
+    monkeypatch.setattr(draft_client, "_PATIENCE_S", 0.01)
+    client, sequence, replica = asked(1.0, method)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await client.growth(sequence, DEADLINE_S) is None
+    replica.lanes[0].put(Growth(0, 2, (), TokenTree.chain([5]), GrowthEnd.BUDGET))
+    for token_id in range(3):
+        commit(sequence, token_id)
+        assert not client.advance(sequence, Budget(4, 4))
+        assert await client.growth(sequence, DEADLINE_S) is None
+    assert len(replica.lanes) == 1, "and no other draft is asked"
+
+
+async def test_a_round_that_has_waited_long_waits_only_for_what_is_left_of_its_deadline():
+    """A draft that sends a little now and then must not make it wait anew."""
+    client, sequence, _ = asked()
+    async with asyncio.timeout(DEADLINE_S):
+        assert await client.growth(sequence, 60.0, waited_s=60.0) is None
+
+
+async def test_how_long_growths_take_is_remembered_by_replica():
+    replica = Replica("here:1", SimpleNamespace(name="draft"))
+    for seconds in (0.1, 2.0, *[0.1] * 10):
+        replica.observe_growth(seconds)
+    assert 1.7 < replica.slowest_growth_s < 2.0
+    for _ in range(1000):
+        replica.observe_growth(0.1)
+    assert replica.slowest_growth_s == 0.1
 
 
 @pytest.mark.parametrize(

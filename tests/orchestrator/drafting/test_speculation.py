@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from orchestrator.drafting.speculation import Speculation
 from orchestrator.sequence import Sequence
 from specdec.core.rounds import Growth, GrowthEnd, Verdict
 from specdec.core.sequence import Method
-from specdec.core.tree import EMPTY_TREE, SparseDistribution, TokenTree
+from specdec.core.tree import EMPTY_TREE, MAX_TREE_NODES, ROOT, SparseDistribution, TokenTree
 from tests.models.fake_peers import FakeDraft, commit, new_sequence, plan
 
 chain = TokenTree.chain
@@ -264,3 +266,64 @@ async def test_a_refused_draft_does_not_stop_the_next_round(options):
     speculation.advance(sequence, plan(4))
     draft.grow(4, chain([7]))
     assert (await speculation.next(sequence)).tree == chain([7])
+
+
+async def test_growths_that_have_arrived_are_taken_in_parts():
+    """A legal flood: the rest is taken after the next verdict, while others run."""
+    draft = FakeDraft()
+    sequence, speculation = begun(draft)
+    siblings = TokenTree(tuple(range(1000)), (ROOT,) * 1000)
+    flood = [Growth(1, 3, (), siblings, None)] * 50
+    waiting = iter(flood)
+    draft.arrived = lambda: waiting
+    commit(sequence, 5)
+    speculation.advance(sequence, plan())
+    assert len(list(waiting)) == 50 - 5, "1,001 entries each, 4,096 in a turn"
+
+
+async def test_a_growth_costs_time_for_its_own_nodes_and_not_for_the_trie(monkeypatch):
+    draft = FakeDraft()
+    sequence, speculation = begun(draft)
+    siblings = TokenTree(tuple(range(1000)), (ROOT,) * 1000)
+    draft.grow(3, siblings, end=None, advance=0)
+    for token_id in range(200):
+        draft.grow(3, chain([token_id, 7]), end=None, advance=0)
+    draft.grow(3, EMPTY_TREE)
+    made = []
+    check = TokenTree.__init__
+    monkeypatch.setattr(
+        TokenTree, "__init__", lambda self, *fields: (made.append(len(fields[0])), check(self, *fields))[1]
+    )
+    await speculation.next(sequence)
+    assert not draft.script
+    assert sum(made) < 5 * 1000 + 200 * 10
+
+
+async def test_a_trie_has_no_more_nodes_than_a_tree_may_have():
+    draft = FakeDraft()
+    sequence, speculation = begun(draft)
+    for number in range(9):
+        siblings = TokenTree(tuple(range(1000 * number, 1000 * number + 1000)), (ROOT,) * 1000)
+        draft.grow(3, siblings, end=None, advance=0)
+    draft.grow(3, EMPTY_TREE)
+    await speculation.next(sequence)
+    assert len(speculation._trie) == MAX_TREE_NODES
+
+
+async def test_a_draft_that_sends_much_does_not_keep_others_waiting():
+    draft = FakeDraft()
+    sequence, speculation = begun(draft)
+    for _ in range(100):
+        draft.grow(3, EMPTY_TREE, end=None)
+    draft.grow(3, EMPTY_TREE)
+    draft.growth = lambda *_: immediately(draft.script.pop(0))
+    others = 0
+    waiting = asyncio.create_task(speculation.next(sequence))
+    while not waiting.done():
+        await asyncio.sleep(0)
+        others += 1
+    assert others >= 100
+
+
+async def immediately(growth: Growth) -> Growth:
+    return growth

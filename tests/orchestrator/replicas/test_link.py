@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from orchestrator.replicas import lane as lane_
 from orchestrator.replicas import link as link_
 from orchestrator.replicas.frames import TargetFrames
 from orchestrator.replicas.link import HostileReplica, Link, WatchdogFired
@@ -61,7 +62,7 @@ class Running:
     def open(self, num_ids: int) -> Any:
         lane = self.link.lane()
         spec = SequenceSpec(tuple(range(70_000, 70_000 + num_ids)), num_ids, SamplingParams(), 0, Method.COUPLED)
-        lane.open(target_open(lane.sequence, spec, "", ""))
+        lane.open(target_open(lane.sequence, spec, "", ""), 1)
         return lane
 
     async def quiet(self) -> list[target_pb2.VerifyRequest]:
@@ -100,7 +101,7 @@ async def test_opens_are_written_when_they_are_sent_not_all_in_one_turn() -> Non
     spec = SequenceSpec(range(100_000), 100_000)
     async with Running() as running:
         for lane in [running.link.lane() for _ in range(64)]:
-            lane.open(counted(target_open(lane.sequence, spec, "", "")))
+            lane.open(counted(target_open(lane.sequence, spec, "", "")), 1)
         assert not written
         running.link._next_frame()
         assert 0 < written < 2 * link_._IDS_PER_FRAME
@@ -109,8 +110,8 @@ async def test_opens_are_written_when_they_are_sent_not_all_in_one_turn() -> Non
 async def test_a_neighbours_round_does_not_wait_for_a_long_open() -> None:
     async with Running() as running:
         short, long = running.open(3), running.open(1_000_000)
-        short.send(target_pb2.Round(sequence=short.sequence, round=1))
-        long.send(target_pb2.Round(sequence=long.sequence, round=1))
+        short.send(target_pb2.Round(sequence=short.sequence, round=1), 1)
+        long.send(target_pb2.Round(sequence=long.sequence, round=1), 1)
         frames = await running.quiet()
         said = [(frame.rounds[0].sequence, number) for number, frame in enumerate(frames) if frame.rounds]
         assert said == [(short.sequence, 0), (long.sequence, len(frames) - 1)]
@@ -182,7 +183,8 @@ class _Waiting(selectors.DefaultSelector):
 
 def by_clock(clock: _Waiting, monkeypatch: pytest.MonkeyPatch, carried: Callable[[], Awaitable[float]]) -> float:
     """What ``carried`` returns where nothing takes time but waiting."""
-    monkeypatch.setattr(link_, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    for module in (lane_, link_):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     loop = asyncio.SelectorEventLoop(clock)
     monkeypatch.setattr(loop, "time", lambda: clock.now)
 
@@ -266,8 +268,8 @@ def test_a_replica_that_is_heard_but_hears_nothing_is_left(
         link = Link(lambda: HalfCut(clock, cut_s), TargetFrames(1 << 20), 1.6, 60.0)
         mine, other = link.lane(), link.lane()
         spec = common_pb2.SequenceSpec(token_ids=range(num_ids))
-        other.open([target_pb2.TargetOpen(sequence=other.sequence, spec=spec)])
-        mine.send(target_pb2.Round(sequence=mine.sequence, round=1))
+        other.open([target_pb2.TargetOpen(sequence=other.sequence, spec=spec)], 99)
+        mine.send(target_pb2.Round(sequence=mine.sequence, round=1), 1)
         waiting = asyncio.create_task(mine.receive())
         with pytest.raises(WatchdogFired, match="does not know what it was told") as fired:
             await link.run()

@@ -1,0 +1,59 @@
+"""How much a replica may send: each message to it allows a number of entries, which its answers use up.
+
+Knows sizes; does not know what the entries mean. A verdict or a growth is an entry, and so is each of its nodes and
+ids. A replica that sends more breaks the contract, so what waits for a sequence is never more than was asked for.
+"""
+
+from __future__ import annotations
+
+from specdec.core.rounds import Budget, Round
+from specdec.core.tree import MAX_TREE_NODES
+from specdec.transport.wire import MAX_SUPPORT
+from specdec.v1 import draft_pb2, target_pb2
+
+SPARE = MAX_TREE_NODES
+"""Entries that are allowed to each sequence anyway: for its error, and for nodes that a draft sends again."""
+
+_HEARTBEATS_PER_S, _MAX_UNUSED_HEARTBEATS = 100.0, 1000.0
+"""Four per second are due. After this process stood still, many are read at once."""
+
+
+def of_round(round_: Round) -> int:
+    """Entries of the verdicts that a round allows. An open is a round with an empty tree."""
+    return 1 + round_.run_on + len(round_.tree)
+
+
+def of_budget(budget: Budget, num_levels: int, with_probs: bool) -> int:
+    """Entries of the growths that an advance allows. ``num_levels``: below its base, nodes requested earlier included.
+    ``with_probs``: nodes have the distributions they are drawn from.
+
+    The requested nodes come in one growth, below what is left of earlier ones. Each node grown ahead may come in a
+    growth of its own with all nodes above it. A last growth has the end.
+    """
+    requested = budget.max_nodes * (1 + budget.max_siblings)
+    probs = budget.max_nodes * (1 + MAX_SUPPORT) if with_probs else 0
+    return requested + probs + num_levels + (budget.max_ahead + 2) * (1 + num_levels)
+
+
+def size_of_verdict(verdict: target_pb2.Verdict) -> int:
+    return 1 + len(verdict.accepted) + len(verdict.predictions)
+
+
+def size_of_growth(growth: draft_pb2.Growth) -> int:
+    tree = growth.tree
+    num_nodes = max(len(tree.token_ids), len(tree.parents), len(tree.sure))
+    return 1 + len(growth.path) + num_nodes + sum(1 + max(len(d.token_ids), len(d.weights)) for d in tree.draft_probs)
+
+
+class Heartbeats:
+    """The allowance of a stream for frames that answer nothing. It grows with time."""
+
+    def __init__(self, now: float) -> None:
+        self._left = _MAX_UNUSED_HEARTBEATS
+        self._at = now
+
+    def use(self, share: float, now: float) -> bool:
+        """Use up ``share`` of a heartbeat that names all sequences. False: the allowance is used up."""
+        self._left = min(_MAX_UNUSED_HEARTBEATS, self._left + (now - self._at) * _HEARTBEATS_PER_S) - share
+        self._at = now
+        return self._left >= 0

@@ -1,0 +1,39 @@
+"""Questions to an endpoint outside of a stream: whether a process is there, and which model it serves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from specdec.core.rounds import Load, ModelInfo
+from specdec.transport import rpc, wire
+from specdec.v1 import common_pb2
+
+_INFO_TIMEOUT_S = 2.0
+
+
+async def is_refused(address: str) -> bool:
+    """Whether no process listens there."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(_INFO_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # TimeoutError is one too
+        return False
+    writer.close()
+    return False
+
+
+async def model_info(get_info: grpc.aio.UnaryUnaryMultiCallable[Any, Any]) -> tuple[ModelInfo, Load]:
+    """The model of an endpoint and its load. Raises SpecdecError."""
+    try:
+        response: common_pb2.GetModelInfoResponse = await get_info(
+            common_pb2.GetModelInfoRequest(), timeout=_INFO_TIMEOUT_S
+        )
+    except grpc.aio.AioRpcError as error:
+        raise rpc.error_of(error) from error
+    return wire.read_info(response.model), wire.read_load(response.load)
