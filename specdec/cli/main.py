@@ -20,6 +20,7 @@ from specdec.cli import doctor as doctor_
 from specdec.cli import doctor_report
 from specdec.cli import up as up_
 from specdec.cli.display import MarkedText
+from specdec.cli.fetch import fetch
 from specdec.cli.health_probe import own_health
 from specdec.cli.processes import StartError, environment, is_serving, python_command, until_signalled
 from specdec.cli.secrets import TlsCa, TlsCert, TlsKey, TlsName, api_key, certificates, key, tls_of
@@ -86,6 +87,7 @@ for _module, _what in BENCHES.items():
     _add_bench(_module, _what)
 
 app.command()(plan)
+app.command()(fetch)
 
 
 @app.command(context_settings=PASS_ON)

