@@ -127,7 +127,7 @@ class VllmSettings(BaseModel):
 class ModelServiceSettings(EngineSettings):
     """Settings of a service with a model."""
 
-    model: str = Field(description="checkpoint directory or hub id (safetensors)")
+    model: str = Field(min_length=1, description="checkpoint directory or hub id (safetensors)")
     revision: str = Field("", description="branch, tag or commit of a hub id; empty: its main branch")
     device: str = Field("cpu", description="torch device, such as cpu or cuda:0")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -149,7 +149,7 @@ class ModelServiceSettings(EngineSettings):
         description="share of the memory beside the weights for KV cache and activations; "
         "the shares of all services on one device must add up to at most 1",
     )
-    threads: int = Field(0, ge=0, description="CPU threads of the model; 0: one per available core")
+    threads: int = Field(0, ge=0, le=4096, description="CPU threads of the model; 0: one per available core")
     engine: Literal["torch", "vllm"] = Field(
         "torch", description="what runs the model; vllm: several GPUs, quantised checkpoints (extra vllm)"
     )

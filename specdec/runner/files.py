@@ -23,11 +23,15 @@ def directory_of(model: str, revision: str = "") -> Path:
 
     Raises ValueError, with the reason in words, if there is none.
     """
-    if not Path(model).is_dir():
-        return _fetched(model, revision)
-    if revision:
-        raise ValueError("--revision is for hub ids, and this is a directory")
-    return Path(model)
+    if Path(model).is_dir():
+        if revision:
+            raise ValueError("--revision is for hub ids, and this is a directory")
+        return Path(model)
+    if Path(model).is_file():
+        raise ValueError("this is a file; a model is the directory with its config.json and weights")
+    if model.startswith(("/", ".", "~")):
+        raise ValueError("there is no such directory")
+    return _fetched(model, revision)
 
 
 def weight_files(directory: Path) -> list[str]:

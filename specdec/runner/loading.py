@@ -19,8 +19,9 @@ from specdec.core.settings import ModelServiceSettings
 from specdec.runner import cgroup, memory, probe
 from specdec.runner.checkpoint import Checkpoint
 from specdec.runner.failures import in_words
+from specdec.runner.files import weight_files
 from specdec.runner.model_runner import ModelRunner
-from specdec.runner.weights import check_loaded
+from specdec.runner.weights import check_loaded, num_numbers
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ def _load_runner(settings: ModelServiceSettings) -> ModelRunner:
 
 
 def _prepared(checkpoint: Checkpoint, settings: ModelServiceSettings, backend: Backend) -> ModelRunner:
+    _refuse_without_room(checkpoint, backend.device)
     model = _load(checkpoint.directory, checkpoint.dtype, backend.device)
     expected = probe.plain_logits(model, checkpoint.info)
     runner = probe.prove(model, checkpoint.info, backend, expected)
@@ -80,6 +82,18 @@ def _prepared(checkpoint: Checkpoint, settings: ModelServiceSettings, backend: B
     if plan.num_slots < checkpoint.info.context_length:
         log.warning("the KV pool is smaller than the model's context: requests longer than the pool will fail")
     return runner
+
+
+def _refuse_without_room(checkpoint: Checkpoint, device: torch.device) -> None:
+    """Raises ValueError if the weights do not fit. Without it, the kernel kills a process that takes too much."""
+    dtype: torch.dtype = getattr(torch, checkpoint.dtype)
+    files = (checkpoint.directory / name for name in weight_files(checkpoint.directory))
+    needed = num_numbers(files) * dtype.itemsize
+    for each in (torch.device("cpu"), device):  # all weights are on the CPU first
+        if needed > (free := memory.free_memory(each)):
+            raise ValueError(
+                f"its weights need {memory.size(needed)} in {checkpoint.dtype}, and {each} has {memory.size(free)} free"
+            )
 
 
 def _load(directory: Path, dtype: str, device: torch.device) -> PreTrainedModel:

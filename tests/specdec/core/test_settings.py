@@ -91,7 +91,7 @@ BAD = {
     "--port": ("-1", "65536", "x"),
     "--kv-slots": ("-1", "1e9", "many"),
     "--memory-fraction": ("0", "1.1", "half"),
-    "--threads": ("-1",),
+    "--threads": ("-1", "999999999999"),
     "--dtype": ("float64", ""),
     "--log-level": ("LOUD", "1"),
     "--shutdown-grace-s": ("-1", "soon"),
@@ -127,6 +127,7 @@ def test_a_log_level_is_taken_in_any_case():
 def test_an_unknown_flag_and_a_missing_one_are_refused_by_name(capsys):
     assert "--no-such-flag" in refused(capsys, "--model=m", "--no-such-flag=1")
     assert "target_service: --model:" in refused(capsys)
+    assert "target_service: --model:" in refused(capsys, "--model=")
 
 
 def test_help_names_every_setting_with_a_description(capsys):

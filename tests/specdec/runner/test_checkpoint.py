@@ -180,9 +180,18 @@ def test_a_text_model_may_be_part_of_a_larger_one(directory):
     assert (find(directory).vocab_size, find(directory).tokenizer_fingerprint) == (32, "")
 
 
-def test_an_unknown_name_is_a_sentence():
-    with pytest.raises(ValueError, match=r"neither a directory nor a checkpoint that the hub can give"):
-        find(Path("/no/such/directory"))
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("/no/such/directory", "there is no such directory"),
+        ("./none", "there is no such directory"),
+        (__file__, "this is a file; a model is the directory"),
+        ("no such/id", "this is neither a directory nor a checkpoint that the hub can give"),
+    ],
+)
+def test_an_unknown_name_is_a_sentence(model, words):
+    with pytest.raises(ValueError, match=words):
+        Checkpoint.find(model, "float32")
 
 
 QUANTISED = {

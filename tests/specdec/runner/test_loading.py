@@ -239,6 +239,18 @@ def test_whatever_a_library_raises_is_one_sentence(directory, monkeypatch, error
         load(directory)
 
 
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(directory, monkeypatch):
+    """Else the kernel kills the process, without a word."""
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(hf.AutoModelForCausalLM, "from_pretrained", None)
+    num = sum(tensor.numel() for tensor in load_file(directory / "model.safetensors").values())
+    for dtype, size in (("float32", 4 * num), ("bfloat16", 2 * num)):
+        with pytest.raises(
+            ValueError, match=rf"its weights need {memory.size(size)} in {dtype}, and cpu has 1000 B free"
+        ):
+            load(directory, dtype=dtype)
+
+
 def test_weights_that_the_model_does_not_use_are_warned_of(directory, caplog):
     says(num_hidden_layers=1)(directory)
     load(directory)
