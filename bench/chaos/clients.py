@@ -14,7 +14,7 @@ from bench.chaos.fault_proxy import FaultProxy
 from bench.chaos.lab import Deployment, Lab, until
 from bench.chaos.outcome import Outcome, percentile
 from bench.chaos.traffic import Answer, Asked, Traffic, check_same, several
-from specdec.core.proxies import DIRECT
+from specdec.core.environment import DIRECT
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 

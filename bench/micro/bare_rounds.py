@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from specdec.core.proxies import DIRECT
+from specdec.core.environment import DIRECT
 
 _ECHO, _ROUNDS = "/bare/Echo", "/bare/Rounds"
 _MESSAGE = b"x" * 64

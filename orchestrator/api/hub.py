@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from specdec.core.environment import of_hub
+
 _UNAVAILABLE = (
-    "--tokenizer: {name} is neither a tokenizer.json, nor a directory with one, nor can a hub give it{at}: {why}"
+    "--tokenizer: {name} is neither a tokenizer.json, nor a directory with one, nor can a hub give it{at}: {why}{hint}"
 )
 
 
@@ -24,4 +26,6 @@ def tokenizer_file(name: str, revision: str) -> Path:
         return Path(hf_hub_download(name, "tokenizer.json", revision=revision or None))
     except Exception as error:  # the client passes on those of several libraries
         at = f" at revision {revision}" if revision else ""
-        raise ValueError(_UNAVAILABLE.format(name=name, at=at, why=" ".join(str(error).split()))) from error
+        raise ValueError(
+            _UNAVAILABLE.format(name=name, at=at, why=" ".join(str(error).split()), hint=of_hub())
+        ) from error

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specdec.core.proxies import PROXY, WEB_PROXIES
+from specdec.core.environment import PROXY, WEB_PROXIES
 from specdec.core.rounds import Load, ModelInfo
 from specdec.security.tls import Tls
 from specdec.security.tls_diagnosis import tls_trouble

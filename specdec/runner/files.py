@@ -6,6 +6,8 @@ import errno
 import json
 from pathlib import Path
 
+from specdec.core.environment import of_hub
+
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 ADAPTER = "adapter_config.json"
@@ -79,5 +81,6 @@ def _fetched(model: str, revision: str) -> Path:
         if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.ENOSPC):
             raise ValueError(f"the hub's cache cannot be written: {error}; HF_HOME names another place") from error
         at = f" at revision {revision}" if revision else ""
-        raise ValueError(f"this is neither a directory nor a checkpoint that the hub can give{at}: {error}") from error
+        what = f"this is neither a directory nor a checkpoint that the hub can give{at}"
+        raise ValueError(f"{what}: {error}{of_hub()}") from error
     return directory

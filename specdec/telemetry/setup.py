@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from specdec.core.proxies import proxy_options
+from specdec.core.environment import proxy_options
 from specdec.core.settings import ServiceSettings
 from specdec.telemetry.prometheus import Scrape
 

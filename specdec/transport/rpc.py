@@ -21,8 +21,8 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
+from specdec.core.environment import proxy_options
 from specdec.core.errors import InvalidArgument, PermissionDenied, SpecdecError, from_status, to_status
-from specdec.core.proxies import proxy_options
 from specdec.core.settings import ServiceSettings
 from specdec.security.tls import Tls
 from specdec.transport import health

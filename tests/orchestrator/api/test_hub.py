@@ -54,6 +54,17 @@ def test_a_hub_that_cannot_be_reached_is_told_in_words(monkeypatch, error):
         load_tokenizer("someone/large", "v1")
 
 
+def test_variables_that_decide_how_a_hub_is_reached_are_named(monkeypatch):
+    def download(name, file, revision):
+        raise OSError("no such file")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    for name in ("HF_ENDPOINT", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with pytest.raises(ValueError, match=r"\(the environment sets .*HF_ENDPOINT.*, HTTPS_PROXY"):
+        load_tokenizer("someone/that-is-not-there")
+
+
 def test_a_path_that_is_not_there_is_no_hub_id_and_is_told_in_words(tmp_path):
     missing = tmp_path / "missing"
     with pytest.raises(ValueError, match=f"--tokenizer: {missing} is neither"):

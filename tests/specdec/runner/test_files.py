@@ -65,6 +65,13 @@ def test_a_revision_that_the_hub_does_not_have_is_told_in_words(tmp_path, monkey
         directory_of("someone/large", "v2")
 
 
+def test_variables_that_decide_how_a_hub_is_reached_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Hub(tmp_path, SHARDS).snapshot_download)
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere")
+    with pytest.raises(ValueError, match=r"no v2 \(the environment sets .*SSL_CERT_FILE"):
+        directory_of("someone/large", "v2")
+
+
 def test_a_directory_has_no_revision(tmp_path):
     assert directory_of(str(tmp_path)) == tmp_path
     with pytest.raises(ValueError, match="--revision is for hub ids"):

@@ -20,8 +20,8 @@ from orchestrator.replicas.link import Link
 from orchestrator.settings import OrchestratorSettings
 from specdec.cli.processes import is_serving
 from specdec.client import Client
+from specdec.core.environment import PROXY, WEB_PROXIES
 from specdec.core.errors import Draining, Overloaded, ReplicaLost, SpecdecError
-from specdec.core.proxies import PROXY, WEB_PROXIES
 from specdec.core.settings import EngineSettings, ServiceSettings
 from specdec.server.model_server import ModelServer
 from specdec.server.streams import HEARTBEAT_S
