@@ -10,10 +10,32 @@ import torch
 from draft_service.drafter import DraftSequence, Node
 from draft_service.drafters.proposal import draw, guess
 from specdec.backends.choice import choose
-from specdec.core.tree import TokenTree
+from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.passes.outputs import PassOutputs
 from specdec.sampling.state import SamplingState
 from specdec.vllm.passes import Sampled, WorkerJob, are_sound
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Ids before ``base`` are committed, the others are the draft's. ``num_guesses`` children are wanted."""
+
+    base: int
+    num_guesses: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The children of one place, likeliest first. ``num_guesses`` were asked for; there are fewer if the model gives no
+    more. ``draft_probs``: of a token that was drawn."""
+
+    num_guesses: int
+    token_ids: tuple[int, ...] = ()
+    confidence: int = 0
+    draft_probs: SparseDistribution | None = None
+
+    def nodes(self, parent: int, most: int) -> list[Node]:
+        return [Node(parent, token, self.draft_probs, self.confidence) for token in self.token_ids[:most]]
 
 
 @dataclass(slots=True)
@@ -22,9 +44,8 @@ class _Memory:
 
 
 class DraftSampler:
-    """See specdec.vllm.passes.WorkerSampler. The payload of a sequence is its SequenceSpec without ids. The extra of a
-    pass is the base: the ids before it are committed, the others are the draft's. All of the chain is accepted, because
-    it is the text; the token after it is the proposal, which goes back as a Node."""
+    """See specdec.vllm.passes.WorkerSampler. The payload of a sequence is its SequenceSpec without ids, the extra of a
+    pass its Place. All of the chain is accepted, because it is the text; what comes after it is a Proposal."""
 
     def __init__(self, device: torch.device) -> None:
         self._backend = choose("torch", device)
@@ -35,24 +56,20 @@ class DraftSampler:
 
     def sample(self, jobs: Sequence[WorkerJob]) -> list[Sampled]:
         sound = {place: self._sequence(jobs[place]) for place, is_sound in enumerate(are_sound(jobs)) if is_sound}
-        nodes: dict[int, Node] = {}
+        found: dict[int, Proposal] = {}
         keyed = [place for place, sequence in sound.items() if sequence.spec.keyed_by_token]
-        places = [
-            (
-                sound[place],
-                sound[place].tree,
-                PassOutputs(jobs[place].logits[-1:], torch.empty(0), torch.ones(1)).as_one(),
-            )
-            for place in keyed
-        ]
+        last = {place: PassOutputs(jobs[place].logits[-1:], torch.empty(0), torch.ones(1)).as_one() for place in keyed}
+        places = [(sound[place], sound[place].tree, last[place]) for place in keyed]
         for place, [guesses] in zip(keyed, guess(places, self._backend), strict=True):
-            nodes[place] = Node(len(sound[place].tree) - 1, guesses.token_ids[0], confidence=guesses.confidence)
-        drawn = [place for place in sound if place not in nodes]
+            found[place] = Proposal(sound[place].num_guesses, guesses.token_ids, guesses.confidence)
+        drawn = [place for place in sound if place not in found]
         logits = [jobs[place].logits[-1:] for place in drawn]
-        drawings = draw([sound[place] for place in drawn], logits, self._backend.logits_per_call)
-        nodes.update((place, found[0]) for place, found in zip(drawn, drawings, strict=True) if found)
+        nodes = draw([sound[place] for place in drawn], logits, self._backend.logits_per_call)
+        for place, some in zip(drawn, nodes, strict=True):
+            for node in some:
+                found[place] = Proposal(sound[place].num_guesses, (node.token_id,), draft_probs=node.draft_probs)
         return [
-            Sampled((*job.chain, nodes[place].token_id), nodes[place]) if place in nodes else Sampled()
+            Sampled((*job.chain, found[place].token_ids[0]), found[place]) if place in found else Sampled()
             for place, job in enumerate(jobs)
         ]
 
@@ -60,6 +77,7 @@ class DraftSampler:
         memory = self._memories.get(job.key)
         if memory is None:
             memory = self._memories[job.key] = _Memory(SamplingState(job.payload))
-        text, base = [*job.ids(), *job.chain], job.extra
-        memory.sampling.take_in(text[:base])
-        return DraftSequence(job.payload, text[:base], TokenTree.chain(text[base:]), memory)
+        text, place = [*job.ids(), *job.chain], job.extra
+        memory.sampling.take_in(text[: place.base])
+        tree = TokenTree.chain(text[place.base :])
+        return DraftSequence(job.payload, text[: place.base], tree, memory, num_guesses=place.num_guesses)

@@ -7,13 +7,17 @@ from collections.abc import Sequence
 
 import torch
 
-from draft_service.drafter import Drafter, DraftSequence
+from draft_service.drafter import Drafter, DraftSequence, Spot
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.drafters.vllm import VllmDrafter
 from draft_service.drafters.vllm_sampler import DraftSampler
+from draft_service.engine import DraftEngine, DraftOpen
 from specdec.core.errors import Overloaded
+from specdec.core.rounds import Budget
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import TokenTree
+from specdec.server.step_loop import Key
+from tests.draft_service.engines import rest
 from tests.models.fake_vllm import FakeVllm
 from tests.models.table_runner import TableRunner
 
@@ -90,3 +94,34 @@ def test_a_draft_without_memory_says_so_and_a_closed_one_leaves_nothing() -> Non
     assert isinstance(outcome, Overloaded)
     drafter.close(sequence.memory)
     assert not fake.texts
+
+
+def test_it_grows_ahead_of_the_verdict_along_the_likeliest_path() -> None:
+    drafter, fake = on_vllm()
+    engine, key = DraftEngine(drafter), Key(1, 1)
+    engine.open(key, DraftOpen(SPECS[1], Budget(max_nodes=3, max_depth=8, max_ahead=9)))
+    growths = rest(engine)
+    tree = growths[0].tree
+    for growth in growths[1:]:
+        tree = tree.merge(growth.tree.under(growth.path))
+    ours = DraftEngine(LanguageModelDrafter(TableRunner(vocab_size=12, seed=4)))  # type: ignore[arg-type]
+    ours.open(key, DraftOpen(SPECS[1], Budget(max_nodes=8, max_depth=8)))
+    [whole] = rest(ours)
+    assert len(tree.trace(whole.tree.token_ids)) > 4
+    assert len(tree) > 8
+    engine.close(key)
+    assert not fake.texts
+
+
+def test_of_several_places_one_is_computed_and_those_that_are_known_are_free() -> None:
+    drafter, fake = on_vllm()
+    [sequence] = opened(drafter, SPECS[1:2])
+    sequence.num_guesses = 4
+    sequence.spots = (Spot(-1, 3),)
+    [first] = drafter.grow([sequence])
+    assert [node.parent for node in first] == [-1, -1, -1]
+    sequence.tree = TokenTree(tuple(node.token_id for node in first), (-1,) * 3)
+    sequence.spots = (Spot(1, 1), Spot(-1, 4), Spot(2, 1))
+    [second] = drafter.grow([sequence])
+    assert [node.parent for node in second] == [1, -1]
+    assert fake.num_passes == 2
