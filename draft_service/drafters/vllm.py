@@ -53,7 +53,7 @@ class _Memory:
 class VllmDrafter:
     """See draft_service.drafter.Drafter. ``engine`` must not cache prefixes: drafts are taken back.
 
-    Where a tree is to grow at several places, those whose proposals are known grow, and the likeliest other one: each
+    Where a tree is to grow at several places, those with known proposals grow, and the likeliest other one: each
     further path would take a pass of its own.
     """
 
