@@ -72,8 +72,8 @@ class VllmEngine:
         return scheduler
 
     def add(self, ids: Sequence[int], salt: bytes, payload: Any) -> str:
-        """Add a sequence with its committed ``ids``, which are the prompt for vLLM. Returns its key. It takes no KV blocks yet.
-        ``payload`` can be pickled."""
+        """Add a sequence with its committed ``ids``, which are the prompt for vLLM. Returns its key. It takes no KV
+        blocks yet. ``payload`` can be pickled."""
         key = str(next(self._numbers))
         request = EngineCoreRequest(
             request_id=key,
