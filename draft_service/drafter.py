@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -40,7 +40,7 @@ class DraftSequence:
     """
 
     spec: SequenceSpec
-    ids: list[int]
+    ids: MutableSequence[int]
     tree: TokenTree = EMPTY_TREE
     memory: Any = None  # the drafter's own
     spots: tuple[Spot, ...] = ()

@@ -6,6 +6,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ class DraftEngine:
             method = open_.spec.method.value
             raise InvalidArgument([("budget.max_nodes", f"must be 0 in an open with {method} verification")])
         memory = self._drafter.open(open_.spec)
-        ids = list(open_.spec.token_ids)
+        ids = array("I", open_.spec.token_ids)
         sequence = DraftSequence(open_.spec, ids, memory=memory)
         _expect(sequence, budget)
         self._works[key] = self._fresh[key] = Work(

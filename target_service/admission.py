@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from specdec.core.errors import ContextExceeded, Overloaded
 from specdec.core.sequence import SequenceSpec
-from specdec.kvcache.prefix_index import TextBlock
 from specdec.server.step_loop import Key
-from target_service.shared_prefixes import SharedTexts
+from target_service.shared_prefixes import Run, SharedTexts
 
 HEADROOM = 32
 """Tokens. Before another sequence is admitted, each open one must have room for this many, and for half of its output
@@ -40,7 +39,7 @@ class _Admitted:
     ids: Sequence[int]  # prompt + committed, as they grow
     num_prompt_tokens: int
     num_shareable: int
-    last_block: TextBlock
+    last_run: Run
 
     @property
     def foreseen(self) -> int:
@@ -92,7 +91,7 @@ class Admission:
     def leave(self, key: Key) -> None:
         """The sequence was closed. Unknown keys are ignored."""
         if (gone := self._admitted.pop(key, None)) is not None:
-            self._texts.remove(gone.last_block)
+            self._texts.remove(gone.last_run)
 
     def passed(self, seconds: float) -> None:
         """A pass took this long."""

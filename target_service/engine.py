@@ -7,6 +7,7 @@ table model can serve the same protocol.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ MOST_RUN_ON = 64
 class _Sequence:
     open: TargetOpen
     memory: Any
-    ids: list[int]
+    ids: array[int]
     arrived: float  # arrival time of its request
     since: float  # start of its present or last wait
     pending: Round | None = None
@@ -102,7 +103,7 @@ class TargetEngine:
         _, num_slots = self._verifier.cache_use()
         self._admission.check(open_.spec, arrived, now, num_slots)
         memory = self._verifier.open(open_.spec)
-        ids = list(open_.spec.token_ids)
+        ids = array("I", open_.spec.token_ids)
         self._sequences[key] = sequence = _Sequence(open_, memory, ids, arrived, now)
         sequence.take(Round(0, len(ids)))
         self._admission.enter(key, open_.spec, ids)

@@ -116,9 +116,9 @@ class LanguageModelDrafter:
             if stops[index] == sequence.base
         }
         most = fair_share([len(nodes) for nodes in lacking.values()], MAX_TREE_ROWS)
-        rows: dict[int, tuple[list[int], list[int]]] = {}  # ids and nodes
+        rows: dict[int, tuple[Sequence[int], list[int]]] = {}  # ids and nodes
         for index, (cache, sequence) in enumerate(zip(caches, sequences, strict=True)):
-            ids = sequence.ids[len(cache.text) : stops[index]]
+            ids: Sequence[int] = sequence.ids[len(cache.text) : stops[index]]
             nodes = lacking.get(index, [])
             if len(nodes) > most:
                 nodes, done[index] = nodes[:most], False

@@ -66,9 +66,10 @@ class Draw(NamedTuple):
 class SequenceSpec:
     """A sequence to open on a replica, the first time or in a replay.
 
-    ``token_ids`` are prompt + committed tokens. The first ``num_prompt_tokens`` of them are the prompt, so that
-    transforms of the output alone give the same result after a replay. ``seed`` is the seed of this sample. Cached keys
-    and values are shared only between sequences with the same ``cache_salt``.
+    ``token_ids`` are prompt + committed tokens, in an array where there are many: a tuple takes nine times the memory.
+    The first ``num_prompt_tokens`` of them are the prompt, so that transforms of the output alone give the same result
+    after a replay. ``seed`` is the seed of this sample. Cached keys and values are shared only between sequences with
+    the same ``cache_salt``.
     """
 
     token_ids: Sequence[int]

@@ -10,12 +10,14 @@ One thread uses a pool and its sequences.
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from specdec.kvcache.prefix_index import TextBlock
+from specdec.kvcache.prefix_index import ID_BYTES, TextBlock, packed
+from specdec.kvcache.walk import Walk
 
 
 class PoolFullError(Exception):
@@ -48,6 +50,8 @@ class BlockPool:
         self._idle: OrderedDict[TextBlock, None] = OrderedDict()
         # A root lives as long as a sequence or a block below it: a salt out of use leaves nothing behind.
         self._roots: WeakValueDictionary[bytes, TextBlock] = WeakValueDictionary()
+        self.num_looked_up = 0  # blocks that were found so far one by one, not taken over from the latest walk
+        self.latest: Walk | None = None  # as long as a sequence holds all of it
 
     @property
     def num_slots(self) -> int:
@@ -82,25 +86,49 @@ class BlockPool:
         """Free a block without remembered text."""
         self._free.append(block)
 
-    def remember(self, parent: TextBlock, ids: tuple[int, ...], block: int) -> TextBlock:
-        """Remember the text ``ids`` of the taken ``block``, which its sequence holds."""
+    def remember(self, parent: TextBlock, ids: bytes, block: int) -> TextBlock:
+        """Remember the text ``ids`` of the taken ``block``, with which its sequence ends."""
         known = parent.add(ids, block)
-        known.holders = 1
+        self.hold(known)
         covered = known.covered()
         if covered is not None and covered in self._idle:
             self._drop(covered)
         return known
 
+    def disown(self, known: TextBlock) -> None:
+        """Forget the text of a leaf that one sequence ends with, which keeps the block as its own."""
+        parent = known.parent
+        assert parent is not None, "a root has no block"
+        known.holders = 0
+        self._ends(known)
+        known.remove()
+        self.let_go(parent)
+
     def hold(self, known: TextBlock) -> None:
-        known.holders += 1
-        self._idle.pop(known, None)
+        """A sequence ends with this block. The blocks before it are held too, up to one that is held already."""
+        while known.parent is not None:
+            known.holders += 1
+            if known.holders > 1:
+                return
+            self._idle.pop(known, None)
+            known = known.parent
 
     def let_go(self, known: TextBlock) -> None:
-        known.holders -= 1
-        if not known.holders:
+        """A sequence no longer ends with this block. Blocks that nothing holds any more become idle, the last first."""
+        while known.parent is not None:
+            known.holders -= 1
+            if known.holders:
+                return
+            parent = known.parent
+            self._ends(known)
             self._idle[known] = None
-            if len(known.ids) < self.block_size and known.covering():
+            if len(known.ids) < self.block_size * ID_BYTES and known.covering():
                 self._drop(known)
+            known = parent
+
+    def _ends(self, known: TextBlock) -> None:
+        if self.latest is not None and self.latest.path[-1] is known:
+            self.latest = None
 
     def _drop(self, idle: TextBlock) -> None:
         del self._idle[idle]
@@ -137,29 +165,34 @@ class SequenceCache:
         """Number of positions that are cached and committed."""
         return self._length
 
-    def attach(self, ids: Sequence[int]) -> list[Move]:
+    def attach(self, ids: Sequence[int], most_blocks: int = sys.maxsize) -> list[Move]:
         """Reuse the remembered blocks of the text ``ids``, which includes the cached positions.
 
         Leaves at least one id to feed. Works on an empty cache, and on one that is remembered up to its last full
         block, for which another sequence may have computed the next block meanwhile. Does nothing on any other cache.
-        If the pool is full, it attaches as much as possible.
+        If the pool is full, it attaches as much as possible. It stops after it found ``most_blocks``.
         """
         if len(self._path) < self._length // self._size:
             return []
         self._shrink(self._length)
-        limit = len(ids) - 1
-        start = len(self._path) * self._size
-        while start + self._size <= limit:
-            known = self._last_known.find(tuple(ids[start : start + self._size]))
-            if known is None:
-                break
-            self._drop_partial()
-            self._pool.hold(known)
-            self._path.append(known)
-            self.block_table.append(known.block)
-            start += self._size
-            self._length = start
-        return self._copy(tuple(ids[start : min(start + self._size, limit)]))
+        text, width = packed(ids[: len(ids) - 1]), self._size * ID_BYTES
+        start, walk = len(self._path), self._pool.latest
+        if walk is not None and (end := walk.beyond(self._root, self._path, text, width)):
+            self._extend(walk.path[start:end], walk.blocks[start:end])
+        if found := self._last_known.descend(text[len(self._path) * width :], width, most_blocks):
+            self._pool.num_looked_up += len(found)
+            self._extend(found, [known.block for known in found])
+            self._pool.latest = Walk(self._root, text, self._path[:], self.block_table[:])
+        return self._copy(text[len(self._path) * width :][:width]) if len(found) < most_blocks else []
+
+    def _extend(self, path: list[TextBlock], blocks: list[int]) -> None:
+        """Continue with remembered blocks instead of the partial block at the end."""
+        self._drop_partial()
+        self._pool.hold(path[-1])
+        self._pool.let_go(self._last_known)
+        self._path += path
+        self.block_table += blocks
+        self._length = len(self._path) * self._size
 
     def take(self, num_rows: int) -> list[int]:
         """Slots for the rows of the next pass, after the cached positions and the rows kept behind them.
@@ -205,15 +238,15 @@ class SequenceCache:
         the cache is up to ``block_size - 1`` positions shorter than ``length``, and these have to be fed again. Any
         other remembered block that is cut is forgotten and stays with this sequence.
         """
-        if self._tail is not None and length < len(self._path) * self._size + len(self._tail.ids):
-            self._tail.remove()
-            self._tail = None
+        if self._tail is not None and length < len(self._path) * self._size + len(self._tail.ids) // ID_BYTES:
+            self._forget_tail()
         length = min(length, self._length)
         while len(self._path) > length // self._size:
             known = self._path.pop()
             self._shrink((len(self._path) + 1) * self._size)
+            self._pool.hold(self._last_known)
             if known.holders == 1 and known.is_leaf:
-                known.remove()
+                self._pool.disown(known)
             else:
                 self._pool.let_go(known)
                 self.block_table.pop()
@@ -230,23 +263,20 @@ class SequenceCache:
         size, length = self._size, min(len(ids), self._length)
         start = len(self._path) * size
         while start + size <= length:
-            if self._tail is not None:
-                self._tail.remove()
-                self._tail = None
-            self._remember_block(tuple(ids[start : start + size]))
+            self._forget_tail()
+            self._remember_block(packed(ids[start : start + size]))
             start += size
-        if length > start + (len(self._tail.ids) if self._tail is not None else 0):
-            if self._tail is not None:
-                self._tail.remove()
+        if length > start + (len(self._tail.ids) // ID_BYTES if self._tail is not None else 0):
+            self._forget_tail()
             block = self.block_table[len(self._path)]
-            self._tail = self._pool.remember(self._last_known, tuple(ids[start:length]), block)
+            self._tail = self._pool.remember(self._last_known, packed(ids[start:length]), block)
 
     def release(self) -> None:
         """Give back all blocks, including those of a failed pass. Remembered blocks stay findable until evicted."""
         self._shrink((len(self._path) + (self._tail is not None)) * self._size)
         self._drop_partial()
-        while self._path:
-            self._pool.let_go(self._path.pop())
+        self._pool.let_go(self._last_known)
+        self._path.clear()
         self.block_table.clear()
         self._length = 0
 
@@ -258,7 +288,7 @@ class SequenceCache:
         start = len(self._path) * self._size
         if self._length >= start + self._size or len(ids) <= start + self._size:
             return None
-        return self._last_known, tuple(ids[start : start + self._size])
+        return self._last_known, packed(ids[start : start + self._size])
 
     @property
     def _last_known(self) -> TextBlock:
@@ -274,17 +304,23 @@ class SequenceCache:
         while len(self.block_table) > num_blocks:
             self._pool.give_back(self.block_table.pop())
 
-    def _remember_block(self, ids: tuple[int, ...]) -> None:
+    def _remember_block(self, ids: bytes) -> None:
         """Remember the first own block, which is full and holds ``ids``."""
-        place = len(self._path)
-        known = self._last_known.find(ids)
+        place, last = len(self._path), self._last_known
+        known = last.find(ids)
         if known is None:
-            known = self._pool.remember(self._last_known, ids, self.block_table[place])
+            known = self._pool.remember(last, ids, self.block_table[place])
         else:
             self._pool.hold(known)
             self._pool.give_back(self.block_table[place])
             self.block_table[place] = known.block
+        self._pool.let_go(last)
         self._path.append(known)
+
+    def _forget_tail(self) -> None:
+        if self._tail is not None:
+            self._pool.disown(self._tail)
+            self._tail = None
 
     def _drop_partial(self) -> None:
         """Release the last block if it is partial. The caller sets the length."""
@@ -296,10 +332,11 @@ class SequenceCache:
                 self._pool.let_go(self._tail)
                 self._tail = None
 
-    def _copy(self, ids: tuple[int, ...]) -> list[Move]:
+    def _copy(self, ids: bytes) -> list[Move]:
         """Extend the partial block at the end with rows of the remembered block that matches ``ids`` furthest."""
         num_own = self._length - len(self._path) * self._size
-        known, num_common = self._last_known.closest(ids)
+        known, num_bytes = self._last_known.closest(ids)
+        num_common = num_bytes // ID_BYTES
         if known is None or num_common <= num_own:
             return []
         self._pool.hold(known)  # marks it as used, and prevents its eviction in favour of its own copy

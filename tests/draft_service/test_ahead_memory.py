@@ -37,12 +37,14 @@ class CountingPool(BlockPool):
         super().give_back(block)
 
     def hold(self, known: TextBlock) -> None:
-        self.num_taken += not known.holders
+        before = self.num_free_blocks
         super().hold(known)
+        self.num_taken += before - self.num_free_blocks
 
     def let_go(self, known: TextBlock) -> None:
+        before = self.num_free_blocks
         super().let_go(known)
-        self.num_freed += not known.holders
+        self.num_freed += self.num_free_blocks - before
 
 
 class CountingRunner(TableRunner):

@@ -20,9 +20,9 @@ class CountingCache(SequenceCache):
         super().__init__(runner.pool, salt)
         self._runner = runner
 
-    def attach(self, ids: Sequence[int]) -> list[Move]:
+    def attach(self, ids: Sequence[int], *most_blocks: int) -> list[Move]:
         before = len(self)
-        moves = super().attach(ids)
+        moves = super().attach(ids, *most_blocks)
         self._runner.num_reused += len(self) - before
         return moves
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kvcache.prefix_index import TextBlock
+from specdec.kvcache.prefix_index import TextBlock, num_equal
 
-IDS = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)
+IDS = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(bytes)
 
 
 def num_common(one: Sequence[int], other: Sequence[int]) -> int:
@@ -49,6 +49,13 @@ def test_it_finds_what_a_search_through_all_children_finds(texts, data):
         child.remove()
         children.remove(child)
     assert not any(one is not two and two.ids[: len(one.ids)] == one.ids for one in children for two in children)
+
+
+@given(st.lists(st.integers(0, 1), max_size=40).map(bytes), st.data(), st.integers(1, 4))
+def test_equal_beginnings_are_counted_in_whole_blocks(one, data, width):
+    same = one[: data.draw(st.integers(0, len(one)))]
+    other = same + data.draw(st.lists(st.integers(0, 1), max_size=20).map(bytes))
+    assert num_equal(one, other, width) == num_common(one, other) // width * width
 
 
 def test_a_root_has_no_siblings():

@@ -32,9 +32,10 @@ class Sample:
 
 
 class World:
-    """A pool, the contents of its slots, and some sequences."""
+    """A pool, the contents of its slots, and some sequences, which look up ``most_blocks`` at a time."""
 
-    def __init__(self, num_blocks: int, size: int) -> None:
+    def __init__(self, num_blocks: int, size: int, most_blocks: int) -> None:
+        self.most_blocks = most_blocks
         self.pool = BlockPool(num_blocks, size)
         self.size = size
         self.contents: list[Content] = [None] * self.pool.num_slots
@@ -54,8 +55,15 @@ class World:
         remembered = before // self.size * self.size <= sample.num_remembered
         live = max((self._in_common(other, sample, ids) for other in self.samples), default=0)
         room = bool(self.pool.num_free_blocks)
-        moves = sample.cache.attach(ids)
-        self._carry_out(moves)
+        num_moved = 0
+        most, num_looked_up = self.most_blocks, self.most_blocks
+        while num_looked_up == most:
+            num_looked_up = -self.pool.num_looked_up
+            moves = sample.cache.attach(ids, most)
+            num_looked_up += self.pool.num_looked_up
+            assert num_looked_up <= most
+            num_moved += len(moves)
+            self._carry_out(moves)
         after = len(sample.cache)
         assert after >= before
         if not remembered:
@@ -68,7 +76,7 @@ class World:
         sample.behind = []
         sample.num_remembered = max(sample.num_remembered, after // self.size * self.size)
         self.happened["attach"] += after > before
-        self.happened["copy"] += bool(moves)
+        self.happened["copy"] += bool(num_moved)
 
     def feed(
         self, sample: Sample, num_rows: int, kept: Sequence[int], ids: Sequence[int], behind: Sequence[int] = ()
@@ -215,11 +223,11 @@ class World:
             self.contents[move.target] = content
 
 
-@pytest.mark.parametrize(("num_blocks", "size"), [(12, 4), (40, 2), (20, 8)])
-def test_a_long_history_of_many_sequences(num_blocks: int, size: int) -> None:
+@pytest.mark.parametrize(("num_blocks", "size", "most_blocks"), [(12, 4, 99), (40, 2, 1), (40, 2, 3), (20, 8, 99)])
+def test_a_long_history_of_many_sequences(num_blocks: int, size: int, most_blocks: int) -> None:
     """2,500 operations on one pool, weighted as a service would, with more sequences than there is room for."""
     chance = random.Random(num_blocks)
-    world = World(num_blocks, size)
+    world = World(num_blocks, size, most_blocks)
 
     def some_ids(at_most: int) -> list[int]:
         return [int(chance.random() < 0.2) for _ in range(chance.randint(0, at_most))]

@@ -19,7 +19,7 @@ def fresh(*texts: list[int]) -> list[tuple[SequenceCache, list[int]]]:
 
 
 def other(number: int, length: int = len(PROMPT)) -> list[int]:
-    return [-number] * length
+    return [1000 + number] * length
 
 
 def test_a_prompt_alone_has_the_whole_pass() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from array import array
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -70,7 +72,7 @@ sampling = st.builds(
 
 @st.composite
 def specs(draw) -> SequenceSpec:
-    ids = draw(st.lists(token, min_size=1, max_size=8).map(tuple))
+    ids = draw(st.lists(token, min_size=1, max_size=8).map(partial(array, "I")))
     num_prompt_tokens, method = draw(st.integers(0, len(ids))), draw(st.sampled_from(list(Method)))
     return SequenceSpec(ids, num_prompt_tokens, draw(sampling), draw(uint64), method, draw(st.binary(max_size=256)))
 
