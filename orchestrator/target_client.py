@@ -24,7 +24,7 @@ from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
 from orchestrator.rounds import Exchange
 from orchestrator.sequence import Sequence
-from specdec.core.errors import NoReplica, OutOfStep, Overloaded, Preempted, ReplicaLost, SpecdecError
+from specdec.core.errors import OutOfStep, Overloaded, Preempted, ReplicaLost, SpecdecError
 from specdec.core.rounds import EARLY, OVERRUN, RUN_ON, Round, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.transport.wire import write_round
@@ -143,20 +143,18 @@ class TargetClient:
         """The first verdict of the sequence on a new replica: the first of all, or that of a replay."""
         if self._opened_before:
             await self._losses.refuse()
-        try:
-            # Wait before taking a turn: a sequence without a replica must not block the turns of others.
-            replica = await self._pool.wait_for_one(self._wait_s, self._replica, sequence.needs, sequence.base)
-        except ReplicaLost as error:
-            raise NoReplica(str(error)) from error
+        # Wait before taking a turn: a sequence without a replica must not block the turns of others.
+        replica = await self._pool.wait_for_one(self._wait_s, self._replica, sequence.needs, sequence.base)
         if not self._opened_before:
             self._opened_before = True
             return await self._first_answer(sequence, replica)
         async with self._pool.replays.turn(self._arrived, suspect=self._losses.suspected):
             # Choose again: replicas may have come or gone. The last replica is used only if there is no other.
-            replica = await self._pool.wait_for_one(0.0, self._replica, sequence.needs, sequence.base)
+            if (chosen := self._pool.pick(self._replica, sequence.needs, sequence.base)) is None:
+                raise ReplicaLost("no target is ready any more")
             if not self._refused:
                 sequence.statistics.replayed(self._cause, sequence.base)
-            return await self._first_answer(sequence, replica)
+            return await self._first_answer(sequence, chosen)
 
     async def _first_answer(self, sequence: Sequence, replica: Replica) -> Verdict:
         self._replica = replica

@@ -33,6 +33,8 @@ class Key(BaseModel):
     tokens_per_minute: Annotated[int, Field(gt=0)] | None = None
     shared: bool = False
     """Whether its requests share cached prompts with those of other keys that say so."""
+    operator: bool = False
+    """Whether it is told the addresses of the replicas, and what is wrong with them."""
 
 
 class Account:
@@ -52,6 +54,11 @@ class Account:
     def name(self) -> str:
         """Empty if no key is needed."""
         return self.key.name if self.key else ""
+
+    @property
+    def operator(self) -> bool:
+        """Without keys every caller is the operator."""
+        return self.key is None or self.key.operator
 
     @asynccontextmanager
     async def used_by(self, num_samples: int) -> AsyncIterator[None]:

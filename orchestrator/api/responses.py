@@ -5,7 +5,7 @@ Knows the public contract; does not know how a sample is decoded and how a repli
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from orchestrator.replicas.pool import Pool
@@ -58,8 +58,15 @@ def _write_statistics(statistics: Statistics) -> generation_pb2.SpeculationStats
 
 
 def write_server_info(
-    targets: Pool, drafts: Pool, live_sequences: int, waiting_requests: int, methods: Iterable[Method]
+    targets: Pool,
+    drafts: Pool,
+    live_sequences: int,
+    waiting_requests: int,
+    methods: Iterable[Method],
+    operator: bool,
 ) -> generation_pb2.GetServerInfoResponse:
+    """``operator``: where the replicas are and what is wrong with them is for the caller, too."""
+
     def written(info: ModelInfo | None) -> Any:
         return wire.write_info(info) if info else None
 
@@ -68,17 +75,22 @@ def write_server_info(
         draft=written(drafts.info),
         replicas=[
             generation_pb2.Replica(
-                address=replica.address, role=replica.role.name, ready=replica.ready, problem=replica.why_not
+                address=address if operator else "", role=role, ready=ready, problem=problem if operator else ""
             )
-            for replica in (*targets.replicas, *drafts.replicas)
-        ]
-        + [
-            generation_pb2.Replica(address=address, role=role, problem=problem)
-            for role, pool in (("target", targets), ("draft", drafts))
-            for address, problem in pool.unresolved.items()
+            for address, role, ready, problem in _replicas(targets, drafts)
         ],
         live_sequences=live_sequences,
         waiting_requests=waiting_requests,
         keepalive=keepalive(),
         methods=map(wire.write_method, methods),
     )
+
+
+def _replicas(*pools: Pool) -> Iterator[tuple[str, str, bool, str]]:
+    """Address, role, whether it is ready, and why it is not."""
+    for pool in pools:
+        for replica in pool.replicas:
+            yield replica.address, pool.role.name, replica.ready, replica.why_not
+    for pool in pools:
+        for address, problem in pool.unresolved.items():
+            yield address, pool.role.name, False, problem

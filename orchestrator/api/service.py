@@ -32,7 +32,7 @@ from orchestrator.request import Request
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.telemetry.metrics import Metrics, RequestClock
 from orchestrator.workers import Workers
-from specdec.core.errors import CALLERS_FAULTS, DeadlineExceeded, NoReplica, ReplicaLost
+from specdec.core.errors import CALLERS_FAULTS, DeadlineExceeded, NoReplica
 from specdec.core.rounds import CACHE_SALT, ModelInfo
 from specdec.telemetry import setup as telemetry
 from specdec.transport.rpc import request_metadata
@@ -82,9 +82,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def GetServerInfo(
         self, request: generation_pb2.GetServerInfoRequest, context: Any
     ) -> generation_pb2.GetServerInfoResponse:
-        self._account()
-        load = self.live_sequences, self._admission.waiting
-        return write_server_info(self._targets, self._drafts, *load, self._settings.methods)
+        load, operator = (self.live_sequences, self._admission.waiting), self._account().operator
+        return write_server_info(self._targets, self._drafts, *load, self._settings.methods, operator)
 
     # Writes to the context instead of yielding, so that the deadline also ends a write to a client that does not read.
     async def Generate(
@@ -112,6 +111,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                         await context.write(response)
                         clock.wrote(response.chunk.index, len(response.chunk.token_ids))
                 outcome = "ok"
+            except NoReplica as error:
+                outcome = type(error).__name__
+                span.set_status(StatusCode.ERROR, str(error))
+                log.warning("no replica for a request", extra={"request_id": request_id, "problem": str(error)})
+                raise error if account and account.operator else NoReplica(error.for_clients) from error
             except Exception as error:
                 outcome = type(error).__name__
                 if not isinstance(error, CALLERS_FAULTS):
@@ -175,10 +179,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _target_info(self) -> ModelInfo:
         if (info := self._targets.info) is not None:
             return info
-        try:
-            replica = await self._targets.wait_for_one(self._settings.target_wait_s)
-        except ReplicaLost as error:
-            raise NoReplica(str(error)) from error
+        replica = await self._targets.wait_for_one(self._settings.target_wait_s)
         assert replica.info is not None, "a replica that can be used has told its model"
         return replica.info
 

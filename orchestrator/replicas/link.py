@@ -7,6 +7,7 @@ its lane. All entries between two writes go out as one frame.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -19,6 +20,8 @@ from specdec.core.errors import Draining, InvalidArgument, PermissionDenied, Rep
 from specdec.core.rounds import Load
 from specdec.transport.rpc import error_of
 from specdec.transport.wire import read_load
+
+log = logging.getLogger(__name__)
 
 _IDS_PER_FRAME = 1 << 16
 """Ids of opens per frame: far less than a message may have."""
@@ -262,7 +265,7 @@ class HostileReplica(ReplicaLost):
 def _why(tasks: Iterable[asyncio.Task[None]]) -> SpecdecError:
     """The error of the first of these ended tasks that has one."""
     for task in tasks:
-        error = task.exception()
+        error = ReplicaLost("its task was cancelled") if task.cancelled() else task.exception()
         if isinstance(error, SpecdecError):
             return error
         if isinstance(error, grpc.aio.AioRpcError):
@@ -271,4 +274,6 @@ def _why(tasks: Iterable[asyncio.Task[None]]) -> SpecdecError:
             if isinstance(reason, PermissionDenied):
                 return HostileReplica(f"it refuses this orchestrator: {reason}")
             return reason if isinstance(reason, ReplicaLost) else ReplicaLost(f"the stream ended: {reason}")
+        if error is not None and not isinstance(error, asyncio.InvalidStateError):  # of a write after the end
+            log.error("a stream ended by an error of this process", exc_info=error)
     return ReplicaLost("the replica ended the stream")

@@ -9,16 +9,18 @@ import asyncio
 import logging
 import random
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from orchestrator.replicas.replay_gate import ReplayGate
 from orchestrator.replicas.replica import Replica, Role
-from specdec.core.errors import ReplicaLost
+from specdec.core.errors import NoReplica
 from specdec.core.rounds import ModelInfo
 
 log = logging.getLogger(__name__)
 
 _COMPARE_EVERY_S = 1.0
+_AGAIN_AFTER_S = 1.0
 _SLOW_FACTOR, _SLOW_MARGIN_S = 3.0, 0.03
 """A replica is slow if its latency exceeds the fastest one's by this factor and by this margin."""
 
@@ -42,7 +44,7 @@ class Pool:
         self.waiting_for_room: set[object] = set()
         """Clients of sequences that a full replica refused, and that retry."""
         self.replays = ReplayGate(lambda: sum(replica.ready for replica in self.replicas))
-        self._role = role
+        self.role = role
         self._addresses = addresses
         self._resolve_every_s = resolve_every_s
         self._endpoints: dict[str, set[str]] = {}  # of each address, as last resolved
@@ -54,7 +56,10 @@ class Pool:
 
     async def __aenter__(self) -> Pool:
         await self._resolve()
-        self._upkeep = [asyncio.create_task(self._keep_resolving()), asyncio.create_task(self._keep_comparing())]
+        self._upkeep = [
+            asyncio.create_task(_keep(self._keep_resolving, f"name resolution of {self.role.name}s")),
+            asyncio.create_task(_keep(self._keep_comparing, f"comparison of {self.role.name}s")),
+        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -95,7 +100,7 @@ class Pool:
     async def wait_for_one(
         self, timeout_s: float, avoid: Replica | None = None, needs: frozenset[str] = frozenset(), num_tokens: int = 0
     ) -> Replica:
-        """Like ``pick``, but waits. After ``timeout_s`` raises ReplicaLost, with the problem of each replica."""
+        """Like ``pick``, but waits. After ``timeout_s`` raises NoReplica, with the problem of each replica."""
         try:
             async with asyncio.timeout(timeout_s):
                 while (replica := self.pick(avoid, needs, num_tokens)) is None:
@@ -103,9 +108,8 @@ class Pool:
                     await self._changed.wait()
                 return replica
         except TimeoutError:
-            raise ReplicaLost(
-                f"no {self._role.name} could be reached in {timeout_s:g} s ({self.problems() or 'none is named'})"
-            ) from None
+            message = f"no {self.role.name} could be reached in {timeout_s:g} s"
+            raise NoReplica(message, self.problems() or "none is named") from None
 
     def problems(self) -> str:
         """Why each replica is of no use to a request that finds none."""
@@ -132,7 +136,7 @@ class Pool:
                 found = await asyncio.get_running_loop().getaddrinfo(
                     host.strip("[]"), int(port), type=socket.SOCK_STREAM
                 )
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # a part of a name may be too long
                 # Working replicas must survive a failure of the name service.
                 self.unresolved[address] = f"the name cannot be resolved: {error}"
                 continue
@@ -145,15 +149,15 @@ class Pool:
         known = {replica.address for replica in self.replicas}
         for endpoint in wanted:  # in the order in which they are named
             if endpoint not in known:
-                self._add(Replica(endpoint, self._role))
+                self._add(Replica(endpoint, self.role))
         for replica in [replica for replica in self.replicas if replica.address not in wanted and not replica.link]:
             self.replicas.remove(replica)
             self._tasks.pop(replica).cancel()
 
     def _add(self, replica: Replica) -> None:
         self.replicas.append(replica)
-        self._tasks[replica] = task = asyncio.create_task(replica.keep_connected(self._wake))
-        task.add_done_callback(_report)
+        connect = partial(replica.keep_connected, self._wake)
+        self._tasks[replica] = asyncio.create_task(_keep(connect, f"the connection to {replica.address}"))
 
     def _wake(self) -> None:
         self._changed.set()
@@ -192,6 +196,15 @@ def _joined(where: tuple[object, ...]) -> str:
     return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
 
 
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("a replica is no longer kept connected", exc_info=error)
+async def _keep(work: Callable[[], Awaitable[None]], what: str) -> None:
+    """Do ``work``, which never ends by itself, again whenever it ends, until this task is cancelled."""
+    while True:
+        try:
+            await work()
+            log.error("a task has ended; it is started again", extra={"task": what})
+        except Exception:
+            log.exception("a task has failed; it is started again", extra={"task": what})
+        except asyncio.CancelledError:
+            log.info("a task is cancelled", extra={"task": what})
+            raise
+        await asyncio.sleep(_AGAIN_AFTER_S)

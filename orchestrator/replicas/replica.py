@@ -276,7 +276,9 @@ class Replica:
                 if stream.done() or self._ejected.is_set():
                     break
             if stream.done():
-                error, lived_s = stream.exception(), time.monotonic() - started
+                # For a cancelled task exception() raises, and this replica would never be connected again.
+                error = ReplicaLost("its task was cancelled") if stream.cancelled() else stream.exception()
+                lived_s = time.monotonic() - started
                 self._num_silent = 0 if link.spoke else self._num_silent + 1
                 self.problem = str(error)
                 self.losses[error.reason if isinstance(error, SpecdecError) else "REPLICA_LOST"] += 1

@@ -138,7 +138,7 @@ async def examine(
     """Visit these services and the replicas of the orchestrator, and compare them."""
     first = await visit("orchestrator", orchestrator, tls, api_key)
     places = {("target", address) for address in targets} | {("draft", address) for address in drafts}
-    places |= {(replica.role, replica.address) for replica in first.replicas}
+    places |= {(replica.role, replica.address) for replica in first.replicas if replica.address}
     visits = [first, *await asyncio.gather(*(visit(*place, tls) for place in sorted(places, reverse=True)))]
     return visits, list(findings(visits))
 
@@ -151,7 +151,8 @@ def findings(visits: Sequence[Visit]) -> Iterator[Finding]:
     targets = [each for each in models if each.role == "target"]
     drafts = [each for each in models if each.role == "draft"]
     if not any(each.role == "target" for each in visits):
-        yield Finding(True, "no target is known", "name the targets to the orchestrator (--target), or here")
+        remedy = "name the targets to the orchestrator (--target), or here, or use an operator's API key"
+        yield Finding(True, "no target is known", remedy)
     if not any(each.role == "draft" for each in visits):
         yield Finding(False, "there is no draft: the target works alone", "name one to speed it up (--draft)")
     yield from _one_model(targets)

@@ -50,12 +50,14 @@ def key(
     max_sequences: Annotated[int | None, typer.Option(min=1, help="concurrent samples; default: no limit")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="prompt and output; default: no limit")] = None,
     shared: Annotated[bool, typer.Option("--shared", help="share cached prompts with other keys made so")] = False,
+    operator: Annotated[bool, typer.Option("--operator", help="show where replicas are, and their problems")] = False,
 ) -> None:
     """Make an API key. Prints its line for api_keys_file, and on standard error the token, which is stored nowhere."""
     token = f"sk-specdec-{secrets.token_urlsafe(32)}"
     line = {"name": name, "sha256": hashlib.sha256(token.encode()).hexdigest()}
-    options = {"max_sequences": max_sequences, "tokens_per_minute": tokens_per_minute, "shared": shared or None}
-    print(json.dumps(line | {field: value for field, value in options.items() if value is not None}))
+    options = {"max_sequences": max_sequences, "tokens_per_minute": tokens_per_minute}
+    marks = {"shared": shared or None, "operator": operator or None}
+    print(json.dumps(line | {field: value for field, value in (options | marks).items() if value is not None}))
     print(token, file=sys.stderr)
 
 

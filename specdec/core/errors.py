@@ -107,7 +107,13 @@ class Draining(ReplicaLost):
 
 
 class NoReplica(SpecdecError):
+    """``problems``: those of the replicas, with their addresses. They are for operators alone."""
+
     code = code_pb2.UNAVAILABLE
+
+    def __init__(self, message: str, problems: str = "") -> None:
+        super().__init__(f"{message} ({problems})" if problems else message)
+        self.for_clients = message
 
 
 class ModelMismatch(SpecdecError):

@@ -19,7 +19,7 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator.api.api_keys import Account, ApiKeys, Key, read_keys
 from specdec.cli.processes import is_serving
 from specdec.client import Client
-from specdec.core.errors import InvalidArgument, Overloaded, Unauthenticated
+from specdec.core.errors import InvalidArgument, NoReplica, Overloaded, Unauthenticated
 from specdec.core.sequence import SequenceSpec
 from specdec.core.settings import ServiceSettings
 from specdec.telemetry import setup as telemetry
@@ -235,6 +235,26 @@ async def test_without_a_known_token_nothing_is_told_but_health(keys: Path) -> N
         [sample] = await running.client.generate(**REQUEST)
         assert len(sample.token_ids) == 5
         assert (await running.client.server_info()).HasField("target")
+
+
+async def test_only_an_operator_is_told_where_replicas_are_and_what_is_wrong_with_them(keys: Path) -> None:
+    with keys.open("a") as stream:
+        stream.write(line("root", "r-token", operator=True))
+    settings = {"client": {"api_key": "r-token"}, "api_keys_file": str(keys), "target_wait_s": 0.05}
+    async with cluster([LmVerifier(runner())], **settings) as running:
+        [target] = running.orchestrator.targets.replicas
+        await running.targets[0].stop()
+        async with Client(f"127.0.0.1:{running.orchestrator.port}", api_key="a-token") as alice:
+            with pytest.raises(NoReplica) as refused:
+                await alice.generate(**REQUEST)
+            assert str(refused.value) == "no target could be reached in 0.05 s"
+            [told] = (await alice.server_info()).replicas
+            assert (told.address, told.role, told.ready, told.problem) == ("", "target", False, "")
+        with pytest.raises(NoReplica, match=target.address):
+            await running.client.generate(**REQUEST)
+        [told] = (await running.client.server_info()).replicas
+        assert told.address == target.address
+        assert told.problem
 
 
 async def test_over_its_quota_a_key_is_told_when_to_come_back(keys: Path) -> None:

@@ -8,10 +8,11 @@ import pytest
 
 from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.server import OrchestratorServer
+from orchestrator.replicas import pool as pool_
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica, Role
 from orchestrator.settings import OrchestratorSettings
-from specdec.core.errors import ModelMismatch, ReplicaLost
+from specdec.core.errors import ModelMismatch, NoReplica, ReplicaLost
 from specdec.core.rounds import TRANSFORMS, Load, ModelInfo
 from specdec.core.settings import EngineSettings
 from target_service.server import create_server
@@ -74,7 +75,7 @@ def test_who_lacks_a_capability_is_never_picked_for_it():
 async def test_when_all_lack_a_capability_it_is_said():
     older = _replica("older")
     older.info, older.problem = ModelInfo("m", "d", 8, "", 64), ""
-    with pytest.raises(ReplicaLost, match="older: knows less than this request needs"):
+    with pytest.raises(NoReplica, match="older: knows less than this request needs"):
         await _pool(older).wait_for_one(0.0, needs=frozenset({TRANSFORMS}))
 
 
@@ -85,7 +86,7 @@ async def test_a_replica_that_serves_again_wakes_who_waits_and_meanwhile_says_wh
         server._server.set_serving(False)
         while replica.ready:
             await asyncio.sleep(0.01)
-        with pytest.raises(ReplicaLost, match="it says that it is not serving"):
+        with pytest.raises(NoReplica, match="it says that it is not serving"):
             await pool.wait_for_one(0.05)
         waiting = asyncio.create_task(pool.wait_for_one(20.0))
         await asyncio.sleep(0.05)
@@ -109,11 +110,12 @@ async def test_nobody_there_is_said_of_each_by_name():
 
         role = Role("target", lambda *_: None, lambda _: refused, lambda *_: None)
         async with Pool(role, [address, "no-such-host.invalid:1"]) as pool:
-            with pytest.raises(ReplicaLost) as caught:
+            with pytest.raises(NoReplica) as caught:
                 await pool.wait_for_one(0.3)
     assert address in str(caught.value)
     assert "refused here" in str(caught.value)
     assert "no-such-host.invalid:1" in str(caught.value)
+    assert caught.value.for_clients == "no target could be reached in 0.3 s"
 
 
 async def test_a_name_brings_all_its_endpoints(monkeypatch):
@@ -126,7 +128,7 @@ async def test_a_name_brings_all_its_endpoints(monkeypatch):
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", each)) for each in ports]
 
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
-        role = running.orchestrator.targets._role
+        role = running.orchestrator.targets.role
         async with Pool(role, ["targets:1"]) as pool:
             async with asyncio.timeout(10):
                 while sum(replica.ready for replica in pool.replicas) < 2:
@@ -143,7 +145,7 @@ async def test_a_name_is_looked_up_again_and_again(monkeypatch):
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", each)) for each in names]
 
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
-        async with Pool(running.orchestrator.targets._role, ["targets:1"], resolve_every_s=0.01) as pool:
+        async with Pool(running.orchestrator.targets.role, ["targets:1"], resolve_every_s=0.01) as pool:
             names.append(second)
             async with asyncio.timeout(10):
                 while f"127.0.0.1:{second}" not in {replica.address for replica in pool.replicas}:
@@ -265,7 +267,7 @@ async def test_a_replica_whose_stream_has_ended_is_not_picked():
     lost = _replica("lost")
     lost.link.lost, lost.problem = True, ""
     assert _pool(lost).pick() is None
-    with pytest.raises(ReplicaLost, match="lost: its stream has ended"):
+    with pytest.raises(NoReplica, match="lost: its stream has ended"):
         await _pool(lost).wait_for_one(0.0)
 
 
@@ -299,3 +301,46 @@ async def test_a_target_without_the_expected_digest_is_refused_with_both_also_as
             await alone.stop()
             await other.stop()
         assert running.orchestrator.targets.info is not None
+
+
+async def test_a_replica_whose_streams_task_is_cancelled_is_connected_again():
+    async with asyncio.timeout(20.0), cluster([TableVerifier(Table())]) as running:
+        [replica] = running.orchestrator.targets.replicas
+        before = replica.link
+        [task] = [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == "Link.run"]
+        task.cancel()
+        while replica.link in (before, None):
+            await asyncio.sleep(0.01)
+        assert len((await running.client.generate(token_ids={"token_ids": [1]}, max_tokens=3))[0].token_ids) == 3
+
+
+@pytest.mark.parametrize("part", ["_read", "_write", "_watch"])
+async def test_a_stream_whose_part_is_cancelled_is_lost_and_connected_again(part):
+    async with asyncio.timeout(20.0), cluster([TableVerifier(Table())]) as running:
+        [replica] = running.orchestrator.targets.replicas
+        before = replica.link
+        [task] = [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == f"Link.{part}"]
+        task.cancel()
+        while replica.link in (before, None):
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("ends", [None, ValueError("a fault of our own")], ids=["returns", "raises"])
+async def test_what_keeps_a_replica_connected_begins_again_however_it_ends_and_says_so(monkeypatch, caplog, ends):
+    monkeypatch.setattr(pool_, "_AGAIN_AFTER_S", 0.0)
+    begun = 0
+
+    async def connect() -> None:
+        nonlocal begun
+        begun += 1
+        if ends is not None:
+            raise ends
+
+    task = asyncio.create_task(pool_._keep(connect, "the connection to here:1"))
+    while begun < 3:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+    assert [record.task for record in caplog.records][:2] == ["the connection to here:1"] * 2
+    assert {record.levelname for record in caplog.records} <= {"ERROR", "INFO"}

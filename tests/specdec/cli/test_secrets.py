@@ -66,16 +66,18 @@ def test_a_key_is_shown_once_and_its_line_is_for_the_file(tmp_path: Path) -> Non
     [key] = read_keys(str(file))
     assert (key.name, key.max_sequences, key.tokens_per_minute) == ("alice", 8, 60000)
     assert ApiKeys(str(file)).account(f"Bearer {token}").name == "alice"
-    assert not key.shared
+    assert (key.shared, key.operator) == (False, False)
     file.write_text(invoke("key", "bob", "--shared")[1])
     assert read_keys(str(file))[0].shared
+    file.write_text(invoke("key", "carol", "--operator")[1])
+    assert read_keys(str(file))[0].operator
     assert invoke("key", "alice")[2].strip() != token
     assert invoke("key", "alice", "--max-sequences=0")[0] == 2
 
 
 async def test_generate_and_doctor_with_certificates_and_a_key(made: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.jsonl"
-    _, line, token = await called("key", "alice")
+    _, line, token = await called("key", "alice", "--operator")
     keys.write_text(line)
     token = token.strip()
     model = LmVerifier(TableRunner(vocab_size=4096, order=1, seed=1))
