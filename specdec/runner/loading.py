@@ -37,6 +37,7 @@ def load_runner(settings: ModelServiceSettings) -> ModelRunner:
     more helpers than cores, they sleep after every operation instead of waiting for the next: with two threads on two
     cores a pass took twice as long.
     """
+    log.info("loading", extra={"model": settings.model, "device": settings.device})
     torch.set_num_threads(settings.threads or _default_threads())  # for this thread and all later ones
     with ThreadPoolExecutor(1, "loading") as loading:
         runner = loading.submit(_load_runner, settings)
