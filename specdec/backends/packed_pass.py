@@ -94,13 +94,28 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **_: Any,
+    is_causal: bool | None = None,
+    position_ids: Tensor | None = None,  # of no use: keys and queries have their positions already
+    **others: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function registered with transformers. Returns [1, rows, heads, head_dim]."""
+    """The attention function registered with transformers. Returns [1, rows, heads, head_dim].
+
+    Raises NotImplementedError, with the names, for arguments that would change the result and are not known here.
+    """
+    others |= {"attention_mask": attention_mask, "is_causal": is_causal is False}
+    if unknown := [name for name, value in others.items() if not _is_nothing(value)]:
+        raise NotImplementedError(
+            f"its attention depends on {', '.join(unknown)}, which packed attention does not know"
+        )
     layer: int = module.layer_idx  # type: ignore[assignment]
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return packed_pass.attend(layer, query, key, value, scale, sliding_window, softcap)[None], None
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether an argument with this value, such as a dropout of 0, asks for nothing."""
+    return value is None or (isinstance(value, (bool, int, float)) and not value)
 
 
 AttentionInterface.register(ATTENTION, packed_attention)

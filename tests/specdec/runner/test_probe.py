@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,6 +40,31 @@ def test_a_model_that_does_not_work_is_refused_by_name_with_its_reason(name):
     model = model_of(make_config)
     with pytest.raises(ValueError, match=f"{type(model).__name__} cannot be served: {reason}"):
         prove(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_an_argument_of_attention_that_is_not_known_is_refused_by_name_whatever_its_weight(dtype):
+    """Comparing logits would miss it: rounding to 16 bits hides sinks this small."""
+    model = model_of(REFUSED["sinks"][0], dtype)
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            parameter.data.fill_(-20.0)
+    with pytest.raises(ValueError, match="its attention depends on s_aux, which packed attention does not know"):
+        prove(model)
+
+
+NOTHING = dict(dropout=0.0, is_causal=True, position_ids=torch.arange(3)[None], use_cache=False, s_aux=None)
+UNKNOWN = [dict(s_aux=torch.zeros(4)), dict(dropout=0.1), dict(is_causal=False), dict(attention_mask=torch.ones(1, 3))]
+
+
+@pytest.mark.parametrize("unknown", UNKNOWN, ids=lambda unknown: next(iter(unknown)))
+def test_attention_refuses_what_would_change_its_result_and_nothing_else(unknown):
+    packed = SimpleNamespace(attend=lambda layer, query, *_: query)
+    tensors = [torch.ones(1, 2, 3, 4)] * 3
+    rest = NOTHING | {"attention_mask": None, "packed_pass": packed}
+    assert packed_pass.packed_attention(SimpleNamespace(layer_idx=0), *tensors, **rest)[0].shape == (1, 3, 2, 4)
+    with pytest.raises(NotImplementedError, match=next(iter(unknown))):
+        packed_pass.packed_attention(SimpleNamespace(layer_idx=0), *tensors, **rest | unknown)
 
 
 @pytest.mark.parametrize("name", ["a convolution in every other layer", "biases by distance", "chunked attention"])

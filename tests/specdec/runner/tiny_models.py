@@ -70,6 +70,10 @@ REFUSED = {
     ),
     "biases by distance": (lambda: hf.BloomConfig(**_OF_LAYERS, pad_token_id=0), _OWN_ATTENTION),
     "arguments that do not reach its attention": (lambda: hf.StableLmConfig(**GQA), _OWN_ATTENTION),
+    "sinks": (
+        lambda: hf.GptOssConfig(**GQA, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
+        r".*its attention depends on s_aux,",
+    ),
     "chunked attention": (
         lambda: hf.Llama4TextConfig(
             **GQA, head_dim=16, num_local_experts=2, attention_chunk_size=32, intermediate_size_mlp=96,
