@@ -32,6 +32,9 @@ class Prompts:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
         self._most_characters = characters_per_token(tokenizer) if tokenizer else None
+        added = tokenizer.get_added_tokens_decoder() if tokenizer else {}
+        self.special_ids = {token.content: token_id for token_id, token in added.items() if token.special}
+        """Tokens without text in an output, by what stands for them in a prompt."""
 
     def fewest_ids(self, message: generation_pb2.GenerateRequest) -> int:
         """The number of ids of the prompt, or a lower bound of it."""

@@ -53,7 +53,7 @@ def check_request(
     problems += [(name, f"unknown field {number}") for name, number in _unknown_fields(message)]
     if not _present(message, "chat"):
         problems += _prompt_problems(message, prompts)
-    problems += _sampling_problems(message, target)
+    problems += _sampling_problems(message, target, prompts)
     problems += _option_problems(message, methods)
     problems += _salt_problems(message.cache_salt.encode(), target)
     problems += _stop_problems(message, target, prompts)
@@ -78,7 +78,7 @@ def read_request(
     problems += _length_problems(message, prompt_ids, max_tokens)
     if problems:
         raise InvalidArgument(problems)
-    stop_token_ids = _stop_token_ids(message, target)
+    stop_token_ids = _stop_token_ids(message, target, prompts)
     return Request(
         prompt_ids,
         max_tokens,
@@ -151,8 +151,11 @@ def _option_problems(message: generation_pb2.GenerateRequest, methods: Collectio
         yield "seed", "is required to resume: the one that was returned at admission"
 
 
-def _stop_token_ids(message: generation_pb2.GenerateRequest, target: ModelInfo) -> frozenset[int]:
-    return frozenset(message.stop_token_ids) | frozenset(target.eos_token_ids)
+def _stop_token_ids(message: generation_pb2.GenerateRequest, target: ModelInfo, prompts: Prompts) -> frozenset[int]:
+    # A special token has no text in an output, so that its string would never be found there.
+    special = {prompts.special_ids[stop] for stop in message.stop if stop in prompts.special_ids}
+    drawn = {token_id for token_id in special if token_id < target.vocab_size}
+    return frozenset(message.stop_token_ids) | frozenset(target.eos_token_ids) | drawn
 
 
 def _sampling(message: generation_pb2.GenerateRequest, stop_token_ids: frozenset[int]) -> SamplingParams:
@@ -170,8 +173,10 @@ def _sampling(message: generation_pb2.GenerateRequest, stop_token_ids: frozenset
     )
 
 
-def _sampling_problems(message: generation_pb2.GenerateRequest, target: ModelInfo) -> list[tuple[str, str]]:
-    sampling = _sampling(message, _stop_token_ids(message, target))
+def _sampling_problems(
+    message: generation_pb2.GenerateRequest, target: ModelInfo, prompts: Prompts
+) -> list[tuple[str, str]]:
+    sampling = _sampling(message, _stop_token_ids(message, target, prompts))
     # The stop tokens are checked under their own field name.
     of_client = dataclasses.replace(sampling, end_token_ids=())
     problems = sampling_problems(of_client, target.vocab_size)

@@ -50,6 +50,21 @@ def test_defaults_are_written_down():
     assert request == Request(ids, 17, SamplingParams(), 5, 1, (), frozenset({7}), Method.COUPLED, 4, {}, b"")
 
 
+def test_a_stop_string_that_is_a_special_token_stops_as_its_id_does():
+    """It has no text in an output, in which it would never be found."""
+    assert TOKENIZER.token_to_id("<|endoftext|>") == 0
+    request = read(stop=["x", "<|endoftext|>"], tokenizer=TOKENIZER, min_tokens=1)
+    assert request.stop_token_ids == frozenset({0, 7})
+    assert request.sampling.end_token_ids == (0, 7)
+    unusable = Tokenizer.from_str(TOKENIZER.to_str())
+    unusable.add_special_tokens(["<|im_end|>"])
+    unusable.add_tokens(["<tool>"])  # has text
+    assert read(stop=["<|im_end|>", "<tool>"], tokenizer=unusable).stop_token_ids == frozenset({7})
+    all_rows = dataclasses.replace(TARGET, vocab_size=5000)
+    asked = read(stop=["<|im_end|>", "<tool>"], tokenizer=unusable, target=all_rows)
+    assert asked.stop_token_ids == frozenset({7, unusable.token_to_id("<|im_end|>")})
+
+
 def test_what_was_asked_for_is_what_is_done():
     request = read(
         text="def f(x):",
