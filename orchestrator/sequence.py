@@ -56,6 +56,7 @@ class Sequence:
         for token_id in received:
             if not self.finished:
                 self._commit(token_id, Origin.BONUS)
+                self._output.take()
         self._output.skip()
 
     @property

@@ -61,10 +61,12 @@ class Output:
         self._tokenizer = tokenizer
         self._num_exempt_tokens = min_tokens
         self._num_exempt = 0  # characters
-        self._decoder = _primed(tokenizer, prompt_ids) if tokenizer else None
+        self._decoder, self._shown = _primed(tokenizer, prompt_ids) if tokenizer else (None, "")
         self._ids = list(prompt_ids[-_PRIMING_TOKENS - _MAX_TOKENS_PER_CHARACTER :])
         self._stop = tuple(stop)
-        self._text = ""
+        self._reach = max(map(len, self._stop), default=0)
+        self._text = ""  # without what was sent and no stop string can reach: a copy per token must not grow
+        self._num_dropped = 0  # characters before it
         self._num_sent = 0  # characters
         self._num_pending = 0  # tokens since the last whole character
         self._held: list[_Held] = []
@@ -72,22 +74,26 @@ class Output:
     def push(self, token_id: int, origin: Origin) -> str | None:
         """Append a committed token. Returns the stop string that it completes; after one, nothing may be pushed."""
         text = self._decoded(token_id)
-        before = len(self._text)
+        before = self._length
         self._ids.append(token_id)
         self._text += text
         self._held.append(_Held(token_id, origin, None))
         self._num_pending = 0 if text else self._num_pending + 1
         if self._tokenizer is not None and self._num_pending == _MAX_PENDING:
             # The pending tokens have no text: the decoder continues from the tokens before them.
-            self._decoder = _primed(self._tokenizer, self._ids[:-_MAX_PENDING])
+            self._decoder, self._shown = _primed(self._tokenizer, self._ids[:-_MAX_PENDING])
             self._num_pending = 0
         if not self._num_pending or self._decoder is None:
             for held in self._held:
-                held.end = held.end if held.end is not None else len(self._text)
+                held.end = held.end if held.end is not None else self._length
         if self._num_exempt_tokens:
             self._num_exempt_tokens -= 1
-            self._num_exempt = len(self._text)
+            self._num_exempt = self._length
         return self._cut_at_stop(before)
+
+    @property
+    def _length(self) -> int:
+        return self._num_dropped + len(self._text)
 
     def finish(self) -> str | None:
         """No token follows: decode the pending tokens. Their whole characters become text; a half one at the end is
@@ -98,7 +104,7 @@ class Output:
         context = _tail(self._tokenizer, self._ids[:-num_pending])
         shown = self._tokenizer.decode(context)
         text = self._tokenizer.decode([*context, *self._ids[-num_pending:]])
-        before = len(self._text)
+        before = self._length
         if text.startswith(shown):
             self._text += text[len(shown) :].rstrip("\ufffd")
         return self._cut_at_stop(before)
@@ -108,54 +114,65 @@ class Output:
         if self._decoder is None or self._tokenizer is None:
             return ""
         try:
-            return self._decoder.step(self._tokenizer, token_id) or ""
+            text = self._decoder.step(self._tokenizer, token_id) or ""
+            if not text or text.startswith(self._shown):
+                shown, self._shown = self._shown, self._shown if not text else ""
+                return text[len(shown) :]
         except Exception:  # the only class that tokenizers raises
-            # Byte tokens that are not UTF-8 would change earlier text, which may be sent already. That text stays, and
-            # a new decoder starts with the tokens that have no text yet.
-            self._decoder = DecodeStream(skip_special_tokens=True)
-            pending = [held.token_id for held in self._held if held.end is None]
-            return "".join(self._decoder.step(self._tokenizer, each) or "" for each in [*pending, token_id])
+            pass
+        # Byte tokens that are not UTF-8 would change earlier text, which may be sent already, and others end a
+        # character that the prompt begins. That text stays, and a new decoder starts with the tokens that have no text.
+        self._decoder, self._shown = DecodeStream(skip_special_tokens=True), ""
+        pending = [held.token_id for held in self._held if held.end is None]
+        return "".join(self._decoder.step(self._tokenizer, each) or "" for each in [*pending, token_id])
 
     def _cut_at_stop(self, before: int) -> str | None:
         found = []
         for stop in self._stop:
-            start = self._text.find(stop, max(self._num_exempt, before - len(stop) + 1))
-            if start >= 0:
-                found.append((start, stop))
+            start = max(self._num_exempt, before - len(stop) + 1) - self._num_dropped
+            if (start := self._text.find(stop, max(0, start))) >= 0:
+                found.append((self._num_dropped + start, stop))
         if not found:
             return None
         start, stop = min(found)
-        self._text = self._text[:start]
+        self._text = self._text[: start - self._num_dropped]
         self._held = [held for held in self._held if held.end is not None and held.end <= start]
         return stop
 
     def skip(self) -> None:
         """Mark the output so far as sent: the client has it already."""
-        self._held, self._num_sent = [], len(self._text)
+        self._held, self._num_sent = [], self._length
+        self._drop()
+
+    def _drop(self) -> None:
+        kept_from = max(self._num_dropped, min(self._num_sent, self._length - self._reach))
+        self._text, self._num_dropped = self._text[kept_from - self._num_dropped :], kept_from
 
     def take(self, finished: bool = False) -> Piece:
         """The output that may be sent now; all that is left if no token follows.
 
         Text is sent with the ids it belongs to, so that a client with the ids knows which text it has.
         """
-        num_whole, end = len(self._held), len(self._text)
+        num_whole, end = len(self._held), self._length
         if not finished:
-            safe = len(self._text) - self._num_suspicious()
+            safe = self._length - self._num_suspicious()
             num_whole = sum(held.end is not None and held.end <= safe for held in self._held)
             end = max([self._num_sent, *(held.end or 0 for held in self._held[:num_whole])])
         whole, self._held = self._held[:num_whole], self._held[num_whole:]
-        text, self._num_sent = self._text[self._num_sent : end], end
+        text = self._text[self._num_sent - self._num_dropped : end - self._num_dropped]
+        self._num_sent = end
+        self._drop()
         return Piece(
             text,
             tuple(held.token_id for held in whole),
             tuple(held.origin for held in whole),
-            tuple(len(self._text) if held.end is None else held.end for held in whole),
+            tuple(self._length if held.end is None else held.end for held in whole),
         )
 
     def _num_suspicious(self) -> int:
         """Length of the longest tail that may be the start of a stop string."""
         longest, last = 0, self._text[-1:]
-        num_searched = len(self._text) - self._num_exempt
+        num_searched = self._length - self._num_exempt
         for stop in self._stop:
             length = min(len(stop) - 1, num_searched)
             # Try the prefixes of the stop string with the text's last character at their end, the longest first.
@@ -167,16 +184,14 @@ class Output:
 
 
 def _tail(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """The last ids, not starting within a character: text decoded after such a tail would lose its space."""
+    """The last ids, not starting within a character: text decoded after such a tail would lose its space. A character
+    that is cut counts for at least one of U+FFFD, which a text may also have of its own."""
     tails = (list(ids[-_PRIMING_TOKENS - more :]) for more in range(_MAX_TOKENS_PER_CHARACTER))
-    # A tail that is the whole text needs no check.
-    whole = (each for each in tails if len(each) == len(ids) or not tokenizer.decode(each).startswith("\ufffd"))
-    return next(whole, [])
+    return min(tails, key=lambda tail: tokenizer.decode(tail).count("\ufffd"))
 
 
-def _primed(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> DecodeStream:
+def _primed(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> tuple[DecodeStream, str]:
+    """A decoder of what follows, and the part of the prompt that its first text begins with."""
     tail = _tail(tokenizer, prompt_ids)
-    # After half a character the decoder would return part of the prompt.
-    if tokenizer.decode(tail).endswith("\ufffd"):
-        tail = []
-    return DecodeStream(ids=tail, skip_special_tokens=True)
+    text = tokenizer.decode(tail)
+    return DecodeStream(ids=tail, skip_special_tokens=True), text if text.endswith("\ufffd") else ""

@@ -178,6 +178,26 @@ def test_the_output_continues_the_prompt_as_one_text(name, data):
     assert tokenizer.decode(prompt + ids).startswith(before + text)
 
 
+@pytest.mark.parametrize("name", ["demo", "sentencepiece"])
+@given(data=st.data(), number=st.integers(1, 30))
+def test_the_output_continues_a_prompt_that_ends_in_replacement_characters_of_its_own(name, data, number):
+    tokenizer = TOKENIZERS[name]
+    prompt = [i for i in data.draw(texts(name)) if i != END]
+    if tokenizer.decode(prompt).endswith("\ufffd"):
+        return
+    of_its_own = "\ufffd" * number
+    prompt += (
+        [FIRST_BYTE + b for b in of_its_own.encode()] if name == "sentencepiece" else tokenizer.encode(of_its_own).ids
+    )
+    ids = data.draw(texts(name))
+    before = tokenizer.decode(prompt)
+    assert before.endswith(of_its_own)
+    text, sent = stream(tokenizer, ids, prompt=prompt)[:2]
+    assert tokenizer.decode(prompt + ids).startswith(before + text)
+    assert sent == ids
+    assert stream(tokenizer, [2], prompt=prompt)[0] == tokenizer.decode([*prompt, 2])[len(before) :]
+
+
 def test_a_long_prompt_that_ends_in_characters_of_many_tokens_keeps_the_space_after_it():
     tokenizer, woman, joiner = TOKENIZERS["sentencepiece"], [250, 169, 155], [236, 138, 151]
     prompt = [*woman, 179, *joiner, *woman, 179, *joiner, *woman, 177]
@@ -256,6 +276,25 @@ def test_a_stop_string_that_shares_its_last_token_with_half_a_character_is_found
     tokenizer = TOKENIZERS["mixed"]
     ids = [tokenizer.token_to_id(token) for token in ("a", "b", "Ã", "©Ã")]
     assert stream(tokenizer, ids, ["bé"])[:4] == ("a", ids[:1], [1], "bé")
+
+
+@pytest.mark.parametrize("received", [False, True])
+def test_of_a_long_output_only_what_is_unsent_or_in_reach_of_a_stop_string_is_kept(received):
+    tokenizer = TOKENIZERS["demo"]
+    ids = tokenizer.encode("abcdefgh").ids * 500
+    output = Output(tokenizer, [], ["xyz", "gh" * 20 + "x"])
+    ends: list[int] = []
+    for token_id in ids:
+        output.push(token_id, Origin.DRAFT)
+        ends += output.take().text_ends
+        assert max(len(kept) for kept in vars(output).values() if isinstance(kept, str)) < 100
+    if received:
+        output.skip()
+    last = [stop for token_id in tokenizer.encode("gh" * 30 + "x").ids if (stop := output.push(token_id, Origin.DRAFT))]
+    assert last == ["gh" * 20 + "x"]
+    ends += output.take(finished=True).text_ends
+    assert ends == sorted(ends)
+    assert ends[-1] <= len(tokenizer.decode(ids)) + 20
 
 
 def test_what_may_become_a_stop_string_waits_and_is_shown_when_it_does_not():
