@@ -61,7 +61,10 @@ class Output:
         self._tokenizer = tokenizer
         self._num_exempt_tokens = min_tokens
         self._num_exempt = 0  # characters
-        self._decoder, self._shown = _primed(tokenizer, prompt_ids) if tokenizer else (None, "")
+        self._decoder: DecodeStream | None = None
+        self._shown = ""  # what the decoder's first text begins with, and the prompt has
+        if tokenizer is not None:
+            self._decoder, self._shown = _primed(tokenizer, prompt_ids)
         self._ids = list(prompt_ids[-_PRIMING_TOKENS - _MAX_TOKENS_PER_CHARACTER :])
         self._stop = tuple(stop)
         self._reach = max(map(len, self._stop), default=0)
