@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bench.chaos import hostile
 from bench.chaos.lab import Deployment, Lab, load_of
 from bench.chaos.outcome import Outcome, percentile
 from bench.chaos.raw import target_stream
-from bench.chaos.traffic import Traffic, check_same, several
+from bench.chaos.traffic import Traffic, ask, check_same, several
 from specdec.client import Client
 from specdec.core.errors import ModelMismatch
 from specdec.v1 import common_pb2, target_pb2
@@ -14,29 +16,47 @@ from specdec.v1 import common_pb2, target_pb2
 
 async def row_11(lab: Lab, seed: int, short: bool) -> Outcome:
     """A hostile draft, a raw gRPC server, sends random tokens, empty trees and everything that the contract forbids.
-    Another one sends heartbeats and never answers."""
+    Another one sends heartbeats and never answers, and others send what is legal without end."""
     outcome = Outcome()
-    modes = {**hostile.HARMLESS, **hostile.INVALID, "no answer": None}
+    modes = {**hostile.HARMLESS, **hostile.INVALID, **hostile.FLOODS, "no answer": None}
     for name, mode in modes.items():
-        draft = hostile.HostileDraft(seed)
+        draft = hostile.HostileDraft(seed, endless=name in hostile.FLOODS)
         draft.mode = mode
         server, port = await hostile.serve(draft)
         try:
             address = f"127.0.0.1:{port}"
             async with lab.deployment(num_drafts=0, extra_drafts=[address]) as found:
+                if name in hostile.FLOODS:
+                    await _flooded(outcome, lab, found, name)
                 await _abused(outcome, lab, found, name, address, 4 if short else 16)
         finally:
             await server.stop(0)
     return outcome
 
 
+async def _flooded(outcome: Outcome, lab: Lab, found: Deployment, name: str) -> None:
+    """A request during which the draft floods, against requests for which it is ejected already."""
+    [asked] = several(1, 100, lab.chance)
+    await ask(found.client, replace(asked, num_draft_tokens=0))  # connections and code are warm
+    flooded, *others = [await ask(found.client, replace(asked, num_draft_tokens=4)) for _ in range(4)]
+    check_same(outcome, [flooded], lab.table, f"with {name}")
+    flooded_s, usual_s = (
+        flooded.ended - flooded.started,
+        percentile((each.ended - each.started for each in others), 0.5),
+    )
+    outcome.note(f"{name}: {flooded_s * 1e3:.0f} ms, without a draft {usual_s * 1e3:.0f} ms")
+    outcome.at_most(f"{name}: time against no draft", flooded_s / usual_s, 1.2, "x")
+
+
 async def _abused(outcome: Outcome, lab: Lab, found: Deployment, name: str, address: str, count: int) -> None:
-    async with Traffic(found.client, several(count, 60, lab.chance)) as traffic:
+    # A number of draft tokens, because the policy may leave a draft unasked.
+    asked = [replace(each, num_draft_tokens=4) for each in several(count, 60, lab.chance)]
+    async with Traffic(found.client, asked) as traffic:
         answers = await traffic.finished(15.0)
     check_same(outcome, answers, lab.table, f"with {name}")
     replicas = (await found.client.server_info()).replicas
     problem = next(each.problem for each in replicas if each.address == address)
-    if name in hostile.INVALID:
+    if name in hostile.INVALID or name in hostile.FLOODS:
         outcome.check("ejected" in problem, f"{name}: {problem or 'not ejected'}")
     if name == "no answer":
         longest = percentile((gap for answer in answers for gap in answer.gaps), 1.0)

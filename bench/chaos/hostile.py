@@ -53,6 +53,10 @@ def _nan(chance: random.Random, num_nodes: int) -> common_pb2.TokenTree:
     return tree
 
 
+def _siblings(chance: random.Random, num_nodes: int) -> common_pb2.TokenTree:
+    return common_pb2.TokenTree(token_ids=range(1000), parents=[-1] * 1000)
+
+
 HARMLESS: dict[str, Tree] = {"random tokens": _random_chain, "empty": _empty}
 INVALID: dict[str, Tree] = {
     "ids out of range": _out_of_range,
@@ -63,11 +67,16 @@ INVALID: dict[str, Tree] = {
 }
 
 
-class HostileDraft(draft_pb2_grpc.DraftServiceServicer):
-    """Answers each advance with a tree made by ``mode``. With None it sends heartbeats and never answers."""
+FLOODS: dict[str, Tree] = {"siblings without end": _siblings, "empty growths without end": _empty}
 
-    def __init__(self, seed: int) -> None:
+
+class HostileDraft(draft_pb2_grpc.DraftServiceServicer):
+    """Answers each advance with a tree made by ``mode``. With None it sends heartbeats and never answers. With
+    ``endless`` it sends the answer again and again, as part of a growth that never ends."""
+
+    def __init__(self, seed: int, endless: bool = False) -> None:
         self.mode: Tree | None = _empty
+        self._endless = endless
         self.num_answers = 0
         self._chance = random.Random(seed)
 
@@ -91,7 +100,7 @@ class HostileDraft(draft_pb2_grpc.DraftServiceServicer):
                             advance=advance.advance,
                             base=advance.base,
                             tree=self.mode(self._chance, advance.budget.max_nodes),
-                            end=draft_pb2.GROWTH_END_BUDGET,
+                            end=0 if self._endless else draft_pb2.GROWTH_END_BUDGET,
                         )
                 answers.put_nowait(response)
 
@@ -105,6 +114,8 @@ class HostileDraft(draft_pb2_grpc.DraftServiceServicer):
                     response = draft_pb2.DraftResponse()
                 response.load.passes = passes
                 yield response
+                while self._endless and response.growths and not reader.done():
+                    yield response
         finally:
             reader.cancel()
 
