@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from orchestrator.control.cost_model import CostModel
-from orchestrator.control.draft_length import PROBE_TOKENS, DraftLength, best_depth
+from orchestrator.control.draft_length import DraftLength, best_depth
 from orchestrator.rounds import Grant, RoundPlan, RoundRecord, Source
 from orchestrator.sequence import Sequence
 from specdec.speculation.acceptance import AcceptanceModel, best_chances
@@ -120,7 +120,7 @@ class Adaptive:
             self._acceptance.forget()  # what was learnt will be out of date at the next probe
         self._drafted = policy.on
         draft = self._draft_grants(expected, of_hit, most) if drafts else []
-        lookup = self._lookup_grants(sequence, bool(draft)) if not policy.checking else []
+        lookup = self._lookup_grants(sequence) if not policy.checking else []
         grants = tuple(grant for _, grant in sorted([*draft, *lookup], key=lambda each: -each[0]) if grant.num_tokens)
         again = self._num_rounds - self._looked_up_at <= LOOKUP_ROUNDS and costs.round_s(0) < 1.25 * costs.alone_s
         stops_for = grants[0].source if grants else Source.LOOKUP if again else None
@@ -143,7 +143,7 @@ class Adaptive:
         policy, costs = self._policy, self._policy.costs
         grants, known = [], costs.known
         if policy.ahead:
-            depth = best_depth(costs, of_hit) if known else min(PROBE_TOKENS, policy.most)
+            depth = best_depth(costs, of_hit) if known else policy.most
             rate = of_hit[depth] / costs.round_s(depth) if policy.on and known else 1e9
             grants.append((rate, Grant(Source.DRAFT, min(depth, most))))
         if k := min(policy.num_tokens, most):
@@ -151,12 +151,12 @@ class Adaptive:
             grants.append((expected[k] / seconds if policy.on and known else 1e9, Grant(Source.DRAFT, k, waits=True)))
         return grants
 
-    def _lookup_grants(self, sequence: Sequence, drafting: bool) -> list[tuple[float, Grant]]:
+    def _lookup_grants(self, sequence: Sequence) -> list[tuple[float, Grant]]:
         known = self._policy.costs.target_known and self._trust[Source.LOOKUP].holds(self._policy.now)
         if self._lookup is None or not known or not sequence.num_committed:
             return []
         chances = self._lookup.chances(sequence.ids)[: sequence.remaining - 1]
-        num_tokens, goodput = self._policy.best_lookup(chances, drafting, self._to_come)
+        num_tokens, goodput = self._policy.best_lookup(chances, self._to_come)
         if num_tokens and not self._to_come:
             self._looked_up_at = self._num_rounds
         return [(goodput, Grant(Source.LOOKUP, num_tokens))] if num_tokens else []

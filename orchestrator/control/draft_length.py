@@ -16,8 +16,8 @@ from specdec.core.rounds import OVERRUN
 ON, OFF, OFF_PASSES = 1.05, 1.00, 3
 """Goodput over that of the target alone: drafting begins at ON, and ends after OFF_PASSES passes below OFF."""
 
-START_TOKENS, PROBE_TOKENS, PROBE_SEQUENCES = 2, 4, 4
-"""Draft tokens of a probe and of the start among several sequences; of the first probe; sequences that probe."""
+START_TOKENS, PROBE_SEQUENCES = 2, 4
+"""Draft tokens of a probe, and of the start among several sequences; sequences that probe."""
 
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE_PER_WAIT = 8, 256, 32
 """Passes between two probes while drafting is off, doubled each time, and PAUSE_PER_WAIT for each pass of waiting."""
@@ -27,9 +27,6 @@ LOAD_CHANGE = 2
 
 CHECK_EVERY = 64
 """Passes after which two go without drafts, to measure the target alone."""
-
-SHORT_WAIT = 0.3
-"""A draft that grows ahead is waited for if that takes no more than this share of a round."""
 
 
 class DraftLength:
@@ -110,17 +107,13 @@ class DraftLength:
         if not costs.known:
             if self.now >= self._next_probe:
                 # One number of tokens does not tell how the time depends on it.
-                self._probe((PROBE_TOKENS, 1)[self._num_probes % 2])
+                self._probe((START_TOKENS, 1)[self._num_probes % 2])
             return
         if not self._load / LOAD_CHANGE < costs.num_live < self._load * LOAD_CHANGE:
             self._load, self._stretch = costs.num_live, 1.0
             self._pause, self._next_probe = FIRST_PAUSE, self.now
             self.num_tokens = min(self.num_tokens, START_TOKENS)
-        candidates = range(1, self.most + 1)
-        if self.ahead:
-            longest_s = SHORT_WAIT * costs.round_s(0)
-            candidates = range(sum(costs.draft_s(k) < longest_s for k in range(1, self.most + 1)) + 1)
-        best = max(candidates, key=self.goodput)
+        best = max(range(0 if self.ahead else 1, self.most + 1), key=self.goodput)
         gain = self.goodput(best) * costs.alone_s
         if self.on:
             self._continue(best, gain)
@@ -169,23 +162,18 @@ class DraftLength:
         self._next_probe = now + min(pause, LONGEST_PAUSE)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
-    def best_lookup(self, chances: Sequence[float], drafting: bool, to_come: int) -> tuple[int, float]:
+    def best_lookup(self, chances: Sequence[float], to_come: int) -> tuple[int, float]:
         """Of a proposal beside the draft, with the chances that its first 1, 2, ... tokens are accepted, the number
-        worth verifying, and its goodput. 0: the target alone is faster. ``drafting``: the other sequences draft.
-        ``to_come``: autonomous verdicts in flight, after which the proposal must still hold."""
-        costs, num_live = self.costs, self.costs.num_live
+        worth verifying, and its goodput. 0: the target alone is faster. ``to_come``: autonomous verdicts in flight,
+        after which the proposal must still hold."""
+        costs = self.costs
         to_come = min(to_come, OVERRUN)  # the target is told to stop
         alive = 1.0 if not to_come else (chances[to_come - 1] if to_come <= len(chances) else 0.0)
         best, best_rate, tokens = 0, 0.0, 1.0
         for number, chance in enumerate(chances, 1):
             tokens += chance
-            seconds = costs.round_s(number)
-            if num_live > 1 and not drafting:
-                # It misses a pass of the others, and its rows make one longer for all.
-                longer_s = num_live * (costs.target_s(num_live + number) - costs.alone_s)
-                seconds = max(seconds, costs.overhead_s + 2 * costs.alone_s + longer_s)
-            if tokens / seconds > best_rate:
-                best, best_rate = number, tokens / seconds
+            if (rate := tokens / costs.round_s(number)) > best_rate:
+                best, best_rate = number, rate
         rate = alive * best_rate + (1 - alive) / max(costs.alone_s, costs.round_s(0))
         return (best, best_rate) if rate * costs.alone_s >= ON else (0, 0.0)
 
