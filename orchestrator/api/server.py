@@ -23,7 +23,7 @@ from orchestrator.telemetry import pool_metrics
 from orchestrator.telemetry.metrics import Metrics
 from specdec.core.errors import ModelMismatch, ReplicaLost
 from specdec.core.rounds import ModelInfo
-from specdec.runner.vocabulary import Vocabulary, read_tokenizer
+from specdec.runner.vocabulary import Vocabulary, mismatch, read_tokenizer
 from specdec.security import tls
 from specdec.telemetry.process_metrics import ProcessMetrics
 from specdec.transport import rpc
@@ -133,10 +133,12 @@ class OrchestratorServer:
     def _admit_target(self, address: str, info: ModelInfo) -> None:
         """Raises ModelMismatch unless the target has the tokenizer's vocabulary and the expected model: that of the
         settings and of the targets in use."""
-        mine = self._vocabulary.below(info.vocab_size).fingerprint if self._vocabulary else ""
-        if mine and info.tokenizer_fingerprint not in ("", mine):
+        mine = self._vocabulary.below(info.vocab_size) if self._vocabulary else None
+        if mine and info.tokenizer_fingerprint not in ("", mine.fingerprint):
+            named = f"has the vocabulary {info.tokenizer_fingerprint[:12]}, the tokenizer {mine.fingerprint[:12]}"
+            found = mine.difference(info.tokens)
             raise ModelMismatch(
-                f"target {address} has the vocabulary {info.tokenizer_fingerprint[:12]}, the tokenizer {mine[:12]}"
+                f"target {address} {f'has another vocabulary than the tokenizer: {found}' if found else named}"
             )
         if not info.model_digest.startswith(expected := self._settings.model_digest):
             raise ModelMismatch(
@@ -158,10 +160,5 @@ class OrchestratorServer:
         target = self.targets.info
         if target is None:
             raise ReplicaLost("no target to compare its vocabulary with yet")
-        mine = (info.vocab_size, info.tokenizer_fingerprint)
-        theirs = (target.vocab_size, target.tokenizer_fingerprint)
-        if mine != theirs:
-            raise ModelMismatch(
-                f"draft {address} has the vocabulary {mine[1][:12] or 'without a name'} of {mine[0]} tokens,"
-                f" the target {theirs[1][:12] or 'without a name'} of {theirs[0]}"
-            )
+        if problem := mismatch(info, target, self._vocabulary):
+            raise ModelMismatch(f"draft {address} {problem}")

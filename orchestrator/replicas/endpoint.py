@@ -28,11 +28,13 @@ async def is_refused(address: str) -> bool:
     return False
 
 
-async def model_info(get_info: grpc.aio.UnaryUnaryMultiCallable[Any, Any]) -> tuple[ModelInfo, Load]:
-    """The model of an endpoint and its load. Raises SpecdecError."""
+async def model_info(
+    get_info: grpc.aio.UnaryUnaryMultiCallable[Any, Any], tokens: bool = False
+) -> tuple[ModelInfo, Load]:
+    """The model of an endpoint and its load; ``tokens``: with all its tokens. Raises SpecdecError."""
     try:
         response: common_pb2.GetModelInfoResponse = await get_info(
-            common_pb2.GetModelInfoRequest(), timeout=_INFO_TIMEOUT_S
+            common_pb2.GetModelInfoRequest(tokens=tokens), timeout=_INFO_TIMEOUT_S
         )
     except grpc.aio.AioRpcError as error:
         raise rpc.error_of(error) from error

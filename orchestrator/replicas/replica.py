@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections import Counter
@@ -86,6 +87,7 @@ class Replica:
         self.usual_sequences = 0.0  # live sequences during these answers; smoothed in the same way
         self.slowest_growth_s = 0.0  # about the longest of the last hundred answers of a draft
         self.losses = Counter(dict.fromkeys(_LOSSES, 0))  # by reason; zeros, so that metrics show the first loss
+        self._tokens: tuple[str, tuple[bytes, ...]] = ("", ())  # of a refused instance
         self.num_kv_slots = 0  # of the present or last model at this address; 0: not known
         self.num_refused = 0  # opens refused because the replica was full; each retry counts
         self.tally = Tally()  # used for drafts only
@@ -259,8 +261,18 @@ class Replica:
                         raise _NoConnection(f"no connection: {trouble}") from error
                     raise
                 self._tell_fate(alive=info.instance)
-                self.role.admit(self.address, info)
+                await self._admit(channel, info)
         return info, load
+
+    async def _admit(self, channel: grpc.aio.Channel, info: ModelInfo) -> None:
+        """Check the model. If it does not fit, ask for all its tokens, once, so that the refusal can name some."""
+        try:
+            self.role.admit(self.address, info)
+        except ModelMismatch:
+            if self._tokens[0] != info.instance:
+                told, _ = await model_info(self.role.get_info(channel), tokens=True)
+                self._tokens = info.instance, told.tokens
+            self.role.admit(self.address, dataclasses.replace(info, tokens=self._tokens[1]))
 
     async def _carry(self, channel: grpc.aio.Channel, link: Link, changed: Callable[[], None]) -> None:
         self._fate_known.clear()

@@ -6,6 +6,7 @@ Knows what a healthy deployment looks like from outside; does not know how servi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import statistics
@@ -19,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specdec.core.environment import PROXY, WEB_PROXIES
 from specdec.core.rounds import Load, ModelInfo
+from specdec.runner.vocabulary import Vocabulary, mismatch
 from specdec.security.tls import Tls
 from specdec.security.tls_diagnosis import tls_trouble
 from specdec.transport import rpc, wire
@@ -94,7 +96,9 @@ async def _barrier(address: str, tls: Tls | None, timeout_s: float) -> str:
     return ""
 
 
-def _question(role: str, channel: grpc.aio.Channel, api_key: str) -> Callable[[float], Awaitable[Any]]:
+def _question(
+    role: str, channel: grpc.aio.Channel, api_key: str, tokens: bool = False
+) -> Callable[[float], Awaitable[Any]]:
     if role == "orchestrator":
         server = generation_pb2_grpc.GenerationServiceStub(channel)
         shown = rpc.bearer(api_key)
@@ -103,7 +107,15 @@ def _question(role: str, channel: grpc.aio.Channel, api_key: str) -> Callable[[f
         )
     make = target_pb2_grpc.TargetServiceStub if role == "target" else draft_pb2_grpc.DraftServiceStub
     model = make(channel)
-    return lambda timeout_s: model.GetModelInfo(common_pb2.GetModelInfoRequest(), timeout=timeout_s)
+    return lambda timeout_s: model.GetModelInfo(common_pb2.GetModelInfoRequest(tokens=tokens), timeout=timeout_s)
+
+
+async def _ask_tokens(found: Visit, tls: Tls | None, timeout_s: float = 10.0) -> None:
+    """Ask a model service for its tokens, to name some of them. Without an answer the report has none."""
+    async with rpc.channel(found.address, tls, found.role) as channel:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            answer = await _question(found.role, channel, "", tokens=True)(timeout_s)
+            found.info = wire.read_info(answer.model)
 
 
 async def _timed(ask: Callable[[float], Awaitable[Any]], timeout_s: float) -> float:
@@ -140,6 +152,9 @@ async def examine(
     places = {("target", address) for address in targets} | {("draft", address) for address in drafts}
     places |= {(replica.role, replica.address) for replica in first.replicas if replica.address}
     visits = [first, *await asyncio.gather(*(visit(*place, tls) for place in sorted(places, reverse=True)))]
+    models = [each for each in visits if each.info]
+    if len({(each.info.vocab_size, each.info.tokenizer_fingerprint) for each in models if each.info}) > 1:
+        await asyncio.gather(*(_ask_tokens(each, tls) for each in models))
     return visits, list(findings(visits))
 
 
@@ -213,8 +228,8 @@ def _pair(draft: Visit, target: Visit) -> Iterator[Finding]:
     if draft.info is None or target.info is None:
         return
     mine, theirs = draft.info, target.info
-    if (mine.vocab_size, mine.tokenizer_fingerprint) != (theirs.vocab_size, theirs.tokenizer_fingerprint):
-        what = f"{draft} and {target} have different vocabularies: {_vocabulary(mine)} and {_vocabulary(theirs)}"
+    if problem := mismatch(mine, theirs, Vocabulary(theirs.tokens) if theirs.tokens else None):
+        what = f"{draft} cannot draw for {target}: it {problem}"
         yield Finding(True, what, "serve a draft made with the target's tokenizer; until then the target works alone")
     if mine.context_length < theirs.context_length:
         what = (
@@ -237,7 +252,3 @@ def _pings(client: str, its: common_pb2.Keepalive, server: Visit) -> Iterator[Fi
             f' {theirs.min_ping_interval_ms} ms: it will end the connection ("too many pings") with all calls on it'
         )
         yield Finding(True, what, "run the same version, or the same keepalive settings, everywhere")
-
-
-def _vocabulary(info: ModelInfo) -> str:
-    return f"{info.vocab_size} tokens, {info.tokenizer_fingerprint[:_PREFIX] or 'without a fingerprint'}"

@@ -145,6 +145,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...] = ()
     instance: str = ""  # id of the process that serves it
     backend: str = ""  # the backend that computes its passes; empty: unknown
+    tokens: tuple[bytes, ...] = field(default=(), repr=False, compare=False)  # of each id; sent on request only
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrai
 from specdec.core.rounds import ModelInfo
 from specdec.runner import files, weights
 from specdec.runner.failures import in_words
-from specdec.runner.vocabulary import read_vocabulary
+from specdec.runner.vocabulary import Vocabulary, read_vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +65,14 @@ class Checkpoint:
         text_config: Any = config.get_text_config()
         if dtype == "auto":
             dtype = _own_dtype(text_config) or _own_dtype(config) or weights.DTYPES.get(stored, "float32")
-        vocab_size, tokenizer = _positive(text_config, "vocab_size"), ""
+        vocab_size, vocabulary = _positive(text_config, "vocab_size"), Vocabulary(())
         if (directory / files.TOKENIZER).is_file():
             vocabulary = read_vocabulary(directory / files.TOKENIZER)
             # Rows beyond the tokenizer's ids are padding, and ids beyond the rows cannot be drawn. Both differ between
             # models of one family.
             vocab_size = min(vocab_size, len(vocabulary))
-            tokenizer = vocabulary.below(vocab_size).fingerprint
+            vocabulary = vocabulary.below(vocab_size)
+        tokenizer = vocabulary.fingerprint
         eos_token_ids = _eos_token_ids(directory, config, vocab_size)
         # These affect the tokens that may be drawn, and the end of a text.
         facts = {"dtype": dtype, "vocab_size": vocab_size, "tokenizer": tokenizer, "eos_token_ids": eos_token_ids}
@@ -85,6 +86,7 @@ class Checkpoint:
             dtype=dtype,
             eos_token_ids=eos_token_ids,
             backend=backend,
+            tokens=vocabulary.tokens,
         )
         return Checkpoint(directory, dtype, info)
 

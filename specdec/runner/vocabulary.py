@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from specdec.core.rounds import ModelInfo
 from specdec.runner.files import refuse_pointer
 
 
@@ -30,11 +33,44 @@ class Vocabulary:
         """The first ``size`` ids: those that a model with so many rows can draw."""
         return Vocabulary(self.tokens[:size])
 
+    def difference(self, others: Sequence[bytes]) -> str | None:
+        """The first id with another token in ``others``, in words. None: there is none, or ``others`` are not known."""
+        pairs = enumerate(itertools.zip_longest(others, self.tokens, fillvalue=b"")) if others else ()
+        for index, (other, own) in pairs:
+            if other != own:
+                return f"id {index} is {_shown(other)}, not {_shown(own)}"
+        return None
+
     @property
     def fingerprint(self) -> str:
-        """A hash of the (id, token) pairs."""
+        """A hash of the (id, token) pairs; empty if there are none."""
+        if not self.tokens:
+            return ""
         pairs = (b"%d\0%s\0" % (index, token) for index, token in enumerate(self.tokens) if token)
         return hashlib.sha256(b"".join(pairs)).hexdigest()
+
+
+def mismatch(draft: ModelInfo, target: ModelInfo, tokens: Vocabulary | None) -> str | None:
+    """Why a draft cannot draw for a target, in words; None: it can. ``tokens``: the target's, if they are known.
+
+    They need the same token at each id that both can draw. The draft may lack some ids: it refuses texts with these.
+    """
+    if (draft.vocab_size, draft.tokenizer_fingerprint) == (target.vocab_size, target.tokenizer_fingerprint):
+        return None
+    shared = min(draft.vocab_size, target.vocab_size)
+    if tokens and draft.tokenizer_fingerprint == tokens.below(draft.vocab_size).fingerprint:
+        if shared == draft.vocab_size:
+            return None
+        token = _shown(tokens.tokens[shared])
+        return f"can draw {draft.vocab_size} ids, the target only {shared}: id {shared} is {token}"
+    if tokens and (found := tokens.below(shared).difference(draft.tokens[:shared])):
+        return f"has another vocabulary than the target: {found}"
+    own, other = (info.tokenizer_fingerprint[:12] or "without a name" for info in (draft, target))
+    return f"has the vocabulary {own} of {draft.vocab_size} tokens, the target {other} of {target.vocab_size}"
+
+
+def _shown(token: bytes) -> str:
+    return repr(token.decode("utf-8", "replace")) if token else "no token"
 
 
 def read_tokenizer(file: Path) -> Tokenizer:

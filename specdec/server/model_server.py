@@ -51,8 +51,9 @@ class ModelServicer:
     async def GetModelInfo(
         self, request: common_pb2.GetModelInfoRequest, context: Any
     ) -> common_pb2.GetModelInfoResponse:
+        info = self.info if request.tokens else dataclasses.replace(self.info, tokens=())
         return common_pb2.GetModelInfoResponse(
-            model=wire.write_info(self.info),
+            model=wire.write_info(info),
             load=wire.write_load(self.streams.load),
             keepalive=rpc.keepalive(),
         )

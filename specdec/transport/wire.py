@@ -318,6 +318,7 @@ def read_info(message: common_pb2.ModelInfo) -> ModelInfo:
         tuple(message.eos_token_ids),
         message.instance,
         message.backend,
+        tuple(message.tokens),
     )
 
 

@@ -88,9 +88,9 @@ async def test_a_difference_between_services_is_named_on_both_sides() -> None:
     assert draft in refused
     [digests] = [what for what in said if "different models" in what]
     assert all(part in digests for part in ("table-target", one, two))
-    vocabularies = [what for what in said if "different vocabularies" in what]
+    vocabularies = [what for what in said if "cannot draw" in what]
     assert len(vocabularies) == 2
-    assert all(draft in what and "32 tokens" in what and "64 tokens" in what for what in vocabularies)
+    assert all(draft in what and "of 32 tokens" in what and "of 64" in what for what in vocabularies)
     wrong_contexts = {each.wrong for each in found if "context of 256" in each.what}
     assert wrong_contexts == {False}, "it works, for shorter texts"
     assert all(each.remedy for each in found)

@@ -77,6 +77,7 @@ def test_a_checkpoint_is_described_wherever_it_is(original, directory):
     assert (info.name, info.context_length, info.dtype, info.vocab_size) == ("tiny", 40, "float32", 29)
     assert info.eos_token_ids == (2, 5)
     assert info.tokenizer_fingerprint == Vocabulary.of(tokenizer(29)).fingerprint
+    assert info.tokens == tuple(b"t%d" % index for index in range(29))
     assert len(info.model_digest) == 64
     assert info == find(original)
 
