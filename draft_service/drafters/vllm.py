@@ -59,7 +59,12 @@ class VllmDrafter:
 
     def __init__(self, engine: VllmEngine, info: ModelInfo) -> None:
         self._engine = engine
-        self.info = dataclasses.replace(info, capabilities=(*info.capabilities, AHEAD, SIBLINGS, CACHE_SALT))
+        # What follows a full context can be guessed, but not by vLLM.
+        self.info = dataclasses.replace(
+            info,
+            context_length=info.context_length - 1,
+            capabilities=(*info.capabilities, AHEAD, SIBLINGS, CACHE_SALT),
+        )
 
     def open(self, spec: SequenceSpec) -> _Memory:
         return _Memory(dataclasses.replace(spec, token_ids=()))
@@ -109,10 +114,10 @@ class VllmDrafter:
         """What vLLM's text of this sequence lacks, after what it has too much is taken back."""
         memory: _Memory = sequence.memory
         text = [*sequence.ids[memory.num_known :], *path]
-        if memory.key:
-            return self._engine.follow(memory.key, memory.num_known, text)
-        memory.key = self._engine.add(text, memory.spec.cache_salt, memory.spec)
-        return []
+        lacking = self._engine.follow(memory.key, memory.num_known, text) if memory.key else None
+        if lacking is None:
+            memory.key = self._engine.add([*sequence.ids, *path], memory.spec.cache_salt, memory.spec)
+        return lacking or []
 
 
 def _taken(sequence: DraftSequence, path: Path, lacking: Sequence[int], outcome: Outcome) -> SpecdecError | bool:

@@ -95,11 +95,12 @@ class VllmEngine:
         self._core.add_request(*self._core.preprocess_add_request(request))
         return key
 
-    def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int]:
+    def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int] | None:
         """Take back what the sequence has beyond ``tail``, which its text must have from ``num_known`` on (it agrees
-        before). Returns what it lacks: the chain of its next passes, which its sampler must accept. Not with prefix
-        caching, which would keep what was taken back."""
-        return self._scheduler.follow(key, num_known, tail)
+        before). Returns what it lacks: the chain of its next passes, which its sampler must accept; None: it was
+        removed, because its text had filled the context. Not with prefix caching, which would keep what was taken
+        back."""
+        return self._scheduler.follow(key, num_known, tail) if key in self._scheduler.requests else None
 
     def remove(self, key: str) -> None:
         self._core.abort_requests([key])

@@ -29,8 +29,8 @@ SPECS = [
 ]
 
 
-def on_vllm(prompt_rows: int = 512) -> tuple[VllmDrafter, FakeVllm]:
-    table = TableRunner(vocab_size=12, seed=4)
+def on_vllm(prompt_rows: int = 512, context_length: int = 512) -> tuple[VllmDrafter, FakeVllm]:
+    table = TableRunner(vocab_size=12, seed=4, context_length=context_length)
     fake = FakeVllm(table, DraftSampler(torch.device("cpu")), prompt_rows)
     return VllmDrafter(fake, table.info), fake  # type: ignore[arg-type]
 
@@ -125,3 +125,16 @@ def test_of_several_places_one_is_computed_and_those_that_are_known_are_free() -
     [second] = drafter.grow([sequence])
     assert [node.parent for node in second] == [1, -1]
     assert fake.num_passes == 2
+
+
+def test_a_text_that_fills_the_context_can_be_taken_back() -> None:
+    drafter, fake = on_vllm(context_length=10)
+    [sequence] = opened(drafter, SPECS[1:2])
+    for base in (8, 8, 9):
+        sequence.ids = [*sequence.ids, *range(12)][:base]
+        sequence.tree = TokenTree()
+        while sequence.base + len(sequence.tree) <= drafter.info.context_length:
+            grow(drafter, [sequence])
+        assert len(sequence.tree) == 10 - base
+    drafter.close(sequence.memory)
+    assert not fake.texts

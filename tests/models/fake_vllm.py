@@ -30,10 +30,12 @@ class FakeVllm:
         return key
 
     def remove(self, key: str) -> None:
-        del self.texts[key]
+        self.texts.pop(key, None)
         self._sampler.forget(key)
 
-    def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int]:
+    def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int] | None:
+        if key not in self.texts:
+            return None
         own = self.texts[key][num_known:]
         agreed = 0
         while agreed < min(len(own), len(tail)) and own[agreed] == tail[agreed]:
@@ -56,11 +58,17 @@ class FakeVllm:
                 jobs.append(self._job(key, () if fresh else chain, extras.get(key)))
         for job, sampled in zip(jobs, self._sampler.sample(jobs), strict=True):
             self.texts[job.key] += sampled.tokens
+            if self._full(job.key):
+                self.remove(job.key)
             outcomes[job.key] = Outcome(tuple(sampled.tokens), sampled.extra)
         return outcomes, sum(1 + len(job.chain) for job in jobs)
 
+    def _full(self, key: str) -> bool:
+        return len(self.texts[key]) >= self._table.info.context_length
+
     def _job(self, key: str, chain: Sequence[int], extra: Any) -> WorkerJob:
         text = self.texts[key]
+        assert not self._full(key), "vLLM refuses it"
         logits = torch.stack([self._table.logits_after([*text, *chain[:end]]) for end in range(1 + len(chain))])
         if self.computes_nan:
             logits = logits * torch.nan
