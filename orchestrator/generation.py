@@ -71,11 +71,14 @@ class Generator:
         """All chunks of all samples. ``arrived``: when the request arrived (monotonic clock). Raises the first
         SpecdecError that ends a sample. Closing the generator ends all samples."""
         outbox = Outbox(self._settings.park_after_s)
-        samples = [
-            asyncio.create_task(self._sample(request, index, model_digest, arrived, outbox))
-            for index in range(request.num_samples)
-        ]
+        samples: list[asyncio.Task[None]] = []
         try:
+            for index in range(request.num_samples):
+                sample = self._sample(request, index, model_digest, arrived, outbox)
+                samples.append(asyncio.create_task(sample))
+                await asyncio.sleep(
+                    0
+                )  # each copies the prompt, and all of them in one turn would hold up other streams
             unfinished = len(samples)
             while unfinished:
                 chunk: Chunk = await outbox.get()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -37,6 +39,30 @@ async def test_beside_drafts_that_grow_ahead_a_text_whose_rounds_wait_is_drafted
     async with cluster([verifier], [drafter], num_draft_tokens=None, num_ahead_tokens=40) as running:
         [sample] = await running.client.generate(**fields, verification=common_pb2.VERIFICATION_METHOD_TOKEN)
     assert sample.finish.speculation.num_drafts > 0
+
+
+async def test_samples_begin_one_by_one_not_all_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each copies the prompt, which may have a million ids."""
+    turn, begun = 0, Counter[int]()
+
+    class Noting(Sequence):
+        def __init__(self, *arguments: Any) -> None:
+            begun[turn] += 1
+            super().__init__(*arguments)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("orchestrator.generation.Sequence", Noting)
+    async with cluster([TableVerifier(TABLE)]) as running:
+        counting = asyncio.create_task(count_turns())
+        await running.client.generate(token_ids={"token_ids": [1, 2, 3]}, max_tokens=2, n=16)
+        counting.cancel()
+    assert begun.total() == 16
+    assert max(begun.values()) <= 2
 
 
 class Panic(BaseException):

@@ -1,0 +1,96 @@
+"""Row 32: requests that are large, beside streams of others. Knows sizes; does not know faults of the services."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.chaos.lab import Lab, until
+from bench.chaos.outcome import Outcome, percentile
+from specdec.cli.processes import is_serving
+from specdec.client import Client
+from specdec.core.errors import ContextExceeded
+
+_TOKENIZER = Path(__file__).parents[2] / "models" / "demo" / "target" / "tokenizer.json"
+_LONGEST_GAP_MS = 100.0
+_CONTEXT = 140_000
+_SEED: dict[str, Any] = {"seed": 1, "temperature": 0.0, "num_draft_tokens": 0}
+
+
+async def row_32(lab: Lab, seed: int, short: bool) -> Outcome:
+    """Beside 4 streams: prompts of 1 MB that are tokenized and then refused, three at a time; then requests with n = 64
+    of 131,072 cached ids, and of as many that nobody had."""
+    outcome = Outcome()
+    length = 32_768 if short else 131_072
+    async with _deployment(lab) as client:
+        ids = [lab.chance.randrange(4096) for _ in range(length)]
+        samples = {"token_ids": {"token_ids": ids}, "max_tokens": 4, "n": 64, **_SEED}
+        async with _streams(client, 4) as gaps:
+            await asyncio.sleep(2.0)
+            _note(outcome, gaps, "alone")
+            for _ in range(1 if short else 3):
+                await asyncio.gather(*(_refused(client, outcome) for _ in range(3)))
+            _note(outcome, gaps, "beside refused prompts of 1 MB")
+            await client.generate(**samples)
+            _note(outcome, gaps, f"beside n = 64 of {length} new ids")
+            await client.generate(**samples)
+            _note(outcome, gaps, f"beside n = 64 of {length} cached ids")
+    return outcome
+
+
+@asynccontextmanager
+async def _deployment(lab: Lab) -> AsyncIterator[Client]:
+    async with lab.processes() as make:
+        target = make("bench.models.blank_service", f"--context-length={_CONTEXT}")
+        front = make("orchestrator", f"--target={target.address}", f"--tokenizer={_TOKENIZER}")
+        for each in (target, front):
+            await each.start()
+        for each in (target, front):
+            await each.healthy()
+        await until(lambda: is_serving(front.address), 30.0)
+        async with Client(front.address) as client:
+            await client.generate(token_ids={"token_ids": [1]}, max_tokens=1, **_SEED)
+            yield client
+
+
+@asynccontextmanager
+async def _streams(client: Client, count: int) -> AsyncIterator[list[float]]:
+    """So many streams, and the seconds between their chunks so far."""
+    gaps: list[float] = []
+
+    async def read() -> None:
+        last = 0.0
+        async for _ in client.stream(token_ids={"token_ids": [1, 2, 3]}, max_tokens=_CONTEXT - 100, **_SEED):
+            now = time.monotonic()
+            if last:
+                gaps.append(now - last)
+            last = now
+
+    readers = [asyncio.create_task(read()) for _ in range(count)]
+    try:
+        yield gaps
+        for reader in readers:
+            if reader.done():
+                reader.result()
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+
+async def _refused(client: Client, outcome: Outcome) -> None:
+    with contextlib.suppress(ContextExceeded):
+        await client.generate(text="def f(x):\n    return x + 1\n" * 38_000, max_tokens=1, **_SEED)
+        outcome.check(False, "a prompt beyond the context was served")
+
+
+def _note(outcome: Outcome, gaps: list[float], what: str) -> None:
+    """The gaps since the last note."""
+    outcome.at_most(f"longest gap {what}", max(gaps, default=float("inf")) * 1e3, _LONGEST_GAP_MS, "ms")
+    outcome.note(f"p99 {percentile(gaps, 0.99) * 1e3:.1f} ms, {len(gaps)} chunks")
+    gaps.clear()
