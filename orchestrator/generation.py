@@ -74,8 +74,8 @@ class Generator:
         samples: list[asyncio.Task[None]] = []
         try:
             for index in range(request.num_samples):
-                sample = self._sample(request, index, model_digest, arrived, outbox)
-                samples.append(asyncio.create_task(sample))
+                begun = self._sample(request, index, model_digest, arrived, outbox)
+                samples.append(asyncio.create_task(begun))
                 await asyncio.sleep(
                     0
                 )  # each copies the prompt, and all of them in one turn would hold up other streams
