@@ -60,6 +60,8 @@ class Checkpoint:
         config = _config(directory)
         if not quantised:
             _refuse_quantised(config)
+        if named := getattr(config, "transformers_weights", None):
+            raise ValueError(f"its config.json names weights of its own (transformers_weights: {named})")
         names = files.weight_files(directory)
         stored = weights.check_files((directory / name for name in names), quantised)
         text_config: Any = config.get_text_config()
@@ -174,7 +176,7 @@ def _same_positions(config: PreTrainedConfig) -> float:
 def _eos_token_ids(directory: Path, config: PreTrainedConfig, vocab_size: int) -> tuple[int, ...]:
     """The end tokens that can be drawn. Warns of others, which would never end a text, and if there are none."""
     named = next((ids for ids in _named_ends(directory, config) if ids), [])
-    usable = tuple(dict.fromkeys(token for token in named if token in range(vocab_size)))
+    usable = tuple(dict.fromkeys(token for token in named if type(token) is int and token in range(vocab_size)))
     if unusable := [token for token in named if token not in usable]:
         log.warning("end tokens outside the vocabulary are left out", extra={"left_out": unusable, "kept": usable})
     if not usable:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from specdec.backends.base import Backend
@@ -19,9 +19,8 @@ from specdec.core.settings import ModelServiceSettings
 from specdec.runner import cgroup, memory, probe
 from specdec.runner.checkpoint import Checkpoint
 from specdec.runner.failures import in_words
-from specdec.runner.files import weight_files
 from specdec.runner.model_runner import ModelRunner
-from specdec.runner.weights import check_loaded, num_numbers
+from specdec.runner.weights import check_loaded
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ def _load_runner(settings: ModelServiceSettings) -> ModelRunner:
 
 
 def _prepared(checkpoint: Checkpoint, settings: ModelServiceSettings, backend: Backend) -> ModelRunner:
-    _refuse_without_room(checkpoint, backend.device)
+    _refuse_without_room(checkpoint.directory, checkpoint.dtype, backend.device)
     model = _load(checkpoint.directory, checkpoint.dtype, backend.device)
     expected = probe.plain_logits(model, checkpoint.info)
     runner = probe.prove(model, checkpoint.info, backend, expected)
@@ -85,16 +84,16 @@ def _prepared(checkpoint: Checkpoint, settings: ModelServiceSettings, backend: B
     return runner
 
 
-def _refuse_without_room(checkpoint: Checkpoint, device: torch.device) -> None:
+def _refuse_without_room(directory: Path, dtype: str, device: torch.device) -> None:
     """Raises ValueError if the weights do not fit. Without it, the kernel kills a process that takes too much."""
-    dtype: torch.dtype = getattr(torch, checkpoint.dtype)
-    files = (checkpoint.directory / name for name in weight_files(checkpoint.directory))
-    needed = num_numbers(files) * dtype.itemsize
-    for each in (torch.device("cpu"), device):  # all weights are on the CPU first
-        if needed > (free := memory.free_memory(each)):
-            raise ValueError(
-                f"its weights need {memory.size(needed)} in {checkpoint.dtype}, and {each} has {memory.size(free)} free"
-            )
+    config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    with torch.device("meta"):  # which has shapes alone
+        model = AutoModelForCausalLM.from_config(config)
+    needed = sum(weight.numel() for weight in model.parameters()) * getattr(torch, dtype).itemsize
+    if needed > (free := memory.free_memory(device)):
+        raise ValueError(
+            f"its weights need {memory.size(needed)} in {dtype}, and {device} has {memory.size(free)} free"
+        )
 
 
 def _load(directory: Path, dtype: str, device: torch.device) -> PreTrainedModel:

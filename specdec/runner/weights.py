@@ -6,7 +6,6 @@ Knows safetensors files and the findings of transformers; does not know models.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,15 +45,6 @@ def refusal(kind: str) -> str:
         f"its weights are quantised ({kind}), and this engine takes plain weights alone (float32, bfloat16 or float16):"
         " use a checkpoint of this model that is not quantised, or --engine vllm"
     )
-
-
-def num_numbers(files: Iterable[Path]) -> int:
-    """How many numbers these files have."""
-    num = 0
-    for file in files:
-        with safe_open(file, "pt") as tensors:
-            num += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
-    return num
 
 
 def check_loaded(model: torch.nn.Module, findings: Mapping[str, Any]) -> None:

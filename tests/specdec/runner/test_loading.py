@@ -197,6 +197,7 @@ REFUSED = [
     (says(rope_parameters={"rope_type": "default", "rope_theta": 0}), r"forward pass of LlamaForCausalLM gives NaN"),
     (says(max_position_embeddings=-1), r"config.json cannot be used: max_position_embeddings is -1$"),
     (says(vocab_size=0), r"config.json cannot be used: vocab_size is 0$"),
+    (says(transformers_weights="other.safetensors"), r"config.json names weights of its own .*other.safetensors"),
     (has("generation_config.json", b"{"), r"generation_config.json cannot be used"),
     (has("generation_config.json", b"[]"), r"generation_config.json cannot be used"),
     (has("tokenizer.json", b"\x80\x04"), r"tokenizer.json is no tokenizer.json that can be read"),
