@@ -88,7 +88,7 @@ def _refuse_without_room(directory: Path, dtype: str, device: torch.device) -> N
     """Raises ValueError if the weights do not fit. Without it, the kernel kills a process that takes too much."""
     config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
     with torch.device("meta"):  # which has shapes alone
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     needed = sum(weight.numel() for weight in model.parameters()) * getattr(torch, dtype).itemsize
     if needed > (free := memory.free_memory(device)):
         raise ValueError(
