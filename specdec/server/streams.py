@@ -10,16 +10,20 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+import grpc
 from opentelemetry import trace
 
-from specdec.core.errors import CALLERS_FAULTS, InvalidArgument, OutOfStep, SpecdecError
+from specdec.core.errors import CALLERS_FAULTS, InvalidArgument, OutOfStep, PassFailed, SpecdecError
 from specdec.core.rounds import Load
 from specdec.server.chunked_opens import ChunkedOpens
 from specdec.server.step_loop import Engine, Key, Results, StepLoop
 from specdec.telemetry.setup import context_of
+
+log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.25
 """A stream with an unanswered entry sends a frame at least this often."""
@@ -122,6 +126,11 @@ class StreamServer:
                 await stream.not_held.wait()
         except SpecdecError as error:
             stream.failure = error
+        except grpc.aio.BaseError:
+            pass  # the peer has gone
+        except Exception:
+            log.exception("a stream could not be read; its sequences are returned for replay")
+            stream.failure = PassFailed("the service failed on this stream")
         finally:
             stream.half_close()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 FRAME_BYTES = 1 << 20
-"""The default frame size. A peer accepts no message above specdec.transport.rpc.MAX_MESSAGE_BYTES, and a long message
+"""The default frame size. A peer accepts no message above specdec.transport.rpc.MAX_ANSWER_BYTES, and a long message
 delays the messages behind it."""
 
 

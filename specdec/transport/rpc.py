@@ -38,6 +38,9 @@ PUBLIC_PING_TIMEOUT_MS = 5_000
 """Keepalive between clients and orchestrators. Over the internet a second without an answer is normal, and a client may
 answer pings in the thread that processes its responses."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_ANSWER_BYTES = 2 * 1024 * 1024
+"""Limit of a message from a model service, which sends 1 MiB or a single entry (specdec.transport.framing). Parsing
+blocks the event loop: 33 ms per MiB of the smallest entries."""
 
 _COMMON: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
@@ -46,17 +49,18 @@ _COMMON: list[tuple[str, Any]] = [
     ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
 SERVER_OPTIONS = [
     *_COMMON,
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # gRPC reads only this spelling. Without the option the server answers our pings with "too many pings".
     ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
     ("grpc.so_reuseport", 0),
 ]
 CHANNEL_OPTIONS = [
     *_COMMON,
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     # To find a replica that comes back within a second. The default backoff grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -67,6 +71,7 @@ CHANNEL_OPTIONS = [
 ]
 
 _PUBLIC = {
+    "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
     "grpc.keepalive_time_ms": PUBLIC_KEEPALIVE_MS,
     "grpc.keepalive_timeout_ms": PUBLIC_PING_TIMEOUT_MS,
     "grpc.http2.ping_timeout_ms": PUBLIC_PING_TIMEOUT_MS,

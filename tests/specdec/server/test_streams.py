@@ -11,7 +11,7 @@ import pytest
 from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.codec import DraftCodec
 from draft_service.engine import DraftEngine
-from specdec.core.errors import Draining, from_status
+from specdec.core.errors import Draining, PassFailed, from_status
 from specdec.core.sequence import SequenceSpec
 from specdec.server.streams import StreamServer
 from specdec.transport.wire import write_spec
@@ -174,3 +174,15 @@ async def test_a_stream_that_reads_nothing_is_decoded_no_further():
     assert engine.idle
     await stream.aclose()
     await server.stop()
+
+
+async def test_a_fault_of_our_own_while_a_stream_is_read_ends_the_stream_and_is_logged(server, caplog):
+    async def frames() -> AsyncGenerator[Any, None]:
+        yield target_pb2.VerifyRequest()
+        raise ValueError("a fault of our own")
+
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(PassFailed):
+            async for _ in server.serve(frames()):
+                pass
+    assert "could not be read" in caplog.text

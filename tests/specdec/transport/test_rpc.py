@@ -22,10 +22,15 @@ from specdec.cli.processes import is_serving
 from specdec.client import Client
 from specdec.core.environment import PROXY, WEB_PROXIES
 from specdec.core.errors import Draining, Overloaded, ReplicaLost, SpecdecError
+from specdec.core.limits import MAX_CHAIN_NODES
+from specdec.core.rounds import Growth, GrowthEnd
 from specdec.core.settings import EngineSettings, ServiceSettings
+from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.server.model_server import ModelServer
 from specdec.server.streams import HEARTBEAT_S
 from specdec.transport import rpc
+from specdec.transport.framing import FRAME_BYTES
+from specdec.transport.wire import MAX_SUPPORT, write_growth
 from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
 from target_service.codec import TargetCodec
 from target_service.engine import TargetEngine
@@ -337,3 +342,12 @@ async def test_a_watch_that_is_cancelled_leaves_no_task_behind() -> None:
         async with asyncio.timeout(PATIENCE_S):
             while len(asyncio.all_tasks()) > baseline:
                 await asyncio.sleep(0.01)
+
+
+def test_an_orchestrator_accepts_the_largest_answer_and_not_much_more() -> None:
+    """A chain with a whole distribution for each node."""
+    weights = SparseDistribution(tuple(range((1 << 21) - MAX_SUPPORT, 1 << 21)), (1.0,) * MAX_SUPPORT)
+    chain = TokenTree.chain(weights.token_ids[:MAX_CHAIN_NODES], [weights] * MAX_CHAIN_NODES)
+    largest = write_growth(1 << 60, Growth(1, 1, (), chain, GrowthEnd.BUDGET)).ByteSize()
+    accepted = dict(rpc.CHANNEL_OPTIONS)["grpc.max_receive_message_length"]
+    assert max(FRAME_BYTES, largest) < accepted <= 2 * FRAME_BYTES
