@@ -26,7 +26,7 @@ class Scripted:
         self.info = dataclasses.replace(target, name=type(self).__name__, model_digest=type(self).__name__)
 
     def open(self, spec: SequenceSpec) -> random.Random:
-        return random.Random(hash((spec.token_ids, spec.seed, spec.sampling)))
+        return random.Random(hash((tuple(spec.token_ids), spec.seed, spec.sampling)))
 
     def close(self, memory: Any) -> None: ...
 
