@@ -1,7 +1,8 @@
 """How much a replica may send: each message to it allows a number of entries, which its answers use up.
 
-Knows sizes; does not know what the entries mean. A verdict or a growth is an entry, and so is each of its nodes and
-ids. A replica that sends more breaks the contract, so what waits for a sequence is never more than was asked for.
+Knows sizes; does not know what the entries mean. Each node and id is an entry, and a message around them costs as much
+as MESSAGE entries. A replica that sends more breaks the contract, so what waits for a sequence is never more than was
+asked for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from specdec.core.rounds import Budget, Round
 from specdec.core.tree import MAX_TREE_NODES
 from specdec.transport.wire import MAX_SUPPORT
 from specdec.v1 import draft_pb2, target_pb2
+
+MESSAGE = 16
+"""Entries that a verdict, a growth or an error counts for beside its nodes and ids."""
 
 SPARE = MAX_TREE_NODES
 """Entries that are allowed to each sequence anyway: for its error, and for nodes that a draft sends again."""
@@ -20,7 +24,7 @@ _HEARTBEATS_PER_S, _MAX_UNUSED_HEARTBEATS = 100.0, 1000.0
 
 def of_round(round_: Round) -> int:
     """Entries of the verdicts that a round allows. An open is a round with an empty tree."""
-    return 1 + round_.run_on + len(round_.tree)
+    return MESSAGE * (1 + round_.run_on) + len(round_.tree)
 
 
 def of_budget(budget: Budget, num_levels: int, with_probs: bool) -> int:
@@ -32,17 +36,18 @@ def of_budget(budget: Budget, num_levels: int, with_probs: bool) -> int:
     """
     requested = budget.max_nodes * (1 + budget.max_siblings)
     probs = budget.max_nodes * (1 + MAX_SUPPORT) if with_probs else 0
-    return requested + probs + num_levels + (budget.max_ahead + 2) * (1 + num_levels)
+    return requested + probs + num_levels + (budget.max_ahead + 2) * (MESSAGE + num_levels)
 
 
 def size_of_verdict(verdict: target_pb2.Verdict) -> int:
-    return 1 + len(verdict.accepted) + len(verdict.predictions)
+    return MESSAGE + len(verdict.accepted) + len(verdict.predictions)
 
 
 def size_of_growth(growth: draft_pb2.Growth) -> int:
     tree = growth.tree
     num_nodes = max(len(tree.token_ids), len(tree.parents), len(tree.sure))
-    return 1 + len(growth.path) + num_nodes + sum(1 + max(len(d.token_ids), len(d.weights)) for d in tree.draft_probs)
+    probs = sum(1 + max(len(d.token_ids), len(d.weights)) for d in tree.draft_probs)
+    return MESSAGE + len(growth.path) + num_nodes + probs
 
 
 class Heartbeats:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from orchestrator.replicas.allowances import size_of_growth, size_of_verdict
+from orchestrator.replicas.allowances import MESSAGE, size_of_growth, size_of_verdict
 from specdec.core.errors import InvalidArgument, from_status
 from specdec.transport import wire
 from specdec.v1 import draft_pb2, target_pb2
@@ -31,7 +31,7 @@ class TargetFrames:
         for verdict in response.verdicts:
             yield verdict.sequence, size_of_verdict(verdict), partial(wire.read_verdict, verdict, self._vocab_size)
         for error in response.errors:
-            yield error.sequence, 1, partial(from_status, error.status)
+            yield error.sequence, MESSAGE, partial(from_status, error.status)
 
     def heartbeats(self, response: target_pb2.VerifyResponse) -> Sequence[target_pb2.Progress]:
         return response.progress
@@ -52,7 +52,7 @@ class DraftFrames:
         for growth in response.growths:
             yield growth.sequence, size_of_growth(growth), partial(wire.read_growth, growth, self._vocab_size)
         for error in response.errors:
-            yield error.sequence, 1, partial(from_status, error.status)
+            yield error.sequence, MESSAGE, partial(from_status, error.status)
 
     def heartbeats(self, response: draft_pb2.DraftResponse) -> Sequence[Any]:
         return ()

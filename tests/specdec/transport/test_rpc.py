@@ -161,14 +161,14 @@ async def test_an_idle_stream_outlives_its_keepalive_pings_where_both_ends_agree
             _, channel = await stack.enter_async_context(served())
             link, run = linked(channel)
             opened.append((lane := link.lane(), run))
-            lane.open([target_open(lane.sequence)], 1)
+            lane.open([target_open(lane.sequence)], 16)
             await lane.receive()
         (lane, agreed), (_, disagreed) = opened
         with pytest.raises(ReplicaLost):
             await asyncio.wait_for(disagreed, PATIENCE_S)
         await asyncio.sleep(0.5)
         assert not agreed.done(), agreed.exception()
-        lane.send(round_(lane.sequence, 1, 4), 5)
+        lane.send(round_(lane.sequence, 1, 4), 20)
         assert (await lane.receive()).round == 1
         agreed.cancel()
         await asyncio.gather(agreed, return_exceptions=True)
@@ -179,11 +179,11 @@ async def test_writing_to_a_stream_that_the_server_ended_gives_the_streams_own_s
     async with served() as (server, channel):
         link, run = linked(channel)
         lane = link.lane()
-        lane.open([target_open(lane.sequence)], 1)
+        lane.open([target_open(lane.sequence)], 16)
         await lane.receive()
         await server.stop(5.0)
         for number in range(1, 4):
-            lane.send(round_(lane.sequence, number, 4), 5)
+            lane.send(round_(lane.sequence, number, 4), 20)
         with pytest.raises(Draining):
             await lane.receive()
         with pytest.raises(ReplicaLost) as lost:
@@ -200,12 +200,12 @@ async def test_a_killed_server_ends_every_lane_with_a_lost_replica() -> None:
         link, run = linked(channel)
         lanes = [link.lane() for _ in range(3)]
         for lane in lanes:
-            lane.open([target_open(lane.sequence)], 1)
+            lane.open([target_open(lane.sequence)], 16)
         for lane in lanes:
             await lane.receive()
         await server.grpc.stop(None)
         for number, lane in enumerate(lanes):
-            lane.send(round_(lane.sequence, number + 1, 4), 5)
+            lane.send(round_(lane.sequence, number + 1, 4), 20)
             with pytest.raises(ReplicaLost) as lost:
                 await asyncio.wait_for(lane.receive(), PATIENCE_S)
             assert not isinstance(lost.value, Draining)
@@ -220,7 +220,7 @@ async def test_waiting_for_a_lane_with_a_time_out_does_not_cancel_the_stream() -
         for _ in range(3):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(lane.receive(), 0.02)
-        lane.open([target_open(lane.sequence)], 1)
+        lane.open([target_open(lane.sequence)], 16)
         assert (await asyncio.wait_for(lane.receive(), PATIENCE_S)).round == 0
         assert not run.done()
         run.cancel()
@@ -250,7 +250,7 @@ async def test_cancelled_calls_leave_no_call_and_no_task() -> None:
         async def one() -> None:
             link, run = linked(channel)
             lane = link.lane()
-            lane.open([target_open(lane.sequence)], 1)
+            lane.open([target_open(lane.sequence)], 16)
             await lane.receive()
             run.cancel()
             with suppress(asyncio.CancelledError):
