@@ -14,7 +14,6 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-import grpc
 from opentelemetry import trace
 
 from specdec.core.errors import CALLERS_FAULTS, InvalidArgument, OutOfStep, PassFailed, SpecdecError
@@ -126,8 +125,6 @@ class StreamServer:
                 await stream.not_held.wait()
         except SpecdecError as error:
             stream.failure = error
-        except grpc.aio.BaseError:
-            pass  # the peer has gone
         except Exception:
             log.exception("a stream could not be read; its sequences are returned for replay")
             stream.failure = PassFailed("the service failed on this stream")

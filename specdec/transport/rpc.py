@@ -190,7 +190,10 @@ class _Requests:
         return self
 
     async def __anext__(self) -> Any:
-        request = await self._context.read()
+        try:
+            request = await self._context.read()
+        except grpc.aio.BaseError:  # the caller has gone
+            raise StopAsyncIteration from None
         if request is grpc.aio.EOF:
             raise StopAsyncIteration
         return _checked(request)
