@@ -32,6 +32,7 @@ from orchestrator.telemetry.round_clock import PARTS, RoundClock, Split
 from orchestrator.text import Piece
 from orchestrator.workers import Workers
 from specdec.core.noise import derive_seed
+from specdec.core.rounds import ModelInfo
 from specdec.speculation.acceptance import AcceptanceModel
 from specdec.telemetry import setup as telemetry
 
@@ -67,14 +68,14 @@ class Generator:
         # What is learnt of all requests is the prior of the next one.
         self._acceptance, self._hit_rates = AcceptanceModel(), HitRates()
 
-    async def chunks(self, request: Request, model_digest: str, arrived: float) -> AsyncGenerator[Chunk, None]:
-        """All chunks of all samples. ``arrived``: when the request arrived (monotonic clock). Raises the first
-        SpecdecError that ends a sample. Closing the generator ends all samples."""
+    async def chunks(self, request: Request, target: ModelInfo, arrived: float) -> AsyncGenerator[Chunk, None]:
+        """All chunks of all samples, by replicas of the model ``target``. ``arrived``: when the request arrived
+        (monotonic clock). Raises the first SpecdecError that ends a sample. Closing the generator ends all samples."""
         outbox = Outbox(self._settings.park_after_s)
         samples: list[asyncio.Task[None]] = []
         try:
             for index in range(request.num_samples):
-                begun = self._sample(request, index, model_digest, arrived, outbox)
+                begun = self._sample(request, index, target, arrived, outbox)
                 samples.append(asyncio.create_task(begun))
                 await asyncio.sleep(
                     0
@@ -89,10 +90,10 @@ class Generator:
                 sample.cancel()
             await asyncio.gather(*samples, return_exceptions=True)
 
-    async def _sample(self, request: Request, index: int, model_digest: str, arrived: float, outbox: Outbox) -> None:
+    async def _sample(self, request: Request, index: int, target: ModelInfo, arrived: float, outbox: Outbox) -> None:
         """Decode one sample into the outbox, with any error."""
         try:
-            await self._decode(request, index, model_digest, arrived, outbox)
+            await self._decode(request, index, target, arrived, outbox)
         except Exception as error:
             await outbox.fail(error)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
@@ -100,7 +101,7 @@ class Generator:
         except BaseException as error:  # a panic in Rust is not an Exception, and must not be lost
             await outbox.fail(RuntimeError(f"a sample failed: {error!r}"))
 
-    async def _decode(self, request: Request, index: int, model_digest: str, arrived: float, outbox: Outbox) -> None:
+    async def _decode(self, request: Request, index: int, model: ModelInfo, arrived: float, outbox: Outbox) -> None:
         received = request.resume.get(index, ())
         make = partial(
             Sequence,
@@ -120,25 +121,25 @@ class Generator:
         fixed = request.num_draft_tokens
         lookup = PromptLookup(self._hit_rates) if fixed is None and sequence.keyed_by_token else None
         acceptance = AcceptanceModel(self._acceptance)
-        ahead, siblings = self._settings.num_ahead_tokens, self._settings.num_siblings
+        ahead, siblings = self._settings.num_ahead_tokens, 0 if model.max_chain else self._settings.num_siblings
         grows_ahead = ahead > 0 and sequence.keyed_by_token
         controller: Controller = (
-            Adaptive(self._policies[grows_ahead], acceptance, lookup, siblings)
+            Adaptive(self._policies[grows_ahead], acceptance, lookup, siblings, model.max_chain)
             if fixed is None
-            else Fixed(fixed, self._costs)
+            else Fixed(min(fixed, model.max_chain or fixed), self._costs)
         )
         span = trace.get_current_span()
         traceparent = telemetry.traceparent()
         wait_s = self._settings.target_wait_s
         position = len(received)
         draft = DraftClient(self._drafts, traceparent)
-        speculation = Speculation(draft, ahead, siblings, acceptance, lookup)
+        speculation = Speculation(draft, ahead, siblings, acceptance, lookup, chains=bool(model.max_chain))
         try:
             async with (
                 draft,
                 TargetClient(
                     self._targets,
-                    model_digest,
+                    model.model_digest,
                     traceparent,
                     wait_s,
                     arrived,

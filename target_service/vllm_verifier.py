@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from specdec.core.errors import PassFailed, Preempted, SpecdecError
 from specdec.core.rounds import CACHE_SALT, TRANSFORMS, ModelInfo, Timings
 from specdec.core.sequence import SequenceSpec
-from specdec.core.tree import ROOT, TokenTree
 from specdec.vllm.passes import Outcome
 from target_service.verifier import Decision, Job
 
@@ -32,7 +31,8 @@ class VllmVerifier:
 
     def __init__(self, engine: VllmEngine, info: ModelInfo) -> None:
         self._engine = engine
-        self.info = dataclasses.replace(info, capabilities=(*info.capabilities, TRANSFORMS, CACHE_SALT))
+        capabilities = (*info.capabilities, TRANSFORMS, CACHE_SALT)
+        self.info = dataclasses.replace(info, capabilities=capabilities, max_chain=engine.max_chain)
 
     @property
     def block_size(self) -> int:
@@ -50,7 +50,7 @@ class VllmVerifier:
 
     def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError | None], Timings]:
         started = time.perf_counter()
-        nodes = [likeliest_chain(job.tree)[: self._engine.max_chain] for job in jobs]
+        nodes = [job.tree.likeliest_chains()[: self._engine.max_chain] for job in jobs]
         chains, extras = {}, {}
         for job, chain in zip(jobs, nodes, strict=True):
             memory: _Memory = job.memory
@@ -76,14 +76,3 @@ def _decided(job: Job, chain: Sequence[int], outcome: Outcome) -> Decision | Spe
     accepted = tuple(chain[: len(outcome.tokens) - 1])
     keyed = job.memory.spec.keyed_by_token
     return Decision(accepted, outcome.tokens[-1], outcome.tokens if keyed else (), refused=bool(outcome.extra))
-
-
-def likeliest_chain(tree: TokenTree) -> list[int]:
-    """The nodes of the path from the root along each node's first child, which is its likeliest."""
-    nodes: list[int] = []
-    last = ROOT
-    for node, parent in enumerate(tree.parents):
-        if parent == last:
-            nodes.append(node)
-            last = node
-    return nodes

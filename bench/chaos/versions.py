@@ -19,7 +19,7 @@ from specdec.transport import rpc
 from specdec.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
 
 _NEWEST = {
-    "ModelInfo": {"instance", "eos_token_ids", "capabilities"},
+    "ModelInfo": {"instance", "eos_token_ids", "capabilities", "max_chain"},
     "Load": {"open_streams", "passes"},
     "Verdict": {"predictions", "timings", "num_feature_rows", "run_on", "dropped_round"},
     "Round": {"max_nodes"},

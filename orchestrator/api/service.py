@@ -151,7 +151,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 target = await self._target_info()
                 check_request(message, target, self._prompts, self._settings.methods)
             request = await self._read(message, target, account)
-            async with aclosing(self._generator.chunks(request, target.model_digest, arrived)) as chunks:
+            async with aclosing(self._generator.chunks(request, target, arrived)) as chunks:
                 account.spend(len(request.prompt_ids))
                 yield generation_pb2.GenerateResponse(
                     admission=generation_pb2.Admission(

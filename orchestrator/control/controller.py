@@ -15,6 +15,7 @@ from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength, best_depth
 from orchestrator.rounds import Grant, RoundPlan, RoundRecord, Source
 from orchestrator.sequence import Sequence
+from specdec.core.tree import MAX_TREE_NODES
 from specdec.speculation.acceptance import AcceptanceModel, best_chances
 
 MAX_AUTONOMOUS = 32
@@ -92,11 +93,14 @@ class Adaptive:
         acceptance: AcceptanceModel,
         lookup: Lookup | None = None,
         num_siblings: int = 0,
+        max_chain: int = 0,
     ) -> None:
+        """``max_chain``: see specdec.core.rounds.ModelInfo."""
         self._policy = policy
         self._acceptance = acceptance
         self._lookup = lookup
         self._num_siblings = num_siblings
+        self._chains, self._most = bool(max_chain), max_chain or MAX_TREE_NODES
         self._member = id(self)
         self._pass = policy.now
         self._num_rounds = 0
@@ -111,16 +115,16 @@ class Adaptive:
     def plan(self, sequence: Sequence) -> RoundPlan:
         policy, costs = self._policy, self._policy.costs
         self._num_rounds += 1
-        of_ranks, most = self._acceptance.of_ranks, sequence.remaining - 1
-        expected = _expected(_chain(of_ranks, self._num_siblings), policy.most)
-        of_hit = _expected(best_chances(of_ranks), policy.most) if policy.ahead else expected
+        of_ranks, most = self._acceptance.of_ranks, min(self._most, sequence.remaining - 1)
+        expected = self._expected(_chain(of_ranks, self._num_siblings))
+        of_hit = self._expected(best_chances(of_ranks)) if policy.ahead and not self._chains else expected
         trusts = self._trust[Source.DRAFT].holds(policy.now)
         drafts = policy.drafts(self._member, expected, of_hit, probes=self._num_rounds > 2 and trusts) and trusts
         if self._drafted and not (drafts or policy.on):
             self._acceptance.forget()  # what was learnt will be out of date at the next probe
         self._drafted = policy.on
         draft = self._draft_grants(expected, of_hit, most) if drafts else []
-        lookup = self._lookup_grants(sequence) if not policy.checking else []
+        lookup = self._lookup_grants(sequence, most) if not policy.checking else []
         grants = tuple(grant for _, grant in sorted([*draft, *lookup], key=lambda each: -each[0]) if grant.num_tokens)
         again = self._num_rounds - self._looked_up_at <= LOOKUP_ROUNDS and costs.round_s(0) < 1.25 * costs.alone_s
         stops_for = grants[0].source if grants else Source.LOOKUP if again else None
@@ -138,6 +142,11 @@ class Adaptive:
             _next_round_s(costs, depth) if policy.ahead and depth and grants[0].source is Source.DRAFT else None,
         )
 
+    def _expected(self, chances: Iterator[float]) -> list[float]:
+        """Tokens of a round by the number of draft tokens. Those that the target does not verify give none."""
+        verified = itertools.chain(itertools.islice(chances, self._most), itertools.repeat(0.0))
+        return list(itertools.accumulate(itertools.islice(verified, self._policy.most), initial=1.0))
+
     def _draft_grants(self, expected: Seq[float], of_hit: Seq[float], most: int) -> list[tuple[float, Grant]]:
         """With their goodput: what has arrived, and what the round waits for."""
         policy, costs = self._policy, self._policy.costs
@@ -151,11 +160,11 @@ class Adaptive:
             grants.append((expected[k] / seconds if policy.on and known else 1e9, Grant(Source.DRAFT, k, waits=True)))
         return grants
 
-    def _lookup_grants(self, sequence: Sequence) -> list[tuple[float, Grant]]:
+    def _lookup_grants(self, sequence: Sequence, most: int) -> list[tuple[float, Grant]]:
         known = self._policy.costs.target_known and self._trust[Source.LOOKUP].holds(self._policy.now)
         if self._lookup is None or not known or not sequence.num_committed:
             return []
-        chances = self._lookup.chances(sequence.ids)[: sequence.remaining - 1]
+        chances = self._lookup.chances(sequence.ids)[:most]
         num_tokens, goodput = self._policy.best_lookup(chances, self._to_come)
         if num_tokens and not self._to_come:
             self._looked_up_at = self._num_rounds
@@ -183,10 +192,6 @@ class Adaptive:
 def _chain(of_ranks: Seq[float], num_siblings: int) -> Iterator[float]:
     """Chances of a chain's tokens. A sibling may be right, but leads no further."""
     return itertools.accumulate(itertools.repeat(of_ranks[0]), operator.mul, initial=sum(of_ranks[: 1 + num_siblings]))
-
-
-def _expected(chances: Iterator[float], most: int) -> list[float]:
-    return list(itertools.accumulate(itertools.islice(chances, most), initial=1.0))
 
 
 def _autonomous(sequence: Sequence) -> int:

@@ -15,7 +15,7 @@ from orchestrator.drafting.prompt_lookup import PromptLookup
 from orchestrator.rounds import Drafting, Grant, Proposal, RoundPlan, Source
 from orchestrator.sequence import Sequence
 from specdec.core.rounds import Budget, Growth, Verdict
-from specdec.core.tree import EMPTY_TREE, MAX_TREE_NODES, GrowingTree, TokenTree
+from specdec.core.tree import EMPTY_TREE, MAX_TREE_NODES, ROOT, GrowingTree, TokenTree
 from specdec.speculation.acceptance import AcceptanceModel
 
 _MAX_EARLY_NODES = 256
@@ -31,7 +31,7 @@ class Speculation:
     While the target verifies, the draft may grow ``max_ahead`` nodes more: below the nodes in flight, and at the
     likeliest corrections. After a speculation hit the next tree is there, and the round does not wait for the draft.
     ``max_siblings`` runners-up are verified beside each node of a chain that the round waits for. ``lookup`` proposes
-    tokens from the text itself.
+    tokens from the text itself. ``chains``: the target verifies these alone, so trees are cut to them.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Speculation:
         max_siblings: int = 0,
         chances: AcceptanceModel | None = None,
         lookup: PromptLookup | None = None,
+        chains: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._draft = draft
@@ -48,6 +49,7 @@ class Speculation:
         self._lookup = lookup
         self._max_ahead = max_ahead
         self._max_siblings = max_siblings
+        self._chains = chains
         self._clock = clock
         self._plan = RoundPlan()
         self._trie = GrowingTree()
@@ -120,8 +122,7 @@ class Speculation:
     def _grow_ahead(self, sequence: Sequence, depth: int, num_wanted: int, to_come: bool) -> None:
         """Let the draft grow below the tree that is verified next, and at the likeliest corrections."""
         tree = self._tree or EMPTY_TREE
-        grown, self._trie = self._trie.tree, GrowingTree(tree)
-        self._trie.add(grown)
+        self._put_first(tree)
         # Below the last node in flight, as many nodes again; the last token of the output comes from the target.
         below = min(max(len(tree), depth) + depth + 1, sequence.remaining - 1)
         budget = Budget(num_wanted, below, self._max_ahead, self._max_siblings if num_wanted else 0)
@@ -129,6 +130,11 @@ class Speculation:
         # Hits are counted for sequences that can hit: token and block verification always wait.
         if asked and self._draft.num_advances and self._source is not Source.LOOKUP and not to_come:
             self._hit = bool(tree)
+
+    def _put_first(self, tree: TokenTree) -> None:
+        """The nodes that are verified next come before all others of the trie."""
+        others, self._trie = self._trie.tree, GrowingTree(tree)
+        self._trie.add(others)
 
     def _wait_for(self, sequence: Sequence, grant: Grant) -> None:
         """Request the tokens that the round waits for."""
@@ -146,9 +152,14 @@ class Speculation:
 
     def _worthwhile(self, tree: TokenTree, num_tokens: int) -> TokenTree:
         """The part of an arrived tree that is verified."""
+        tree = self._cut(tree)
         if not self._plan.round_s:
             return self._chances.best(tree, num_tokens)
         return self._chances.most_per_second(tree, self._plan.round_s)
+
+    def _cut(self, tree: TokenTree, first: int = ROOT) -> TokenTree:
+        """What the target can verify of a tree: all, or below each node from ``first`` on the likeliest chain."""
+        return tree.part(tree.likeliest_chains(first)) if self._chains else tree
 
     def next_round(self, sequence: Sequence) -> tuple[TokenTree, int]:
         """The next round before the verdict on this one: a tree below the present base, and how many nodes (the first
@@ -157,13 +168,15 @@ class Speculation:
         if not self._may_send:
             return EMPTY_TREE, 0
         self._take_arrived(sequence)
-        nodes = self._chances.likeliest(self._trie.tree)[:_MAX_EARLY_NODES]
+        # Of chains one is left, whatever is decided about the nodes in flight.
+        trie = self._cut(self._trie.tree, self._num_verifying)
+        nodes = self._chances.likeliest(trie)[:_MAX_EARLY_NODES]
         new = next((node for node in nodes if node >= self._num_verifying), None)
         if new is None or self._num_verifying + 1 >= sequence.remaining:
             return EMPTY_TREE, 0
         depth = max((grant.num_tokens for grant in self._plan.grants), default=1)
-        most = len(self._worthwhile(self._trie.tree.below(new)[0], depth)) or depth
-        self._sent = self._trie.tree.part(nodes), most
+        most = len(self._worthwhile(trie.below(new)[0], depth)) or depth
+        self._sent = trie.part(nodes), most
         return self._sent
 
     async def next(self, sequence: Sequence) -> Proposal:
@@ -184,7 +197,8 @@ class Speculation:
 
     def _after_waiting(self) -> tuple[TokenTree, Source]:
         """What the draft gave; without it, the best of the other grants."""
-        if tree := self._trie.tree.prefix(self._num_nodes):
+        if tree := self._cut(self._trie.tree).prefix(self._num_nodes):
+            self._put_first(tree)
             return tree, Source.DRAFT
         others = (self._from(grant) for grant in self._plan.grants if grant.source is Source.LOOKUP)
         return next(others, EMPTY_TREE), Source.LOOKUP

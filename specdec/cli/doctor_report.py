@@ -40,6 +40,7 @@ def _model(each: Visit) -> list[str]:
         f"vocabulary {info.vocab_size} {info.tokenizer_fingerprint[:_SHORT_PREFIX]}".strip(),
         f"context {info.context_length}",
         *filter(None, (info.dtype, info.backend)),
+        *([f"chains of {info.max_chain}"] if info.max_chain else []),
     ]
 
 
@@ -68,6 +69,7 @@ def as_dict(visits: Sequence[Visit], found: Sequence[Finding]) -> dict[str, Any]
                 "context_length": each.info.context_length if each.info else None,
                 "dtype": each.info.dtype if each.info else None,
                 "backend": each.info.backend if each.info else None,
+                "max_chain": each.info.max_chain if each.info else None,
                 "live_sequences": each.load.live_sequences,
                 "kv_slots_used": each.load.kv_slots_used,
                 "kv_slots_total": each.load.kv_slots_total,

@@ -48,6 +48,11 @@ class Role(StrEnum):
     orchestrator = "orchestrator"
 
 
+class Engine(StrEnum):
+    torch = "torch"
+    vllm = "vllm"
+
+
 @app.command(context_settings=PASS_ON)
 def serve(context: typer.Context, role: Annotated[str, typer.Argument(metavar="|".join(Role))]) -> None:
     """Run one service in the foreground. The service's own flags follow its role (see serve target --help)."""
@@ -104,6 +109,9 @@ def up(
     target_revision: Annotated[str, typer.Option(help="branch, tag or commit of the target's hub id")] = "",
     draft_revision: Annotated[str, typer.Option(help="branch, tag or commit of the draft's hub id")] = "",
     port: Annotated[int, typer.Option(help="port of the orchestrator")] = 50050,
+    engine: Annotated[
+        Engine | None, typer.Option(help="what runs both models; settings of vllm are variables (SPECDEC_VLLM__*)")
+    ] = None,
     threads: Annotated[
         int, typer.Option(help="CPU threads of each model; default: half of the cores; 0: all usable cores")
     ] = max(1, (os.cpu_count() or 2) // 2),
@@ -119,7 +127,8 @@ def up(
     A service that needs a restart (exit status 3) is restarted. If a service ends in another way, all are stopped.
     """
     drafts = None if no_draft else draft
-    arguments, revisions = [f"--threads={threads}"], {"target": target_revision, "draft": draft_revision}
+    arguments = [f"--threads={threads}", *([f"--engine={engine}"] if engine else [])]
+    revisions = {"target": target_revision, "draft": draft_revision}
     work = up_.run(Console(), target, drafts, port, arguments, certificates_dir, logs, revisions)
     _run(until_signalled(work))
 

@@ -146,6 +146,7 @@ class ModelInfo:
     instance: str = ""  # id of the process that serves it
     backend: str = ""  # the backend that computes its passes; empty: unknown
     tokens: tuple[bytes, ...] = field(default=(), repr=False, compare=False)  # of each id; sent on request only
+    max_chain: int = 0  # draft tokens of a round at most, of a target that verifies chains alone; 0: it takes trees
 
 
 @dataclass(frozen=True, slots=True)

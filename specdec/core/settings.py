@@ -112,16 +112,22 @@ class VllmSettings(BaseModel):
     """Settings of engine vllm, by the names that vLLM gives them. What vLLM refuses is refused at the start."""
 
     tensor_parallel_size: int = Field(1, gt=0, description="GPUs that share each layer")
-    pipeline_parallel_size: int = Field(1, gt=0, description="groups of GPUs that share the layers")
+    pipeline_parallel_size: int = Field(1, gt=0, description="groups of GPUs that share the layers; not with vLLM 0.32")
     distributed_executor_backend: Literal["mp", "ray"] | None = Field(
-        None, description="mp: processes of this machine; ray: of several"
+        None, description="mp: processes, on each of nnodes machines; ray: those of a Ray cluster"
     )
+    nnodes: int = Field(1, gt=0, description="machines that share the model, each with a service of its own node_rank")
+    node_rank: int = Field(0, ge=0, description="0: serves; others: lend their GPUs to it, and end with it")
+    master_addr: str = Field("127.0.0.1", description="host of node_rank 0, with nnodes over 1")
+    master_port: int = Field(29501, gt=0, le=65535, description="port of node_rank 0 for the other nodes")
     quantization: str | None = Field(None, description="how weights are quantised; unset: as the checkpoint says")
     kv_cache_dtype: str = Field("auto", description="dtype of the KV cache, such as fp8")
     max_model_len: int | None = Field(None, gt=0, description="context length; unset: the checkpoint's")
     max_num_seqs: int = Field(256, gt=0, description="sequences of one pass at most")
     num_speculative_tokens: int = Field(8, gt=0, description="draft tokens of one sequence in a pass at most")
-    enforce_eager: bool = Field(False, description="no compilation and no CUDA graphs: starts in seconds, runs slower")
+    enforce_eager: bool = Field(
+        False, description="no compilation and no CUDA graphs: starts in seconds, runs slower; unset: on CPUs alone"
+    )
 
 
 class ModelServiceSettings(EngineSettings):
@@ -158,7 +164,8 @@ class ModelServiceSettings(EngineSettings):
     @field_validator("vllm")
     @classmethod
     def _of_engine_vllm(cls, value: VllmSettings, others: ValidationInfo) -> VllmSettings:
-        if others.data.get("engine") == "torch" and (given := sorted(value.model_fields_set)):
+        given = sorted(value.model_dump(exclude_defaults=True))
+        if others.data.get("engine") == "torch" and given:
             raise ValueError(f"only engine vllm has {', '.join(given)}")
         return value
 

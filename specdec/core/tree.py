@@ -104,6 +104,19 @@ class TokenTree:
         parents = enumerate(self.parents)
         return self.prefix(next((node for node, parent in parents if parent != node - 1), len(self)))
 
+    def likeliest_chains(self, first: int = ROOT) -> list[int]:
+        """The nodes that are left if every node from ``first`` on keeps its first child alone, which is its likeliest.
+        From ROOT on: one chain."""
+        nodes: list[int] = []
+        kept, full = {ROOT}, set()
+        for node, parent in enumerate(self.parents):
+            if parent in kept and parent not in full:
+                nodes.append(node)
+                kept.add(node)
+                if parent >= first:
+                    full.add(parent)
+        return nodes
+
     def child(self, node: int, token_id: int) -> int | None:
         """The child of ``node`` (or ROOT) with ``token_id``; None if there is none."""
         index = node

@@ -319,6 +319,7 @@ def read_info(message: common_pb2.ModelInfo) -> ModelInfo:
         message.instance,
         message.backend,
         tuple(message.tokens),
+        message.max_chain,
     )
 
 

@@ -7,8 +7,11 @@ ours in each worker turns logits into tokens. Preemption, paging, prefix caching
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
+import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,12 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm import SamplingParams
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.request import Request
 
@@ -43,21 +48,7 @@ class VllmEngine:
         """``arguments``: of vllm.EngineArgs. ``sampler``: module and name of a WorkerSampler, ``a.b:C``. ``max_chain``:
         draft tokens of one sequence in a pass at most. ``num_slots``: tokens of the KV cache; 0: as many as fit.
         ``lost`` is called, in any thread, when a worker has died. Raises whatever vLLM raises for what it refuses."""
-        config = EngineArgs(
-            **arguments,
-            async_scheduling=False,
-            scheduler_cls=f"{__name__}.PassScheduler",
-            worker_extension_cls=f"{__name__}.WorkerExtension",
-            speculative_config={
-                "method": "custom_class",
-                "model": f"{__name__}.NoProposals",
-                "num_speculative_tokens": max_chain,
-            },
-        ).create_engine_config()
-        if config.use_v2_model_runner:
-            raise ValueError("vLLM's model runner V2 takes no proposer from outside: set VLLM_USE_V2_MODEL_RUNNER=0")
-        if num_slots:
-            config.cache_config.num_gpu_blocks_override = 1 - (-num_slots // config.cache_config.block_size)
+        config = _config(arguments, max_chain, num_slots)
         self._core = EngineCore(config, Executor.get_class(config), log_stats=False, executor_fail_callback=lost)
         self._core.collective_rpc("install_sampler", args=(sampler, vocab_size))
         self._numbers = itertools.count()
@@ -141,6 +132,47 @@ class VllmEngine:
 
     def shut_down(self) -> None:
         self._core.shutdown()
+
+
+def lend_workers(arguments: Mapping[str, Any], max_chain: int, num_slots: int) -> None:
+    """Run the workers of a node that lends them to the first one (vLLM's node_rank > 0) until they or that node end.
+    The arguments are those of the first node's VllmEngine, but for the rank."""
+    config = _config(arguments, max_chain, num_slots)
+    executor = MultiprocExecutor(config, monitor_workers=False)
+    first = (config.parallel_config.master_addr, config.parallel_config.master_port)
+    threading.Thread(target=_outlive, args=(first, executor.shutdown), daemon=True).start()
+    executor.start_worker_monitor(inline=True)
+
+
+def _outlive(address: tuple[str, int], then: Callable[[], None]) -> None:
+    """Call ``then`` when the other side of a connection has ended: workers that wait for a message would not notice."""
+    with socket.create_connection(address) as connection, contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+        connection.recv(1)
+    then()
+
+
+def _config(arguments: Mapping[str, Any], max_chain: int, num_slots: int) -> VllmConfig:
+    """See VllmEngine."""
+    config = EngineArgs(
+        **arguments,
+        async_scheduling=False,
+        scheduler_cls=f"{__name__}.PassScheduler",
+        worker_extension_cls=f"{__name__}.WorkerExtension",
+        speculative_config={
+            "method": "custom_class",
+            "model": f"{__name__}.NoProposals",
+            "num_speculative_tokens": max_chain,
+        },
+    ).create_engine_config()
+    if config.use_v2_model_runner:
+        raise ValueError("vLLM's model runner V2 takes no proposer from outside: set VLLM_USE_V2_MODEL_RUNNER=0")
+    if config.parallel_config.pipeline_parallel_size > 1:
+        raise ValueError("vLLM gives only the last pipeline stage a proposer, and fails: use tensor_parallel_size")
+    if num_slots:
+        config.cache_config.num_gpu_blocks_override = 1 - (-num_slots // config.cache_config.block_size)
+    return config
 
 
 class NoProposals:

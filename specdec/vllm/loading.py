@@ -25,13 +25,17 @@ log = logging.getLogger(__name__)
 MINOR = "0.32"
 """The minor version of vLLM for which engine.py is written."""
 
+_OF_NUMBERS = ("tensor_parallel_size", "pipeline_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager")
+"""Settings on which the numbers that a model computes depend: part of its digest."""
+
 
 def load_engine(
     settings: ModelServiceSettings, sampler: str, prefix_caching: bool = True
 ) -> tuple[VllmEngine, ModelInfo]:
     """Load the model of a service. ``sampler``: see VllmEngine. Raises ValueError with a message for the operator.
 
-    A worker that dies ends the process with RESTART_STATUS: no pass can come after it.
+    A worker that dies ends the process with RESTART_STATUS: no pass can come after it. So does the end of the first
+    node, at a node that lends its workers to it, for which this does not return.
     """
     try:
         return _load_engine(settings, sampler, prefix_caching)
@@ -43,15 +47,16 @@ def load_engine(
 def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: bool) -> tuple[VllmEngine, ModelInfo]:
     device = torch.device(settings.device)
     dtype = default_dtype(device) if settings.dtype == "auto" else settings.dtype
-    of_numbers = settings.vllm.model_dump(
-        include={"tensor_parallel_size", "pipeline_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager"}
-    )
+    arguments = settings.vllm.model_dump(exclude={"num_speculative_tokens"})
+    if "enforce_eager" not in settings.vllm.model_fields_set:  # compilation takes minutes on a CPU
+        arguments["enforce_eager"] = device.type == "cpu"
+    of_numbers = {name: arguments[name] for name in _OF_NUMBERS}
     fingerprint = f"vllm {_installed()}, {choose('torch', device).fingerprint}, {of_numbers}"
     checkpoint = Checkpoint.find(settings.model, dtype, "vllm", fingerprint, settings.revision, quantised=True)
     _set_environment(settings)
-    from specdec.vllm.engine import VllmEngine
+    from specdec.vllm.engine import VllmEngine, lend_workers
 
-    arguments = settings.vllm.model_dump(exclude={"num_speculative_tokens"}) | {
+    arguments |= {
         "model": str(checkpoint.directory),
         "dtype": checkpoint.dtype,
         "max_model_len": settings.vllm.max_model_len or checkpoint.info.context_length,
@@ -60,6 +65,10 @@ def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: b
         "skip_tokenizer_init": True,  # only ids reach it
         "enable_prefix_caching": prefix_caching,
     }
+    if settings.vllm.node_rank:
+        log.info("lending workers", extra={"to": settings.vllm.master_addr, "node_rank": settings.vllm.node_rank})
+        lend_workers(arguments, settings.vllm.num_speculative_tokens, settings.kv_slots)
+        raise SystemExit(RESTART_STATUS)
     engine = VllmEngine(
         arguments,
         sampler,
@@ -91,7 +100,9 @@ def _set_environment(settings: ModelServiceSettings) -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # V2 takes no proposer from outside
     }
-    if settings.threads:
-        wanted["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{settings.threads - 1}"
+    if settings.threads:  # of all workers; on no core of their own, where another service may have its threads, too
+        num_workers = settings.vllm.tensor_parallel_size * settings.vllm.pipeline_parallel_size // settings.vllm.nnodes
+        wanted["OMP_NUM_THREADS"] = str(max(1, settings.threads // num_workers))
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     for name, value in wanted.items():
         os.environ.setdefault(name, value)

@@ -61,7 +61,8 @@ def container(deployment: Manifest) -> Manifest:
 
 
 def environment(container: Manifest) -> dict[str, str]:
-    return {each["name"]: each["value"] for each in container.get("env", []) if "$patch" not in each}
+    """Without what is known only once the pod runs."""
+    return {each["name"]: each["value"] for each in container.get("env", []) if "value" in each}
 
 
 def ports(container: Manifest) -> dict[str, int]:

@@ -74,11 +74,26 @@ def test_gpus_ask_for_their_models():
     assert services["orchestrator"]["environment"]["SPECDEC_TOKENIZER"] == "large"
 
 
+def test_a_target_on_several_gpus_has_the_image_the_engine_and_the_devices_for_it():
+    services = load(BASE, GPU, **PAIR, TARGET_ENGINE="vllm", TARGET_TENSOR_PARALLEL="2", TARGET_GPU="0,1")["services"]
+    target, draft = services["target"], services["draft"]
+    assert (target["build"]["args"]["ENGINE"], draft["build"]["args"]["ENGINE"]) == ("vllm", "torch")
+    assert target["image"] != load(BASE, GPU, **PAIR)["services"]["target"]["image"]
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("SPECDEC_MODEL", "SPECDEC_ENGINE", "SPECDEC_VLLM__TENSOR_PARALLEL_SIZE"):
+            patched.setenv(name, target["environment"][name])
+        settings = TargetSettings()
+    assert (settings.engine, settings.vllm.tensor_parallel_size) == ("vllm", 2)
+    [device] = target["deploy"]["resources"]["reservations"]["devices"]
+    assert device["device_ids"] == ["0,1"], "which the runtime joins with commas itself"
+    assert "shm_size" in target, "through which processes of several GPUs speak"
+
+
 @each_deployment
 @each_service
 def test_every_variable_of_a_service_is_one_of_its_settings(service, deployment):
     given = deployment()["services"][service]["environment"]
-    ours = {name.removeprefix("SPECDEC_").lower() for name in given if name.startswith("SPECDEC_")}
+    ours = {name.removeprefix("SPECDEC_").lower().split("__")[0] for name in given if name.startswith("SPECDEC_")}
     assert ours <= set(SETTINGS[service].model_fields)
 
 

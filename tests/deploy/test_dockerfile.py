@@ -55,6 +55,17 @@ def test_health_is_asked_by_our_own_probe_at_the_port_that_answers_it(service):
     assert "healthcheck" not in load(BASE)["services"][service]
 
 
+def test_an_engine_is_an_extra_of_the_project_and_vllm_finds_a_compiler_in_its_image():
+    [choice] = [line for line in stages()["model-packages"].said("RUN") if "ENGINE" in line]
+    extras = set(re.findall(r"'\.\[([\w,]+)\]'", choice))
+    assert extras == {"vllm,otlp", "models,otlp"}
+    project = (ROOT / "pyproject.toml").read_text()
+    assert all(f"\n{extra} = [" in project for extra in ("vllm", "models", "otlp"))
+    assert "PIP_CONSTRAINT pip install '.[vllm" in choice, "vLLM names versions of its own"
+    assert any("gcc" in line and "ENGINE" in line for line in stages()["model-service"].said("RUN"))
+    assert stages()["target"].environment["HOME"] == "/tmp", "the only place that can be written"
+
+
 def test_the_orchestrator_has_no_torch():
     assert stages()["target"].copied[0] == stages()["draft"].copied[0] == ("model-packages", "/opt/venv")
     assert stages()["orchestrator"].copied[0] == ("packages", "/opt/venv")

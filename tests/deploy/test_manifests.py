@@ -72,7 +72,7 @@ def test_every_variable_in_the_files_is_a_setting_of_the_service_that_gets_it() 
                 seen.add(variable["name"])
                 if variable["name"].startswith("SPECDEC_"):
                     for role in roles:
-                        assert variable["name"] in fields(role), f"{file}: {variable['name']} of {role}"
+                        assert variable["name"].split("__")[0] in fields(role), f"{file}: {variable['name']} of {role}"
                         assert isinstance(variable.get("value", ""), str), f"{file}: {variable} must be quoted"
     assert {"SPECDEC_PORT", "SPECDEC_TLS_CERT", "SPECDEC_DEVICE", "SPECDEC_API_KEYS_FILE"} <= seen
 
@@ -156,7 +156,8 @@ def test_probes_ask_the_right_port_and_health_service_and_wait_long_enough(
         deadline_s = spec.get("progressDeadlineSeconds", 600)
         assert startup_s + spec["minReadySeconds"] < deadline_s, "no rollout fails while a pod may still start"
         slowest = container(deployments(overlay, components)["target"])["startupProbe"]
-        assert slowest["periodSeconds"] * slowest["failureThreshold"] < deadline_s, "or waits for its target"
+        waits_s = slowest["periodSeconds"] * slowest["failureThreshold"] if role == "orchestrator" else 0
+        assert waits_s < deadline_s, "or waits for its target"
 
 
 @renders
@@ -258,7 +259,7 @@ def test_network_policies_allow_only_the_calls_that_there_are(overlay: str, comp
             mine = policy["spec"]["podSelector"].get("matchLabels", {}).get("app.kubernetes.io/component", "all")
             for rule in policy["spec"].get(direction, []):
                 assert rule.get(peers), f"{name} has a rule for all peers"
-                for peer, port in itertools.product(rule[peers], rule["ports"]):
+                for peer, port in itertools.product(rule[peers], rule.get("ports", [])):
                     labels = peer.get("podSelector", {}).get("matchLabels", {})
                     other = labels.get("app.kubernetes.io/component", "others")
                     found.add((mine, other, port["port"]))
@@ -270,18 +271,21 @@ def test_network_policies_allow_only_the_calls_that_there_are(overlay: str, comp
     if "pod-monitor" in components:
         expected_in.add(("all", "others", METRICS_PORT))
     assert allowed("ingress", "from") == expected_in
-    assert allowed("egress", "to") == {
-        ("orchestrator", "target", 50051),
-        ("orchestrator", "draft", 50052),
-        ("orchestrator", "others", 53),
-    }
+    expected_out = {("orchestrator", "target", 50051), ("orchestrator", "draft", 50052), ("orchestrator", "others", 53)}
+    of_nodes = policies.get("between-target-nodes")
+    assert allowed("egress", "to") == expected_out | ({("all", "others", 53)} if of_nodes else set())
+    if of_nodes:
+        nodes, [into], [out, _] = (of_nodes["spec"][part] for part in ("podSelector", "ingress", "egress"))
+        assert nodes["matchExpressions"][0]["values"] == ["target", "target-node"]
+        assert into == {"from": [{"podSelector": nodes}]}
+        assert out == {"to": [{"podSelector": nodes}]}, "all ports, but only among themselves"
 
 
 @renders
-def test_models_with_gpus_ask_for_one_each_and_on_one_node_are_where_the_claim_is() -> None:
+def test_models_with_gpus_ask_for_as_many_as_they_use_and_on_one_node_are_where_the_claim_is() -> None:
     for overlay, role in itertools.product(OVERLAYS, ("target", "draft")):
         only = container(deployments(overlay, ())[role])
-        wanted = 0 if overlay == "cpu-demo" else 1
+        wanted = {"cpu-demo": 0, "multi-node-target": 8 if role == "target" else 1}.get(overlay, 1)
         assert only["resources"]["limits"].get("nvidia.com/gpu", 0) == wanted
         assert environment(only).get("SPECDEC_DEVICE", "cpu") == ("cuda:0" if wanted else "cpu")
     [claim] = kind(rendered("single-node-gpu"), "PersistentVolumeClaim").values()
@@ -289,6 +293,42 @@ def test_models_with_gpus_ask_for_one_each_and_on_one_node_are_where_the_claim_i
     for deployment in deployments("single-node-gpu", ()).values():
         assert pod(deployment)["nodeSelector"] == {"specdec-pool": "all"}
         assert "nvidia.com/gpu" in {each["key"] for each in pod(deployment)["tolerations"]}
+
+
+@renders
+def test_nodes_that_share_a_target_agree_on_it_and_only_the_first_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifests = rendered("multi-node-target")
+    first, [other] = deployments("multi-node-target", ())["target"], kind(manifests, "StatefulSet").values()
+    shared = {}
+    for node in (first, other):
+        only = container(node)
+        shared[node["kind"]] = {name: value for name, value in environment(only).items() if "VLLM" in name}
+        assert {"name": "shm", "mountPath": "/dev/shm"} in only["volumeMounts"]
+        assert pod(node)["securityContext"] == pod(first)["securityContext"]
+        assert only["securityContext"] == container(first)["securityContext"]
+        assert (only["image"], only["command"]) == ("specdec-target:dev", ["specdec", "serve", "target"])
+        for same in ("resources", "volumeMounts"):
+            assert sorted(map(str, only[same])) == sorted(map(str, container(first)[same]))
+        with monkeypatch.context() as patched:
+            for name, value in environment(only).items():
+                patched.setenv(name, value)
+            vllm = TargetSettings().vllm
+        num_gpus = only["resources"]["limits"]["nvidia.com/gpu"] * vllm.nnodes
+        assert vllm.tensor_parallel_size * vllm.pipeline_parallel_size == num_gpus
+    assert shared["Deployment"] == shared["StatefulSet"] != {}
+    assert vllm.nnodes == first["spec"]["replicas"] + other["spec"]["replicas"]
+    assert other["spec"]["ordinals"]["start"] == 1, "the first has rank 0"
+    [rank] = [each for each in container(other)["env"] if each["name"] == "SPECDEC_VLLM__NODE_RANK"]
+    assert rank["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['apps.kubernetes.io/pod-index']"
+    assert not {"ports", "readinessProbe", "livenessProbe"} & container(other).keys()
+    services = kind(manifests, "Service")
+    master = services[vllm.master_addr]["spec"]
+    assert master["publishNotReadyAddresses"] is True
+    assert master["selector"] == services["target"]["spec"]["selector"], "the first node"
+    assert [each["port"] for each in master["ports"]] == [vllm.master_port]
+    labels = other["spec"]["template"]["metadata"]["labels"]
+    assert not services["target"]["spec"]["selector"].items() <= labels.items()
+    assert pod(deployments("multi-node-target", ())["draft"])["nodeSelector"] != pod(first)["nodeSelector"]
 
 
 def test_the_job_that_copies_models_is_valid_and_as_restricted_as_the_services() -> None:

@@ -15,7 +15,7 @@ from specdec.core.tree import SparseDistribution, TokenTree
 from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job, Verifier
 from target_service.vllm_sampler import TargetSampler
-from target_service.vllm_verifier import VllmVerifier, likeliest_chain
+from target_service.vllm_verifier import VllmVerifier
 from tests.models.fake_vllm import FakeVllm
 from tests.models.table_runner import TableRunner
 
@@ -74,7 +74,7 @@ def test_a_target_on_vllm_decides_as_one_on_our_own_engine() -> None:
 
 def test_of_a_tree_the_likeliest_chain_is_verified_as_long_as_vllm_takes_it() -> None:
     tree = TokenTree((5, 6, 7, 8, 9), (-1, -1, 0, 1, 2))
-    assert likeliest_chain(tree) == [0, 2, 4]
+    assert tree.likeliest_chains() == [0, 2, 4]
     verifier, fake = on_vllm()
     memory, ids = verifier.open(spec_of()), spec_of().token_ids
     _, timings = verifier.verify([Job(memory, ids, TokenTree())])

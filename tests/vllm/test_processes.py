@@ -11,7 +11,8 @@ import pytest
 import torch
 import transformers
 
-from specdec.cli.processes import free_ports, healthy, service
+from specdec.cli.processes import free_ports, healthy, is_serving, paired, service
+from specdec.client import Client
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.core.tree import TokenTree
 from specdec.server.liveness import RESTART_STATUS
@@ -34,17 +35,30 @@ def text(verifier: Verifier, length: int = 24) -> list[int]:
     return ids[: 55 + length]
 
 
-def test_two_workers_that_share_each_layer_give_the_same_text(load, tmp_path, monkeypatch) -> None:
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> str:
+    """A model that two workers can share."""
+    directory = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(1)
     shape = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
     config = transformers.LlamaConfig(**shape, num_attention_heads=4, max_position_embeddings=1024)
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-    both = VllmVerifier(*load(settings(str(tmp_path), vllm={"tensor_parallel_size": 2}), SAMPLER))
-    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND")
-    one = VllmVerifier(*load(settings(str(tmp_path)), SAMPLER))
+    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    return str(directory)
+
+
+def test_two_workers_that_share_each_layer_give_the_same_text(load, tiny, monkeypatch) -> None:
+    for name in ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND"):
+        monkeypatch.setenv(name, "")  # restored after the test
+        monkeypatch.delenv(name)
+    both = VllmVerifier(*load(settings(tiny, threads=2, vllm={"tensor_parallel_size": 2}), SAMPLER))
+    one = VllmVerifier(*load(settings(tiny), SAMPLER))
     assert text(both) == text(one)
     assert both.info.model_digest != one.info.model_digest, "sums in another order"
+
+
+def test_what_vllm_cannot_do_with_drafts_from_outside_is_refused_in_words(load, tiny) -> None:
+    with pytest.raises(ValueError, match="use tensor_parallel_size"):
+        load(settings(tiny, vllm={"pipeline_parallel_size": 2}), SAMPLER)
 
 
 def test_what_vllm_refuses_is_refused_in_its_words(load, target_model) -> None:
@@ -52,8 +66,33 @@ def test_what_vllm_refuses_is_refused_in_its_words(load, target_model) -> None:
         load(settings(target_model, vllm={"tensor_parallel_size": 2}), SAMPLER)
 
 
+async def test_two_nodes_share_a_model_the_first_serves_and_the_other_ends_with_it(tiny, tmp_path) -> None:
+    ports = free_ports(4)
+    shared = ["--engine=vllm", "--vllm.distributed-executor-backend=mp", "--vllm.nnodes=2", f"--model={tiny}"]
+    shared += ["--vllm.tensor-parallel-size=2", f"--vllm.master-port={ports[3]}", "--vllm.max-num-seqs=8"]
+    shared += ["--dtype=float32", "--kv-slots=4096", "--threads=2"]
+    async with (
+        service("target_service", ports[0], shared, tmp_path / "first") as first,
+        service("target_service", ports[1], [*shared, "--vllm.node-rank=1"], tmp_path / "other") as other,
+        service("orchestrator", ports[2], [f"--target={first.address}"], tmp_path) as orchestrator,
+    ):
+        await healthy(first)
+        await paired(orchestrator)
+        async with Client(orchestrator.address) as client:
+            [sample] = await client.generate(token_ids={"token_ids": [1, 2, 3]}, max_tokens=20, seed=1)
+        assert len(sample.token_ids) == 20
+        assert not await is_serving(other.address), "requests go to the first node alone"
+        family = children(first.process.pid) + children(other.process.pid)
+        assert family
+        first.process.kill()
+        assert await asyncio.wait_for(other.process.wait(), 60) == RESTART_STATUS
+        async with asyncio.timeout(30):
+            while any(map(lives, family)):
+                await asyncio.sleep(0.1)
+
+
 async def test_a_service_whose_worker_dies_ends_and_leaves_no_process(target_model, tmp_path) -> None:
-    flags = ["--engine=vllm", "--vllm.enforce-eager", "--dtype=float32", "--kv-slots=8192", f"--model={target_model}"]
+    flags = ["--engine=vllm", "--dtype=float32", "--kv-slots=8192", f"--model={target_model}"]
     async with service("target_service", free_ports(1)[0], flags, tmp_path) as running:
         await healthy(running)
         family = children(running.process.pid)

@@ -209,11 +209,11 @@ def test_what_all_requests_learnt_is_there_for_the_next():
     assert sum(map(sum, depths)) < 0.15 * sum(map(len, depths))
 
 
-def adaptive_controller(most: int = MOST) -> Adaptive:
-    return Adaptive(DraftLength(CostModel(), most), AcceptanceModel())
+def adaptive_controller(max_chain: int = 0) -> Adaptive:
+    return Adaptive(DraftLength(CostModel(), MOST), AcceptanceModel(), max_chain=max_chain)
 
 
-async def driven(method: Method, first: int) -> tuple[list[Budget], list[TokenTree]]:
+async def driven(method: Method, first: int, max_chain: int = 0) -> tuple[list[Budget], list[TokenTree]]:
     """What a draft is asked for whose every chain begins with this token, and what becomes of it.
 
     The same number of tokens is accepted whatever they are, and every round takes the same time.
@@ -224,7 +224,7 @@ async def driven(method: Method, first: int) -> tuple[list[Budget], list[TokenTr
         yield Growth(draft.num_advances, sequence.base, (), chain, GrowthEnd.BUDGET)
 
     draft = FakeDraft(propose)
-    controller, speculation = adaptive_controller(), Speculation(draft)
+    controller, speculation = adaptive_controller(max_chain), Speculation(draft)
     sequence, chance, trees = new_sequence(max_tokens=2000, method=method), random.Random(3), []
     for number in range(300):
         tree = (await speculation.next(sequence)).tree
@@ -243,6 +243,13 @@ async def driven(method: Method, first: int) -> tuple[list[Budget], list[TokenTr
     assert not draft.ejected_for
     assert not sequence.finished
     return draft.budgets, trees
+
+
+async def test_no_more_is_drafted_than_the_target_verifies_of_a_chain():
+    budgets, _ = await driven(Method.COUPLED, 7)
+    assert max(budget.max_nodes for budget in budgets) > 3, "where it verifies more"
+    budgets, _ = await driven(Method.COUPLED, 7, max_chain=3)
+    assert max(budget.max_nodes for budget in budgets) == 3
 
 
 @pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])

@@ -21,10 +21,11 @@ GROWN = chain([6, 7, 8, 9, 1]).merge(chain([6, 5, 4])).merge(chain([3, 2]))
 """From base 3. The first two are verified; below them, beside them and instead of them more has grown."""
 
 
-async def flying(**options) -> tuple[Sequence, Speculation, FakeDraft]:
+async def flying(chains: bool = False, **options) -> tuple[Sequence, Speculation, FakeDraft]:
     """6 and 7 are at the target, and the rest has grown meanwhile."""
     draft = FakeDraft()
-    sequence, speculation = new_sequence(**options), Speculation(draft, max_ahead=16, lookup=FakeLookup(0, 0))
+    sequence = new_sequence(**options)
+    speculation = Speculation(draft, max_ahead=16, lookup=FakeLookup(0, 0), chains=chains)
     speculation.advance(sequence, plan(2))
     commit(sequence, 5)
     speculation.advance(sequence, PLAN)
@@ -45,6 +46,15 @@ async def test_all_that_has_grown_is_sent_likeliest_first():
     for path in ([6], [6, 5], [6, 7, 8], [3]):
         left = tree.descend(path)
         assert left.prefix(2) == speculation._chances.best(left, 2), "whatever is committed, its likeliest come first"
+
+
+async def test_of_what_is_sent_to_a_target_that_verifies_chains_every_verdict_leaves_a_chain():
+    sequence, speculation, draft = await flying(chains=True)
+    forked = GROWN.merge(chain([6, 7, 8, 5])).merge(chain([6, 5, 3])).merge(chain([3, 1]))
+    draft.pushed = [Growth(draft.num_advances, 3, (), forked, GrowthEnd.BUDGET)]
+    tree, _ = speculation.next_round(sequence)
+    assert tree == GROWN.part(speculation._chances.likeliest(GROWN)), "only nodes in flight have several children"
+    assert all(tree.descend(path).is_chain for path in ([6, 7, 8], [6, 5], [3]))
 
 
 @pytest.mark.parametrize(("committed", "left"), [([6, 7, 8], [9, 1]), ([6, 5], [4]), ([3], [2]), ([6, 7, 8, 9], [1])])

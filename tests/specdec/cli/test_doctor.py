@@ -167,6 +167,20 @@ async def test_a_report_fits_into_80_columns_and_keeps_names_whole() -> None:
         assert any(text in line for line in shown)
 
 
+def test_the_engine_of_a_target_and_the_chains_that_it_verifies_are_shown() -> None:
+    engine, chains = visit("target", "a:1"), visit("target", "b:1")
+    assert engine.info is not None
+    assert chains.info is not None
+    engine.info, chains.info = (
+        replace(engine.info, backend="torch"),
+        replace(chains.info, backend="vllm", max_chain=8),
+    )
+    assert "vllm, chains of 8" in rendered([chains])
+    assert "chains" not in rendered([engine])
+    told = doctor_report.as_dict([engine, chains], [])["services"]
+    assert [(each["backend"], each["max_chain"]) for each in told] == [("torch", 0), ("vllm", 8)]
+
+
 async def test_a_proxy_in_the_way_of_other_clients_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("grpc_proxy", "https_proxy", "no_proxy", "no_grpc_proxy"):
         monkeypatch.delenv(variable, raising=False)

@@ -18,7 +18,7 @@ import pytest_asyncio
 from rich.console import Console
 
 from draft_service.drafters.language_model import LanguageModelDrafter
-from specdec.cli import demo
+from specdec.cli import demo, up
 from specdec.cli.main import BENCHES
 from specdec.cli.processes import free_ports, python_command
 from specdec.core.settings import EngineSettings
@@ -182,6 +182,18 @@ def test_a_bad_argument_is_refused_in_words(arguments, words):
     status, _, err = invoke(*arguments.split())
     assert status == (1 if arguments.startswith("up") else 2)
     assert words in err
+
+
+@pytest.mark.parametrize(("flags", "engines"), [((), []), (("--engine=vllm",), ["--engine=vllm"])])
+def test_both_models_of_up_have_the_engine_that_is_named_else_that_of_the_environment(flags, engines, monkeypatch):
+    told = []
+
+    async def run(*arguments):
+        told.extend(arguments)
+
+    monkeypatch.setattr(up, "run", run)
+    assert invoke("up", *flags)[0] == 0
+    assert [flag for flag in told[4] if flag.startswith("--engine")] == engines
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,22 @@ def test_flags_go_over_the_environment_and_settings_of_other_services_do_no_harm
     assert (settings.model, settings.dtype) == ("of the flag", "bfloat16")
 
 
+def test_settings_of_vllm_may_be_variables_and_are_refused_with_another_engine_unless_they_say_nothing(
+    capsys, monkeypatch
+):
+    monkeypatch.setenv("SPECDEC_VLLM__TENSOR_PARALLEL_SIZE", "1")
+    assert read("--model=m").engine == "torch"
+    monkeypatch.setenv("SPECDEC_VLLM__TENSOR_PARALLEL_SIZE", "2")
+    assert "--vllm: Value error, only engine vllm has tensor_parallel_size" in refused(capsys, "--model=m")
+    monkeypatch.setenv("SPECDEC_ENGINE", "vllm")
+    settings = read("--model=m", "--vllm.max-num-seqs=5")
+    assert "enforce_eager" not in settings.vllm.model_fields_set, "which would not leave it to the device"
+    told = [read("--model=m", flag).vllm for flag in ("--vllm.enforce-eager", "--no-vllm.enforce-eager")]
+    assert [each.enforce_eager for each in told if "enforce_eager" in each.model_fields_set] == [True, False]
+    assert (settings.engine, settings.vllm.tensor_parallel_size, settings.vllm.max_num_seqs) == ("vllm", 2, 5)
+    assert "only engine vllm" in refused(capsys, "--model=m", "--engine=torch")
+
+
 BAD = {
     "--port": ("-1", "65536", "x"),
     "--kv-slots": ("-1", "1e9", "many"),
