@@ -71,6 +71,7 @@ app.add_typer(bench, name="bench", no_args_is_help=True)
 BENCHES = {
     "micro.rounds": "Overhead of the message path, with models that take no time.",
     "peers": "Comparison with transformers.",
+    "engines": "Comparison with vLLM, and of the engines.",
     "distance": "Speed with a distant draft.",
     "control": "Draft lengths in simulated deployments.",
     "lookup": "Prompt lookup on a repetitive text.",

@@ -1,0 +1,80 @@
+"""vLLM's own generate as contenders, each in a process of its own (bench.engines.in_vllm)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from bench.models.damped_pair import Pair
+from bench.peers.contender import Prompts, Run, before_end
+from specdec.cli.processes import StartError, environment, python_command
+
+HOW = ("generate", "draft_model", "ngram")
+_LINE_BYTES = 1 << 24
+_STOP_TIMEOUT_S = 30.0
+_TAIL_CHARACTERS = 2000
+
+
+class Generator:
+    """A running process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: IO[bytes], end_token_ids: Sequence[int]) -> None:
+        self._process, self._log, self._end_token_ids = process, log, list(end_token_ids)
+
+    async def run(self, prompts: Prompts, max_tokens: int) -> Run:
+        """All prompts at once. Raises StartError if the process has ended."""
+        asked = {"prompts": list(prompts), "max_tokens": max_tokens, "end_token_ids": self._end_token_ids}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+        told = await self.answer()
+        return Run(told["seconds"], [before_end(output, self._end_token_ids) for output in told["outputs"]])
+
+    async def answer(self) -> Any:
+        assert self._process.stdout is not None
+        if line := await self._process.stdout.readline():
+            return json.loads(line)
+        raise StartError(f"vLLM has ended:\n{_tail(self._log)}")
+
+
+def _tail(log: IO[bytes]) -> str:
+    return Path(log.name).read_text(errors="replace")[-_TAIL_CHARACTERS:]
+
+
+@asynccontextmanager
+async def running(
+    pair: Pair, how: str, threads: int, num_draft_tokens: int, end_token_ids: Sequence[int]
+) -> AsyncIterator[Generator]:
+    """vLLM with the model loaded. ``how``: see HOW. Raises StartError."""
+    command = python_command("bench.engines.in_vllm", str(pair.target), str(pair.draft), how)
+    with tempfile.NamedTemporaryFile(prefix="specdec-vllm-", suffix=".log") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(*command, str(threads), str(num_draft_tokens)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            env=environment(),
+            limit=_LINE_BYTES,
+            start_new_session=True,
+        )
+        generator = Generator(process, log, end_token_ids)
+        try:
+            await generator.answer()
+            yield generator
+        finally:
+            await _stop(process)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """The end of its input ends it, and its workers with it."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        await asyncio.wait_for(process.wait(), _STOP_TIMEOUT_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
