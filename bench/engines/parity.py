@@ -65,6 +65,7 @@ class Parity:
     num_tokens: int  # compared, over both references
     num_texts: int
     num_given_up: int
+    num_drafted: int
     num_accepted: int
     divergences: Sequence[Divergence]
 
@@ -75,7 +76,9 @@ class Parity:
 
     def __str__(self) -> str:
         compared = f"{self.num_tokens} tokens of {self.num_texts} texts compared"
-        beside = f"{self.num_accepted} draft tokens accepted, {self.num_given_up} requests given up beside them"
+        beside = (
+            f"{self.num_accepted} of {self.num_drafted} draft tokens accepted, {self.num_given_up} requests given up"
+        )
         return f"{compared}; {beside}; {len(self.divergences)} divergences: {'holds' if self.holds else 'BROKEN'}"
 
 
@@ -130,16 +133,17 @@ async def measure(
     }
     report("texts of engine torch")
     async with services.running(pair, "torch", threads, with_draft=False) as running:
-        references["engine torch"] = (await _Load(running, max_tokens).texts(cases))[0]
+        references["engine torch"] = await _Load(running, max_tokens).texts(cases)
     report("texts of engine vllm")
     async with services.running(pair, "vllm", threads) as running:
         load = _Load(running, max_tokens, random.Random(1))
-        found, num_accepted = await load.texts(cases)
+        found = await load.texts(cases)
     return Parity(
         sum(len(text) for texts in references.values() for text in texts.values()),
         len(cases),
         load.num_given_up,
-        num_accepted,
+        load.num_drafted,
+        load.num_accepted,
         [each for name, texts in references.items() for each in divergences(name, texts, found, reference)],
     )
 
@@ -150,15 +154,12 @@ class _Load:
     def __init__(self, running: Services, max_tokens: int, chance: random.Random | None = None) -> None:
         self._client, self._max_tokens, self._chance = running.client, max_tokens, chance
         self._gate = asyncio.Semaphore(_TOGETHER)
-        self.num_given_up = 0
+        self.num_given_up = self.num_drafted = self.num_accepted = 0
 
-    async def texts(self, cases: Sequence[Case]) -> tuple[Texts, int]:
-        """The texts, and how many of their tokens were drafted."""
-        answers = await asyncio.gather(*map(self._one, cases))
-        num_accepted = sum(sample.finish.speculation.num_accepted_tokens for sample in answers)
-        return {case: list(sample.token_ids) for case, sample in zip(cases, answers, strict=True)}, num_accepted
+    async def texts(self, cases: Sequence[Case]) -> Texts:
+        return dict(zip(cases, await asyncio.gather(*map(self._one, cases)), strict=True))
 
-    async def _one(self, case: Case) -> Any:
+    async def _one(self, case: Case) -> list[int]:
         async with self._gate:
             num_draft_tokens = 0
             if self._chance:
@@ -166,7 +167,9 @@ class _Load:
                 if self._chance.random() < _GIVEN_UP:
                     await self._give_up(case, num_draft_tokens, self._chance.random() * _LONGEST_WAIT_S)
             [sample] = await self._client.generate(**case.fields(self._max_tokens, num_draft_tokens))
-            return sample
+        self.num_drafted += sample.finish.speculation.num_draft_tokens
+        self.num_accepted += sample.finish.speculation.num_accepted_tokens
+        return list(sample.token_ids)
 
     async def _give_up(self, case: Case, num_draft_tokens: int, after_s: float) -> None:
         with contextlib.suppress(TimeoutError):
