@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
@@ -73,12 +73,11 @@ def main(
                 return
             wanted = streams or (_QUICK_STREAMS if quick else _STREAMS)
             measure = _measure(found, source, wanted, tokens, num_draft_tokens, repeats, threads, report)
-            rows = asyncio.run(measure)
+            rows = asyncio.run(_shown(console, measure))
         except (FileNotFoundError, StartError) as error:
             console.print(str(error), markup=False)
             raise typer.Exit(1) from error
     figures = table.ratios(rows)
-    console.print(table.speeds(rows))
     console.print(table.LEGEND, style="dim")
     console.print_json(json.dumps(figures))
     if json_file:
@@ -96,6 +95,15 @@ def _show_texts(console: Console, found: parity.Parity, json_file: str | None) -
         raise typer.Exit(1)
 
 
+async def _shown(console: Console, blocks: AsyncIterator[list[Row]]) -> list[Row]:
+    """All rows; each block is printed when it comes."""
+    rows: list[Row] = []
+    async for block in blocks:
+        console.print(table.speeds(block))
+        rows += block
+    return rows
+
+
 async def _measure(
     pair: Pair,
     source: PromptSource,
@@ -105,10 +113,10 @@ async def _measure(
     repeats: int,
     threads: int,
     report: Callable[[str], None],
-) -> list[Row]:
+) -> AsyncIterator[list[Row]]:
+    """For each number of requests at a time."""
     ends = Checkpoint.find(str(pair.target), "float32").info.eos_token_ids
     contenders: dict[str, Contender] = {}
-    rows: list[Row] = []
     async with AsyncExitStack() as stack:
         for how in generators.HOW:
             report(f"starting vLLM {how}")
@@ -120,7 +128,7 @@ async def _measure(
             for name, count in (("alone", 0), ("draft", num_draft_tokens), ("adaptive", ADAPTIVE)):
                 contenders[f"{engine} services, {name}"] = partial(run, num_draft_tokens=count)
         for count in streams:
-            rows += await take_turns(
+            yield await take_turns(
                 contenders,
                 source,
                 streams=count,
@@ -129,7 +137,6 @@ async def _measure(
                 repeats=repeats,
                 report=report,
             )
-    return rows
 
 
 if __name__ == "__main__":

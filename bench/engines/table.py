@@ -26,23 +26,21 @@ LEGEND = (
 
 
 def speeds(rows: Sequence[Row]) -> Table:
-    """A block per number of requests, a line per contender."""
+    """A line per contender, of one number of requests at a time."""
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
     for column in ("", "tokens/s", "over vLLM", "drafted", "accepted", "lookup", "same"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for streams in dict.fromkeys(row.streams for row in rows):
-        block = [row for row in rows if row.streams == streams]
-        table.add_row("1 request" if streams == 1 else f"{streams} requests at a time", style="italic")
-        for row in block:
-            figures = [row.figure(name) for name in ("mean_draft_tokens", "acceptance", "mean_lookup_tokens")]
-            table.add_row(
-                f"  {row.name}",
-                f"{row.tokens_per_s:.1f}",
-                f"{row.over(block[0]):.2f}",
-                *(f"{figure:.2f}" if figure else "" for figure in figures),
-                f"{row.same}/{row.compared}",
-                end_section=row is block[-1],
-            )
+    streams = rows[0].streams
+    table.add_row("1 request" if streams == 1 else f"{streams} requests at a time", style="italic")
+    for row in rows:
+        figures = [row.figure(name) for name in ("mean_draft_tokens", "acceptance", "mean_lookup_tokens")]
+        table.add_row(
+            f"  {row.name}",
+            f"{row.tokens_per_s:.1f}",
+            f"{row.over(rows[0]):.2f}",
+            *(f"{figure:.2f}" if figure else "" for figure in figures),
+            f"{row.same}/{row.compared}",
+        )
     return table
 
 
