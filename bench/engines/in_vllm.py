@@ -1,7 +1,8 @@
-"""``python -m bench.engines.in_vllm MODEL DRAFT HOW``: vLLM's own generate, for a caller that writes lines of JSON.
+"""vLLM's own generate in a process, for a caller that writes lines of JSON.
 
-A line in is {"prompts": [[id ...] ...], "max_tokens": n, "end_token_ids": [...]}, a line out {"seconds": s, "outputs":
-[[id ...] ...]}; the first line out, {}, comes when the model is loaded. Knows vLLM's public interface alone.
+``python -m bench.engines.in_vllm MODEL DRAFT HOW THREADS NUM_DRAFT_TOKENS``. A line in is {"prompts": [[id ...] ...],
+"max_tokens": n, "end_token_ids": [id ...]}, a line out {"seconds": s, "outputs": [[id ...] ...]}; the first line out,
+{}, comes when the model is loaded. Knows vLLM's public interface alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ def main() -> None:
     model, draft, how, threads, num_draft_tokens = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever prints to standard output is no answer
-    os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": f"0-{int(threads) - 1}", "VLLM_NO_USAGE_STATS": "1"}
+    # On no core of their own, as the services' threads.
+    os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads, "VLLM_NO_USAGE_STATS": "1"}
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}  # GiB
     from vllm import LLM, SamplingParams
 
