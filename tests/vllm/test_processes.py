@@ -70,7 +70,7 @@ async def test_two_nodes_share_a_model_the_first_serves_and_the_other_ends_with_
     ports = free_ports(4)
     shared = ["--engine=vllm", "--vllm.distributed-executor-backend=mp", "--vllm.nnodes=2", f"--model={tiny}"]
     shared += ["--vllm.tensor-parallel-size=2", f"--vllm.master-port={ports[3]}", "--vllm.max-num-seqs=8"]
-    shared += ["--dtype=float32", "--kv-slots=4096", "--threads=2"]
+    shared += ["--dtype=float32", "--kv-slots=4096", "--threads=2", "--memory-fraction=0.1"]
     async with (
         service("target_service", ports[0], shared, tmp_path / "first") as first,
         service("target_service", ports[1], [*shared, "--vllm.node-rank=1"], tmp_path / "other") as other,
