@@ -19,7 +19,14 @@ collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 def settings(model: str, **fields: Any) -> ModelServiceSettings:
     """In float32 and without compilation, which takes minutes on a CPU."""
     named = {"max_num_seqs": 16, "enforce_eager": True, **fields.pop("vllm", {})}
-    given = {"dtype": "float32", "engine": "vllm", "kv_slots": 16384, "vllm": VllmSettings(**named), **fields}
+    given = {
+        "dtype": "float32",
+        "engine": "vllm",
+        "kv_slots": 16384,
+        "memory_fraction": 0.1,
+        "vllm": VllmSettings(**named),
+        **fields,
+    }
     return ModelServiceSettings(model=model, **given)
 
 
