@@ -76,7 +76,7 @@ async def test_the_text_depends_neither_on_drafts_nor_on_other_requests(
     rng = random.Random(11)
     known = {(case.prompt, case.fields["temperature"]): text for case, text in alone.texts.items()}
     branching = BranchingDrafter(
-        target.info, lambda spec: known[spec.token_ids[: spec.num_prompt_tokens], spec.sampling.temperature]
+        target.info, lambda spec: known[tuple(spec.token_ids[: spec.num_prompt_tokens]), spec.sampling.temperature]
     )
     chains = LanguageModelDrafter(load("draft", "bfloat16", device))
     for drafter, nums_draft_tokens in ((chains, (0, 1, 3, 5, 8)), (branching, (4, 8, 20))):

@@ -72,7 +72,7 @@ def by_spec(alone: TargetAlone) -> Callable[[SequenceSpec], list[int]]:
         params = spec.sampling
         filters = (params.temperature, params.top_k, params.top_p, params.min_p)
         penalties = (params.repetition_penalty, params.presence_penalty)
-        return texts[spec.token_ids[: spec.num_prompt_tokens], spec.seed, *filters, *penalties]
+        return texts[tuple(spec.token_ids[: spec.num_prompt_tokens]), spec.seed, *filters, *penalties]
 
     return continuation
 
