@@ -104,7 +104,9 @@ async def test_a_long_text_is_that_of_transformers_beside_others(
     assert runner.info.context_length == CONTEXT
     known = {tuple(prompt): text for prompt, text in zip(prompts, texts, strict=True)}
     long = tuple(rng.randrange(VOCAB) for _ in range(CONTEXT - 100))
-    drafter = BranchingDrafter(runner.info, lambda spec: known.get(tuple(spec.token_ids[: spec.num_prompt_tokens]), [1]))
+    drafter = BranchingDrafter(
+        runner.info, lambda spec: known.get(tuple(spec.token_ids[: spec.num_prompt_tokens]), [1])
+    )
     watching = WatchingVerifier(runner)
     async with cluster([watching], [drafter]) as deployment:
 
