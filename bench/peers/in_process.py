@@ -123,7 +123,7 @@ class _Draft:
     def catch_up(self, sequence: Sample) -> None:
         """Nothing to do: the next advance has all new ids."""
 
-    async def growth(self, sequence: Sample, deadline_s: float) -> Growth | None:
+    async def growth(self, sequence: Sample, deadline_s: float, waited_s: float = 0.0) -> Growth | None:
         growth: Growth = _answer(self._engine, self._key)
         return growth
 

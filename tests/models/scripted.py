@@ -66,7 +66,7 @@ class BranchingDrafter(Scripted):
     def next_nodes(self, sequence: DraftSequence, rng: random.Random) -> Sequence[Node]:
         spec = sequence.spec
         truth = list(self._continuation(spec))
-        done = sequence.ids[spec.num_prompt_tokens :]
+        done = list(sequence.ids[spec.num_prompt_tokens :])
         ahead = truth[len(done) :] if truth[: len(done)] == done else []
         tree = sequence.tree
         nodes: list[Node] = []
