@@ -6,22 +6,15 @@ Knows jobs of a pass; does not know vLLM's batches (specdec.vllm.engine).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from specdec.backends.choice import choose
 from specdec.core.tree import TokenTree
 from specdec.passes.outputs import PassOutputs
-from specdec.sampling.state import SamplingState
-from specdec.vllm.passes import Sampled, WorkerJob, are_sound
+from specdec.vllm.passes import Memories, Sampled, WorkerJob, are_sound
 from target_service.decision import decide
 from target_service.verifier import Job
-
-
-@dataclass(slots=True)
-class _Memory:
-    sampling: SamplingState
 
 
 class TargetSampler:
@@ -30,10 +23,8 @@ class TargetSampler:
 
     def __init__(self, device: torch.device) -> None:
         self._backend = choose("torch", device)
-        self._memories: dict[str, _Memory] = {}
-
-    def forget(self, key: str) -> None:
-        self._memories.pop(key, None)
+        self._memories = Memories()
+        self.forget = self._memories.forget
 
     def sample(self, jobs: Sequence[WorkerJob]) -> list[Sampled]:
         sound = {place: self._job(jobs[place]) for place, is_sound in enumerate(are_sound(jobs)) if is_sound}
@@ -46,9 +37,7 @@ class TargetSampler:
         return sampled
 
     def _job(self, job: WorkerJob) -> Job:
-        memory = self._memories.get(job.key)
-        if memory is None:
-            memory = self._memories[job.key] = _Memory(SamplingState(job.payload))
+        memory = self._memories.of(job)
         # Only the number of ids counts where nothing depends on the text.
         ids: Sequence[int] = job.ids() if memory.sampling.transforms.active else range(job.num_ids)
         memory.sampling.take_in(ids)

@@ -12,8 +12,7 @@ from draft_service.drafters.proposal import draw, guess
 from specdec.backends.choice import choose
 from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.passes.outputs import PassOutputs
-from specdec.sampling.state import SamplingState
-from specdec.vllm.passes import Sampled, WorkerJob, are_sound
+from specdec.vllm.passes import Memories, Sampled, WorkerJob, are_sound
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +37,14 @@ class Proposal:
         return [Node(parent, token, self.draft_probs, self.confidence) for token in self.token_ids[:most]]
 
 
-@dataclass(slots=True)
-class _Memory:
-    sampling: SamplingState
-
-
 class DraftSampler:
     """See specdec.vllm.passes.WorkerSampler. The payload of a sequence is its SequenceSpec without ids, the extra of a
     pass its Place. All of the chain is accepted, because it is the text; what comes after it is a Proposal."""
 
     def __init__(self, device: torch.device) -> None:
         self._backend = choose("torch", device)
-        self._memories: dict[str, _Memory] = {}
-
-    def forget(self, key: str) -> None:
-        self._memories.pop(key, None)
+        self._memories = Memories()
+        self.forget = self._memories.forget
 
     def sample(self, jobs: Sequence[WorkerJob]) -> list[Sampled]:
         sound = {place: self._sequence(jobs[place]) for place, is_sound in enumerate(are_sound(jobs)) if is_sound}
@@ -74,9 +66,7 @@ class DraftSampler:
         ]
 
     def _sequence(self, job: WorkerJob) -> DraftSequence:
-        memory = self._memories.get(job.key)
-        if memory is None:
-            memory = self._memories[job.key] = _Memory(SamplingState(job.payload))
+        memory = self._memories.of(job)
         text, place = [*job.ids(), *job.chain], job.extra
         memory.sampling.take_in(text[: place.base])
         tree = TokenTree.chain(text[place.base :])

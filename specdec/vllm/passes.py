@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specdec.sampling.state import SamplingState
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
@@ -51,6 +53,29 @@ class Outcome:
     tokens: tuple[int, ...] | None = None
     extra: Any = None
     no_memory: bool = False
+
+
+@dataclass(slots=True)
+class Memory:
+    """What a worker keeps of a sequence."""
+
+    sampling: SamplingState
+
+
+class Memories:
+    """Of the sequences that a worker has seen and that have not ended. Their payload is a SequenceSpec without ids."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, Memory] = {}
+
+    def of(self, job: WorkerJob) -> Memory:
+        memory = self._by_key.get(job.key)
+        if memory is None:
+            memory = self._by_key[job.key] = Memory(SamplingState(job.payload))
+        return memory
+
+    def forget(self, key: str) -> None:
+        self._by_key.pop(key, None)
 
 
 def are_sound(jobs: Sequence[WorkerJob]) -> list[bool]:
