@@ -77,3 +77,9 @@ def fragments() -> Iterator[tuple[Path, Manifest]]:
             for each in (document, *patches):
                 if isinstance(each, dict) and each.get("kind") == "Deployment":
                     yield file, each
+
+
+def deployments(overlay: str, components: tuple[str, ...]) -> dict[str, Manifest]:
+    found = kind(rendered(overlay, components), "Deployment")
+    assert set(found) == set(ROLES)
+    return found

@@ -13,14 +13,12 @@ import pytest
 from google.rpc import code_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
+from bench.models.table_model import Table, TableVerifier
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.replicas.frames import TargetFrames
 from orchestrator.replicas.link import Link
 from orchestrator.settings import OrchestratorSettings
-from specdec.cli.processes import is_serving
 from specdec.client import Client
-from specdec.core.environment import PROXY, WEB_PROXIES
 from specdec.core.errors import Draining, Overloaded, ReplicaLost, SpecdecError
 from specdec.core.limits import MAX_CHAIN_NODES
 from specdec.core.rounds import Growth, GrowthEnd
@@ -35,7 +33,6 @@ from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
 from target_service.codec import TargetCodec
 from target_service.engine import TargetEngine
 from target_service.server import SERVICE, TargetServicer, create_server
-from tests.cluster import cluster
 from tests.contract.raw import round_, target, target_open
 
 HEALTH = health_pb2.HealthCheckRequest()
@@ -108,42 +105,6 @@ async def test_the_public_connection_has_longer_time_outs_than_inner_ones(monkey
     for each in (public, inner):  # gRPC complains at exit of servers that were never stopped
         await each.start()
         await each.stop()
-
-
-@asynccontextmanager
-async def proxy_that_leads_nowhere() -> AsyncIterator[tuple[str, list[bytes]]]:
-    """Its URL, and what it was asked for."""
-    asked: list[bytes] = []
-
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readline())
-        writer.close()
-
-    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
-
-
-async def test_proxies_of_the_web_catch_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of clients, between services, of health probes."""
-    for variable in (*WEB_PROXIES, PROXY, "no_proxy", "no_grpc_proxy"):
-        monkeypatch.delenv(variable, raising=False)
-    async with proxy_that_leads_nowhere() as (url, asked):
-        for variable in WEB_PROXIES:
-            monkeypatch.setenv(variable, url)
-        async with cluster([TableVerifier(Table())], [TableDrafter(Table())]) as running:
-            [sample] = await running.client.generate(token_ids={"token_ids": [1, 2]}, max_tokens=8, seed=1)
-            assert sample.finished
-            assert await is_serving(f"127.0.0.1:{running.orchestrator.port}", PATIENCE_S)
-        assert not asked
-
-
-async def test_a_proxy_that_is_named_for_grpc_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("no_proxy", "no_grpc_proxy"):
-        monkeypatch.delenv(variable, raising=False)
-    async with proxy_that_leads_nowhere() as (url, asked):
-        monkeypatch.setenv(PROXY, url)
-        assert not await is_serving("127.0.0.1:1", PATIENCE_S)
-        assert asked[0].startswith(b"CONNECT 127.0.0.1:1")
 
 
 @pytest.mark.slow
