@@ -39,6 +39,6 @@ class TargetSampler:
     def _job(self, job: WorkerJob) -> Job:
         memory = self._memories.of(job)
         # Only the number of ids counts where nothing depends on the text.
-        ids: Sequence[int] = job.ids() if memory.sampling.transforms.active else range(job.num_ids)
+        ids: Sequence[int] = job.ids(0) if memory.sampling.transforms.active else range(job.num_ids)
         memory.sampling.take_in(ids)
         return Job(memory, ids, TokenTree.chain(job.chain, job.extra or ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,8 +67,11 @@ class DraftSampler:
         ]
 
     def _sequence(self, job: WorkerJob) -> DraftSequence:
-        memory = self._memories.of(job)
-        text, place = [*job.ids(), *job.chain], job.extra
-        memory.sampling.take_in(text[: place.base])
-        tree = TokenTree.chain(text[place.base :])
-        return DraftSequence(job.payload, text[: place.base], tree, memory, num_guesses=place.num_guesses)
+        memory, place = self._memories.of(job), job.extra
+        # Only the number of ids counts where nothing depends on the text.
+        committed = array("I", bytes(4 * place.base))
+        if memory.sampling.transforms.active:
+            committed = array("I", [*job.ids(0), *job.chain][: place.base])
+            memory.sampling.take_in(committed)
+        tree = TokenTree.chain([*job.ids(place.base), *job.chain[max(0, place.base - job.num_ids) :]])
+        return DraftSequence(job.payload, committed, tree, memory, num_guesses=place.num_guesses)

@@ -112,7 +112,6 @@ class VllmSettings(BaseModel):
     """Settings of engine vllm, by the names that vLLM gives them. What vLLM refuses is refused at the start."""
 
     tensor_parallel_size: int = Field(1, gt=0, description="GPUs that share each layer")
-    pipeline_parallel_size: int = Field(1, gt=0, description="groups of GPUs that share the layers; not with vLLM 0.32")
     distributed_executor_backend: Literal["mp", "ray"] | None = Field(
         None, description="mp: processes, on each of nnodes machines; ray: those of a Ray cluster"
     )

@@ -168,8 +168,6 @@ def _config(arguments: Mapping[str, Any], max_chain: int, num_slots: int) -> Vll
     ).create_engine_config()
     if config.use_v2_model_runner:
         raise ValueError("vLLM's model runner V2 takes no proposer from outside: set VLLM_USE_V2_MODEL_RUNNER=0")
-    if config.parallel_config.pipeline_parallel_size > 1:
-        raise ValueError("vLLM gives only the last pipeline stage a proposer, and fails: use tensor_parallel_size")
     if num_slots:
         config.cache_config.num_gpu_blocks_override = 1 - (-num_slots // config.cache_config.block_size)
     return config
@@ -291,18 +289,20 @@ class _Sampling:
         sampled = dict(zip(jobs, self._sampler.sample(list(jobs.values())), strict=True))
         # At least two columns, or vLLM takes a filler for a token.
         width = max([2, *(len(each.tokens) for each in sampled.values())])
-        found = torch.full((len(keys), width), -1, dtype=torch.int32)
+        found = [[-1] * width for _ in keys]
         for index, each in sampled.items():
-            found[index, : len(each.tokens)] = torch.tensor(each.tokens, dtype=torch.int32)
+            found[index][: len(each.tokens)] = each.tokens
         self._extras = {keys[index]: each.extra for index, each in sampled.items() if each.extra is not None}
-        return SamplerOutput(sampled_token_ids=found.to(logits.device), logprobs_tensors=None)
+        tokens = torch.tensor(found, dtype=torch.int32, device=logits.device)
+        return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
 
     def _job(self, key: str, chain: Sequence[int], logits: Tensor) -> WorkerJob:
         state = self._runner.requests[key]
         payload = state.sampling_params.extra_args["payload"]
         extra = self._output.extras.get(key)
 
-        def ids() -> list[int]:
-            return [*state.prompt_token_ids, *state.output_token_ids]
+        def ids(start: int) -> list[int]:
+            num_prompt, output = state.num_prompt_tokens, state.output_token_ids
+            return output[start - num_prompt :] if start >= num_prompt else [*state.prompt_token_ids[start:], *output]
 
         return WorkerJob(key, payload, extra, state.num_tokens, ids, chain, logits)

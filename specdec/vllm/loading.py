@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 MINOR = "0.32"
 """The minor version of vLLM for which engine.py is written."""
 
-_OF_NUMBERS = ("tensor_parallel_size", "pipeline_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager")
+_OF_NUMBERS = ("tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager")
 """Settings on which the numbers that a model computes depend: part of its digest."""
 
 
@@ -101,7 +101,7 @@ def _set_environment(settings: ModelServiceSettings) -> None:
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # V2 takes no proposer from outside
     }
     if settings.threads:  # of all workers; on no core of their own, where another service may have its threads, too
-        num_workers = settings.vllm.tensor_parallel_size * settings.vllm.pipeline_parallel_size // settings.vllm.nnodes
+        num_workers = settings.vllm.tensor_parallel_size // settings.vllm.nnodes
         wanted["OMP_NUM_THREADS"] = str(max(1, settings.threads // num_workers))
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     for name, value in wanted.items():

@@ -15,14 +15,14 @@ from specdec.sampling.state import SamplingState
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
     """A sequence of a pass, as a worker sees it. ``payload``: what the caller gave when it added the sequence;
-    ``extra``: what it gave for this pass. ``num_ids``: ids before the chain; ``ids()`` makes the list of them.
+    ``extra``: what it gave for this pass. ``num_ids``: ids before the chain; ``ids(n)``: those from position n on.
     ``logits`` [1 + chain, vocab_size]: after the last of the ids, and after each token of the chain."""
 
     key: str
     payload: Any
     extra: Any
     num_ids: int
-    ids: Callable[[], list[int]]
+    ids: Callable[[int], list[int]]
     chain: Sequence[int]
     logits: Tensor
 

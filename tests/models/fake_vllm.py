@@ -72,7 +72,7 @@ class FakeVllm:
         logits = torch.stack([self._table.logits_after([*text, *chain[:end]]) for end in range(1 + len(chain))])
         if self.computes_nan:
             logits = logits * torch.nan
-        return WorkerJob(key, self._payloads[key], extra, len(text), text.copy, chain, logits)
+        return WorkerJob(key, self._payloads[key], extra, len(text), lambda start: text[start:], chain, logits)
 
     def cache_use(self) -> tuple[int, int]:
         return sum(map(len, self.texts.values())), 4096

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -40,7 +39,7 @@ def load() -> Iterator[Callable[..., Any]]:
     def loaded(made: ModelServiceSettings, sampler: str, prefix_caching: bool = True) -> Any:
         engine, info = load_engine(made, sampler, prefix_caching)
         engines.append(engine)
-        return engine, dataclasses.replace(info)
+        return engine, info
 
     yield loaded
     for engine in engines:

@@ -56,11 +56,6 @@ def test_two_workers_that_share_each_layer_give_the_same_text(load, tiny, monkey
     assert both.info.model_digest != one.info.model_digest, "sums in another order"
 
 
-def test_what_vllm_cannot_do_with_drafts_from_outside_is_refused_in_words(load, tiny) -> None:
-    with pytest.raises(ValueError, match="use tensor_parallel_size"):
-        load(settings(tiny, vllm={"pipeline_parallel_size": 2}), SAMPLER)
-
-
 def test_what_vllm_refuses_is_refused_in_its_words(load, target_model) -> None:
     with pytest.raises(ValueError, match=r"target: .*attention heads.* must be divisible by tensor parallel size"):
         load(settings(target_model, vllm={"tensor_parallel_size": 2}), SAMPLER)
