@@ -79,9 +79,9 @@ class BatchDelay:
         self._could_begin = min(self._could_begin, now)
         longest_s = self._could_begin + _MAX_SHARE * fixed_s - now
         returning = (
-            since + _LATE * self._absence_s[key] - now
+            max(since + self._absence_s[key] - now, 0.25 * self._absence_s[key])
             for key, since in self._absent_since.items()
-            if self._absence_s.get(key, fixed_s) < fixed_s
+            if self._absence_s.get(key, fixed_s) < fixed_s and now < since + _LATE * self._absence_s[key]
         )
         num_staying = num_here - num_leaving
         waits = enumerate(sorted(s for s in returning if 0 < s <= longest_s), 1)
