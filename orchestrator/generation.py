@@ -77,9 +77,8 @@ class Generator:
             for index in range(request.num_samples):
                 begun = self._sample(request, index, target, arrived, outbox)
                 samples.append(asyncio.create_task(begun))
-                await asyncio.sleep(
-                    0
-                )  # each copies the prompt, and all of them in one turn would hold up other streams
+                # Each copies the prompt, and all of them in one turn would hold up other streams.
+                await asyncio.sleep(0)
             unfinished = len(samples)
             while unfinished:
                 chunk: Chunk = await outbox.get()

@@ -118,8 +118,10 @@ class Output:
             return ""
         try:
             text = self._decoder.step(self._tokenizer, token_id) or ""
-            if not text or text.startswith(self._shown):
-                shown, self._shown = self._shown, self._shown if not text else ""
+            if not text:
+                return ""
+            if text.startswith(self._shown):
+                shown, self._shown = self._shown, ""
                 return text[len(shown) :]
         except Exception:  # the only class that tokenizers raises
             pass

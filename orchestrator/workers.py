@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -32,6 +33,10 @@ class Workers:
         try:
             return await asyncio.wrap_future(submitted)
         except asyncio.CancelledError:
-            if not submitted.cancelled():
-                await asyncio.gather(asyncio.wrap_future(submitted), return_exceptions=True)
+            begun = asyncio.wrap_future(submitted)
+            while not begun.done():  # a deadline cancels a call, and then its end does
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([begun])
+            if not begun.cancelled():
+                begun.exception()  # nobody else will ask
             raise

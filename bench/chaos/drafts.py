@@ -40,10 +40,8 @@ async def _flooded(outcome: Outcome, lab: Lab, found: Deployment, name: str) -> 
     await ask(found.client, replace(asked, num_draft_tokens=0))  # connections and code are warm
     flooded, *others = [await ask(found.client, replace(asked, num_draft_tokens=4)) for _ in range(4)]
     check_same(outcome, [flooded], lab.table, f"with {name}")
-    flooded_s, usual_s = (
-        flooded.ended - flooded.started,
-        percentile((each.ended - each.started for each in others), 0.5),
-    )
+    flooded_s = flooded.ended - flooded.started
+    usual_s = percentile((each.ended - each.started for each in others), 0.5)
     outcome.note(f"{name}: {flooded_s * 1e3:.0f} ms, without a draft {usual_s * 1e3:.0f} ms")
     outcome.at_most(f"{name}: time against no draft", flooded_s / usual_s, 1.2, "x")
 

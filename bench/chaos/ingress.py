@@ -38,7 +38,7 @@ async def row_32(lab: Lab, seed: int, short: bool) -> Outcome:
             _note(outcome, gaps, "beside refused prompts of 1 MB")
             await client.generate(**samples)
             # Measured only: 64 prompts that nothing shares yet are read, sent and looked up in full.
-            outcome.note(f"longest gap beside n = 64 of {length} new ids {max(gaps) * 1e3:.0f} ms")
+            outcome.note(f"longest gap beside n = 64 of {length} new ids {max(gaps, default=0.0) * 1e3:.0f} ms")
             gaps.clear()
             await client.generate(**samples)
             _note(outcome, gaps, f"beside n = 64 of {length} cached ids")

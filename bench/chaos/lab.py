@@ -26,7 +26,6 @@ from specdec.core.errors import SpecdecError
 from specdec.core.rounds import Load
 from specdec.security.tls import Tls
 from specdec.transport import rpc
-from specdec.transport.rpc import LIVENESS
 from specdec.transport.wire import read_load
 from specdec.v1 import common_pb2, draft_pb2_grpc, generation_pb2, target_pb2_grpc
 
@@ -57,7 +56,7 @@ class Process:
     async def healthy(self, timeout_s: float = 60.0) -> None:
         """Wait until the process is alive. Raises StartError if it ends or is not alive within ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
-        while not await is_serving(self.address, service=LIVENESS):
+        while not await is_serving(self.address, service=rpc.LIVENESS):
             if self.returncode is not None or time.monotonic() > deadline:
                 raise StartError(f"{self.module} did not start:\n{self.log_tail()}")
             await asyncio.sleep(0.05)

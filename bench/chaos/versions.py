@@ -19,9 +19,10 @@ from specdec.transport import rpc
 from specdec.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
 
 _NEWEST = {
-    "ModelInfo": {"instance", "eos_token_ids", "capabilities", "max_chain"},
+    "ModelInfo": {"instance", "eos_token_ids", "capabilities", "max_chain", "tokens"},
+    "GetModelInfoRequest": {"tokens"},
     "Load": {"open_streams", "passes"},
-    "Verdict": {"predictions", "timings", "num_feature_rows", "run_on", "dropped_round"},
+    "Verdict": {"predictions", "timings", "num_feature_rows", "run_on", "dropped_round", "refused"},
     "Round": {"max_nodes"},
     "VerifyResponse": {"features"},
     "TargetOpen": {"request_age_ms", "return_predictions", "num_preemptions"},
@@ -33,7 +34,7 @@ _NEWEST = {
         *("logit_bias", "min_tokens", "end_token_ids"),
     },
     "SpeculationStats": {"num_replays"},
-    "GetServerInfoResponse": {"waiting_requests"},
+    "GetServerInfoResponse": {"waiting_requests", "methods"},
 }
 """Fields by message that a contract before the latest additions would lack. There is no previous contract yet."""
 

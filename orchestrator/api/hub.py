@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specdec.core.environment import of_hub
-
-_UNAVAILABLE = (
-    "--tokenizer: {name} is neither a tokenizer.json, nor a directory with one, nor can a hub give it{at}: {why}{hint}"
-)
+from specdec.runner.files import TOKENIZER, why_not_given
 
 
 def tokenizer_file(name: str, revision: str) -> Path:
@@ -23,9 +19,7 @@ def tokenizer_file(name: str, revision: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(name, "tokenizer.json", revision=revision or None))
+        return Path(hf_hub_download(name, TOKENIZER, revision=revision or None))
     except Exception as error:  # the client passes on those of several libraries
-        at = f" at revision {revision}" if revision else ""
-        raise ValueError(
-            _UNAVAILABLE.format(name=name, at=at, why=" ".join(str(error).split()), hint=of_hub())
-        ) from error
+        what = f"--tokenizer: {name} is neither a {TOKENIZER}, nor a directory with one, nor can a hub give it"
+        raise ValueError(f"{what}{why_not_given(error, revision)}") from error

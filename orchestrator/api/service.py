@@ -111,16 +111,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                         await context.write(response)
                         clock.wrote(response.chunk.index, len(response.chunk.token_ids))
                 outcome = "ok"
-            except NoReplica as error:
-                outcome = type(error).__name__
-                span.set_status(StatusCode.ERROR, str(error))
-                log.warning("no replica for a request", extra={"request_id": request_id, "problem": str(error)})
-                raise error if account and account.operator else NoReplica(error.for_clients) from error
             except Exception as error:
                 outcome = type(error).__name__
                 if not isinstance(error, CALLERS_FAULTS):
                     span.record_exception(error)
                     span.set_status(StatusCode.ERROR, str(error))
+                if isinstance(error, NoReplica):
+                    log.warning("no replica for a request", extra={"request_id": request_id, "problem": str(error)})
+                    if account is None or not account.operator:
+                        raise NoReplica(error.for_clients) from error
                 raise
             finally:
                 self._num_calls -= 1

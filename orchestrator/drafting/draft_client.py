@@ -27,9 +27,10 @@ _FIRST_PAUSE_S = 5.0
 """A draft may send heartbeats and still not answer. A round waits at most until the draft deadline. After _PATIENCE_S
 without an answer the sequence pauses drafting, for _FIRST_PAUSE_S at first and twice as long each time."""
 
-_PATIENCE_IN_GROWTHS = 5
-"""Under token and block verification a round waits for so many times the usual growth, or _PATIENCE_S if that is more.
-Then the request gives up drafting for good. That is decided by time alone, and once, so it biases no later round."""
+_PATIENCE_IN_GROWTHS, _LONGEST_PATIENCE_S = 5, 15.0
+"""Under token and block verification a round waits for so many times the usual growth, at least _PATIENCE_S and at most
+_LONGEST_PATIENCE_S. Then the request gives up drafting for good. That is decided by time alone, and once, so it biases
+no later round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +164,11 @@ class DraftClient:
         """
         if self._lane is None or self._replica is None:
             return None
-        usual_s = self._replica.slowest_growth_s
-        patience_s = max(_PATIENCE_S, _PATIENCE_IN_GROWTHS * usual_s)
         if sequence.keyed_by_token:
             patience_s = min(_PATIENCE_S, deadline_s)
+        else:
+            patience_s = max(_PATIENCE_S, _PATIENCE_IN_GROWTHS * self._replica.slowest_growth_s)
+            patience_s = min(patience_s, _LONGEST_PATIENCE_S)
         try:
             growth: Growth = await self._lane.receive(patience_s - waited_s)
         except TimeoutError:
@@ -231,6 +233,8 @@ class DraftClient:
                 self._answer = self._asked.num_nodes, LATE * (now - self._asked.at)
             self._owed_since = self._owed_since or self._asked.at
         if gives_up:
+            if self._replica is not None and self._asked is not None:
+                self._replica.observe_growth(now - self._asked.at)  # the next request waits longer
             self.park()
             self._pause(math.inf)
         elif now - (self._owed_since or now) >= _PATIENCE_S:

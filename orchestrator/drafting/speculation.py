@@ -198,7 +198,8 @@ class Speculation:
     def _after_waiting(self) -> tuple[TokenTree, Source]:
         """What the draft gave; without it, the best of the other grants."""
         if tree := self._cut(self._trie.tree).prefix(self._num_nodes):
-            self._put_first(tree)
+            if self._chains:  # else it is the first part of the trie already
+                self._put_first(tree)
             return tree, Source.DRAFT
         others = (self._from(grant) for grant in self._plan.grants if grant.source is Source.LOOKUP)
         return next(others, EMPTY_TREE), Source.LOOKUP

@@ -18,6 +18,8 @@ MESSAGE = 16
 SPARE = MAX_TREE_NODES
 """Entries that are allowed to each sequence anyway: for its error, and for nodes that a draft sends again."""
 
+_HALF_LIFE_S = 60.0
+
 _HEARTBEATS_PER_S, _MAX_UNUSED_HEARTBEATS = 100.0, 1000.0
 """Four per second are due. After this process stood still, many are read at once."""
 
@@ -48,6 +50,23 @@ def size_of_growth(growth: draft_pb2.Growth) -> int:
     num_nodes = max(len(tree.token_ids), len(tree.parents), len(tree.sure))
     probs = sum(1 + max(len(d.token_ids), len(d.weights)) for d in tree.draft_probs)
     return MESSAGE + len(growth.path) + num_nodes + probs
+
+
+class Leftover:
+    """What closed sequences were allowed and have not used. What was in transit arrives within seconds, so it halves
+    every _HALF_LIFE_S."""
+
+    def __init__(self, now: float) -> None:
+        self._left, self._at = 0.0, now
+
+    def add(self, entries: int, now: float) -> None:
+        self._left = self._left * 0.5 ** ((now - self._at) / _HALF_LIFE_S) + entries
+        self._at = now
+
+    def use(self, size: int) -> int:
+        """What is left after ``size`` entries; below 0: they were too many."""
+        self._left -= size
+        return int(self._left)
 
 
 class Heartbeats:

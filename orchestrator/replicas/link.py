@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from orchestrator.replicas.allowances import Heartbeats
+from orchestrator.replicas.allowances import Heartbeats, Leftover
 from orchestrator.replicas.lane import Lane
 from specdec.core.errors import Draining, InvalidArgument, PermissionDenied, ReplicaLost, SpecdecError
 from specdec.core.rounds import Load
@@ -60,7 +60,6 @@ class Link:
         self._stuck_after_s = stuck_after_s
         self._lanes: dict[int, Lane] = {}
         self._next_sequence = 1
-        self._allowed_to_closed = 0  # entries of closed lanes that may still come
         self._most_lanes = 0
         self._opens: dict[int, Iterator[Any]] = {}  # by sequence, the messages that are not sent yet; the oldest first
         self._entries: list[Any] = []
@@ -68,6 +67,7 @@ class Link:
         self._wake = asyncio.Event()
         self._heard = self._moved = time.monotonic()
         self._heartbeats = Heartbeats(self._heard)
+        self._of_closed = Leftover(self._heard)
         self._many_ids_until = 0.0
         self._slowest_pass_s = 0.0
         self.load = Load()
@@ -103,7 +103,7 @@ class Link:
 
     def leave(self, lane: Lane) -> None:
         if self._lanes.pop(lane.sequence, None) is not None:
-            self._allowed_to_closed += lane.allowance
+            self._of_closed.add(lane.allowance, time.monotonic())
             self._opens.pop(lane.sequence, None)
             self._entries = [message for message in self._entries if message.sequence != lane.sequence]
             self._closes.append(lane.sequence)
@@ -240,8 +240,7 @@ class Link:
             lane.allowance -= size
             left = lane.allowance
         else:
-            self._allowed_to_closed -= size
-            left = self._allowed_to_closed
+            left = self._of_closed.use(size)
         if left < 0:
             raise HostileReplica(f"the replica sent {-left} entries more than it was asked for")
         if lane is not None:

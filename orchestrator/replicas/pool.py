@@ -205,6 +205,7 @@ async def _keep(work: Callable[[], Awaitable[None]], what: str) -> None:
         except Exception:
             log.exception("a task has failed; it is started again", extra={"task": what})
         except asyncio.CancelledError:
-            log.info("a task is cancelled", extra={"task": what})
-            raise
+            if (own := asyncio.current_task()) is None or own.cancelling():
+                raise
+            log.error("a task was cancelled from within; it is started again", extra={"task": what})
         await asyncio.sleep(_AGAIN_AFTER_S)

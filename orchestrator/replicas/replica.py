@@ -270,8 +270,10 @@ class Replica:
             self.role.admit(self.address, info)
         except ModelMismatch:
             if self._tokens[0] != info.instance:
-                told, _ = await model_info(self.role.get_info(channel), tokens=True)
-                self._tokens = info.instance, told.tokens
+                self._tokens = info.instance, ()
+                with contextlib.suppress(SpecdecError):  # a very large vocabulary is more than an answer may have
+                    told, _ = await model_info(self.role.get_info(channel), tokens=True)
+                    self._tokens = info.instance, told.tokens
             self.role.admit(self.address, dataclasses.replace(info, tokens=self._tokens[1]))
 
     async def _carry(self, channel: grpc.aio.Channel, link: Link, changed: Callable[[], None]) -> None:

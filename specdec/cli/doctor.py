@@ -112,7 +112,7 @@ def _question(
 
 async def _ask_tokens(found: Visit, tls: Tls | None, timeout_s: float = 10.0) -> None:
     """Ask a model service for its tokens, to name some of them. Without an answer the report has none."""
-    async with rpc.channel(found.address, tls, found.role) as channel:
+    async with rpc.channel(found.address, tls, found.role, public=True) as channel:  # of any size
         with contextlib.suppress(grpc.aio.AioRpcError):
             answer = await _question(found.role, channel, "", tokens=True)(timeout_s)
             found.info = wire.read_info(answer.model)
@@ -165,11 +165,14 @@ def findings(visits: Sequence[Visit]) -> Iterator[Finding]:
     models = [each for each in visits if each.info]
     targets = [each for each in models if each.role == "target"]
     drafts = [each for each in models if each.role == "draft"]
-    if not any(each.role == "target" for each in visits):
-        remedy = "name the targets to the orchestrator (--target), or here, or use an operator's API key"
-        yield Finding(True, "no target is known", remedy)
-    if not any(each.role == "draft" for each in visits):
+    told = [replica for each in visits for replica in each.replicas]
+    roles = {each.role for each in visits} | {replica.role for replica in told}
+    if "target" not in roles:
+        yield Finding(True, "no target is known", "name the targets to the orchestrator (--target), or here")
+    if "draft" not in roles:
         yield Finding(False, "there is no draft: the target works alone", "name one to speed it up (--draft)")
+    if not all(replica.address for replica in told):
+        yield Finding(False, "where the replicas are is not told to this API key", "use an operator's key")
     yield from _one_model(targets)
     for draft, target in itertools.product(drafts, targets):
         yield from _pair(draft, target)
@@ -205,7 +208,10 @@ def _alone(each: Visit) -> Iterator[Finding]:
         yield Finding(False, what, "add its host to no_proxy (in lower case) in the environment of such clients")
     for replica in each.replicas:
         if not replica.ready:
-            what = f"{each} does not use {replica.role} {replica.address}: {replica.problem}"
+            where, why = f"{replica.role} {replica.address}", f": {replica.problem}"
+            if not replica.address:  # which this key is not told
+                where, why = f"a {replica.role}", ""
+            what = f"{each} does not use {where}{why}"
             yield Finding(True, what, "see the finding about that replica; the orchestrator retries automatically")
 
 

@@ -79,7 +79,7 @@ def make(tell: Tell, download: Callable[[Path], Path] | None = None, sha256: str
     if made.is_there:
         return made
     if missing := [name for name in _NEEDED if not find_spec(name)]:
-        raise FetchError(f"the conversion needs {', '.join(missing)}: pip install 'specdec[fetch]'")
+        raise FetchError(f"the conversion needs {', '.join(missing)}: in a checkout pip install -e '.[fetch]'")
     try:
         made.target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=made.target.parent) as directory:

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict, SettingsError
 
 Settings = TypeVar("Settings", bound=BaseSettings)
@@ -111,6 +111,8 @@ class EngineSettings(ServiceSettings):
 class VllmSettings(BaseModel):
     """Settings of engine vllm, by the names that vLLM gives them. What vLLM refuses is refused at the start."""
 
+    model_config = ConfigDict(extra="forbid")
+
     tensor_parallel_size: int = Field(1, gt=0, description="GPUs that share each layer")
     distributed_executor_backend: Literal["mp", "ray"] | None = Field(
         None, description="mp: processes, on each of nnodes machines; ray: those of a Ray cluster"
@@ -176,7 +178,7 @@ def parse(cls: type[Settings], arguments: Sequence[str], program: str) -> Settin
         return CliApp.run(cls, cli_args=list(arguments), cli_settings_source=source)
     except ValidationError as error:
         for problem in error.errors():
-            name = "-".join(str(part) for part in problem["loc"]).replace("_", "-")
+            name = ".".join(str(part) for part in problem["loc"]).replace("_", "-")
             print(f"{program}: --{name}: {problem['msg']}", file=sys.stderr)
     except SettingsError as error:
         print(f"{program}: {error}", file=sys.stderr)

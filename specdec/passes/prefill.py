@@ -29,7 +29,9 @@ class Chunk:
         """Learn from a pass, unless it has fewer rows than the limit: those take longer than their share."""
         if num_rows >= self.rows:
             rows = int(num_rows * _CHUNK_S / max(seconds, 1e-9)) // LEAST_ROWS * LEAST_ROWS
-            self.rows = max(LEAST_ROWS, min(rows, ROWS_PER_PASS))
+            if seconds < _CHUNK_S:  # a part of the time does not depend on rows
+                rows = max(rows, num_rows + LEAST_ROWS)
+            self.rows = max(LEAST_ROWS, min(rows // LEAST_ROWS * LEAST_ROWS, ROWS_PER_PASS))
 
 
 def rows_to_feed(texts: Sequence[tuple[SequenceCache, Sequence[int]]], limit: int = ROWS_PER_PASS) -> list[int]:

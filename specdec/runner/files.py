@@ -78,9 +78,14 @@ def _fetched(model: str, revision: str) -> Path:
         # Of the same commit, whatever is pushed meanwhile.
         snapshot_download(model, revision=directory.name, allow_patterns=_weight_names(directory))
     except Exception as error:  # the client passes on those of several libraries
-        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.ENOSPC):
-            raise ValueError(f"the hub's cache cannot be written: {error}; HF_HOME names another place") from error
-        at = f" at revision {revision}" if revision else ""
-        what = f"this is neither a directory nor a checkpoint that the hub can give{at}"
-        raise ValueError(f"{what}: {error}{of_hub()}") from error
+        what = "this is neither a directory nor a checkpoint that the hub can give"
+        raise ValueError(f"{what}{why_not_given(error, revision)}") from error
     return directory
+
+
+def why_not_given(error: Exception, revision: str) -> str:
+    """The end of a sentence that a hub cannot give something."""
+    why = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.ENOSPC):
+        why = f"the hub's cache cannot be written: {why}; HF_HOME names another place"
+    return f"{f' at revision {revision}' if revision else ''}: {why}{of_hub()}"

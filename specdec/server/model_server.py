@@ -132,7 +132,7 @@ def run(settings: EngineSettings, name: str, build: Callable[[], Callable[[], Mo
         with _exit_at_signals():
             make_server = build()
     except (ValueError, ImportError) as error:
-        remedy = "; pip install 'specdec[models]' has what a model needs" if isinstance(error, ImportError) else ""
+        remedy = "; pip install -e '.[models]' in a checkout has it" if isinstance(error, ImportError) else ""
         print(f"specdec {name}: {error}{remedy}", file=sys.stderr)
         raise SystemExit(2) from error
 

@@ -89,7 +89,9 @@ def _installed() -> str:
         if not found.startswith(f"{MINOR}."):
             raise ValueError(f"engine vllm is written for vLLM {MINOR}, and {found} is installed")
         return found
-    raise ValueError("engine vllm needs vLLM: pip install 'specdec[vllm]', or make setup-vllm for its CPU build")
+    raise ValueError(
+        "engine vllm needs vLLM: in a checkout pip install -e '.[vllm]', or make setup-vllm for its CPU build"
+    )
 
 
 def _set_environment(settings: ModelServiceSettings) -> None:

@@ -52,10 +52,11 @@ async def test_cancelled_after_it_began_the_call_lasts_as_long_as_the_thread() -
     workers, work = Workers(), Work()
     task = asyncio.create_task(workers.run(work))
     await work.has_begun()
-    task.cancel()
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert not task.done()
+    for _ in range(3):  # as a deadline does, and then the end of the call
+        task.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not task.done()
     work.end.set()
     with pytest.raises(asyncio.CancelledError):
         await task

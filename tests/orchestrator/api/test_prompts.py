@@ -23,7 +23,7 @@ from specdec.v1 import generation_pb2
 from tests import checkout
 from tests.cluster import Cluster, cluster, live
 
-TEXT = "def f(x):\n    return x + 1\n" * 200
+TEXT = "def f(x):\n    return x + 1\n" * 400
 
 
 def tokenizer(normalizer: Any = None, pre_tokenizer: Any = None, *added: AddedToken) -> Tokenizer:
@@ -147,10 +147,12 @@ async def test_a_text_is_tokenized_once_its_request_has_a_place() -> None:
 async def test_a_text_that_cannot_fit_is_refused_before_it_waits_or_is_tokenized() -> None:
     async with deployment(context_length=200, max_live_sequences=1, max_waiting_requests=0) as (running, prompts):
         busy = asyncio.create_task(running.client.generate(**OTHER | {"max_tokens": 190}))
+        await live(running.orchestrator, 1)
         for _ in range(3):
             with pytest.raises(ContextExceeded, match="at least 201 prompt tokens"):
                 await running.client.generate(text="a" * (200 * 53 + 1))
         assert not prompts.num_texts
+        assert not busy.done()
         await busy
 
 

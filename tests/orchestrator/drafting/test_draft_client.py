@@ -41,8 +41,10 @@ class FakeReplica:
         self.tally = Tally()
         self.info: ModelInfo | None = None
         self.slowest_growth_s = 0.0
+        self.growths: list[float] = []
 
-    def observe_growth(self, seconds: float) -> None: ...
+    def observe_growth(self, seconds: float) -> None:
+        self.growths.append(seconds)
 
     def lane(self) -> Lane:
         self.lanes.append(Lane(self.link, len(self.lanes)))
@@ -267,6 +269,20 @@ async def test_a_draft_that_never_answers_is_given_up_once_and_for_the_whole_req
         assert not client.advance(sequence, Budget(4, 4))
         assert await client.growth(sequence, DEADLINE_S) is None
     assert len(replica.lanes) == 1, "and no other draft is asked"
+    assert len(replica.growths) == 1, "the next request waits longer"
+
+
+async def test_an_answer_is_remembered_and_no_patience_is_longer_than_a_bound(monkeypatch):
+    monkeypatch.setattr(draft_client, "_LONGEST_PATIENCE_S", 0.02)
+    client, sequence, replica = asked(1.0, Method.TOKEN)
+    replica.lanes[0].put(Growth(0, 2, (), TokenTree.chain([5]), GrowthEnd.BUDGET))
+    async with asyncio.timeout(PATIENCE_S):
+        assert await client.growth(sequence, DEADLINE_S) is not None
+        assert len(replica.growths) == 1
+        replica.slowest_growth_s = 1000.0
+        commit(sequence, 5)
+        client.advance(sequence, Budget(1, 1))
+        assert await client.growth(sequence, DEADLINE_S) is None
 
 
 async def test_a_round_that_has_waited_long_waits_only_for_what_is_left_of_its_deadline():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.replicas import link as link_
-from orchestrator.replicas.allowances import MESSAGE, SPARE
+from orchestrator.replicas.allowances import MESSAGE, SPARE, Leftover
 from orchestrator.replicas.frames import DraftFrames, TargetFrames
 from orchestrator.replicas.lane import Lane
 from orchestrator.replicas.link import HostileReplica, Link
@@ -138,3 +138,11 @@ async def test_what_was_allowed_is_no_flood_however_much_it_is() -> None:
     with pytest.raises(HostileReplica, match="heartbeats"):
         await link.run()
     assert len(lane._inbox) == 300 + 1
+
+
+def test_what_closed_sequences_did_not_use_is_not_kept_for_ever() -> None:
+    leftover = Leftover(0.0)
+    for second in range(10_000):
+        leftover.add(SPARE, float(second))
+    assert 60 * SPARE < leftover.use(0) < 100 * SPARE, "of the last minutes"
+    assert leftover.use(100 * SPARE) < 0

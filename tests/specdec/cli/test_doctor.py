@@ -198,3 +198,14 @@ async def test_a_proxy_named_for_grpc_is_part_of_the_remedy_of_a_silence(monkeyp
     monkeypatch.setenv("grpc_proxy", f"http://127.0.0.1:{proxy}")
     silent = (await examine(f"127.0.0.1:{closed}"))[1][0]
     assert "grpc_proxy" in silent.remedy
+
+
+async def test_to_an_ordinary_key_a_healthy_deployment_has_no_fault(tmp_path) -> None:
+    """It is not told where replicas are, and that is said instead of a fault that there is not."""
+    _, line, token = await called("key", "alice")
+    file = tmp_path / "keys"
+    file.write_text(line)
+    async with cluster([TableVerifier(TABLE)], [TableDrafter(TABLE)], api_keys_file=str(file)) as running:
+        _, found = await examine(f"127.0.0.1:{running.orchestrator.port}", api_key=token.strip())
+    assert [each.what for each in found] == ["where the replicas are is not told to this API key"]
+    assert not wrong(found)

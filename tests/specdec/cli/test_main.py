@@ -226,7 +226,7 @@ def test_a_service_with_bad_flags_exits_with_2_and_names_them(arguments, words, 
     ("error", "sentence"),
     [
         (ValueError("no such model"), "no such model"),
-        (ImportError("No torch"), "No torch; pip install 'specdec[models]' has what a model needs"),
+        (ImportError("No torch"), "No torch; pip install -e '.[models]' in a checkout has it"),
     ],
 )
 def test_a_model_that_cannot_be_loaded_exits_with_2_and_a_sentence(capsys, monkeypatch, error, sentence):

@@ -50,6 +50,13 @@ def test_a_chunk_has_the_rows_of_a_second(num_rows: int, seconds: float, limit: 
     assert chunk.rows == limit
 
 
+def test_a_chunk_grows_to_the_rows_of_a_second_where_a_pass_has_a_fixed_time() -> None:
+    chunk = Chunk(LEAST_ROWS)
+    for _ in range(20):
+        chunk.observe(chunk.rows, 0.6 + 0.002 * chunk.rows)
+    assert 184 <= chunk.rows <= 216, "0.6 s and 2 ms a row: 200 rows"
+
+
 def test_a_chunk_grows_again_when_passes_are_fast_again() -> None:
     chunk = Chunk()
     for seconds, limit in ((80.0, LEAST_ROWS), (0.2, 80), (0.1, ROWS_PER_PASS)):

@@ -47,3 +47,17 @@ def test_a_service_that_does_not_tell_its_tokens_is_named_by_its_fingerprint():
         f"has the vocabulary {draft.tokenizer_fingerprint[:12]} of 4 tokens,"
         f" the target {model(BASE).tokenizer_fingerprint[:12]} of 4"
     )
+
+
+def test_ids_without_tokens_at_the_end_of_a_draft_are_refused_in_words():
+    draft = dataclasses.replace(model(BASE), vocab_size=6)  # the same tokens, and rows for two more ids
+    assert mismatch(draft, model(BASE), Vocabulary(tuple(BASE))) == (
+        "can draw 6 ids, the target only 4: id 4 is no token"
+    )
+
+
+def test_a_part_of_a_vocabulary_is_hashed_once():
+    whole = Vocabulary(tuple(BASE))
+    assert whole.below(9) is whole.below(4) is whole
+    assert whole.below(2) is whole.below(2)
+    assert whole.below(2).fingerprint == Vocabulary(tuple(BASE[:2])).fingerprint != whole.fingerprint
