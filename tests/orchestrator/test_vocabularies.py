@@ -69,6 +69,12 @@ async def test_a_target_is_refused_with_the_first_id_that_differs_from_the_token
     assert f"another vocabulary than the tokenizer: id 700 is 'another', not {TOKENS[700].decode()!r}" in target
 
 
+async def test_tokens_that_are_more_than_an_answer_may_have_leave_the_fingerprints() -> None:
+    huge = tuple(b"%09d" % index for index in range(220_000))
+    target, _, _ = await told(huge, TOKENS)
+    assert f"has the vocabulary {Vocabulary(huge).fingerprint[:12]}, the tokenizer " in target
+
+
 @pytest.mark.parametrize("num_lacking", [0, 1, 100])
 async def test_a_draft_that_lacks_the_last_ids_is_used(num_lacking: int) -> None:
     assert await told(TOKENS, TOKENS[: len(TOKENS) - num_lacking]) == ("", "", "")
