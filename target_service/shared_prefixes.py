@@ -11,6 +11,8 @@ is found in a comparison or two, not block by block, which matters because opens
 
 from __future__ import annotations
 
+from weakref import WeakValueDictionary
+
 from specdec.core.sequence import SequenceSpec
 from specdec.kvcache.prefix_index import ID_BYTES, num_equal, packed
 
@@ -18,7 +20,7 @@ from specdec.kvcache.prefix_index import ID_BYTES, num_equal, packed
 class Run:
     """Blocks of text after those of ``above``. ``holders``: sequences of which it is the last."""
 
-    __slots__ = ("above", "below", "holders", "ids")
+    __slots__ = ("__weakref__", "above", "below", "holders", "ids")
 
     def __init__(self, above: Run | None = None, ids: bytes = b"") -> None:
         self.above = above
@@ -34,7 +36,8 @@ class SharedTexts:
         self._size = block_size
         self._width = block_size * ID_BYTES
         self._num_bytes = 0
-        self._roots: dict[bytes, Run] = {}
+        # Its runs and its holders keep a root; without any it goes.
+        self._roots: WeakValueDictionary[bytes, Run] = WeakValueDictionary()
 
     @property
     def num_ids(self) -> int:
@@ -55,7 +58,8 @@ class SharedTexts:
 
     def add(self, spec: SequenceSpec) -> Run:
         """A sequence was opened. Returns its last run, which ``remove`` takes."""
-        last = self._roots.setdefault(spec.cache_salt, Run())
+        if (last := self._roots.get(spec.cache_salt)) is None:
+            self._roots[spec.cache_salt] = last = Run()
         text = self._text(spec) if self._size else b""
         last, start, inside = self._find(last, text)
         if inside:
@@ -75,8 +79,6 @@ class SharedTexts:
             del last.above.below[last.ids[: self._width]]
             self._num_bytes -= len(last.ids)
             last = last.above
-        if last.above is None and not (last.holders or last.below):
-            self._roots = {salt: root for salt, root in self._roots.items() if root is not last}
 
     def _text(self, spec: SequenceSpec) -> bytes:
         return packed(spec.token_ids[: self.in_full_blocks(spec)])

@@ -12,7 +12,7 @@ import torch
 from specdec.backends.choice import choose
 from specdec.core.tree import TokenTree
 from specdec.passes.outputs import PassOutputs
-from specdec.vllm.passes import Memories, Sampled, WorkerJob, are_sound
+from specdec.vllm.passes import Memories, Sampled, WorkerJob
 from target_service.decision import decide
 from target_service.verifier import Job
 
@@ -27,7 +27,7 @@ class TargetSampler:
         self.forget = self._memories.forget
 
     def sample(self, jobs: Sequence[WorkerJob]) -> list[Sampled]:
-        sound = {place: self._job(jobs[place]) for place, is_sound in enumerate(are_sound(jobs)) if is_sound}
+        sound = {place: self._job(jobs[place]) for place, job in enumerate(jobs) if job.sound}
         outputs = [PassOutputs(jobs[place].logits, torch.empty(0), torch.ones(1)).as_one() for place in sound]
         decisions = decide(list(sound.values()), outputs, self._backend)
         sampled = [Sampled() for _ in jobs]
@@ -41,4 +41,5 @@ class TargetSampler:
         # Only the number of ids counts where nothing depends on the text.
         ids: Sequence[int] = job.ids(0) if memory.sampling.transforms.active else range(job.num_ids)
         memory.sampling.take_in(ids)
-        return Job(memory, ids, TokenTree.chain(job.chain, job.extra or ()))
+        drawn = (job.extra or ())[: len(job.chain)]  # vLLM may have cut the chain
+        return Job(memory, ids, TokenTree.chain(job.chain, drawn))

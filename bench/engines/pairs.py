@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 
@@ -31,14 +30,16 @@ def find(name: PairName, cache: Path) -> tuple[Pair, PromptSource]:
     """The pair, and prompts for it. The damped pair is made in ``cache``. Raises FileNotFoundError with what to do."""
     if name is PairName.damped:
         pair = damped_pair(cache)
-        vocab_size: int = Tokenizer.from_file(str(pair.target / "tokenizer.json")).get_vocab_size()
-        return pair, PromptSource(vocab_size)
+        return pair, PromptSource(_vocab_size(pair))
     fetched = SmolLm2.in_cache()
     pair = (
         Pair(fetched.target, fetched.draft) if name is PairName.smollm2 else Pair(MODELS / "target", MODELS / "draft")
     )
     if not (pair.target.is_dir() and pair.draft.is_dir()):
         raise FileNotFoundError(f"there is no {pair.target}: specdec fetch {name} makes it")
-    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
-    texts = [prompt["text"] for prompt in json.loads((MODELS / "prompts.json").read_text())]
-    return pair, PromptSource(tokenizer.get_vocab_size(), tokenizer.encode("\n\n".join(texts)).ids)
+    return pair, PromptSource.of_bundled(MODELS, _vocab_size(pair), model=pair.target)
+
+
+def _vocab_size(pair: Pair) -> int:
+    size: int = Tokenizer.from_file(str(pair.target / "tokenizer.json")).get_vocab_size()
+    return size

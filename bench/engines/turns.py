@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bench.peers.contender import Prompts, Run
+from bench.peers.measuring import Runs
 from bench.peers.prompts import PromptSource
 
 Contender = Callable[[Prompts, int], Awaitable[Run]]
@@ -14,31 +14,16 @@ Contender = Callable[[Prompts, int], Awaitable[Run]]
 
 
 @dataclass(slots=True)
-class Row:
-    """One contender's runs with ``streams`` requests at a time. ``same``: outputs equal to the first contender's."""
+class Row(Runs):
+    """With ``streams`` requests at a time. ``same``: outputs equal to the first contender's."""
 
     name: str
     streams: int
-    runs: list[Run] = field(default_factory=list)
     same: int = 0
-
-    @property
-    def tokens_per_s(self) -> float:
-        return statistics.median(run.tokens_per_s for run in self.runs)
 
     @property
     def compared(self) -> int:
         return self.streams * len(self.runs)
-
-    def over(self, other: Row) -> float:
-        """The median over the turns of the ratio of speeds. The load of the machine varies less within a turn."""
-        turns = zip(self.runs, other.runs, strict=True)
-        return statistics.median(own.tokens_per_s / its.tokens_per_s for own, its in turns)
-
-    def figure(self, name: str) -> float | None:
-        """The median of the figure ``name``; None if no run has it."""
-        values = [run.figures[name] for run in self.runs if name in run.figures]
-        return statistics.median(values) if values else None
 
 
 async def take_turns(

@@ -17,21 +17,16 @@ Reference = Callable[[list[int], int], Awaitable[list[int]]]
 
 
 @dataclass(slots=True)
-class Row:
-    """One contender's runs. ``identical`` of the ``compared`` outputs equal generate's, token by token."""
+class Runs:
+    """One contender's runs."""
 
-    kind: Kind
-    streams: int
-    settings: Settings
-    runs: list[Run] = field(default_factory=list)
-    identical: int = 0
-    compared: int = 0
+    runs: list[Run] = field(default_factory=list, kw_only=True)
 
     @property
     def tokens_per_s(self) -> float:
         return statistics.median(run.tokens_per_s for run in self.runs)
 
-    def over(self, other: Row) -> float:
+    def over(self, other: Runs) -> float:
         """The median over the turns of the speed ratio. A turn has the same prompts and takes a minute or two; the
         prompts and the load of the machine vary more between turns than within one."""
         turns = zip(self.runs, other.runs, strict=True)
@@ -41,6 +36,17 @@ class Row:
         """The median of the figure ``name`` over the runs; None if no run has it."""
         values = [run.figures[name] for run in self.runs if name in run.figures]
         return statistics.median(values) if values else None
+
+
+@dataclass(slots=True)
+class Row(Runs):
+    """``identical`` of the ``compared`` outputs equal generate's, token by token."""
+
+    kind: Kind
+    streams: int
+    settings: Settings
+    identical: int = 0
+    compared: int = 0
 
 
 async def take_turns(

@@ -22,9 +22,10 @@ class PromptSource:
         self._random = random.Random(seed)
 
     @staticmethod
-    def of_bundled(models: Path, vocab_size: int, seed: int = 0) -> PromptSource:
-        """A source of windows of the bundled pair's held-out prompts, joined to one text."""
-        tokenizer = Tokenizer.from_file(str(models / "target" / "tokenizer.json"))
+    def of_bundled(models: Path, vocab_size: int, seed: int = 0, model: Path | None = None) -> PromptSource:
+        """A source of windows of the bundled pair's held-out prompts, joined to one text, by the tokenizer of ``model``
+        (of the bundled target without one)."""
+        tokenizer = Tokenizer.from_file(str((model or models / "target") / "tokenizer.json"))
         texts = [prompt["text"] for prompt in json.loads((models / "prompts.json").read_text())]
         return PromptSource(vocab_size, tokenizer.encode("\n\n".join(texts)).ids, seed)
 

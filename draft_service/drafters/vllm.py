@@ -100,7 +100,8 @@ class VllmDrafter:
         for index, (sequence, path) in enumerate(zip(sequences, paths, strict=True)):
             memory: _Memory = sequence.memory
             memory.follow(sequence)
-            if memory.at(path, sequence.num_guesses) is None:
+            fits = sequence.base + len(path) <= self.info.context_length
+            if fits and memory.at(path, sequence.num_guesses) is None:
                 lacking[index] = self._lacking(sequence, path)
                 chains[memory.key] = lacking[index][: self._engine.max_chain]
                 places[memory.key] = Place(sequence.base, sequence.num_guesses)
@@ -116,8 +117,9 @@ class VllmDrafter:
         text = [*sequence.ids[memory.num_known :], *path]
         lacking = self._engine.follow(memory.key, memory.num_known, text) if memory.key else None
         if lacking is None:
-            memory.key = self._engine.add([*sequence.ids, *path], memory.spec.cache_salt, memory.spec)
-        return lacking or []
+            # Without the path, because a prompt cannot be taken back.
+            memory.key, lacking = self._engine.add(sequence.ids, memory.spec.cache_salt, memory.spec), list(path)
+        return lacking
 
 
 def _taken(sequence: DraftSequence, path: Path, lacking: Sequence[int], outcome: Outcome) -> SpecdecError | bool:

@@ -13,7 +13,7 @@ from draft_service.drafters.proposal import draw, guess
 from specdec.backends.choice import choose
 from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.passes.outputs import PassOutputs
-from specdec.vllm.passes import Memories, Sampled, WorkerJob, are_sound
+from specdec.vllm.passes import Memories, Sampled, WorkerJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class DraftSampler:
         self.forget = self._memories.forget
 
     def sample(self, jobs: Sequence[WorkerJob]) -> list[Sampled]:
-        sound = {place: self._sequence(jobs[place]) for place, is_sound in enumerate(are_sound(jobs)) if is_sound}
+        sound = {place: self._sequence(jobs[place]) for place, job in enumerate(jobs) if job.sound}
         found: dict[int, Proposal] = {}
         keyed = [place for place, sequence in sound.items() if sequence.spec.keyed_by_token]
         last = {place: PassOutputs(jobs[place].logits[-1:], torch.empty(0), torch.ones(1)).as_one() for place in keyed}

@@ -168,6 +168,8 @@ class ModelServiceSettings(EngineSettings):
         given = sorted(value.model_dump(exclude_defaults=True))
         if others.data.get("engine") == "torch" and given:
             raise ValueError(f"only engine vllm has {', '.join(given)}")
+        if others.data.get("engine") == "vllm" and others.data.get("backend") != "auto":
+            raise ValueError("engine vllm computes passes by itself: backend is of engine torch")
         return value
 
 

@@ -82,7 +82,7 @@ class TextBlock:
         place = bisect_left(self._children, ids, key=_IDS)
         best, longest = None, 0
         for child in self._children[max(0, place - 1) : place + 1]:
-            common = _num_common(child.ids, ids)
+            common = num_equal(child.ids, ids, ID_BYTES)
             if common > longest:
                 best, longest = child, common
         return best, longest
@@ -120,10 +120,3 @@ class TextBlock:
         if self.parent is None:
             raise ValueError("a root has no siblings")
         return self.parent._children
-
-
-def _num_common(left: bytes, right: bytes) -> int:
-    for place, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return place
-    return min(len(left), len(right))

@@ -7,10 +7,10 @@ if n < K, the *bonus* if n == K. So each call yields 1 to K + 1 tokens, and all 
 distribution.
 
 One call verifies many chains, with their rows one after the other, so that the device is waited for once or twice in
-all. The result of a chain does not depend on the others. The draft rows must be the distributions that the tokens
-were drawn from. The accept uniforms must be keyed by base as well as position: block verification reads uniforms
-beyond the token at which it stops, and the next round must not use them again. Under coupled and greedy sampling the
-target draws its own tokens, and `descend` suffices.
+all. The result of a chain does not depend on the others, on a CPU to the last bit. The draft rows must be the
+distributions that the tokens were drawn from. The accept uniforms must be keyed by base as well as position: block
+verification reads uniforms beyond the token at which it stops, and the next round must not use them again. Under
+coupled and greedy sampling the target draws its own tokens, and `descend` suffices.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from torch import Tensor
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequest
@@ -30,7 +31,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.request import Request
 
-from specdec.vllm.passes import Outcome, WorkerJob, WorkerSampler
+from specdec.vllm.passes import Outcome, WorkerJob, WorkerSampler, num_kept
 
 
 class VllmEngine:
@@ -134,6 +135,11 @@ class VllmEngine:
         self._core.shutdown()
 
 
+def device_type() -> str:
+    """The kind of device that vLLM runs on, as torch calls it."""
+    return str(current_platform.device_type)
+
+
 def lend_workers(arguments: Mapping[str, Any], max_chain: int, num_slots: int) -> None:
     """Run the workers of a node that lends them to the first one (vLLM's node_rank > 0) until they or that node end.
     The arguments are those of the first node's VllmEngine, but for the rank."""
@@ -204,11 +210,12 @@ class PassScheduler(Scheduler):
         running: dict[str, Request] = {request.request_id: request for request in self.running}
         absent = [request for key, request in running.items() if key not in self._chains]
         waiting = [request for request in self.waiting if request.request_id not in self._chains]
-        self.running: list[Request] = [running[key] for key in self._chains if key in running]
+        # Texts before prompts, which could take all rows of the pass.
+        chosen = [running[key] for key in self._chains if key in running]
+        self.running: list[Request] = sorted(chosen, key=lambda request: not _decodes(request))
         self.waiting.remove_requests(waiting)
         for request in self.running:
-            decodes = request.num_computed_tokens == request.num_tokens - 1
-            request.spec_token_ids = list(self._chains[request.request_id]) if decodes else []
+            request.spec_token_ids = list(self._chains[request.request_id]) if _decodes(request) else []
         try:
             output: SchedulerOutput = super().schedule(*args, **kwargs)
         finally:
@@ -226,15 +233,16 @@ class PassScheduler(Scheduler):
     def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int]:
         """See VllmEngine."""
         request = self.requests[key]
-        own = request._all_token_ids[num_known:]
-        agreed = next((i for i, pair in enumerate(zip(own, tail, strict=False)) if pair[0] != pair[1]), None)
-        num_agreed = min(len(own), len(tail)) if agreed is None else agreed
-        if num_agreed == len(tail) < len(own):
-            num_agreed -= 1  # the last one is fed again, because its logits are gone
-        kept = max(num_known + num_agreed, request.num_prompt_tokens)
-        del request._all_token_ids[kept:], request._output_token_ids[kept - request.num_prompt_tokens :]
+        num_prompt = request.num_prompt_tokens
+        kept = num_known + num_kept(request._all_token_ids[num_known:], tail, num_prompt - num_known)
+        del request._all_token_ids[kept:], request._output_token_ids[kept - num_prompt :]
         request.num_computed_tokens = min(request.num_computed_tokens, kept - 1)
         return list(tail[kept - num_known :])
+
+
+def _decodes(request: Request) -> bool:
+    """Whether all of its text but the last token is computed."""
+    return bool(request.num_computed_tokens == request.num_tokens - 1)
 
 
 class WorkerExtension:
@@ -279,13 +287,15 @@ class _Sampling:
         keys: list[str] = self._runner.input_batch.req_ids
         chains: Mapping[str, Sequence[int]] = self._output.scheduled_spec_decode_tokens
         continues = self._runner.discard_request_mask.np  # a prompt, in the next pass
+        logits = logits[:, : self._vocab_size]
+        sound: list[bool] = logits.amax(-1).isfinite().tolist()  # of each row; NaN is the largest
         jobs, start = {}, 0
         for index, key in enumerate(keys):
             chain = chains.get(key, ())
             rows = slice(start, start + 1 + len(chain))
             start = rows.stop
             if not continues[index]:
-                jobs[index] = self._job(key, chain, logits[rows, : self._vocab_size])
+                jobs[index] = self._job(key, chain, logits[rows], all(sound[rows]))
         sampled = dict(zip(jobs, self._sampler.sample(list(jobs.values())), strict=True))
         # At least two columns, or vLLM takes a filler for a token.
         width = max([2, *(len(each.tokens) for each in sampled.values())])
@@ -296,7 +306,7 @@ class _Sampling:
         tokens = torch.tensor(found, dtype=torch.int32, device=logits.device)
         return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
 
-    def _job(self, key: str, chain: Sequence[int], logits: Tensor) -> WorkerJob:
+    def _job(self, key: str, chain: Sequence[int], logits: Tensor, sound: bool) -> WorkerJob:
         state = self._runner.requests[key]
         payload = state.sampling_params.extra_args["payload"]
         extra = self._output.extras.get(key)
@@ -305,4 +315,4 @@ class _Sampling:
             num_prompt, output = state.num_prompt_tokens, state.output_token_ids
             return output[start - num_prompt :] if start >= num_prompt else [*state.prompt_token_ids[start:], *output]
 
-        return WorkerJob(key, payload, extra, state.num_tokens, ids, chain, logits)
+        return WorkerJob(key, payload, extra, state.num_tokens, ids, chain, logits, sound)

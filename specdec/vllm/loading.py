@@ -54,8 +54,10 @@ def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: b
     fingerprint = f"vllm {_installed()}, {choose('torch', device).fingerprint}, {of_numbers}"
     checkpoint = Checkpoint.find(settings.model, dtype, "vllm", fingerprint, settings.revision, quantised=True)
     _set_environment(settings)
-    from specdec.vllm.engine import VllmEngine, lend_workers
+    from specdec.vllm.engine import VllmEngine, device_type, lend_workers
 
+    if (chosen := device_type()) != device.type or device.index:
+        raise ValueError(f"vLLM runs on {chosen} and chooses among its devices by itself: set --device {chosen}")
     arguments |= {
         "model": str(checkpoint.directory),
         "dtype": checkpoint.dtype,
@@ -103,7 +105,7 @@ def _set_environment(settings: ModelServiceSettings) -> None:
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # V2 takes no proposer from outside
     }
     if settings.threads:  # of all workers; on no core of their own, where another service may have its threads, too
-        num_workers = settings.vllm.tensor_parallel_size // settings.vllm.nnodes
+        num_workers = max(1, settings.vllm.tensor_parallel_size // settings.vllm.nnodes)
         wanted["OMP_NUM_THREADS"] = str(max(1, settings.threads // num_workers))
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     for name, value in wanted.items():

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from specdec.sampling.state import SamplingState
@@ -16,7 +15,8 @@ from specdec.sampling.state import SamplingState
 class WorkerJob:
     """A sequence of a pass, as a worker sees it. ``payload``: what the caller gave when it added the sequence;
     ``extra``: what it gave for this pass. ``num_ids``: ids before the chain; ``ids(n)``: those from position n on.
-    ``logits`` [1 + chain, vocab_size]: after the last of the ids, and after each token of the chain."""
+    ``logits`` [1 + chain, vocab_size]: after the last of the ids, and after each token of the chain. ``sound``: the
+    model computes numbers there."""
 
     key: str
     payload: Any
@@ -25,6 +25,7 @@ class WorkerJob:
     ids: Callable[[int], list[int]]
     chain: Sequence[int]
     logits: Tensor
+    sound: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,8 @@ class Memories:
         self._by_key.pop(key, None)
 
 
-def are_sound(jobs: Sequence[WorkerJob]) -> list[bool]:
-    """Whether the model computes numbers for each text. Waits for the device once."""
-    if not jobs:
-        return []
-    found: list[bool] = torch.stack([job.logits.isfinite().all() for job in jobs]).tolist()
-    return found
+def num_kept(own: Sequence[int], tail: Sequence[int], least: int) -> int:
+    """How many of the ids ``own`` stay if the text is to be ``tail`` from there on: those that agree, and ``least``,
+    which are a prompt's and cannot be taken back. The last of them is fed again where its logits are wanted."""
+    agreed = next((i for i, (one, other) in enumerate(zip(own, tail, strict=False)) if one != other), None)
+    return max(min(len(own), len(tail)) if agreed is None else agreed, least)

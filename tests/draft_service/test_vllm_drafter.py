@@ -13,7 +13,7 @@ from draft_service.drafters.vllm import VllmDrafter
 from draft_service.drafters.vllm_sampler import DraftSampler
 from draft_service.engine import DraftEngine, DraftOpen
 from specdec.core.errors import Overloaded
-from specdec.core.rounds import Budget
+from specdec.core.rounds import Budget, GrowthEnd
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import TokenTree
 from specdec.server.step_loop import Key
@@ -62,9 +62,18 @@ def proposals(drafter: Drafter) -> list[TokenTree]:
             todo = chosen
             while todo:
                 todo = [each for each, done in zip(todo, drafter.learn(todo), strict=True) if done is not True]
+        for sequence in chosen:
+            # Sometimes a tree is in flight already, and some of it is wrong.
+            flying = rng.choices(range(12), k=rng.choice([0, 0, 2])) if sequence.spec.keyed_by_token else []
+            sequence.tree = TokenTree.chain(flying)
         for _ in range(rng.randrange(4)):
             grow(drafter, chosen)
         found += [sequence.tree for sequence in chosen]
+        for sequence in chosen:
+            if sequence.spec.keyed_by_token and rng.random() < 0.3:  # the same place again, with more guesses
+                sequence.num_guesses, sequence.tree = 1 + sequence.num_guesses % 3, TokenTree()
+                grow(drafter, [sequence])
+                found.append(sequence.tree)
         for sequence in chosen:
             accepted = sequence.tree.token_ids[: rng.randrange(4)]
             sequence.ids += [*accepted, *(rng.randrange(12) for _ in range(rng.choice([1, 1, 1, 11])))]
@@ -138,3 +147,26 @@ def test_a_text_that_fills_the_context_can_be_taken_back() -> None:
         assert len(sequence.tree) == 10 - base
     drafter.close(sequence.memory)
     assert not fake.texts
+
+
+def test_a_text_that_is_longer_than_the_context_is_not_fed() -> None:
+    drafter, fake = on_vllm(context_length=10)
+    engine, key = DraftEngine(drafter), Key(1, 1)
+    engine.open(key, DraftOpen(SequenceSpec((1,) * 10, 10), Budget()))
+    assert [growth.end for growth in rest(engine)] == [GrowthEnd.BUDGET]
+    assert not fake.texts
+
+
+def test_a_tree_in_flight_at_the_first_pass_can_be_taken_back() -> None:
+    ours, (vllm, _) = LanguageModelDrafter(TableRunner(vocab_size=12, seed=4)), on_vllm()  # type: ignore[arg-type]
+    trees = []
+    for drafter in (ours, vllm):
+        [sequence] = opened(drafter, SPECS[1:2])
+        sequence.tree = TokenTree.chain([5, 6])
+        grow(drafter, [sequence])
+        sequence.ids += [7]  # nothing of it was accepted
+        sequence.tree = TokenTree()
+        for _ in range(3):
+            grow(drafter, [sequence])
+        trees.append(sequence.tree)
+    assert trees[0] == trees[1]

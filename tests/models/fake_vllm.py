@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from specdec.vllm.passes import Outcome, WorkerJob, WorkerSampler
+from specdec.vllm.passes import Outcome, WorkerJob, WorkerSampler, num_kept
 from tests.models.table_runner import TableRunner
 
 
@@ -19,14 +19,17 @@ class FakeVllm:
     def __init__(self, table: TableRunner, sampler: WorkerSampler, prompt_rows: int = 512) -> None:
         self.texts: dict[str, list[int]] = {}
         self.short_of_memory = self.computes_nan = False
+        self.longest = self.max_chain  # of a chain; vLLM cuts some, such as at the end of the context
         self.num_passes = 0
         self._table, self._sampler, self._prompt_rows = table, sampler, prompt_rows
         self._payloads: dict[str, Any] = {}
         self._lacking: dict[str, int] = {}  # rows of prompts
+        self._num_prompt: dict[str, int] = {}
 
     def add(self, ids: Sequence[int], salt: bytes, payload: Any) -> str:
         key = str(len(self._payloads))
-        self.texts[key], self._payloads[key], self._lacking[key] = list(ids), payload, len(ids)
+        self.texts[key], self._payloads[key] = list(ids), payload
+        self._lacking[key] = self._num_prompt[key] = len(ids)
         return key
 
     def remove(self, key: str) -> None:
@@ -36,13 +39,10 @@ class FakeVllm:
     def follow(self, key: str, num_known: int, tail: Sequence[int]) -> list[int] | None:
         if key not in self.texts:
             return None
-        own = self.texts[key][num_known:]
-        agreed = 0
-        while agreed < min(len(own), len(tail)) and own[agreed] == tail[agreed]:
-            agreed += 1
-        agreed -= agreed == len(tail) < len(own)
-        del self.texts[key][num_known + agreed :]
-        return list(tail[agreed:])
+        num_prompt = self._num_prompt[key]
+        kept = num_known + num_kept(self.texts[key][num_known:], tail, num_prompt - num_known)
+        del self.texts[key][kept:]
+        return list(tail[kept - num_known :])
 
     def run(self, chains: Mapping[str, Sequence[int]], extras: Mapping[str, Any]) -> tuple[dict[str, Outcome], int]:
         self.num_passes += 1
@@ -55,7 +55,7 @@ class FakeVllm:
             if self._lacking[key]:
                 outcomes[key] = Outcome()
             else:
-                jobs.append(self._job(key, () if fresh else chain, extras.get(key)))
+                jobs.append(self._job(key, () if fresh else chain[: self.longest], extras.get(key)))
         for job, sampled in zip(jobs, self._sampler.sample(jobs), strict=True):
             self.texts[job.key] += sampled.tokens
             if self._full(job.key):
@@ -72,7 +72,8 @@ class FakeVllm:
         logits = torch.stack([self._table.logits_after([*text, *chain[:end]]) for end in range(1 + len(chain))])
         if self.computes_nan:
             logits = logits * torch.nan
-        return WorkerJob(key, self._payloads[key], extra, len(text), lambda start: text[start:], chain, logits)
+        sound = bool(logits.isfinite().all())
+        return WorkerJob(key, self._payloads[key], extra, len(text), lambda start: text[start:], chain, logits, sound)
 
     def cache_use(self) -> tuple[int, int]:
         return sum(map(len, self.texts.values())), 4096

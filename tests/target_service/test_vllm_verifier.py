@@ -106,3 +106,17 @@ def test_a_closed_sequence_leaves_nothing_in_vllm() -> None:
     verifier.close(used)
     verifier.close(unused)
     assert not fake.texts
+
+
+@pytest.mark.parametrize("method", Method)
+def test_a_chain_that_vllm_cuts_is_verified_as_far_as_it_goes(method: Method) -> None:
+    verifier, fake = on_vllm()
+    fake.longest = 1
+    memory, ids = verifier.open(spec_of(method=method)), spec_of().token_ids
+    verifier.verify([Job(memory, ids, TokenTree())])
+    tree = TokenTree.chain(
+        [3, 4, 5], () if method is Method.COUPLED else [SparseDistribution((t,), (1.0,)) for t in (3, 4, 5)]
+    )
+    [decision], _ = verifier.verify([Job(memory, tuple(fake.texts["0"]), tree)])
+    assert isinstance(decision, Decision)
+    assert len(decision.accepted) <= 1

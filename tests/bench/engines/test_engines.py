@@ -23,7 +23,7 @@ NAMES += [f"{engine} services, {how}" for engine in ("torch", "vllm") for how in
 
 
 def row(name: str, streams: int, *rates: float) -> Row:
-    return Row(name, streams, [Run(1 / rate, [[7]], {"acceptance": 0.5}) for rate in rates], same=1)
+    return Row(name, streams, 1, runs=[Run(1 / rate, [[7]], {"acceptance": 0.5}) for rate in rates])
 
 
 async def test_contenders_take_turns_on_the_same_prompts_after_one_that_warms_up():

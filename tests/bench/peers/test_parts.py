@@ -26,7 +26,7 @@ LATENCY = Latency(1000, 2.0, 0.25, 4000, idle_s=0.1, under_prefill_s=0.6, chunk_
 
 def row(kind: Kind, streams: int, *rates: float, **figures: float) -> Row:
     runs = [Run(1 / rate, [[7]], figures) for rate in rates]
-    return Row(kind, streams, Settings((1,)), runs, identical=1, compared=2)
+    return Row(kind, streams, Settings((1,)), identical=1, compared=2, runs=runs)
 
 
 RATES = {

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kvcache.prefix_index import TextBlock, num_equal
+from specdec.kvcache.prefix_index import ID_BYTES, TextBlock, num_equal, packed
 
-IDS = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(bytes)
+IDS = st.lists(st.sampled_from([0, 1, 2, 256, 65536]), min_size=1, max_size=4).map(packed)
 
 
-def num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(one, other, strict=False)) if x != y), min(len(one), len(other)))
+def num_common(one: bytes, other: bytes, width: int = ID_BYTES) -> int:
+    """The bytes of the pieces of ``width`` bytes that both begin with."""
+    places = range(0, min(len(one), len(other)) // width * width, width)
+    differs = (place for place in places if one[place : place + width] != other[place : place + width])
+    return next(differs, len(places) * width)
 
 
 @given(st.lists(IDS, max_size=12), st.data())
@@ -55,7 +56,7 @@ def test_it_finds_what_a_search_through_all_children_finds(texts, data):
 def test_equal_beginnings_are_counted_in_whole_blocks(one, data, width):
     same = one[: data.draw(st.integers(0, len(one)))]
     other = same + data.draw(st.lists(st.integers(0, 1), max_size=20).map(bytes))
-    assert num_equal(one, other, width) == num_common(one, other) // width * width
+    assert num_equal(one, other, width) == num_common(one, other, width)
 
 
 def test_a_root_has_no_siblings():
