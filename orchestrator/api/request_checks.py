@@ -24,9 +24,9 @@ MAX_DRAFT_TOKENS = 64
 _UNKNOWN_FIELDS = 8
 
 _UNSUPPORTED = (
-    "chat",
-    "logprobs",
-    "grammar",
+    *("chat", "logprobs", "grammar", "prompt_logprobs", "echo", "ignore_eos", "include_stop_str_in_output"),
+    *("skip_special_tokens", "add_special_tokens", "truncate_prompt_tokens", "allowed_token_ids", "bad_words"),
+    *("prediction", "return_rounds"),
 )
 _TRANSFORMS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens")
 

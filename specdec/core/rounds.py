@@ -6,6 +6,7 @@ tokens up), answered by growths (nodes down).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -46,9 +47,42 @@ class Features:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-softmax of the target's own logits at consecutive positions: of each token, and of the ``num_top`` most
+    likely ones. The latter are flat, position after position, the likeliest first; of equal ones the lowest id first.
+    """
+
+    logprobs: Sequence[float]
+    top_ids: Sequence[int] = ()
+    top_logprobs: Sequence[float] = ()
+
+    def __len__(self) -> int:
+        return len(self.logprobs)
+
+    @property
+    def num_top(self) -> int:
+        return len(self.top_ids) // len(self.logprobs) if self.logprobs else 0
+
+    def part(self, start: int, stop: int) -> Logprobs:
+        """Those of the positions from ``start`` to ``stop``."""
+        top = slice(start * self.num_top, stop * self.num_top)
+        return Logprobs(self.logprobs[start:stop], self.top_ids[top], self.top_logprobs[top])
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Those of consecutive tokens of a prompt, the first of which is at ``position``. They come before the verdict on
+    an open. The first token of a prompt has none."""
+
+    position: int
+    logprobs: Logprobs
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The target's decision: from ``base`` on it commits the ``accepted`` nodes of the round's tree (root downwards),
-    then ``next_token``. ``features`` has the rows of the root, at position base - 1, and of the accepted nodes."""
+    then ``next_token``. ``features`` has the rows of the root, at position base - 1, and of the accepted nodes.
+    ``logprobs``: of the committed tokens, if requested."""
 
     round: int
     base: int
@@ -60,6 +94,8 @@ class Verdict:
     run_on: int = 0  # autonomous verdicts that follow
     dropped: int = 0  # number of the next round in flight if this verdict leaves nothing of its tree
     refused: bool = False  # the tree was not verified: the draft says that it drew a token which it cannot have drawn
+    logprobs: Logprobs | None = None
+    num_cached: int = 0  # of an open: its tokens that were found in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +146,15 @@ TRANSFORMS = "transforms"
 
 FEATURES = "features"
 """The capability of a target that returns hidden states."""
+
+RESTRICTIONS = "restrictions"
+"""The capability of a target that implements allowed_token_ids and bad_words."""
+
+LOGPROBS = "logprobs"
+"""The capability of a target that returns logprobs."""
+
+MAX_LOGPROBS = 20
+"""Most likely tokens beside each token, at most."""
 
 RUN_ON = "run_on"
 """The capability of a target that decodes autonomously and says how many autonomous verdicts follow."""

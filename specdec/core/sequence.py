@@ -25,7 +25,8 @@ class SamplingParams:
     """The request's transforms from logits to a distribution; the defaults change nothing.
 
     ``temperature`` 0 is greedy. ``logit_bias`` has (token id, bias) pairs ordered by token id. ``end_token_ids`` are
-    excluded from the first ``min_tokens`` tokens of the output.
+    excluded from the first ``min_tokens`` tokens of the output. Only ``allowed_token_ids``, which ascend, are drawn
+    (empty: all), and the last id of each of ``bad_words`` never after the others of it.
     """
 
     temperature: float = 1.0
@@ -38,6 +39,8 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
     end_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -51,7 +54,12 @@ class SamplingParams:
     @property
     def changes_logits(self) -> bool:
         """Whether the logits change before temperature and filters (specdec.sampling.logits_processors)."""
-        return self.penalizes or bool(self.logit_bias) or self.min_tokens > 0
+        return self.penalizes or bool(self.logit_bias) or self.min_tokens > 0 or self.restricts
+
+    @property
+    def restricts(self) -> bool:
+        """Whether tokens are forbidden for the whole output."""
+        return bool(self.allowed_token_ids or self.bad_words)
 
 
 class Draw(NamedTuple):

@@ -44,6 +44,16 @@ class GenerationServiceStub:
                 request_serializer=specdec_dot_v1_dot_generation__pb2.GetServerInfoRequest.SerializeToString,
                 response_deserializer=specdec_dot_v1_dot_generation__pb2.GetServerInfoResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/specdec.v1.GenerationService/Tokenize',
+                request_serializer=specdec_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=specdec_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/specdec.v1.GenerationService/Detokenize',
+                request_serializer=specdec_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=specdec_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -75,6 +85,20 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """The ids of a prompt as Generate would use them. Idempotent. INVALID_ARGUMENT, UNAUTHENTICATED, UNAVAILABLE as above.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of ids. Idempotent. Statuses as those of Tokenize.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -87,6 +111,16 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GetServerInfo,
                     request_deserializer=specdec_dot_v1_dot_generation__pb2.GetServerInfoRequest.FromString,
                     response_serializer=specdec_dot_v1_dot_generation__pb2.GetServerInfoResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=specdec_dot_v1_dot_generation__pb2.TokenizeRequest.FromString,
+                    response_serializer=specdec_dot_v1_dot_generation__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=specdec_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
+                    response_serializer=specdec_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -143,6 +177,60 @@ class GenerationService:
             '/specdec.v1.GenerationService/GetServerInfo',
             specdec_dot_v1_dot_generation__pb2.GetServerInfoRequest.SerializeToString,
             specdec_dot_v1_dot_generation__pb2.GetServerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specdec.v1.GenerationService/Tokenize',
+            specdec_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+            specdec_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specdec.v1.GenerationService/Detokenize',
+            specdec_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+            specdec_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,7 +18,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, opens: _Optional[_Iterable[_Union[TargetOpen, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TargetOpen(_message.Message):
-    __slots__ = ("sequence", "spec", "more", "stop_token_ids", "return_predictions", "request_age_ms", "num_preemptions", "return_features")
+    __slots__ = ("sequence", "spec", "more", "stop_token_ids", "return_predictions", "request_age_ms", "num_preemptions", "return_features", "num_logprobs", "num_prompt_logprobs")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,8 @@ class TargetOpen(_message.Message):
     REQUEST_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     RETURN_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     spec: _common_pb2.SequenceSpec
     more: bool
@@ -35,7 +37,9 @@ class TargetOpen(_message.Message):
     request_age_ms: int
     num_preemptions: int
     return_features: bool
-    def __init__(self, sequence: _Optional[int] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., more: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., return_predictions: _Optional[bool] = ..., request_age_ms: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., return_features: _Optional[bool] = ...) -> None: ...
+    num_logprobs: int
+    num_prompt_logprobs: int
+    def __init__(self, sequence: _Optional[int] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., more: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., return_predictions: _Optional[bool] = ..., request_age_ms: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., return_features: _Optional[bool] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("sequence", "round", "base", "tree", "run_on", "max_nodes")
@@ -54,18 +58,30 @@ class Round(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., tree: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ..., run_on: _Optional[int] = ..., max_nodes: _Optional[int] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("verdicts", "progress", "errors", "load", "features")
+    __slots__ = ("verdicts", "progress", "errors", "load", "features", "prompt_logprobs")
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
     progress: _containers.RepeatedCompositeFieldContainer[Progress]
     errors: _containers.RepeatedCompositeFieldContainer[_common_pb2.SequenceError]
     load: _common_pb2.Load
     features: _containers.RepeatedCompositeFieldContainer[Features]
-    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.SequenceError, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Features, _Mapping]]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.SequenceError, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Features, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("sequence", "position", "logprobs")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    position: int
+    logprobs: _common_pb2.Logprobs
+    def __init__(self, sequence: _Optional[int] = ..., position: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class Features(_message.Message):
     __slots__ = ("sequence", "position", "dtype", "hidden_size", "rows")
@@ -82,7 +98,7 @@ class Features(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., position: _Optional[int] = ..., dtype: _Optional[str] = ..., hidden_size: _Optional[int] = ..., rows: _Optional[bytes] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("sequence", "round", "base", "accepted", "next_token", "predictions", "timings", "num_feature_rows", "run_on", "dropped_round", "refused")
+    __slots__ = ("sequence", "round", "base", "accepted", "next_token", "predictions", "timings", "num_feature_rows", "run_on", "dropped_round", "refused", "logprobs", "num_cached_tokens")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +110,8 @@ class Verdict(_message.Message):
     RUN_ON_FIELD_NUMBER: _ClassVar[int]
     DROPPED_ROUND_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     round: int
     base: int
@@ -105,7 +123,9 @@ class Verdict(_message.Message):
     run_on: int
     dropped_round: int
     refused: bool
-    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., predictions: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., num_feature_rows: _Optional[int] = ..., run_on: _Optional[int] = ..., dropped_round: _Optional[int] = ..., refused: _Optional[bool] = ...) -> None: ...
+    logprobs: _common_pb2.Logprobs
+    num_cached_tokens: int
+    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., predictions: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., num_feature_rows: _Optional[int] = ..., run_on: _Optional[int] = ..., dropped_round: _Optional[int] = ..., refused: _Optional[bool] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_us", "pass_us", "sample_us", "rows", "sequences")

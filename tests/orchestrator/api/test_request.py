@@ -176,11 +176,22 @@ UNSUPPORTED = {
     "chat": {"messages": [{"role": "user", "content": "hello"}]},
     "logprobs": 0,
     "grammar": "",
+    "prompt_logprobs": 0,
+    "echo": True,
+    "ignore_eos": True,
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "add_special_tokens": False,
+    "truncate_prompt_tokens": 0,
+    "allowed_token_ids": [1],
+    "bad_words": ["a"],
+    "prediction": "a",
+    "return_rounds": True,
 }
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_an_unsupported_field_is_refused_by_name_even_at_its_default(name):
+def test_an_unsupported_field_is_refused_by_name(name):
     assert refused(**{name: UNSUPPORTED[name]}) == {name: "not supported"}
 
 
