@@ -117,7 +117,7 @@ async def row_08(lab: Lab, seed: int, short: bool) -> Outcome:
                 chunks.extend(zip(times[1:], answer.gaps, strict=True))
                 wrong += not (answer.same(lab.table) and answer.sample.finished)
 
-        load = [asyncio.create_task(steady()) for _ in range(4 if short else 16)]
+        load = [asyncio.create_task(steady()) for _ in range(8 if short else 16)]
         await asyncio.sleep(window_s)
         slowed = time.monotonic()
         healthy = percentile((gap for when, gap in chunks), 0.99)

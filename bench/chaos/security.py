@@ -36,7 +36,8 @@ async def row_24(lab: Lab, seed: int, short: bool) -> Outcome:
         expires = time.monotonic() + _VALID_S
         token = secrets.token_urlsafe(32)
         keys = Path(name) / "keys.jsonl"
-        keys.write_text(json.dumps({"name": "lab", "sha256": hashlib.sha256(token.encode()).hexdigest()}))
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        keys.write_text(json.dumps({"name": "lab", "sha256": digest, "operator": True}))
         async with AsyncExitStack() as stack:
             make = await stack.enter_async_context(lab.processes())
             targets = {
