@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
@@ -20,6 +20,10 @@ class OrchestratorSettings(ServiceSettings):
     )
     tokenizer: str = Field("", description="tokenizer.json, a directory with one, or a hub id; empty: token ids only")
     revision: str = Field("", description="branch, tag or commit of the tokenizer's hub id; empty: its main branch")
+    model_name: str = Field("", description="name under which the model is served; empty: that of the target's model")
+    generation_config: Literal["auto", "none"] = Field(
+        "none", description="auto: defaults of sampling from the tokenizer's generation_config.json"
+    )
     model_digest: str = Field(
         "", description="digest that a target's model must have, or its first 12 characters; empty: that of the first"
     )

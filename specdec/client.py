@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,8 @@ from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
 __all__ = ["Client", "Sample", "SpecdecError", "Tls"]
+
+Metadata = Sequence[tuple[str, str]]
 
 _ROUNDS = 3
 """Attempts per address in a row without new ids before a request fails."""
@@ -79,10 +81,11 @@ class Client:
             await line.close()
 
     async def stream(
-        self, timeout_s: float | None = None, **fields: Any
+        self, timeout_s: float | None = None, metadata: Metadata = (), **fields: Any
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        """Yield the responses to a GenerateRequest with these fields, from any orchestrator. Raises SpecdecError;
-        ModelMismatch if the request would resume with another model."""
+        """Yield the responses to a GenerateRequest with these fields, from any orchestrator. ``metadata``: of this call
+        alone, such as x-request-id. Raises SpecdecError; ModelMismatch if the request would resume with another model.
+        """
         request = generation_pb2.GenerateRequest(**fields)
         samples = _resumed(request)
         started = time.monotonic()
@@ -91,7 +94,8 @@ class Client:
         while True:
             at = self._at
             try:
-                async with aclosing(self._once(at, request, _left_s(started, timeout_s))) as responses:
+                responses_of = self._once(at, request, _left_s(started, timeout_s), metadata)
+                async with aclosing(responses_of) as responses:
                     async for response in responses:
                         if response.HasField("chunk"):
                             sample = samples.setdefault(response.chunk.index, Sample())
@@ -126,10 +130,10 @@ class Client:
                 await asyncio.sleep(pause_s)
 
     async def _once(
-        self, at: int, request: generation_pb2.GenerateRequest, timeout_s: float | None
+        self, at: int, request: generation_pb2.GenerateRequest, timeout_s: float | None, metadata: Metadata
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
         async with self._lines[at].stub() as stub:
-            call = stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+            call = stub.Generate(request, timeout=timeout_s, metadata=(*self._metadata, *metadata))
             try:
                 async for response in call:
                     yield response
@@ -151,16 +155,45 @@ class Client:
                 samples[response.chunk.index].add(response.chunk)
         return samples
 
-    async def server_info(self, timeout_s: float = 5.0) -> generation_pb2.GetServerInfoResponse:
-        """The models, replicas and load of the orchestrator. Raises SpecdecError."""
-        async with self._lines[self._at].stub() as stub:
-            try:
-                info: generation_pb2.GetServerInfoResponse = await stub.GetServerInfo(
-                    generation_pb2.GetServerInfoRequest(), timeout=timeout_s, metadata=self._metadata
-                )
-            except grpc.aio.AioRpcError as error:
-                raise rpc.error_of(error) from error
-            return info
+    async def server_info(
+        self, timeout_s: float = 5.0, metadata: Metadata = ()
+    ) -> generation_pb2.GetServerInfoResponse:
+        """The models, replicas and load of an orchestrator. Raises SpecdecError."""
+        request = generation_pb2.GetServerInfoRequest()
+        info: generation_pb2.GetServerInfoResponse = await self._call("GetServerInfo", request, timeout_s, metadata)
+        return info
+
+    async def tokenize(
+        self, timeout_s: float = 30.0, metadata: Metadata = (), **fields: Any
+    ) -> generation_pb2.TokenizeResponse:
+        """The ids of the prompt of a TokenizeRequest with these fields. Raises SpecdecError."""
+        request = generation_pb2.TokenizeRequest(**fields)
+        found: generation_pb2.TokenizeResponse = await self._call("Tokenize", request, timeout_s, metadata)
+        return found
+
+    async def detokenize(
+        self,
+        token_ids: Iterable[int],
+        skip_special_tokens: bool = False,
+        timeout_s: float = 30.0,
+        metadata: Metadata = (),
+    ) -> str:
+        """The text of ids. Raises SpecdecError."""
+        request = generation_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        found: generation_pb2.DetokenizeResponse = await self._call("Detokenize", request, timeout_s, metadata)
+        return found.text
+
+    async def _call(self, method: str, request: Any, timeout_s: float, metadata: Metadata) -> Any:
+        """The answer of the first orchestrator that can be reached, from the one in use on."""
+        for attempt in range(len(self._lines)):
+            async with self._lines[(self._at + attempt) % len(self._lines)].stub() as stub:
+                call = getattr(stub, method)(request, timeout=timeout_s, metadata=(*self._metadata, *metadata))
+                try:
+                    return await call
+                except grpc.aio.AioRpcError as error:
+                    raised = rpc.error_of(error)
+            if not isinstance(raised, ReplicaLost) or attempt + 1 == len(self._lines):
+                raise raised
 
 
 class _Line:

@@ -34,7 +34,7 @@ SPECDEC_ORDER = (
 """A room imports rooms of earlier rows, and itself."""
 
 ORCHESTRATOR_ORDER = (
-    ("settings", "text", "rounds", "workers"),
+    ("settings", "text", "rounds", "tokenizer", "workers"),
     ("statistics",),
     ("sequence",),
     ("request", "outbox", "replicas"),

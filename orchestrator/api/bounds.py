@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from orchestrator.api.chat import MAX_MESSAGES, text_length
 from specdec.transport.sampling_wire import MAX_BIASES
 from specdec.transport.wire import MAX_SALT_BYTES
 from specdec.v1 import generation_pb2
@@ -21,6 +22,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 256
 MAX_RESUMED_IDS = 1 << 18
 MAX_REQUEST_ID = 128
+MAX_DETOKENIZED_IDS = 1 << 20
 
 _MANY = 1 << 13
 """Characters and ids that are read in some 3 ms. More of them wait for a thread, behind larger ones."""
@@ -28,8 +30,7 @@ _MANY = 1 << 13
 
 def size_problems(message: generation_pb2.GenerateRequest, context_length: int) -> Iterator[tuple[str, str]]:
     """(field, problem) for everything that is too long."""
-    if (size := len(message.text.encode())) > MAX_PROMPT_BYTES:
-        yield "text", f"at most {MAX_PROMPT_BYTES} bytes, not {size}: send token_ids"
+    yield from prompt_size_problems(message)
     if (size := len(message.cache_salt.encode())) > MAX_SALT_BYTES:
         yield "cache_salt", f"at most {MAX_SALT_BYTES} bytes, not {size}"
     for name, most, unit in (
@@ -48,7 +49,20 @@ def size_problems(message: generation_pb2.GenerateRequest, context_length: int) 
                 yield "resume", f"at most {MAX_RESUMED_IDS} ids in all, not {total}"
 
 
+def prompt_size_problems(
+    message: generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest,
+) -> Iterator[tuple[str, str]]:
+    """(field, problem) for a text or a conversation that is too long."""
+    if (size := len(message.text.encode())) > MAX_PROMPT_BYTES:
+        yield "text", f"at most {MAX_PROMPT_BYTES} bytes, not {size}: send token_ids"
+    if (length := len(message.chat.messages)) > MAX_MESSAGES:
+        yield "chat.messages", f"at most {MAX_MESSAGES} messages, not {length}"
+    elif (size := text_length(message.chat)) > MAX_PROMPT_BYTES:
+        yield "chat", f"at most {MAX_PROMPT_BYTES} bytes, not {size}: send token_ids"
+
+
 def is_long(message: generation_pb2.GenerateRequest) -> bool:
     """Whether reading the prompt and the ids to resume takes longer than the event loop may stand still."""
     num_resumed = sum(len(received.token_ids) for received in message.resume.values())
-    return len(message.text) + len(message.token_ids.token_ids) + num_resumed > _MANY
+    num_characters = len(message.text) + text_length(message.chat)
+    return num_characters + len(message.token_ids.token_ids) + num_resumed > _MANY

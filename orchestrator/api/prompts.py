@@ -1,7 +1,7 @@
 """Prompts -> token ids, and the fewest ids that a prompt can have, which is known before it is tokenized.
 
-Knows the tokenizer; does not know the rest of a request. ``Prompts.ids`` takes a second for the longest texts. Most of
-that is spent without the interpreter's lock, so a thread can do it beside the event loop.
+Knows the tokenizer and the chat template; does not know the rest of a request. ``Prompts.ids`` takes a second for the
+longest texts. Most of that is spent without the interpreter's lock, so a thread can do it beside the event loop.
 """
 
 from __future__ import annotations
@@ -9,14 +9,20 @@ from __future__ import annotations
 import json
 import math
 from array import array
+from collections.abc import Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from orchestrator.api.chat import conversation
+from orchestrator.tokenizer.chat_template import ChatTemplate
+from orchestrator.tokenizer.token_bytes import TokenBytes
 from specdec.core.errors import ContextExceeded
 from specdec.v1 import generation_pb2
+
+Message = generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest
 
 _SHRINKS = {"NFC": 4, "NFD": 1, "NFKC": 18, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
 """Characters of the text per character after the normalizer, at most. One character decomposes into 1 to 4 (NFD) or 1
@@ -27,30 +33,60 @@ _KEEPS_ALL = {"ByteLevel", "Metaspace", "Digits", "Punctuation", "Split"}
 
 
 class Prompts:
-    """``tokenizer``: None if only token ids are served."""
+    """``tokenizer``: None if only token ids are served. ``template``: None if the model cannot chat.
+    ``special_tokens``: by name, such as bos_token."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        template: ChatTemplate | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
+        self.template = template
+        self.special_tokens = special_tokens or {}
         self._most_characters = characters_per_token(tokenizer) if tokenizer else None
         added = tokenizer.get_added_tokens_decoder() if tokenizer else {}
         self.special_ids = {token.content: token_id for token_id, token in added.items() if token.special}
         """Tokens without text in an output, by what stands for them in a prompt."""
+        self.token_bytes = TokenBytes(tokenizer) if tokenizer else None
 
     def fewest_ids(self, message: generation_pb2.GenerateRequest) -> int:
         """The number of ids of the prompt, or a lower bound of it."""
         if message.WhichOneof("prompt") == "token_ids":
-            return len(message.token_ids.token_ids)
-        return -(-len(message.text) // self._most_characters) if self._most_characters else 0
+            fewest = len(message.token_ids.token_ids)
+        else:  # a template may leave out any part of a conversation
+            fewest = -(-len(message.text) // self._most_characters) if self._most_characters else 0
+        return min(fewest, message.truncate_prompt_tokens) if message.truncate_prompt_tokens else fewest
 
     def ids(self, message: generation_pb2.GenerateRequest, context_length: int) -> array[int]:
-        """The ids of the prompt. Raises ContextExceeded if they alone are longer than the context."""
+        """The ids of the prompt. Raises ContextExceeded if they alone are longer than the context, and InvalidArgument
+        if the chat template refuses the conversation."""
         if message.WhichOneof("prompt") == "token_ids":
-            return array("I", message.token_ids.token_ids)
+            ids = array("I", message.token_ids.token_ids)
+        else:
+            ids = self.tokenized(message)
+        ids = ids[-message.truncate_prompt_tokens :]
+        if len(ids) > context_length:
+            raise ContextExceeded(f"{len(ids)} prompt tokens do not fit the context of {context_length}")
+        return ids
+
+    def tokenized(self, message: Message) -> array[int]:
+        """The ids of a text or a conversation. Raises InvalidArgument as above."""
+        is_chat = message.WhichOneof("prompt") == "chat"
+        adds = message.add_special_tokens if message.HasField("add_special_tokens") else not is_chat
+        if not is_chat:
+            return self.encoded(message.text, adds)
+        assert self.template is not None, "refused before"
+        ids = self.encoded(self.template.render(conversation(message.chat)), adds)
+        # The template may have written the token that the tokenizer begins with.
+        twice = adds and len(ids) > 1 and ids[0] == ids[1] and ids[0] in self.special_ids.values()
+        return ids[1:] if twice else ids
+
+    def encoded(self, text: str, add_special_tokens: bool) -> array[int]:
         assert self.tokenizer is not None, "refused before"
         # ``encode`` would keep the interpreter's lock, and so stop the event loop.
-        [encoding] = self.tokenizer.encode_batch_fast([message.text])
-        if len(encoding) > context_length:
-            raise ContextExceeded(f"{len(encoding)} prompt tokens do not fit the context of {context_length}")
+        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return array("I", encoding.ids)
 
 

@@ -6,13 +6,16 @@ import dataclasses
 import secrets
 from array import array
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from orchestrator.api.bounds import MAX_SAMPLES, MAX_STOP_CHARACTERS, is_long, size_problems
+from orchestrator.api.chat import chat_problems
 from orchestrator.api.prompts import Prompts
 from orchestrator.request import Request
+from orchestrator.tokenizer.defaults import Defaults
 from specdec.core.errors import ContextExceeded, InvalidArgument
 from specdec.core.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
 from specdec.core.sequence import Method, SamplingParams
@@ -20,13 +23,13 @@ from specdec.transport.sampling_wire import sampling_problems
 from specdec.transport.wire import read_method
 from specdec.v1 import generation_pb2
 
+OWN_DEFAULTS = Defaults()
 MAX_DRAFT_TOKENS = 64
 _UNKNOWN_FIELDS = 8
 
 _UNSUPPORTED = (
-    *("chat", "logprobs", "grammar", "prompt_logprobs", "echo", "ignore_eos", "include_stop_str_in_output"),
-    *("skip_special_tokens", "add_special_tokens", "truncate_prompt_tokens", "allowed_token_ids", "bad_words"),
-    *("prediction", "return_rounds"),
+    *("logprobs", "grammar", "prompt_logprobs", "echo", "ignore_eos", "include_stop_str_in_output"),
+    *("skip_special_tokens", "allowed_token_ids", "bad_words", "prediction", "return_rounds"),
 )
 _TRANSFORMS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens")
 
@@ -41,30 +44,34 @@ def check_request(
     target: ModelInfo,
     prompts: Prompts,
     methods: Collection[Method] = tuple(Method),
+    defaults: Defaults = OWN_DEFAULTS,
 ) -> None:
     """Refuse what can be refused in no time, before the request has a place: without the ids of a text, and without a
-    look at each of very many ids. ``methods``: those allowed.
+    look at each of very many ids. ``methods``: those allowed. ``defaults``: of absent fields.
 
     Raises InvalidArgument with all violations, or ContextExceeded. Sizes are checked before the rest is read.
     """
     if too_long := list(size_problems(message, target.context_length)):
         raise InvalidArgument(too_long)
     problems = [(name, "not supported") for name in _UNSUPPORTED if _present(message, name)]
-    problems += [(name, f"unknown field {number}") for name, number in _unknown_fields(message)]
-    if not _present(message, "chat"):
-        problems += _prompt_problems(message, prompts)
-    problems += _sampling_problems(message, target, prompts)
+    problems += unknown_problems(message)
+    problems += _prompt_problems(message, prompts)
+    problems += _sampling_problems(message, target, prompts, defaults)
     problems += _option_problems(message, methods)
     problems += _salt_problems(message.cache_salt.encode(), target)
     problems += _stop_problems(message, target, prompts)
     problems += [] if is_long(message) else _foreign_ids(message, target)
     if problems:
         raise InvalidArgument(problems)
-    _check_room(prompts.fewest_ids(message), message, target, "at least " if message.HasField("text") else "")
+    _check_room(prompts.fewest_ids(message), message, target, "" if message.HasField("token_ids") else "at least ")
 
 
 def read_request(
-    message: generation_pb2.GenerateRequest, target: ModelInfo, prompts: Prompts, num_draft_tokens: int | None
+    message: generation_pb2.GenerateRequest,
+    target: ModelInfo,
+    prompts: Prompts,
+    num_draft_tokens: int | None,
+    defaults: Defaults = OWN_DEFAULTS,
 ) -> Request:
     """The request, checked by ``check_request`` before. ``num_draft_tokens``: for requests that name none.
 
@@ -82,7 +89,7 @@ def read_request(
     return Request(
         prompt_ids,
         max_tokens,
-        _sampling(message, stop_token_ids),
+        _sampling(message, stop_token_ids, defaults),
         message.seed if message.HasField("seed") else secrets.randbits(64),
         message.n if message.HasField("n") else 1,
         tuple(message.stop),
@@ -122,7 +129,7 @@ def _length_problems(
     message: generation_pb2.GenerateRequest, prompt_ids: array[int], max_tokens: int
 ) -> Iterator[tuple[str, str]]:
     if not prompt_ids:
-        yield "text", "has no tokens"
+        yield message.WhichOneof("prompt") or "prompt", "has no tokens"
     if message.min_tokens > max_tokens:
         yield "min_tokens", f"must be at most max_tokens = {max_tokens}, not {message.min_tokens}"
     for index, received in message.resume.items():
@@ -158,13 +165,18 @@ def _stop_token_ids(message: generation_pb2.GenerateRequest, target: ModelInfo, 
     return frozenset(message.stop_token_ids) | frozenset(target.eos_token_ids) | drawn
 
 
-def _sampling(message: generation_pb2.GenerateRequest, stop_token_ids: frozenset[int]) -> SamplingParams:
+def _sampling(
+    message: generation_pb2.GenerateRequest, stop_token_ids: frozenset[int], defaults: Defaults
+) -> SamplingParams:
+    def given(name: str) -> Any:
+        return getattr(message if message.HasField(name) else defaults, name)
+
     return SamplingParams(
-        message.temperature if message.HasField("temperature") else 1.0,
-        message.top_k,
-        message.top_p if message.HasField("top_p") else 1.0,
-        message.min_p,
-        message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        given("temperature"),
+        given("top_k"),
+        given("top_p"),
+        given("min_p"),
+        given("repetition_penalty"),
         message.presence_penalty,
         message.frequency_penalty,
         tuple(sorted(message.logit_bias.items())),
@@ -174,9 +186,9 @@ def _sampling(message: generation_pb2.GenerateRequest, stop_token_ids: frozenset
 
 
 def _sampling_problems(
-    message: generation_pb2.GenerateRequest, target: ModelInfo, prompts: Prompts
+    message: generation_pb2.GenerateRequest, target: ModelInfo, prompts: Prompts, defaults: Defaults
 ) -> list[tuple[str, str]]:
-    sampling = _sampling(message, _stop_token_ids(message, target, prompts))
+    sampling = _sampling(message, _stop_token_ids(message, target, prompts), defaults)
     # The stop tokens are checked under their own field name.
     of_client = dataclasses.replace(sampling, end_token_ids=())
     problems = sampling_problems(of_client, target.vocab_size)
@@ -188,12 +200,31 @@ def _sampling_problems(
 
 
 def _prompt_problems(message: generation_pb2.GenerateRequest, prompts: Prompts) -> list[tuple[str, str]]:
+    if message.HasField("truncate_prompt_tokens") and not message.truncate_prompt_tokens:
+        return [("truncate_prompt_tokens", "must be at least 1")]
+    if message.WhichOneof("prompt") != "token_ids":
+        return list(text_problems(message, prompts))
+    if message.HasField("add_special_tokens"):
+        return [("add_special_tokens", "not possible with token_ids")]
+    return [] if message.token_ids.token_ids else [("token_ids", "must not be empty")]
+
+
+def text_problems(
+    message: generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest, prompts: Prompts
+) -> Iterator[tuple[str, str]]:
+    """(field, problem) for a text or a conversation that cannot be tokenized."""
     kind = message.WhichOneof("prompt")
+    kinds = [field.name for field in message.DESCRIPTOR.oneofs_by_name["prompt"].fields]
     if kind is None:
-        return [("prompt", "one of text, token_ids is required")]
-    if kind == "text" and prompts.tokenizer is None:
-        return [("text", "this server has no tokenizer; send token_ids")]
-    return [] if message.text or message.token_ids.token_ids else [(kind, "must not be empty")]
+        yield "prompt", f"one of {', '.join(kinds)} is required"
+    elif prompts.tokenizer is None:
+        yield kind, "this server has no tokenizer; send token_ids"
+    elif kind == "chat" and prompts.template is None:
+        yield "chat", "this model has no chat template"
+    elif kind == "chat":
+        yield from chat_problems(message.chat)
+    elif not message.text:
+        yield "text", "must not be empty"
 
 
 def _salt_problems(salt: bytes, target: ModelInfo) -> list[tuple[str, str]]:
@@ -222,6 +253,11 @@ def _present(message: Message, name: str) -> bool:
     return any(field.name == name for field, _ in message.ListFields())
 
 
+def unknown_problems(message: Message) -> list[tuple[str, str]]:
+    """(field, problem) for fields of a later contract. They are refused because they would have no effect."""
+    return [(name, f"unknown field {number}") for name, number in _unknown_fields(message)]
+
+
 def _unknown_fields(message: Message, name: str = "field") -> Iterator[tuple[str, int]]:
     """The first unknown fields of each message: there may be millions, and one is enough to refuse."""
     unknown = UnknownFieldSet(message)
@@ -230,6 +266,9 @@ def _unknown_fields(message: Message, name: str = "field") -> Iterator[tuple[str
     for field, value in message.ListFields():
         if isinstance(value, Message):
             yield from _unknown_fields(value, field.name)
+        elif field.name in ("messages", "tool_calls"):
+            for index, each in enumerate(value):
+                yield from _unknown_fields(each, f"{name}.{field.name}[{index}]")
         elif field.name == "resume":
             for index, received in value.items():
                 yield from _unknown_fields(received, f"resume[{index}]")

@@ -5,7 +5,7 @@ Knows the public contract; does not know how a sample is decoded and how a repli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from orchestrator.replicas.pool import Pool
@@ -13,6 +13,7 @@ from orchestrator.request import Chunk
 from orchestrator.sequence import FinishReason
 from orchestrator.statistics import Statistics
 from orchestrator.text import Origin
+from orchestrator.tokenizer.token_bytes import TokenBytes
 from specdec.core.rounds import ModelInfo
 from specdec.core.sequence import Method
 from specdec.transport import wire
@@ -50,6 +51,11 @@ def write_chunk(chunk: Chunk) -> generation_pb2.Chunk:
         message.finish.usage.completion_tokens = finish.num_completion_tokens
         message.finish.speculation.CopyFrom(_write_statistics(finish.statistics))
     return message
+
+
+def write_tokens(ids: Sequence[int], token_bytes: TokenBytes | None) -> generation_pb2.TokenizeResponse:
+    tokens = [token_bytes[token_id] for token_id in ids] if token_bytes else []
+    return generation_pb2.TokenizeResponse(token_ids=ids, tokens=tokens)
 
 
 def _write_statistics(statistics: Statistics) -> generation_pb2.SpeculationStats:

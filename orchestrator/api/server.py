@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import logging
 import time
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import grpc
-from tokenizers import Tokenizer
 
-from orchestrator.api import hub, readiness
+from orchestrator.api import readiness
 from orchestrator.api.bounds import MAX_REQUEST_BYTES
+from orchestrator.api.prompts import Prompts
 from orchestrator.api.service import GenerationServicer
 from orchestrator.replicas.frames import DraftFrames, TargetFrames
 from orchestrator.replicas.link import Link
@@ -21,6 +22,9 @@ from orchestrator.replicas.replica import Role
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.telemetry import pool_metrics
 from orchestrator.telemetry.metrics import Metrics
+from orchestrator.tokenizer.chat_template import ChatTemplate, special_tokens
+from orchestrator.tokenizer.defaults import Defaults
+from orchestrator.tokenizer.files import find, read_json
 from specdec.core.errors import ModelMismatch, ReplicaLost
 from specdec.core.rounds import ModelInfo
 from specdec.runner.vocabulary import Vocabulary, mismatch, read_tokenizer
@@ -29,22 +33,11 @@ from specdec.telemetry.process_metrics import ProcessMetrics
 from specdec.transport import rpc
 from specdec.v1 import draft_pb2_grpc, generation_pb2, generation_pb2_grpc, target_pb2_grpc
 
+log = logging.getLogger(__name__)
+
 _FLUSH_S = 0.25  # for the last messages of ended requests
 
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
-
-
-def load_tokenizer(path: str, revision: str = "") -> Tokenizer | None:
-    """A tokenizer.json, a directory that has one, or a hub id at ``revision``. Raises ValueError if there is none."""
-    if not path:
-        return None
-    file = Path(path)
-    file = file / "tokenizer.json" if file.is_dir() else file
-    if not file.is_file():
-        file = hub.tokenizer_file(path, revision)
-    elif revision:
-        raise ValueError("--revision is for hub ids, and --tokenizer names a file or directory")
-    return read_tokenizer(file)
 
 
 class OrchestratorServer:
@@ -55,7 +48,12 @@ class OrchestratorServer:
 
     def __init__(self, settings: OrchestratorSettings) -> None:
         self._settings = settings
-        tokenizer = load_tokenizer(settings.tokenizer, settings.revision)
+        files = find(settings.tokenizer, settings.revision)
+        tokenizer = read_tokenizer(files.tokenizer) if files else None
+        template = ChatTemplate.read(files) if files else None
+        prompts = Prompts(tokenizer, template, special_tokens(read_json(files.config)) if files else None)
+        defaults = Defaults.read(files.generation if files and settings.generation_config == "auto" else None)
+        log.info("defaults of sampling", extra=dataclasses.asdict(defaults))
         self._vocabulary = Vocabulary.of(tokenizer) if tokenizer else None
 
         def target_link(channel: grpc.aio.Channel, info: ModelInfo) -> Link:
@@ -77,7 +75,7 @@ class OrchestratorServer:
         draft = Role("draft", draft_link, draft_info, self._admit_draft, certificates)
         self.targets = Pool(target, settings.target, settings.resolve_every_s, self._compare_drafts)
         self.drafts = Pool(draft, settings.draft, settings.resolve_every_s)
-        self._servicer = GenerationServicer(self.targets, self.drafts, tokenizer, settings, Metrics())
+        self._servicer = GenerationServicer(self.targets, self.drafts, prompts, settings, Metrics(), defaults)
         pool_metrics.observe(
             self.targets, self.drafts, lambda: self.live_sequences, lambda: self._servicer.waiting_requests
         )

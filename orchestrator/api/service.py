@@ -18,21 +18,27 @@ from typing import Any
 import grpc
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
-from tokenizers import Tokenizer
 
 from orchestrator.api.admission import Admission
 from orchestrator.api.api_keys import Account, ApiKeys
-from orchestrator.api.bounds import MAX_REQUEST_ID, is_long
+from orchestrator.api.bounds import MAX_DETOKENIZED_IDS, MAX_REQUEST_ID, is_long, prompt_size_problems
 from orchestrator.api.prompts import Prompts
-from orchestrator.api.request_checks import check_request, read_request, requested_samples
-from orchestrator.api.responses import write_chunk, write_server_info
+from orchestrator.api.request_checks import (
+    check_request,
+    read_request,
+    requested_samples,
+    text_problems,
+    unknown_problems,
+)
+from orchestrator.api.responses import write_chunk, write_server_info, write_tokens
 from orchestrator.generation import Generator
 from orchestrator.replicas.pool import Pool
 from orchestrator.request import Request
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.telemetry.metrics import Metrics, RequestClock
+from orchestrator.tokenizer.defaults import Defaults
 from orchestrator.workers import Workers
-from specdec.core.errors import CALLERS_FAULTS, DeadlineExceeded, NoReplica
+from specdec.core.errors import CALLERS_FAULTS, DeadlineExceeded, InvalidArgument, NoReplica
 from specdec.core.rounds import CACHE_SALT, ModelInfo
 from specdec.telemetry import setup as telemetry
 from specdec.transport.rpc import request_metadata
@@ -46,18 +52,20 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self,
         targets: Pool,
         drafts: Pool,
-        tokenizer: Tokenizer | None,
+        prompts: Prompts,
         settings: OrchestratorSettings,
         metrics: Metrics,
+        defaults: Defaults,
     ) -> None:
         self._metrics = metrics
         self._tracer = trace.get_tracer("specdec")
         self._targets = targets
         self._drafts = drafts
-        self._prompts = Prompts(tokenizer)
+        self._prompts = prompts
+        self._defaults = defaults
         self._settings = settings
         self._workers = Workers()
-        self._generator = Generator(targets, drafts, tokenizer, settings, metrics, self._workers)
+        self._generator = Generator(targets, drafts, prompts.tokenizer, settings, metrics, self._workers)
         self._admission = Admission(settings.max_live_sequences, settings.max_waiting_requests)
         self._api_keys = ApiKeys(settings.api_keys_file)
         self._num_calls = 0  # running calls of Generate
@@ -83,7 +91,39 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.GetServerInfoRequest, context: Any
     ) -> generation_pb2.GetServerInfoResponse:
         load, operator = (self.live_sequences, self._admission.waiting), self._account().operator
-        return write_server_info(self._targets, self._drafts, *load, self._settings.methods, operator)
+        info = write_server_info(self._targets, self._drafts, *load, self._settings.methods, operator)
+        info.model_name = self._settings.model_name or info.target.name
+        if self._prompts.tokenizer is not None:
+            info.tokenizer.bos_token = self._prompts.special_tokens.get("bos_token", "")
+            info.tokenizer.eos_token = self._prompts.special_tokens.get("eos_token", "")
+            info.tokenizer.chat_template = self._prompts.template.source if self._prompts.template else ""
+        return info
+
+    async def Tokenize(self, request: generation_pb2.TokenizeRequest, context: Any) -> generation_pb2.TokenizeResponse:
+        self._account()
+        problems = [*prompt_size_problems(request)] or [
+            *unknown_problems(request),
+            *text_problems(request, self._prompts),
+        ]
+        if problems:
+            raise InvalidArgument(problems)
+        ids = await self._workers.run(partial(self._prompts.tokenized, request))
+        return await self._workers.run(partial(write_tokens, ids, self._prompts.token_bytes))
+
+    async def Detokenize(
+        self, request: generation_pb2.DetokenizeRequest, context: Any
+    ) -> generation_pb2.DetokenizeResponse:
+        self._account()
+        tokenizer, ids = self._prompts.tokenizer, request.token_ids
+        problems = unknown_problems(request)
+        if tokenizer is None:
+            problems.append(("token_ids", "this server has no tokenizer"))
+        elif len(ids) > MAX_DETOKENIZED_IDS:
+            problems.append(("token_ids", f"at most {MAX_DETOKENIZED_IDS}, not {len(ids)}"))
+        if problems or tokenizer is None:
+            raise InvalidArgument(problems)
+        decode = partial(tokenizer.decode, ids[:], skip_special_tokens=request.skip_special_tokens)
+        return generation_pb2.DetokenizeResponse(text=await self._workers.run(decode))
 
     # Writes to the context instead of yielding, so that the deadline also ends a write to a client that does not read.
     async def Generate(
@@ -144,11 +184,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             # What is invalid is refused at once. But a request waits for a target, and its prompt is tokenized, only
             # once it has a place.
             if target := self._targets.info:
-                check_request(message, target, self._prompts, self._settings.methods)
+                check_request(message, target, self._prompts, self._settings.methods, self._defaults)
             await bounds.enter_async_context(self._admission.admitted(num_samples))
             if target is None:
                 target = await self._target_info()
-                check_request(message, target, self._prompts, self._settings.methods)
+                check_request(message, target, self._prompts, self._settings.methods, self._defaults)
             request = await self._read(message, target, account)
             async with aclosing(self._generator.chunks(request, target, arrived)) as chunks:
                 account.spend(len(request.prompt_ids))
@@ -165,7 +205,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     yield generation_pb2.GenerateResponse(chunk=write_chunk(chunk))
 
     async def _read(self, message: generation_pb2.GenerateRequest, target: ModelInfo, account: Account) -> Request:
-        read = partial(read_request, message, target, self._prompts, self._settings.num_draft_tokens)
+        read = partial(read_request, message, target, self._prompts, self._settings.num_draft_tokens, self._defaults)
         request = await self._workers.run(read) if is_long(message) else read()
         if CACHE_SALT not in target.capabilities:  # it shares no cached prompts
             return request

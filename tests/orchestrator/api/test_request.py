@@ -173,7 +173,6 @@ def test_text_fields_are_checked(fields, field):
 
 
 UNSUPPORTED = {
-    "chat": {"messages": [{"role": "user", "content": "hello"}]},
     "logprobs": 0,
     "grammar": "",
     "prompt_logprobs": 0,
@@ -181,8 +180,6 @@ UNSUPPORTED = {
     "ignore_eos": True,
     "include_stop_str_in_output": True,
     "skip_special_tokens": False,
-    "add_special_tokens": False,
-    "truncate_prompt_tokens": 0,
     "allowed_token_ids": [1],
     "bad_words": ["a"],
     "prediction": "a",
@@ -230,7 +227,8 @@ def test_too_many_biases_are_refused():
 def test_every_field_of_the_contract_is_either_read_or_refused():
     """A field added to the contract must be thought of here."""
     read_here = {
-        *("text", "token_ids", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n"),
+        *("text", "token_ids", "chat", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n"),
+        *("add_special_tokens", "truncate_prompt_tokens"),
         *("stop", "stop_token_ids", "verification", "num_draft_tokens", "resume", "cache_salt"),
     }
     fields = {field.name for field in generation_pb2.GenerateRequest.DESCRIPTOR.fields}

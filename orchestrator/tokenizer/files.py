@@ -1,0 +1,71 @@
+"""The files of a model's tokenizer: in a directory, or from a hub and its cache on this machine (HF_HOME).
+
+Knows names of files and the hub's client; does not know what is in them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec.runner.files import TOKENIZER, refuse_pointer, why_not_given
+
+CONFIG, TEMPLATE, GENERATION = "tokenizer_config.json", "chat_template.jinja", "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """``tokenizer``: a tokenizer.json. The others are None where a model has none."""
+
+    tokenizer: Path
+    config: Path | None = None
+    template: Path | None = None
+    generation: Path | None = None
+
+
+def find(name: str, revision: str = "") -> TokenizerFiles | None:
+    """The files of a tokenizer.json, of a directory that has one, or of a hub id at ``revision`` (empty: its main
+    branch). None for an empty name. Raises ValueError, with the reason in words, if there is none."""
+    if not name:
+        return None
+    file = Path(name)
+    file = file / TOKENIZER if file.is_dir() else file
+    if not file.is_file():
+        return _fetched(name, revision)
+    if revision:
+        raise ValueError("--revision is for hub ids, and --tokenizer names a file or directory")
+    others = (file.parent / other for other in (CONFIG, TEMPLATE, GENERATION))
+    return TokenizerFiles(file, *(other if other.is_file() else None for other in others))
+
+
+def read_json(file: Path | None) -> dict[str, Any]:
+    """The object in a file; empty without a file. Raises ValueError, with the file's name, if there is none in it."""
+    if file is None:
+        return {}
+    refuse_pointer(file)
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{file} is not a JSON object")
+    return value
+
+
+def _fetched(name: str, revision: str) -> TokenizerFiles:
+    # Imported here, since a tokenizer from a file does not need it.
+    from huggingface_hub import snapshot_download
+
+    try:
+        wanted = [TOKENIZER, CONFIG, TEMPLATE, GENERATION]
+        directory = Path(snapshot_download(name, revision=revision or None, allow_patterns=wanted))
+    except Exception as error:  # the client passes on those of several libraries
+        what = f"--tokenizer: {name} is neither a {TOKENIZER}, nor a directory with one, nor can a hub give it"
+        raise ValueError(f"{what}{why_not_given(error, revision)}") from error
+    if not (directory / TOKENIZER).is_file():
+        raise ValueError(f"--tokenizer: the hub's {name} has no {TOKENIZER}")
+    found = find(str(directory))
+    assert found is not None, "a name that is not empty"
+    return found
