@@ -1,4 +1,4 @@
-"""Generation: decodes the samples of a checked request concurrently, and yields their chunks as they come.
+"""Generation: decodes the samples of a checked request concurrently, and yields the events of its answer as they come.
 
 Knows the parts of a sample; does not know what the loop decides (orchestrator.decoder), deadlines and admission.
 """
@@ -6,8 +6,9 @@ Knows the parts of a sample; does not know what the loop decides (orchestrator.d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 
 from opentelemetry import trace
@@ -22,21 +23,23 @@ from orchestrator.drafting.prompt_lookup import HitRates, PromptLookup
 from orchestrator.drafting.speculation import Speculation
 from orchestrator.outbox import Outbox
 from orchestrator.replicas.pool import Pool
-from orchestrator.request import Chunk, Request
+from orchestrator.request import Chunk, Event, PromptPart, Request, RoundReport
 from orchestrator.rounds import RoundRecord
 from orchestrator.sequence import Sequence
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.target_client import TargetClient
 from orchestrator.telemetry.metrics import Metrics
 from orchestrator.telemetry.round_clock import PARTS, RoundClock, Split
-from orchestrator.text import Piece
+from orchestrator.text import Piece, pieces_of
 from orchestrator.workers import Workers
 from specdec.core.noise import derive_seed
-from specdec.core.rounds import ModelInfo
+from specdec.core.rounds import Logprobs, ModelInfo
 from specdec.speculation.acceptance import AcceptanceModel
 from specdec.telemetry import setup as telemetry
 
 _MANY_RECEIVED_IDS = 256
+_PROMPT_PART = 1024
+"""Tokens of the prompt in one event."""
 
 _MAX_ADAPTIVE_DRAFT_TOKENS = 8
 """Draft tokens per round at most if neither the request nor the settings fix a number."""
@@ -68,31 +71,40 @@ class Generator:
         # What is learnt of all requests is the prior of the next one.
         self._acceptance, self._hit_rates = AcceptanceModel(), HitRates()
 
-    async def chunks(self, request: Request, target: ModelInfo, arrived: float) -> AsyncGenerator[Chunk, None]:
-        """All chunks of all samples, by replicas of the model ``target``. ``arrived``: when the request arrived
+    async def events(self, request: Request, target: ModelInfo, arrived: float) -> AsyncGenerator[Event, None]:
+        """All events of all samples, by replicas of the model ``target``. ``arrived``: when the request arrived
         (monotonic clock). Raises the first SpecdecError that ends a sample. Closing the generator ends all samples."""
         outbox = Outbox(self._settings.park_after_s)
+        prompt_sent = asyncio.Event()
         samples: list[asyncio.Task[None]] = []
         try:
             for index in range(request.num_samples):
-                begun = self._sample(request, index, target, arrived, outbox)
+                begun = self._sample(request, index, target, arrived, outbox, prompt_sent)
                 samples.append(asyncio.create_task(begun))
                 # Each copies the prompt, and all of them in one turn would hold up other streams.
                 await asyncio.sleep(0)
             unfinished = len(samples)
             while unfinished:
-                chunk: Chunk = await outbox.get()
-                unfinished -= chunk.finish is not None
-                yield chunk
+                event: Event = await outbox.get()
+                unfinished -= isinstance(event, Chunk) and event.finish is not None
+                yield event
         finally:
             for sample in samples:
                 sample.cancel()
             await asyncio.gather(*samples, return_exceptions=True)
 
-    async def _sample(self, request: Request, index: int, target: ModelInfo, arrived: float, outbox: Outbox) -> None:
+    async def _sample(
+        self,
+        request: Request,
+        index: int,
+        target: ModelInfo,
+        arrived: float,
+        outbox: Outbox,
+        prompt_sent: asyncio.Event,
+    ) -> None:
         """Decode one sample into the outbox, with any error."""
         try:
-            await self._decode(request, index, target, arrived, outbox)
+            await self._decode(request, index, target, arrived, outbox, prompt_sent)
         except Exception as error:
             await outbox.fail(error)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
@@ -100,7 +112,15 @@ class Generator:
         except BaseException as error:  # a panic in Rust is not an Exception, and must not be lost
             await outbox.fail(RuntimeError(f"a sample failed: {error!r}"))
 
-    async def _decode(self, request: Request, index: int, model: ModelInfo, arrived: float, outbox: Outbox) -> None:
+    async def _decode(
+        self,
+        request: Request,
+        index: int,
+        model: ModelInfo,
+        arrived: float,
+        outbox: Outbox,
+        prompt_sent: asyncio.Event,
+    ) -> None:
         received = request.resume.get(index, ())
         make = partial(
             Sequence,
@@ -114,11 +134,17 @@ class Generator:
             self._tokenizer,
             received,
             request.cache_salt,
+            request.include_stop,
+            request.skip_special_tokens,
+            request.num_logprobs,
+            # The prompt is the same for all samples.
+            None if index else request.num_prompt_logprobs,
         )
         # Detokenizing many ids takes long and must not block the event loop.
         sequence = await self._workers.run(make) if len(received) > _MANY_RECEIVED_IDS else make()
         fixed = request.num_draft_tokens
-        lookup = PromptLookup(self._hit_rates) if fixed is None and sequence.keyed_by_token else None
+        looks_up = fixed is None and sequence.keyed_by_token
+        lookup = PromptLookup(self._hit_rates, request.prediction) if looks_up else None
         acceptance = AcceptanceModel(self._acceptance)
         ahead, siblings = self._settings.num_ahead_tokens, 0 if model.max_chain else self._settings.num_siblings
         grows_ahead = ahead > 0 and sequence.keyed_by_token
@@ -155,10 +181,17 @@ class Generator:
                     draft.park()
 
                 if sequence.finished:
+                    await self._send_prompt(request, index, sequence, outbox, park, prompt_sent)
                     await outbox.put(Chunk.of(index, position, Piece(), sequence), park)
                 async for step in steps:
                     record = step.record
                     split = clock.split(record)
+                    if request.returns_prompt:
+                        await self._send_prompt(request, index, sequence, outbox, park, prompt_sent)
+                    if request.returns_rounds:
+                        number = sequence.statistics.num_rounds - 1
+                        report = RoundReport(index, number, record, split.draft, split.network + split.orchestrator)
+                        await outbox.put(report, park)
                     self._metrics.round_ended(record, split, draft.tally)
                     if (answer := record.proposal.drafting.answer) is not None:
                         draft.compare(self._costs.of_one_s(*answer))
@@ -174,6 +207,30 @@ class Generator:
                     clock.goes_on(handed_over)
         finally:
             self._metrics.sample_ended(sequence.statistics)
+
+    async def _send_prompt(
+        self,
+        request: Request,
+        index: int,
+        sequence: Sequence,
+        outbox: Outbox,
+        park: Callable[[], None],
+        sent: asyncio.Event,
+    ) -> None:
+        """Send the prompt, if it is requested, with its logprobs, which the first sample has. The others wait."""
+        if index and request.returns_prompt:
+            await sent.wait()
+        if sent.is_set() or not request.returns_prompt:
+            return
+        position, logprobs = 0, Logprobs.joined(sequence.prompt_logprobs)
+        for piece in pieces_of(self._tokenizer, request.prompt_ids, request.skip_special_tokens, _PROMPT_PART):
+            end = position + len(piece.token_ids)
+            if request.num_prompt_logprobs is not None:
+                piece = replace(piece, logprobs=logprobs.part(max(0, position - 1), end - 1))
+            await outbox.put(PromptPart(position, piece), park)
+            await asyncio.sleep(0)
+            position = end
+        sent.set()
 
 
 def _round_attributes(index: int, record: RoundRecord, split: Split) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The input and output of the orchestrator: a checked request, and the chunks of its samples.
+"""The input and output of the orchestrator: a checked request, and the events of its answer.
 
 Plain values; does not know the public API's messages (orchestrator.api) and how a sample is decoded.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from orchestrator.rounds import RoundRecord
 from orchestrator.sequence import FinishReason, Sequence
 from orchestrator.statistics import Statistics
 from orchestrator.text import Piece
@@ -30,6 +31,13 @@ class Request:
     num_draft_tokens: int | None  # per round; None: adaptive
     resume: Mapping[int, array[int]]  # output ids that the client has already, by sample
     cache_salt: bytes
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    num_logprobs: int | None = None  # likeliest tokens beside each token; None: no logprobs
+    num_prompt_logprobs: int | None = None
+    returns_prompt: bool = False
+    returns_rounds: bool = False
+    prediction: array[int] = field(default_factory=lambda: array("I"))  # ids that the output is expected to repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,26 @@ class Finish:
     num_prompt_tokens: int
     num_completion_tokens: int
     statistics: Statistics
+    num_cached: int  # prompt tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """A part of the prompt; ``position`` is that of its first id. ``piece.logprobs`` lack the prompt's first token."""
+
+    position: int
+    piece: Piece
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """One round of the sample ``index``, with ``number`` rounds before it; times outside of the target in seconds."""
+
+    index: int
+    number: int
+    record: RoundRecord
+    draft_wait_s: float
+    path_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,5 +91,9 @@ class Chunk:
             sequence.num_prompt_tokens,
             position + len(piece.token_ids),
             sequence.statistics,
+            sequence.num_cached or 0,
         )
         return Chunk(index, position, piece, finish)
+
+
+Event = Chunk | PromptPart | RoundReport

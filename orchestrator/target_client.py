@@ -12,9 +12,11 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
+from typing import NoReturn
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
+from orchestrator.replicas import allowances
 from orchestrator.replicas.allowances import of_round
 from orchestrator.replicas.lane import Lane
 from orchestrator.replicas.link import HostileReplica
@@ -25,7 +27,7 @@ from orchestrator.replicas.replica import Replica
 from orchestrator.rounds import Exchange
 from orchestrator.sequence import Sequence
 from specdec.core.errors import OutOfStep, Overloaded, Preempted, ReplicaLost, SpecdecError
-from specdec.core.rounds import EARLY, OVERRUN, RUN_ON, Round, Verdict
+from specdec.core.rounds import EARLY, OVERRUN, RUN_ON, PromptLogprobs, Round, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.transport.wire import write_round
 
@@ -69,6 +71,7 @@ class TargetClient:
         self._cause = ""  # of the next replay
         self._refused = False  # the last attempt found no room; it does not count as a replay
         self._num_preemptions = 0
+        self._num_logprobs: int | None = None
         self._losses = Losses()
 
     async def __aenter__(self) -> TargetClient:
@@ -137,7 +140,7 @@ class TargetClient:
     def _ask(self, lane: Lane, round_: Round) -> None:
         self._round = round_.number
         self._rounds.append(round_)
-        lane.send(write_round(lane.sequence, round_), of_round(round_))
+        lane.send(write_round(lane.sequence, round_), of_round(round_, self._num_logprobs))
 
     async def _begin(self, sequence: Sequence) -> Verdict:
         """The first verdict of the sequence on a new replica: the first of all, or that of a replay."""
@@ -173,7 +176,10 @@ class TargetClient:
         """The next verdict, on ``tree``: the tree sent, or what is left of it. ``asked``: start of the round; None: an
         autonomous verdict, or an open. ``pipelined``: the round was sent early, and starts at the last verdict."""
         try:
-            verdict = self._checked(await lane.receive(), sequence, tree)
+            while isinstance(result := await lane.receive(), PromptLogprobs):
+                if not sequence.take_prompt_logprobs(result):
+                    self._refuse("logprobs of the prompt that were not requested, or not the next ones")
+            verdict = self._checked(result, sequence, tree)
         except _REPLAY as error:
             self._lane = None
             self._rounds = []
@@ -204,6 +210,8 @@ class TargetClient:
         self._instance = replica.instance
         self._round = self._answered = 0
         age_ms = int((time.monotonic() - self._arrived) * 1e3)
+        self._num_logprobs = sequence.num_logprobs
+        of_prompt = sequence.num_prompt_logprobs if sequence.lacks_prompt_logprobs else None
         lane.open(
             target_open(
                 lane.sequence,
@@ -213,8 +221,11 @@ class TargetClient:
                 stop_token_ids=sequence.stop_token_ids,
                 request_age_ms=age_ms,
                 num_preemptions=self._num_preemptions,
+                num_logprobs=sequence.num_logprobs,
+                num_prompt_logprobs=of_prompt,
             ),
-            of_round(Round(0, sequence.base)),
+            of_round(Round(0, sequence.base), sequence.num_logprobs)
+            + allowances.of_prompt(sequence.num_prompt_tokens, of_prompt),
         )
         return lane
 
@@ -236,6 +247,8 @@ class TargetClient:
             problem = "it refuses a tree in which nothing was drawn, or accepts a part of it"
         elif verdict.dropped and [verdict.dropped] != [each.number for each in later if each.tree]:
             problem = f"round {verdict.dropped} dropped, which was not sent early"
+        elif sequence.lacks_prompt_logprobs or _lacks_logprobs(verdict, sequence.num_logprobs):
+            problem = "not the logprobs that were requested"
         else:
             if verdict.dropped:
                 later, self._round = [], verdict.round
@@ -244,6 +257,9 @@ class TargetClient:
             self._rounds = [*autonomous, *later]
             self._answered = verdict.round
             return verdict if accepted == verdict.accepted else replace(verdict, accepted=accepted)
+        self._refuse(problem)
+
+    def _refuse(self, problem: str) -> NoReturn:
         error = HostileReplica(f"the target sent an invalid verdict: {problem}")
         if self._replica is not None:
             self._replica.eject(str(error))
@@ -259,6 +275,13 @@ class TargetClient:
         self._num_preemptions += isinstance(error, Preempted)
         if self._replica is not None:
             self._losses.lost(error, self._replica, self._instance)
+
+
+def _lacks_logprobs(verdict: Verdict, num_top: int | None) -> bool:
+    """Whether they are missing or of other tokens. A small vocabulary has fewer than ``num_top`` tokens."""
+    if verdict.logprobs is None or num_top is None:
+        return verdict.logprobs is not None or num_top is not None
+    return len(verdict.logprobs) != 1 + len(verdict.accepted) or verdict.logprobs.num_top > num_top
 
 
 def _accepted(round_: Round, verdict: Verdict, since: Seq[int], tree: TokenTree) -> tuple[int, ...] | None:

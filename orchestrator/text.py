@@ -5,12 +5,14 @@ Knows one sample's output and how much of it was sent; does not know where token
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+
+from specdec.core.rounds import Logprobs
 
 _PRIMING_TOKENS = 16
 """Prompt tokens that the decoder sees first: some tokenizers write a word's leading space only after another word."""
@@ -29,6 +31,7 @@ class Origin(Enum):
     DRAFT = "draft"
     CORRECTION = "correction"
     BONUS = "bonus"
+    LOOKUP = "lookup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Piece:
     token_ids: tuple[int, ...] = ()
     origins: tuple[Origin, ...] = ()
     text_ends: tuple[int, ...] = ()  # where each id's text ends in the whole output, in characters
+    logprobs: Logprobs | None = None  # of the ids, if requested
 
     def __bool__(self) -> bool:
         return bool(self.text or self.token_ids)
@@ -49,22 +53,32 @@ class _Held:
     token_id: int
     origin: Origin
     end: int | None  # where its text ends in the output, in characters; None: not yet a whole character
+    logprobs: Logprobs | None
 
 
 class Output:
     """One sample's output. Without a tokenizer it has ids only."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], stop: Sequence[str], min_tokens: int = 0
+        self,
+        tokenizer: Tokenizer | None,
+        prompt_ids: Sequence[int],
+        stop: Sequence[str],
+        min_tokens: int = 0,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
     ) -> None:
-        """The text of the first ``min_tokens`` tokens is not searched for stop strings."""
+        """The text of the first ``min_tokens`` tokens is not searched for stop strings. ``include_stop``: the one that
+        ends the output is a part of it."""
         self._tokenizer = tokenizer
+        self._include_stop = include_stop
+        self._skip = skip_special_tokens
         self._num_exempt_tokens = min_tokens
         self._num_exempt = 0  # characters
         self._decoder: DecodeStream | None = None
         self._shown = ""  # what the decoder's first text begins with, and the prompt has
         if tokenizer is not None:
-            self._decoder, self._shown = _primed(tokenizer, prompt_ids)
+            self._decoder, self._shown = _primed(tokenizer, prompt_ids, self._skip)
         self._ids = list(prompt_ids[-_PRIMING_TOKENS - _MAX_TOKENS_PER_CHARACTER :])
         self._stop = tuple(stop)
         self._reach = max(map(len, self._stop), default=0)
@@ -74,17 +88,17 @@ class Output:
         self._num_pending = 0  # tokens since the last whole character
         self._held: list[_Held] = []
 
-    def push(self, token_id: int, origin: Origin) -> str | None:
+    def push(self, token_id: int, origin: Origin, logprobs: Logprobs | None = None) -> str | None:
         """Append a committed token. Returns the stop string that it completes; after one, nothing may be pushed."""
         text = self._decoded(token_id)
         before = self._length
         self._ids.append(token_id)
         self._text += text
-        self._held.append(_Held(token_id, origin, None))
+        self._held.append(_Held(token_id, origin, None, logprobs))
         self._num_pending = 0 if text else self._num_pending + 1
         if self._tokenizer is not None and self._num_pending == _MAX_PENDING:
             # The pending tokens have no text: the decoder continues from the tokens before them.
-            self._decoder, self._shown = _primed(self._tokenizer, self._ids[:-_MAX_PENDING])
+            self._decoder, self._shown = _primed(self._tokenizer, self._ids[:-_MAX_PENDING], self._skip)
             self._num_pending = 0
         if not self._num_pending or self._decoder is None:
             for held in self._held:
@@ -105,8 +119,8 @@ class Output:
         if self._tokenizer is None or not num_pending:
             return None
         context = _tail(self._tokenizer, self._ids[:-num_pending])
-        shown = self._tokenizer.decode(context)
-        text = self._tokenizer.decode([*context, *self._ids[-num_pending:]])
+        shown = self._tokenizer.decode(context, skip_special_tokens=self._skip)
+        text = self._tokenizer.decode([*context, *self._ids[-num_pending:]], skip_special_tokens=self._skip)
         before = self._length
         if text.startswith(shown):
             self._text += text[len(shown) :].rstrip("\ufffd")
@@ -127,7 +141,7 @@ class Output:
             pass
         # Byte tokens that are not UTF-8 would change earlier text, which may be sent already, and others end a
         # character that the prompt begins. That text stays, and a new decoder starts with the tokens that have no text.
-        self._decoder, self._shown = DecodeStream(skip_special_tokens=True), ""
+        self._decoder, self._shown = DecodeStream(skip_special_tokens=self._skip), ""
         pending = [held.token_id for held in self._held if held.end is None]
         return "".join(self._decoder.step(self._tokenizer, each) or "" for each in [*pending, token_id])
 
@@ -140,6 +154,10 @@ class Output:
         if not found:
             return None
         start, stop = min(found)
+        if self._include_stop:  # with the token that completes it
+            start += len(stop)
+            for held in self._held:
+                held.end = start if held.end is None else min(held.end, start)
         self._text = self._text[: start - self._num_dropped]
         self._held = [held for held in self._held if held.end is not None and held.end <= start]
         return stop
@@ -172,6 +190,7 @@ class Output:
             tuple(held.token_id for held in whole),
             tuple(held.origin for held in whole),
             tuple(self._length if held.end is None else held.end for held in whole),
+            _joined(whole),
         )
 
     def _num_suspicious(self) -> int:
@@ -188,6 +207,23 @@ class Output:
         return longest
 
 
+def pieces_of(tokenizer: Tokenizer | None, ids: Sequence[int], skip_special_tokens: bool, most: int) -> Iterator[Piece]:
+    """A whole text, such as a prompt, in pieces of about ``most`` ids."""
+    output = Output(tokenizer, (), (), skip_special_tokens=skip_special_tokens)
+    for start in range(0, len(ids), most):
+        for token_id in ids[start : start + most]:
+            output.push(token_id, Origin.BONUS)
+        ends = start + most >= len(ids)
+        if ends:
+            output.finish()
+        yield output.take(ends)
+
+
+def _joined(held: Sequence[_Held]) -> Logprobs | None:
+    parts = [each.logprobs for each in held if each.logprobs is not None]
+    return Logprobs.joined(parts) if parts else None
+
+
 def _tail(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """The last ids, not starting within a character: text decoded after such a tail would lose its space. A character
     that is cut counts for at least one of U+FFFD, which a text may also have of its own."""
@@ -195,8 +231,8 @@ def _tail(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     return min(tails, key=lambda tail: tokenizer.decode(tail).count("\ufffd"))
 
 
-def _primed(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> tuple[DecodeStream, str]:
+def _primed(tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> tuple[DecodeStream, str]:
     """A decoder of what follows, and the part of the prompt that its first text begins with."""
     tail = _tail(tokenizer, prompt_ids)
-    text = tokenizer.decode(tail)
-    return DecodeStream(ids=tail, skip_special_tokens=True), text if text.endswith("\ufffd") else ""
+    text = tokenizer.decode(tail, skip_special_tokens=skip_special_tokens)
+    return DecodeStream(ids=tail, skip_special_tokens=skip_special_tokens), text if text.endswith("\ufffd") else ""

@@ -90,6 +90,7 @@ class Client:
         samples = _resumed(request)
         started = time.monotonic()
         model_digest: str | None = None  # set at the first admission
+        num_prompt_tokens = 0  # received
         lost_in_a_row = 0  # losses since the last new ids; an admission alone is no progress
         while True:
             at = self._at
@@ -104,6 +105,12 @@ class Client:
                             sample.add(response.chunk)
                             if response.chunk.token_ids or sample.finished:
                                 lost_in_a_row = 0
+                        elif response.HasField("prompt"):
+                            if response.prompt.first_position < num_prompt_tokens:
+                                continue  # after a resume the prompt is sent again
+                            num_prompt_tokens += len(response.prompt.token_ids)
+                        elif response.HasField("round"):
+                            pass
                         elif model_digest is None:
                             model_digest, request.seed = response.admission.model_digest, response.admission.seed
                         elif response.admission.model_digest == model_digest:

@@ -7,9 +7,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from specdec.core.errors import InvalidArgument, ModelMismatch, SpecdecError, to_status
-from specdec.core.rounds import CACHE_SALT, FEATURES, TRANSFORMS, Load, ModelInfo, Round, Verdict
+from specdec.core.rounds import (
+    CACHE_SALT,
+    FEATURES,
+    LOGPROBS,
+    MAX_LOGPROBS,
+    RESTRICTIONS,
+    TRANSFORMS,
+    Load,
+    ModelInfo,
+    Round,
+    Verdict,
+)
 from specdec.transport import wire
 from specdec.transport.framing import framed
+from specdec.transport.logprobs_wire import write_prompt_logprobs
 from specdec.transport.sampling_wire import MAX_END_TOKENS
 from specdec.v1 import common_pb2, target_pb2
 from target_service.verifier import TargetOpen
@@ -29,8 +41,15 @@ class TargetCodec:
         if wanted and wanted != self._info.model_digest:
             raise ModelMismatch(f"this target serves {self._info.model_digest}, not {wanted}")
         spec = wire.read_spec(message.spec, self._info.vocab_size)
-        if spec.sampling.changes_logits and TRANSFORMS not in self._info.capabilities:
+        if spec.sampling.transforms and TRANSFORMS not in self._info.capabilities:
             raise InvalidArgument([("spec.sampling", "this target supports no penalties, logit_bias or min_tokens")])
+        if spec.sampling.restricts and RESTRICTIONS not in self._info.capabilities:
+            raise InvalidArgument([("spec.sampling", "this target supports no allowed_token_ids and bad_words")])
+        for name in ("num_logprobs", "num_prompt_logprobs"):
+            if message.HasField(name) and LOGPROBS not in self._info.capabilities:
+                raise InvalidArgument([(name, "not possible with this target")])
+            if (number := getattr(message, name)) > MAX_LOGPROBS:
+                raise InvalidArgument([(name, f"at most {MAX_LOGPROBS}, not {number}")])
         if spec.cache_salt and CACHE_SALT not in self._info.capabilities:
             raise InvalidArgument([("spec.cache_salt", "not possible with this target")])
         if message.return_predictions and not spec.keyed_by_token:
@@ -51,6 +70,8 @@ class TargetCodec:
             message.request_age_ms / 1e3,
             message.num_preemptions,
             message.return_features,
+            message.num_logprobs if message.HasField("num_logprobs") else None,
+            message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
         )
 
     def read_entry(self, message: target_pb2.Round) -> Round:
@@ -84,7 +105,13 @@ class TargetCodec:
             return target_pb2.VerifyResponse(load=told)
 
         progress = (("progress", target_pb2.Progress(sequence=each, passes=load.passes)) for each in unanswered)
-        yield from framed(new, itertools.chain(itertools.starmap(_entry, results), progress))
+        prompts = (
+            ("prompt_logprobs", part)
+            for sequence, result in results
+            if isinstance(result, Verdict)
+            for part in write_prompt_logprobs(sequence, result)
+        )
+        yield from framed(new, itertools.chain(prompts, itertools.starmap(_entry, results), progress))
         features = [("features", part) for sequence, result in results for part in _features(sequence, result)]
         if features:
             yield from framed(new, features, wire.FEATURE_BYTES)

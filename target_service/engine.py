@@ -202,7 +202,14 @@ class TargetEngine:
             return []
         started = self._clock()
         jobs = [
-            Job(sequence.memory, sequence.ids, sequence.tree, sequence.open.return_features)
+            Job(
+                sequence.memory,
+                sequence.ids,
+                sequence.tree,
+                sequence.open.return_features,
+                sequence.open.num_logprobs,
+                sequence.open.num_prompt_logprobs,
+            )
             for sequence in (self._sequences[key] for key in self._batch)
         ]
         decisions, timings = self._verifier.verify(jobs)
@@ -280,6 +287,9 @@ class TargetEngine:
             sequence.run_on,
             dropped,
             decision.refused,
+            decision.logprobs,
+            0 if sequence.last else decision.num_cached,
+            None if sequence.last else decision.prompt_logprobs,
         )
 
     def _begin_early(self, sequence: _Sequence, ends: bool) -> int:

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,7 +17,16 @@ from torch import Tensor
 
 from specdec.core.device import indices
 from specdec.core.errors import PassFailed, Preempted, SpecdecError
-from specdec.core.rounds import CACHE_SALT, FEATURES, TRANSFORMS, Features, Timings
+from specdec.core.rounds import (
+    CACHE_SALT,
+    FEATURES,
+    LOGPROBS,
+    RESTRICTIONS,
+    TRANSFORMS,
+    Features,
+    Logprobs,
+    Timings,
+)
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE
 from specdec.kvcache.block_pool import Move, PoolFullError, SequenceCache
@@ -26,9 +35,13 @@ from specdec.passes.prefill import rows_to_feed
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
 from specdec.runner.pass_timer import PassTimer
+from specdec.sampling.logprobs import logprobs_of
 from specdec.sampling.state import SamplingState
 from target_service.decision import decide
 from target_service.verifier import Decision, Job
+
+MOST_PROMPT_LOGITS = 64
+"""Rows of prompts in a pass whose logits are asked for: a row of logits is as long as the vocabulary."""
 
 MOST_BLOCKS_PER_PASS = 4096
 """Blocks to look up in one pass, about 5 ms of work: no sequence waits for the long prompts of another request."""
@@ -38,6 +51,8 @@ MOST_BLOCKS_PER_PASS = 4096
 class _Memory:
     sampling: SamplingState
     cache: SequenceCache
+    num_cached: int = 0  # tokens found in the cache
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)  # from the prompt's second token on
 
 
 class LmVerifier:
@@ -46,7 +61,7 @@ class LmVerifier:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        capabilities = (*runner.info.capabilities, TRANSFORMS, FEATURES, CACHE_SALT)
+        capabilities = (*runner.info.capabilities, TRANSFORMS, RESTRICTIONS, FEATURES, LOGPROBS, CACHE_SALT)
         self.info = dataclasses.replace(runner.info, capabilities=capabilities)
 
     @property
@@ -86,15 +101,59 @@ class LmVerifier:
         self, jobs: Sequence[Job], fed: Mapping[int, Segment], outputs: Mapping[int, RowOutputs]
     ) -> dict[int, Decision]:
         """By index of the jobs with all text cached; a prefill that continues in the next pass has none."""
-        deciding = [index for index, segment in fed.items() if segment.logit_rows]
-        found = decide([jobs[index] for index in deciding], [outputs[i] for i in deciding], self._runner.backend)
+        self._note_prompts(jobs, fed, outputs)
+        deciding = [index for index, segment in fed.items() if _ends_with_root(segment, jobs[index])]
+        own = {i: outputs[i].behind(len(fed[i].logit_rows) - 1 - len(jobs[i].tree)) for i in deciding}
+        found = decide([jobs[index] for index in deciding], list(own.values()), self._runner.backend)
         decisions = dict(zip(deciding, found, strict=True))
         asked = {
             index: (outputs[index].features, decisions[index]) for index in deciding if jobs[index].return_features
         }
         for index, features in _features(asked).items():
             decisions[index] = dataclasses.replace(decisions[index], features=features)
+        for index, logprobs in self._logprobs(jobs, own, decisions).items():
+            decisions[index] = dataclasses.replace(decisions[index], logprobs=logprobs)
+        for index, decision in decisions.items():
+            memory = jobs[index].memory
+            parts, memory.prompt_logprobs = memory.prompt_logprobs, []
+            if parts or memory.num_cached:
+                told = {"prompt_logprobs": Logprobs.joined(parts) if parts else None, "num_cached": memory.num_cached}
+                decisions[index] = dataclasses.replace(decision, **told)
         return decisions
+
+    def _logprobs(
+        self, jobs: Sequence[Job], outputs: Mapping[int, RowOutputs], decisions: Mapping[int, Decision]
+    ) -> dict[int, Logprobs]:
+        """Those of the accepted tokens and the next one of each job that asks for them."""
+        asking = [index for index in decisions if jobs[index].num_logprobs is not None]
+        if not asking:
+            return {}
+        logits, tokens = [], []
+        for index in asking:
+            decision, rows = decisions[index], outputs[index].logits
+            logits.append(rows[indices([0, *(1 + node for node in decision.accepted)], rows.device)])
+            accepted = (jobs[index].tree.token_ids[node] for node in decision.accepted)
+            tokens.append([*accepted, decision.next_token])
+        tops = [jobs[index].num_logprobs or 0 for index in asking]
+        found = logprobs_of(logits, tokens, tops, self._runner.backend.logits_per_call)
+        return dict(zip(asking, found, strict=True))
+
+    def _note_prompts(self, jobs: Sequence[Job], fed: Mapping[int, Segment], outputs: Mapping[int, RowOutputs]) -> None:
+        """Keep the logprobs of the prompt tokens that follow the rows of this pass, of each job that asks for them."""
+        asking = [index for index in fed if _prompt_rows(jobs[index], fed[index].num_context)]
+        if not asking:
+            return
+        logits, tokens = [], []
+        for index in asking:
+            job, segment = jobs[index], fed[index]
+            num_rows = len(segment.token_ids) - (len(job.tree) if _ends_with_root(segment, job) else 0)
+            num_rows = min(num_rows, _prompt_rows(job, segment.num_context))
+            logits.append(outputs[index].logits[:num_rows])
+            tokens.append(list(job.ids[segment.num_context + 1 : segment.num_context + 1 + num_rows]))
+        tops = [jobs[index].num_prompt_logprobs or 0 for index in asking]
+        found = logprobs_of(logits, tokens, tops, self._runner.backend.logits_per_call)
+        for index, logprobs in zip(asking, found, strict=True):
+            jobs[index].memory.prompt_logprobs.append(logprobs)
 
     def _keep(
         self,
@@ -125,8 +184,12 @@ class LmVerifier:
         pool = self._runner.pool
         most, attached = pool.num_looked_up + MOST_BLOCKS_PER_PASS, []
         for index, job in enumerate(jobs):
-            if len(job.ids) - len(job.memory.cache) > 1:
-                self._runner.move(job.memory.cache.attach(job.ids, most - pool.num_looked_up))
+            cache = job.memory.cache
+            # What is cached has no logits.
+            if len(job.ids) - len(cache) > 1 and not _prompt_rows(job, len(cache)):
+                before = len(cache)
+                self._runner.move(cache.attach(job.ids, most - pool.num_looked_up))
+                job.memory.num_cached += len(cache) - before
                 if pool.num_looked_up == most:
                     continue
             attached.append(index)
@@ -138,7 +201,11 @@ class LmVerifier:
         attached = self._attach(jobs)
         fed: dict[int, int] = {}  # rows of text
         texts = [(jobs[index].memory.cache, jobs[index].ids) for index in attached]
+        prompt_logits = MOST_PROMPT_LOGITS
         for index, num_rows in zip(attached, rows_to_feed(texts, self._runner.chunk.rows), strict=True):
+            if _prompt_rows(jobs[index], len(jobs[index].memory.cache)):
+                num_rows = min(num_rows, prompt_logits)
+                prompt_logits -= num_rows
             try:
                 if num_rows and outcome[index] is None:
                     jobs[index].memory.cache.take(num_rows)
@@ -182,6 +249,19 @@ def _features(decided: Mapping[int, tuple[Tensor, Decision]]) -> dict[int, Featu
     }
 
 
+def _prompt_rows(job: Job, num_context: int) -> int:
+    """Rows from ``num_context`` on whose logits are asked for, because a token of the prompt follows; 0: none."""
+    if job.num_prompt_logprobs is None:
+        return 0
+    spec: SequenceSpec = job.memory.sampling.spec
+    return max(0, spec.num_prompt_tokens - 1 - num_context)
+
+
+def _ends_with_root(segment: Segment, job: Job) -> bool:
+    """Whether all text is computed, so that there is a decision."""
+    return segment.num_context + len(segment.token_ids) >= len(job.ids)
+
+
 def _segment(job: Job, num_rows: int) -> Segment:
     """The next ``num_rows`` committed ids that are not cached, and the tree if the last of these ids is the root."""
     cache: SequenceCache = job.memory.cache
@@ -195,5 +275,7 @@ def _segment(job: Job, num_rows: int) -> Segment:
         parents=[*range(-1, root), *(root + 1 + parent for parent in tree.parents)],
         num_context=num_context,
         block_table=cache.block_table,
-        logit_rows=range(root, num_rows + len(tree)) if ends_with_root else (),
+        logit_rows=range(
+            0 if _prompt_rows(job, num_context) else root if ends_with_root else num_rows, num_rows + len(tree)
+        ),
     )

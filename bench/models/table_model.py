@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from draft_service.drafter import DraftSequence, Node, Spot
 from specdec.core.errors import InvalidArgument, Preempted, SpecdecError
-from specdec.core.rounds import AHEAD, SIBLINGS, ModelInfo, Timings
+from specdec.core.rounds import AHEAD, LOGPROBS, SIBLINGS, Logprobs, ModelInfo, Timings
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE, ROOT
 from specdec.speculation.acceptance import PRIOR
@@ -62,6 +62,18 @@ class Table:
             position, tail = position % self.period, ()
         return hash((salt, seed, position, *tail[-_ORDER:]))
 
+    def logprobs(self, ids: Sequence[int], start: int, spec: SequenceSpec, num_top: int) -> Logprobs:
+        """Of the tokens from position ``start`` on. The target's next token is the likeliest one at each position, and
+        each further one of the vocabulary e times less likely."""
+        found: tuple[list[float], list[int], list[float]] = ([], [], [])
+        for position in range(start, len(ids)):
+            first = self.next_token(spec, ids[max(0, position - _ORDER) : position], position)
+            highest = -(self._hash(spec, (), position, 4) % 64) / 64
+            found[0].append(highest - (ids[position] - first) % self.vocab_size)
+            found[1].extend((first + rank) % self.vocab_size for rank in range(num_top))
+            found[2].extend(highest - rank for rank in range(num_top))
+        return Logprobs(*found)
+
     def info(self, name: str) -> ModelInfo:
         digest = f"{name}-{self.vocab_size}-{self.acceptance}"
         return ModelInfo(name, digest, self.vocab_size, "table", self.context_length)
@@ -91,7 +103,7 @@ class TableVerifier:
         self._crash_on_token = crash_on_token
         self._hang_on_token = hang_on_token
         self._planted = any(token is not None for token in (fail_on_token, crash_on_token, hang_on_token))
-        self.info = table.info("table-target")
+        self.info = dataclasses.replace(table.info("table-target"), capabilities=(LOGPROBS,))
         self._table = table
         self._num_slots = num_slots
         self._num_used = 0
@@ -165,7 +177,17 @@ class TableVerifier:
         kept = num_new + len(accepted)
         memory.num_cached += kept
         self._num_used += kept
-        return Decision(tuple(accepted), token)
+        decision = Decision(tuple(accepted), token)
+        if job.num_logprobs is not None:
+            committed = [*(job.tree.token_ids[node] for node in accepted), token]
+            logprobs = self._table.logprobs([*job.ids, *committed], len(job.ids), memory.spec, job.num_logprobs)
+            decision = dataclasses.replace(decision, logprobs=logprobs)
+        if job.num_prompt_logprobs is not None and not memory.decided:
+            prompt = job.ids[: memory.spec.num_prompt_tokens]
+            logprobs = self._table.logprobs(prompt, 1, memory.spec, job.num_prompt_logprobs)
+            decision = dataclasses.replace(decision, prompt_logprobs=logprobs)
+        memory.decided = True
+        return decision
 
 
 class TableDrafter:
@@ -212,3 +234,4 @@ class TableMemory:
 
     spec: SequenceSpec
     num_cached: int = 0
+    decided: bool = False  # its prompt is computed

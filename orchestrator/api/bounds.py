@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.api.chat import MAX_MESSAGES, text_length
-from specdec.transport.sampling_wire import MAX_BIASES
+from specdec.transport.sampling_wire import MAX_ALLOWED_TOKENS, MAX_BIASES
 from specdec.transport.wire import MAX_SALT_BYTES
 from specdec.v1 import generation_pb2
 
@@ -20,6 +20,10 @@ MAX_SAMPLES = 64
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 256
+MAX_BAD_WORDS = 128
+MAX_PROMPT_LOGPROBS = 1 << 18
+"""Logprobs of a prompt, those of likeliest tokens included: some MiB, which the target keeps until they are all there.
+"""
 MAX_RESUMED_IDS = 1 << 18
 MAX_REQUEST_ID = 128
 MAX_DETOKENIZED_IDS = 1 << 20
@@ -31,12 +35,16 @@ _MANY = 1 << 13
 def size_problems(message: generation_pb2.GenerateRequest, context_length: int) -> Iterator[tuple[str, str]]:
     """(field, problem) for everything that is too long."""
     yield from prompt_size_problems(message)
+    if (size := len(message.prediction.encode())) > MAX_PROMPT_BYTES:
+        yield "prediction", f"at most {MAX_PROMPT_BYTES} bytes, not {size}"
     if (size := len(message.cache_salt.encode())) > MAX_SALT_BYTES:
         yield "cache_salt", f"at most {MAX_SALT_BYTES} bytes, not {size}"
     for name, most, unit in (
         ("stop", MAX_STOPS, "strings"),
         ("stop_token_ids", MAX_STOP_TOKENS, "ids"),
         ("logit_bias", MAX_BIASES, "tokens"),
+        ("allowed_token_ids", MAX_ALLOWED_TOKENS, "ids"),
+        ("bad_words", MAX_BAD_WORDS, "texts"),
         ("resume", MAX_SAMPLES, "samples"),
     ):
         if (length := len(getattr(message, name))) > most:
@@ -64,5 +72,6 @@ def prompt_size_problems(
 def is_long(message: generation_pb2.GenerateRequest) -> bool:
     """Whether reading the prompt and the ids to resume takes longer than the event loop may stand still."""
     num_resumed = sum(len(received.token_ids) for received in message.resume.values())
-    num_characters = len(message.text) + text_length(message.chat)
+    num_characters = len(message.text) + text_length(message.chat) + len(message.prediction)
+    num_characters += 2 * sum(map(len, message.bad_words))
     return num_characters + len(message.token_ids.token_ids) + num_resumed > _MANY

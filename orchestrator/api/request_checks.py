@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from orchestrator.api.bounds import MAX_SAMPLES, MAX_STOP_CHARACTERS, is_long, size_problems
+from orchestrator.api.bounds import (
+    MAX_PROMPT_LOGPROBS,
+    MAX_SAMPLES,
+    MAX_STOP_CHARACTERS,
+    is_long,
+    size_problems,
+)
 from orchestrator.api.chat import chat_problems
 from orchestrator.api.prompts import Prompts
 from orchestrator.request import Request
 from orchestrator.tokenizer.defaults import Defaults
 from specdec.core.errors import ContextExceeded, InvalidArgument
-from specdec.core.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
+from specdec.core.rounds import CACHE_SALT, LOGPROBS, MAX_LOGPROBS, RESTRICTIONS, TRANSFORMS, ModelInfo
 from specdec.core.sequence import Method, SamplingParams
 from specdec.transport.sampling_wire import sampling_problems
 from specdec.transport.wire import read_method
@@ -27,11 +33,10 @@ OWN_DEFAULTS = Defaults()
 MAX_DRAFT_TOKENS = 64
 _UNKNOWN_FIELDS = 8
 
-_UNSUPPORTED = (
-    *("logprobs", "grammar", "prompt_logprobs", "echo", "ignore_eos", "include_stop_str_in_output"),
-    *("skip_special_tokens", "allowed_token_ids", "bad_words", "prediction", "return_rounds"),
-)
+_UNSUPPORTED = ("grammar",)
 _TRANSFORMS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens")
+_RESTRICTIONS = ("allowed_token_ids", "bad_words")
+_LOGPROBS = ("logprobs", "prompt_logprobs")
 
 
 def requested_samples(message: generation_pb2.GenerateRequest) -> int:
@@ -60,6 +65,8 @@ def check_request(
     problems += _option_problems(message, methods)
     problems += _salt_problems(message.cache_salt.encode(), target)
     problems += _stop_problems(message, target, prompts)
+    problems += _logprobs_problems(message, target)
+    problems += _text_option_problems(message, prompts)
     problems += [] if is_long(message) else _foreign_ids(message, target)
     if problems:
         raise InvalidArgument(problems)
@@ -83,13 +90,15 @@ def read_request(
     max_tokens = _check_room(len(prompt_ids), message, target)
     problems = list(_foreign_ids(message, target)) if is_long(message) else []
     problems += _length_problems(message, prompt_ids, max_tokens)
+    bad_words = list(_bad_words(message, prompts))
+    problems += [("bad_words", "has a text without tokens")] if not all(bad_words) else []
     if problems:
         raise InvalidArgument(problems)
     stop_token_ids = _stop_token_ids(message, target, prompts)
     return Request(
         prompt_ids,
         max_tokens,
-        _sampling(message, stop_token_ids, defaults),
+        _sampling(message, stop_token_ids, defaults, bad_words),
         message.seed if message.HasField("seed") else secrets.randbits(64),
         message.n if message.HasField("n") else 1,
         tuple(message.stop),
@@ -98,6 +107,13 @@ def read_request(
         message.num_draft_tokens if message.HasField("num_draft_tokens") else num_draft_tokens,
         resume,
         message.cache_salt.encode(),
+        message.include_stop_str_in_output,
+        message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
+        message.logprobs if message.HasField("logprobs") else None,
+        message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        message.echo or message.HasField("prompt_logprobs"),
+        message.return_rounds,
+        prompts.encoded(message.prediction, False) if message.prediction else array("I"),
     )
 
 
@@ -130,6 +146,9 @@ def _length_problems(
 ) -> Iterator[tuple[str, str]]:
     if not prompt_ids:
         yield message.WhichOneof("prompt") or "prompt", "has no tokens"
+    size = len(prompt_ids) * (1 + message.prompt_logprobs)
+    if message.HasField("prompt_logprobs") and size > MAX_PROMPT_LOGPROBS:
+        yield "prompt_logprobs", f"at most {MAX_PROMPT_LOGPROBS} for a whole prompt, not {size}"
     if message.min_tokens > max_tokens:
         yield "min_tokens", f"must be at most max_tokens = {max_tokens}, not {message.min_tokens}"
     for index, received in message.resume.items():
@@ -162,11 +181,21 @@ def _stop_token_ids(message: generation_pb2.GenerateRequest, target: ModelInfo, 
     # A special token has no text in an output, so that its string would never be found there.
     special = {prompts.special_ids[stop] for stop in message.stop if stop in prompts.special_ids}
     drawn = {token_id for token_id in special if token_id < target.vocab_size}
-    return frozenset(message.stop_token_ids) | frozenset(target.eos_token_ids) | drawn
+    ends = frozenset(() if message.ignore_eos else target.eos_token_ids)
+    return frozenset(message.stop_token_ids) | ends | drawn
+
+
+def _bad_words(message: generation_pb2.GenerateRequest, prompts: Prompts) -> Iterator[tuple[int, ...]]:
+    """The tokens of each text, at the beginning of a text and after a space."""
+    texts = [text for word in message.bad_words for text in (word, f" {word}")]
+    yield from dict.fromkeys(tuple(prompts.encoded(text, False)) for text in texts)
 
 
 def _sampling(
-    message: generation_pb2.GenerateRequest, stop_token_ids: frozenset[int], defaults: Defaults
+    message: generation_pb2.GenerateRequest,
+    stop_token_ids: frozenset[int],
+    defaults: Defaults,
+    bad_words: Sequence[tuple[int, ...]] = (),
 ) -> SamplingParams:
     def given(name: str) -> Any:
         return getattr(message if message.HasField(name) else defaults, name)
@@ -182,6 +211,8 @@ def _sampling(
         tuple(sorted(message.logit_bias.items())),
         message.min_tokens,
         tuple(sorted(stop_token_ids)) if message.min_tokens else (),
+        tuple(sorted(set(message.allowed_token_ids))),
+        tuple(bad_words),
     )
 
 
@@ -192,10 +223,16 @@ def _sampling_problems(
     # The stop tokens are checked under their own field name.
     of_client = dataclasses.replace(sampling, end_token_ids=())
     problems = sampling_problems(of_client, target.vocab_size)
-    if sampling.changes_logits and TRANSFORMS not in target.capabilities:
-        problems += [(name, "not supported by this target") for name in _TRANSFORMS if _present(message, name)]
+    for needed, capability, names in (
+        (sampling.transforms, TRANSFORMS, _TRANSFORMS),
+        (bool(message.allowed_token_ids or message.bad_words), RESTRICTIONS, _RESTRICTIONS),
+    ):
+        if needed and capability not in target.capabilities:
+            problems += [(name, "not supported by this target") for name in names if _present(message, name)]
     if len(sampling.end_token_ids) >= target.vocab_size:
         problems.append(("min_tokens", "every token is a stop token"))
+    if sampling.allowed_token_ids and set(sampling.allowed_token_ids) <= set(sampling.end_token_ids):
+        problems.append(("min_tokens", "every allowed token is a stop token"))
     return problems
 
 
@@ -225,6 +262,29 @@ def text_problems(
         yield from chat_problems(message.chat)
     elif not message.text:
         yield "text", "must not be empty"
+
+
+def _logprobs_problems(message: generation_pb2.GenerateRequest, target: ModelInfo) -> Iterator[tuple[str, str]]:
+    for name in _LOGPROBS:
+        if not message.HasField(name):
+            continue
+        if (number := getattr(message, name)) > MAX_LOGPROBS:
+            yield name, f"must be at most {MAX_LOGPROBS}, not {number}"
+        elif LOGPROBS not in target.capabilities:
+            yield name, "not supported by this target"
+
+
+def _text_option_problems(message: generation_pb2.GenerateRequest, prompts: Prompts) -> Iterator[tuple[str, str]]:
+    for name in ("bad_words", "prediction"):
+        if getattr(message, name) and prompts.tokenizer is None:
+            yield name, "this server has no tokenizer"
+    for index, word in enumerate(message.bad_words):
+        if not 1 <= len(word) <= MAX_STOP_CHARACTERS:
+            yield f"bad_words[{index}]", f"must have 1 to {MAX_STOP_CHARACTERS} characters"
+    if message.prediction and message.HasField("num_draft_tokens"):
+        yield "prediction", "not possible with num_draft_tokens"
+    if message.prediction and read_method(message.verification) in (Method.TOKEN, Method.BLOCK):
+        yield "prediction", "not possible with this verification"
 
 
 def _salt_problems(salt: bytes, target: ModelInfo) -> list[tuple[str, str]]:

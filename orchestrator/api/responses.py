@@ -9,14 +9,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from orchestrator.replicas.pool import Pool
-from orchestrator.request import Chunk
+from orchestrator.request import Chunk, Event, PromptPart, RoundReport
+from orchestrator.rounds import Source
 from orchestrator.sequence import FinishReason
 from orchestrator.statistics import Statistics
-from orchestrator.text import Origin
+from orchestrator.text import Origin, Piece
 from orchestrator.tokenizer.token_bytes import TokenBytes
 from specdec.core.rounds import ModelInfo
 from specdec.core.sequence import Method
 from specdec.transport import wire
+from specdec.transport.logprobs_wire import write_logprobs
 from specdec.transport.rpc import keepalive
 from specdec.v1 import generation_pb2
 
@@ -24,6 +26,12 @@ _ORIGINS = {
     Origin.DRAFT: generation_pb2.TOKEN_ORIGIN_DRAFT,
     Origin.CORRECTION: generation_pb2.TOKEN_ORIGIN_CORRECTION,
     Origin.BONUS: generation_pb2.TOKEN_ORIGIN_BONUS,
+    Origin.LOOKUP: generation_pb2.TOKEN_ORIGIN_LOOKUP,
+}
+_SOURCES = {
+    Source.DRAFT: generation_pb2.TOKEN_ORIGIN_DRAFT,
+    Source.LOOKUP: generation_pb2.TOKEN_ORIGIN_LOOKUP,
+    None: generation_pb2.TOKEN_ORIGIN_UNSPECIFIED,
 }
 _REASONS = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
@@ -31,7 +39,54 @@ _REASONS = {
 }
 
 
-def write_chunk(chunk: Chunk) -> generation_pb2.Chunk:
+def write_event(event: Event, token_bytes: TokenBytes | None) -> generation_pb2.GenerateResponse:
+    if isinstance(event, Chunk):
+        return generation_pb2.GenerateResponse(chunk=_write_chunk(event, token_bytes))
+    if isinstance(event, PromptPart):
+        return generation_pb2.GenerateResponse(prompt=_write_prompt(event, token_bytes))
+    return generation_pb2.GenerateResponse(round=_write_report(event))
+
+
+def _write_report(report: RoundReport) -> generation_pb2.RoundReport:
+    record, timings = report.record, report.record.timings
+    return generation_pb2.RoundReport(
+        index=report.index,
+        round=report.number,
+        base=record.base,
+        num_draft_tokens=record.num_nodes if record.number else 0,
+        num_accepted_tokens=len(record.accepted),
+        source=_SOURCES[record.proposal.source] if record.number and record.num_nodes else None,
+        draft_wait_us=int(report.draft_wait_s * 1e6),
+        path_us=int(report.path_s * 1e6),
+        queue_us=timings.queue_us,
+        pass_us=timings.pass_us,
+        sample_us=timings.sample_us,
+        rows=timings.rows,
+        sequences=timings.sequences,
+    )
+
+
+def _write_prompt(part: PromptPart, token_bytes: TokenBytes | None) -> generation_pb2.Prompt:
+    piece = part.piece
+    message = generation_pb2.Prompt(token_ids=piece.token_ids, first_position=part.position)
+    if token_bytes is not None:
+        message.text = piece.text
+        message.text_ends.extend(piece.text_ends)
+    _add_logprobs(message, piece, token_bytes)
+    return message
+
+
+def _add_logprobs(message: Any, piece: Piece, token_bytes: TokenBytes | None) -> None:
+    """Those of a piece, with the bytes of its tokens."""
+    if piece.logprobs is None:
+        return
+    message.logprobs.CopyFrom(write_logprobs(piece.logprobs))
+    if token_bytes is not None:
+        message.tokens.extend(map(token_bytes.__getitem__, piece.token_ids))
+        message.top_tokens.extend(map(token_bytes.__getitem__, piece.logprobs.top_ids))
+
+
+def _write_chunk(chunk: Chunk, token_bytes: TokenBytes | None) -> generation_pb2.Chunk:
     piece, finish = chunk.piece, chunk.finish
     message = generation_pb2.Chunk(
         index=chunk.index,
@@ -41,6 +96,7 @@ def write_chunk(chunk: Chunk) -> generation_pb2.Chunk:
         origins=[_ORIGINS[origin] for origin in piece.origins],
         text_ends=piece.text_ends,
     )
+    _add_logprobs(message, piece, token_bytes)
     if finish is not None:
         message.finish.reason = _REASONS[finish.reason]
         if isinstance(finish.matched, str):
@@ -49,6 +105,7 @@ def write_chunk(chunk: Chunk) -> generation_pb2.Chunk:
             message.finish.stop_token_id = finish.matched
         message.finish.usage.prompt_tokens = finish.num_prompt_tokens
         message.finish.usage.completion_tokens = finish.num_completion_tokens
+        message.finish.usage.cached_prompt_tokens = finish.num_cached
         message.finish.speculation.CopyFrom(_write_statistics(finish.statistics))
     return message
 

@@ -30,10 +30,10 @@ from orchestrator.api.request_checks import (
     text_problems,
     unknown_problems,
 )
-from orchestrator.api.responses import write_chunk, write_server_info, write_tokens
+from orchestrator.api.responses import write_event, write_server_info, write_tokens
 from orchestrator.generation import Generator
 from orchestrator.replicas.pool import Pool
-from orchestrator.request import Request
+from orchestrator.request import Chunk, Request
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.telemetry.metrics import Metrics, RequestClock
 from orchestrator.tokenizer.defaults import Defaults
@@ -149,7 +149,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 async with _within(deadline_s), aclosing(self._responses(request, request_id, account)) as responses:
                     async for response in responses:
                         await context.write(response)
-                        clock.wrote(response.chunk.index, len(response.chunk.token_ids))
+                        if response.HasField("chunk") or response.HasField("admission"):
+                            clock.wrote(response.chunk.index, len(response.chunk.token_ids))
                 outcome = "ok"
             except Exception as error:
                 outcome = type(error).__name__
@@ -190,7 +191,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 target = await self._target_info()
                 check_request(message, target, self._prompts, self._settings.methods, self._defaults)
             request = await self._read(message, target, account)
-            async with aclosing(self._generator.chunks(request, target, arrived)) as chunks:
+            async with aclosing(self._generator.events(request, target, arrived)) as events:
                 account.spend(len(request.prompt_ids))
                 yield generation_pb2.GenerateResponse(
                     admission=generation_pb2.Admission(
@@ -200,9 +201,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                         num_prompt_tokens=len(request.prompt_ids),
                     )
                 )
-                async for chunk in chunks:
-                    account.spend(len(chunk.piece.token_ids))
-                    yield generation_pb2.GenerateResponse(chunk=write_chunk(chunk))
+                async for event in events:
+                    if isinstance(event, Chunk):
+                        account.spend(len(event.piece.token_ids))
+                    yield write_event(event, self._prompts.token_bytes)
 
     async def _read(self, message: generation_pb2.GenerateRequest, target: ModelInfo, account: Account) -> Request:
         read = partial(read_request, message, target, self._prompts, self._settings.num_draft_tokens, self._defaults)

@@ -40,6 +40,11 @@ _MAX_CANDIDATES = 24
 _MAX_PAUSE = 4
 """Tokens between two searches after many that found nothing: a repetition is seen as well a little later."""
 
+_PREDICTED = 8
+"""The agreement before a prediction, as far as its chances are concerned."""
+
+_NO_ID = (1 << 32) - 1
+
 _LOW_BYTE = 0 if sys.byteorder == "little" else 3
 
 
@@ -70,22 +75,35 @@ class HitRates:
 class PromptLookup:
     """The lookup of one sequence, of which the tokens must not depend on proposals (greedy and coupled sampling).
 
-    A proposal continues as long as it comes true, so most rounds do not search.
+    A proposal continues as long as it comes true, so most rounds do not search. ``prediction``: ids that the output is
+    expected to repeat. They are searched as if they stood before the prompt, and are the first proposal.
     """
 
-    def __init__(self, of_all: HitRates) -> None:
+    def __init__(self, of_all: HitRates, prediction: Sequence[int] = ()) -> None:
         self._rates = HitRates(of_all)
+        # Position 0 stands for no proposal.
+        self._predicted = array("I", [_NO_ID, *prediction] if prediction else [])
         self._ids: Sequence[int] = ()
         self._prints = bytearray()
         self._source = 0  # position of the next proposed token; 0: none
         self._agreed = 0  # length of the agreement before it
         self._num_missed = 0  # searches in a row
         self._search_at = 0  # length of the text at the next search
+        self._num_known = 0  # ids of the text that stand behind the prediction
 
     def chances(self, ids: Sequence[int]) -> list[float]:
         """Probabilities that the next 1, 2, ... tokens after ``ids`` are all proposed right, MAX_LOOKUP_TOKENS at most;
         empty: no proposal. ``ids`` only ever grow."""
-        self._score(ids)
+        if self._predicted:
+            first = not self._num_known
+            self._predicted.extend(ids[self._num_known :])
+            self._num_known = len(ids)
+            self._score(self._predicted)
+            if first:
+                self._source, self._agreed = 1, _PREDICTED
+            ids = self._predicted
+        else:
+            self._score(ids)
         if not self._source:
             self._search(ids)
         return self._chain() if self._source else []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from specdec.core.rounds import Budget, Round
 from specdec.core.tree import MAX_TREE_NODES
 from specdec.transport.wire import MAX_SUPPORT
-from specdec.v1 import draft_pb2, target_pb2
+from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 MESSAGE = 16
 """Entries that a verdict, a growth or an error counts for beside its nodes and ids."""
@@ -24,9 +24,24 @@ _HEARTBEATS_PER_S, _MAX_UNUSED_HEARTBEATS = 100.0, 1000.0
 """Four per second are due. After this process stood still, many are read at once."""
 
 
-def of_round(round_: Round) -> int:
-    """Entries of the verdicts that a round allows. An open is a round with an empty tree."""
-    return MESSAGE * (1 + round_.run_on) + len(round_.tree)
+def of_round(round_: Round, num_logprobs: int | None = None) -> int:
+    """Entries of the verdicts that a round allows. An open is a round with an empty tree. ``num_logprobs``: as in
+    TargetOpen."""
+    num_tokens = 1 + round_.run_on + len(round_.tree)
+    return MESSAGE * (1 + round_.run_on) + len(round_.tree) + _of_logprobs(num_tokens, num_logprobs)
+
+
+def of_prompt(num_prompt_tokens: int, num_logprobs: int | None) -> int:
+    """Entries of the logprobs of a prompt, in messages of some hundred tokens each."""
+    return _of_logprobs(num_prompt_tokens, num_logprobs) + MESSAGE * (1 + num_prompt_tokens // 256)
+
+
+def _of_logprobs(num_tokens: int, num_top: int | None) -> int:
+    return 0 if num_top is None else num_tokens * (1 + num_top)
+
+
+def size_of_logprobs(logprobs: common_pb2.Logprobs) -> int:
+    return len(logprobs.logprobs) + max(len(logprobs.top_ids), len(logprobs.top_logprobs))
 
 
 def of_budget(budget: Budget, num_levels: int, with_probs: bool) -> int:
@@ -42,7 +57,7 @@ def of_budget(budget: Budget, num_levels: int, with_probs: bool) -> int:
 
 
 def size_of_verdict(verdict: target_pb2.Verdict) -> int:
-    return MESSAGE + len(verdict.accepted) + len(verdict.predictions)
+    return MESSAGE + len(verdict.accepted) + len(verdict.predictions) + size_of_logprobs(verdict.logprobs)
 
 
 def size_of_growth(growth: draft_pb2.Growth) -> int:

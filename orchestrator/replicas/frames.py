@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from orchestrator.replicas.allowances import MESSAGE, size_of_growth, size_of_verdict
+from orchestrator.replicas.allowances import MESSAGE, size_of_growth, size_of_logprobs, size_of_verdict
 from specdec.core.errors import InvalidArgument, from_status
 from specdec.transport import wire
+from specdec.transport.logprobs_wire import read_prompt_logprobs
 from specdec.v1 import draft_pb2, target_pb2
 
 Entry = tuple[int, int, Callable[[], Any]]
@@ -28,6 +29,9 @@ class TargetFrames:
     def entries(self, response: target_pb2.VerifyResponse) -> Iterator[Entry]:
         if response.features:
             raise InvalidArgument([("features", "were not requested")])
+        for part in response.prompt_logprobs:
+            read = partial(read_prompt_logprobs, part, self._vocab_size)
+            yield part.sequence, MESSAGE + size_of_logprobs(part.logprobs), read
         for verdict in response.verdicts:
             yield verdict.sequence, size_of_verdict(verdict), partial(wire.read_verdict, verdict, self._vocab_size)
         for error in response.errors:

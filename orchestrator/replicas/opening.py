@@ -23,6 +23,8 @@ def target_open(
     stop_token_ids: Iterable[int] = (),
     request_age_ms: int = 0,
     num_preemptions: int = 0,
+    num_logprobs: int | None = None,
+    num_prompt_logprobs: int | None = None,
 ) -> Iterator[target_pb2.TargetOpen]:
     """``number``: that of the sequence within its stream."""
     for part, more in _parts(spec, model_digest, traceparent):
@@ -33,6 +35,8 @@ def target_open(
             stop_token_ids=stop_token_ids,
             request_age_ms=request_age_ms,
             num_preemptions=num_preemptions,
+            num_logprobs=num_logprobs,
+            num_prompt_logprobs=num_prompt_logprobs,
         )
 
 

@@ -59,6 +59,15 @@ class Logprobs:
     def __len__(self) -> int:
         return len(self.logprobs)
 
+    @staticmethod
+    def joined(parts: Sequence[Logprobs]) -> Logprobs:
+        """Those of consecutive parts."""
+        every: tuple[list[float], list[int], list[float]] = ([], [], [])
+        for part in parts:
+            for joined, numbers in zip(every, (part.logprobs, part.top_ids, part.top_logprobs), strict=True):
+                joined += numbers  # type: ignore[operator]
+        return Logprobs(*every)
+
     @property
     def num_top(self) -> int:
         return len(self.top_ids) // len(self.logprobs) if self.logprobs else 0
@@ -96,6 +105,7 @@ class Verdict:
     refused: bool = False  # the tree was not verified: the draft says that it drew a token which it cannot have drawn
     logprobs: Logprobs | None = None
     num_cached: int = 0  # of an open: its tokens that were found in the cache
+    prompt_logprobs: Logprobs | None = None  # of an open, if requested: of the prompt's tokens but the first
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,12 @@ class SamplingParams:
     @property
     def changes_logits(self) -> bool:
         """Whether the logits change before temperature and filters (specdec.sampling.logits_processors)."""
-        return self.penalizes or bool(self.logit_bias) or self.min_tokens > 0 or self.restricts
+        return self.transforms or self.restricts
+
+    @property
+    def transforms(self) -> bool:
+        """Whether there are penalties, biases or a minimum length."""
+        return self.penalizes or bool(self.logit_bias) or self.min_tokens > 0
 
     @property
     def restricts(self) -> bool:

@@ -58,7 +58,7 @@ class RowOutputs:
 
     def __init__(self, outputs: PassOutputs, rows: Sequence[int], logit_rows: Sequence[int], place: int = 0) -> None:
         """``rows``, ``logit_rows``: places in the pass; ``place``: index of the segment."""
-        self._pass, self._rows, self._logit_rows = outputs, rows, logit_rows
+        self._pass, self._rows, self._logit_rows, self._place = outputs, rows, logit_rows, place
         self.further = outputs.further[place] if outputs.further else ()
         """Token ids of the further rows, at most as many as the segment allows."""
 
@@ -75,6 +75,10 @@ class RowOutputs:
         """See PassOutputs."""
         likeliest = self._pass.likeliest
         return None if likeliest is None else [likeliest[row] for row in self._logit_rows]
+
+    def behind(self, num_logit_rows: int) -> RowOutputs:
+        """These outputs without the first logit rows."""
+        return RowOutputs(self._pass, self._rows, self._logit_rows[num_logit_rows:], self._place)
 
     @property
     def sound(self) -> list[bool]:

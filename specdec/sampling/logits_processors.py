@@ -1,8 +1,8 @@
 """Changes of the logits that depend on the text: penalties, bias, minimum length, grammar. Does not draw tokens.
 
-The order is bias, repetition, frequency and presence penalties, then minimum length and grammar, which forbid tokens
-(-inf). Temperature and filters come after (`distributions`). Let n(v) be the number of occurrences of token v in
-the output (prompt excluded) and l(v) its logit plus bias:
+The order is bias, repetition, frequency and presence penalties, then minimum length, allowed tokens, bad words and
+grammar, which forbid tokens (-inf). Temperature and filters come after (`distributions`). Let n(v) be the number of
+occurrences of token v in the output (prompt excluded) and l(v) its logit plus bias:
 
     repetition   l(v) / r where l(v) > 0, else l(v) * r, if v occurs in prompt or output (Keskar et al., 1909.05858)
     frequency    l(v) - f * n(v)
@@ -56,6 +56,7 @@ class Transforms:
         self._num_prompt_tokens = spec.num_prompt_tokens
         self._num_taken = 0
         self._counts = TokenCounts()
+        self._bad_words = BadWords(spec.sampling.bad_words)
         self._mask = mask
         self.take_in(spec.token_ids)
 
@@ -72,6 +73,7 @@ class Transforms:
         if self.params.penalizes:
             for token_id, count in Counter(output).items():
                 self._counts.add(token_id, count)
+        self._bad_words.take_in(output)
         if self._mask is not None and not all(map(self._mask.advance, output)):
             raise InvalidArgument([("spec.token_ids", "the output so far does not follow the grammar")])
 
@@ -92,6 +94,14 @@ class Transforms:
         if num_missing > 0:
             depths = np.array([0, *(depth + 1 for depth in tree.depths)])[-num_rows:]
             edits.forbidden.append(_crossed(rows[depths < num_missing], np.array(params.end_token_ids, np.int64)))
+        if params.allowed_token_ids:
+            edits.allowed.append((range(first_row, first_row + num_rows), np.array(params.allowed_token_ids, np.int64)))
+        if params.bad_words:
+            possible = set(params.allowed_token_ids)
+            for row, tokens in zip(rows.tolist(), self._bad_words.after(tree)[-num_rows:], strict=True):
+                # Where no other token is left, the word is not kept out: some token has to be drawn.
+                if tokens and not (possible and possible <= tokens):
+                    edits.forbidden.append(_crossed(np.array([row]), np.array(sorted(tokens), np.int64)))
 
     def mask(self, rows: Tensor, tree: TokenTree) -> None:
         """Apply the grammar to rows [n, vocab], which belong to the last n of the root and the nodes of ``tree``.
@@ -154,6 +164,7 @@ class _Edits:
         self.penalties: list[tuple[range, np.ndarray, np.ndarray, np.ndarray]] = []
         self.along: list[tuple[np.ndarray, ...]] = []
         self.forbidden: list[tuple[np.ndarray, ...]] = []
+        self.allowed: list[tuple[range, np.ndarray]] = []
 
     def apply(self, rows: Tensor) -> None:
         """Apply each kind of edit to rows [rows, vocab], for all sequences at once. No kind has an entry twice."""
@@ -165,6 +176,12 @@ class _Edits:
             along = _penalized(rows[row, token_id], *numbers)  # from the rows before `_penalize` changes them
             self._penalize(rows)
             rows[row, token_id] = along
+        for of_sequence, token_ids in self.allowed:
+            some = rows[of_sequence.start : of_sequence.stop]
+            allowed = sent(torch.from_numpy(token_ids), rows.device)
+            kept = some[:, allowed]
+            some.fill_(-torch.inf)
+            some[:, allowed] = kept
         if self.forbidden:
             row, token_id = _joined(self.forbidden, rows)
             rows[row, token_id] = -torch.inf
@@ -195,6 +212,41 @@ def _crossed(rows: np.ndarray, *columns: np.ndarray) -> tuple[np.ndarray, ...]:
 
 def _joined(parts: Sequence[tuple[np.ndarray, ...]], like: Tensor) -> list[Any]:
     return [sent(torch.from_numpy(np.concatenate(arrays)), like.device) for arrays in zip(*parts, strict=True)]
+
+
+class BadWords:
+    """Sequences of tokens that must not occur in the output, and the last tokens of it that may begin one."""
+
+    def __init__(self, words: Sequence[tuple[int, ...]]) -> None:
+        self._alone = frozenset(word[0] for word in words if len(word) == 1)
+        self._by_end: dict[int, list[tuple[int, ...]]] = {}  # by the last token but one
+        for word in words:
+            if len(word) > 1:
+                self._by_end.setdefault(word[-2], []).append(word)
+        self._most = max((len(word) - 1 for words in self._by_end.values() for word in words), default=0)
+        self._tail: list[int] = []
+
+    def take_in(self, output: Sequence[int]) -> None:
+        """Append committed tokens of the output."""
+        if self._most:
+            self._tail = [*self._tail, *output[-self._most :]][-self._most :]
+
+    def after(self, tree: TokenTree) -> list[frozenset[int]]:
+        """The tokens that would complete a word at the root and after each node."""
+        return [self._completing(self._tail), *(self._completing([*self._tail, *path]) for path in _paths(tree))]
+
+    def _completing(self, text: list[int]) -> frozenset[int]:
+        words = self._by_end.get(text[-1], ()) if text else ()
+        found = {word[-1] for word in words if text[-len(word) + 1 :] == list(word[:-1])}
+        return self._alone | found if found else self._alone
+
+
+def _paths(tree: TokenTree) -> list[list[int]]:
+    """The tokens from below the root to each node."""
+    found: list[list[int]] = []
+    for token_id, parent in zip(tree.token_ids, tree.parents, strict=True):
+        found.append([*(found[parent] if parent >= 0 else ()), token_id])
+    return found
 
 
 class TokenCounts:

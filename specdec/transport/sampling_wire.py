@@ -20,11 +20,17 @@ MAX_END_TOKENS = 1024
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 MIN_REPETITION, MAX_REPETITION = 0.01, 10.0
+MAX_ALLOWED_TOKENS = 4096
+MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 256, 64
 
 
 def sampling_problems(sampling: SamplingParams, vocab_size: int) -> list[tuple[str, str]]:
     """(field, problem) for every value out of its range."""
-    return [*_filter_problems(sampling), *_transform_problems(sampling, vocab_size)]
+    return [
+        *_filter_problems(sampling),
+        *_transform_problems(sampling, vocab_size),
+        *_restriction_problems(sampling, vocab_size),
+    ]
 
 
 def _filter_problems(sampling: SamplingParams) -> Iterator[tuple[str, str]]:
@@ -60,6 +66,23 @@ def _transform_problems(sampling: SamplingParams, vocab_size: int) -> Iterator[t
             yield name, f"{largest} is outside the vocabulary of {vocab_size}"
 
 
+def _restriction_problems(sampling: SamplingParams, vocab_size: int) -> Iterator[tuple[str, str]]:
+    allowed, bad_words = sampling.allowed_token_ids, sampling.bad_words
+    if len(allowed) > MAX_ALLOWED_TOKENS:
+        yield "allowed_token_ids", f"at most {MAX_ALLOWED_TOKENS}, not {len(allowed)}"
+    elif allowed and max(allowed) >= vocab_size:
+        yield "allowed_token_ids", f"{max(allowed)} is outside the vocabulary of {vocab_size}"
+    elif allowed and sampling.min_tokens and set(allowed) <= set(sampling.end_token_ids):
+        yield "min_tokens", "every allowed token is a stop token"
+    if len(bad_words) > MAX_BAD_WORDS:
+        yield "bad_words", f"at most {MAX_BAD_WORDS}, not {len(bad_words)}"
+    for index, word in enumerate(bad_words[:MAX_BAD_WORDS]):
+        if not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
+            yield f"bad_words[{index}]", f"must have 1 to {MAX_BAD_WORD_TOKENS} tokens, not {len(word)}"
+        elif max(word) >= vocab_size:
+            yield f"bad_words[{index}]", f"{max(word)} is outside the vocabulary of {vocab_size}"
+
+
 def unknown_fields(message: Message) -> list[tuple[str, str]]:
     """(field, problem) for every field of a later contract. They are refused because they would have no effect."""
     unknown = UnknownFieldSet(message)
@@ -78,6 +101,8 @@ def write_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
         logit_bias=dict(sampling.logit_bias),
         min_tokens=sampling.min_tokens,
         end_token_ids=sampling.end_token_ids,
+        allowed_token_ids=sampling.allowed_token_ids,
+        bad_words=[common_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words],
     )
 
 
@@ -93,4 +118,6 @@ def read_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
         tuple(sorted(message.logit_bias.items())),
         message.min_tokens,
         tuple(message.end_token_ids),
+        tuple(sorted(set(message.allowed_token_ids))),
+        tuple(tuple(word.token_ids) for word in message.bad_words),
     )

@@ -16,6 +16,7 @@ from specdec.core.errors import InvalidArgument
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo, Round, Timings, Verdict
 from specdec.core.sequence import Method, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, MAX_CONFIDENCE, MAX_TREE_NODES, SparseDistribution, TokenTree
+from specdec.transport.logprobs_wire import read_logprobs, write_logprobs
 from specdec.transport.sampling_wire import read_sampling, sampling_problems, unknown_fields, write_sampling
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
@@ -200,6 +201,8 @@ def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
         run_on=verdict.run_on,
         dropped_round=verdict.dropped,
         refused=verdict.refused,
+        logprobs=write_logprobs(verdict.logprobs) if verdict.logprobs else None,
+        num_cached_tokens=verdict.num_cached,
     )
 
 
@@ -234,6 +237,8 @@ def read_verdict(message: target_pb2.Verdict, vocab_size: int) -> Verdict:
         run_on=message.run_on,
         dropped=message.dropped_round,
         refused=message.refused,
+        logprobs=read_logprobs(message.logprobs, vocab_size) if message.HasField("logprobs") else None,
+        num_cached=message.num_cached_tokens,
     )
 
 

@@ -63,21 +63,30 @@ def scribble(random_: random.Random, message: Message, depth: int = 0) -> Messag
             if field.is_repeated:
                 for _ in range(random_.randrange(4)):
                     scribble(random_, getattr(message, field.name).add(), depth + 1)
-            elif field.name != "chat" or random_.random() < 0.05:
+            elif field.name not in RARE or random_.random() < 0.05:
                 scribble(random_, getattr(message, field.name), depth + 1)
                 getattr(message, field.name).SetInParent()
         elif field.is_repeated:
+            if field.name in RARE and random_.random() < 0.96:
+                continue
             getattr(message, field.name).extend(_value(random_, field) for _ in range(random_.randrange(5)))
-        elif field.name not in UNSUPPORTED or random_.random() < 0.03:
+        elif field.name not in {*UNSUPPORTED, *RARE} or random_.random() < (
+            0.03 if field.name in UNSUPPORTED else 0.04
+        ):
             setattr(message, field.name, _value(random_, field))
     return message
 
 
 UNSUPPORTED = {
-    "logprobs",
     "grammar",
     "model_digest",
 }
+
+RARE = {
+    *("chat", "logprobs", "prompt_logprobs", "num_logprobs", "num_prompt_logprobs", "allowed_token_ids", "bad_words"),
+    *("prediction", "truncate_prompt_tokens", "add_special_tokens"),
+}
+"""Fields that are seldom right together with others."""
 
 
 def _value(random_: random.Random, field: FieldDescriptor) -> Any:

@@ -170,7 +170,7 @@ async def test_no_frame_breaks_a_model_service(which: Any, seed: int) -> None:
 @pytest.mark.parametrize("kind", [target_pb2.VerifyRequest, draft_pb2.DraftRequest, generation_pb2.GenerateRequest])
 def test_every_field_of_the_contract_is_scribbled_in(kind: type[Message]) -> None:
     filled: set[str] = set()
-    for seed in range(400):
+    for seed in range(3000):
         filled |= set(_filled(scribble(random.Random(seed), kind())))
     assert filled >= set(_fields(kind.DESCRIPTOR))
 

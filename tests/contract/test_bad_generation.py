@@ -80,7 +80,15 @@ BAD_VALUES: list[tuple[str, dict[str, Any]]] = [
     ("logit_bias", dict(logit_bias={8: 1.0})),
     ("logit_bias[3]", dict(logit_bias={3: 1000.0})),
     ("min_tokens", dict(min_tokens=3, max_tokens=2)),
-    ("logprobs", dict(logprobs=1)),
+    ("logprobs", dict(logprobs=21)),
+    ("prompt_logprobs", dict(prompt_logprobs=2**32 - 1)),
+    ("allowed_token_ids", dict(allowed_token_ids=[8])),
+    ("allowed_token_ids", dict(allowed_token_ids=[1] * 4097)),
+    ("min_tokens", dict(allowed_token_ids=[3], stop_token_ids=[3], min_tokens=2)),
+    ("bad_words", dict(bad_words=["w1"])),  # no tokenizer here
+    ("prediction", dict(prediction="w1")),
+    ("truncate_prompt_tokens", dict(truncate_prompt_tokens=0)),
+    ("add_special_tokens", dict(add_special_tokens=True)),
     ("grammar", dict(grammar="root ::= x")),
     ("seed", dict(resume={0: {"token_ids": [1]}})),
     ("resume[3]", dict(resume={3: {"token_ids": [1]}}, seed=1)),
@@ -105,6 +113,13 @@ async def test_bad_texts_are_refused_by_name(tokenizer_file: str) -> None:
             ("stop[1]", dict(text="w1", stop=["a", ""])),
             ("stop[0]", dict(text="w1", stop=["a" * 257])),
             ("stop", dict(text="w1", stop=["a"] * 17)),
+            ("bad_words", dict(text="w1", bad_words=["w1"] * 129)),
+            ("bad_words[1]", dict(text="w1", bad_words=["w1", ""])),
+            ("bad_words", dict(text="w1", bad_words=[" "])),  # has no tokens
+            ("prediction", dict(text="w1", prediction="a" * (1 << 20) + "a")),
+            ("prediction", dict(text="w1", prediction="w1", num_draft_tokens=1)),
+            ("prediction", dict(text="w1", prediction="w1", verification=TOKEN)),
+            ("chat", dict(chat={"messages": [{"role": "user", "content": "hello"}]})),  # no template here
         ]:
             error = await refusal(running, generate_request(**values))
             assert isinstance(error, InvalidArgument), (values, error)
@@ -113,7 +128,7 @@ async def test_bad_texts_are_refused_by_name(tokenizer_file: str) -> None:
 
 async def test_every_problem_of_a_request_is_named_at_once() -> None:
     async with deployment() as running:
-        error = await refusal(running, generate_request(n=0, top_p=7, grammar="x", verification=9, logprobs=2))
+        error = await refusal(running, generate_request(n=0, top_p=7, grammar="x", verification=9, logprobs=22))
         assert isinstance(error, InvalidArgument)
         assert {name for name, _ in error.violations} == {"n", "top_p", "grammar", "verification", "logprobs"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.models.table_model import Table, TableDrafter, TableVerifier
-from orchestrator.api.responses import write_chunk
+from orchestrator.api.responses import write_event
 from orchestrator.drafting.speculation import Speculation
 from orchestrator.request import Chunk
 from orchestrator.rounds import Drafting, Exchange, Grant, Proposal, RoundPlan, RoundRecord, Source
@@ -158,5 +158,5 @@ def test_every_field_of_the_contract_is_told():
     for number, field in enumerate(generation_pb2.SpeculationStats.DESCRIPTOR.fields, 1):
         expected[field.name] = [number] if field.is_repeated else number
         setattr(sequence.statistics, field.name, expected[field.name])
-    told = write_chunk(Chunk.of(0, 0, Piece(), sequence)).finish.speculation
+    told = write_event(Chunk.of(0, 0, Piece(), sequence), None).chunk.finish.speculation
     assert {name: getattr(told, name) for name in expected} == expected

@@ -103,7 +103,7 @@ async def test_beside_a_draft_that_lives_the_text_is_the_same_and_who_got_what_a
 @pytest.mark.parametrize("method", ["TOKEN", "BLOCK"])
 async def test_where_a_proposal_may_not_be_chosen_for_its_content_nothing_is_looked_up(method, monkeypatch):
     made = []
-    monkeypatch.setattr(generation, "PromptLookup", lambda rates: made.append(rates) or PromptLookup(rates))
+    monkeypatch.setattr(generation, "PromptLookup", lambda *rates: made.append(rates) or PromptLookup(*rates))
     async with cluster([LmVerifier(TableRunner(seed=1))], num_draft_tokens=None) as running:
         verification = getattr(common_pb2, f"VERIFICATION_METHOD_{method}")
         fields = {"max_tokens": 20, "token_ids": {"token_ids": PROMPT * 5}}

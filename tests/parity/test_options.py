@@ -1,0 +1,218 @@
+"""Law: every option means the same with any draft and without one: tokens, texts and logprobs, to the last bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from bench.models.table_model import Table, TableDrafter
+from draft_service.drafters.language_model import LanguageModelDrafter
+from specdec.runner.model_runner import ModelRunner
+from specdec.v1 import generation_pb2
+from target_service.language_model import LmVerifier
+from tests.checkout import DEMO
+from tests.cluster import Cluster, cluster
+from tests.parity.conftest import Reference
+
+PROMPT = "def add(first, second):\n    return first + second\n\n\ndef subtract("
+OPTIONS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "logprobs": {"logprobs": 3},
+    "only the token's logprobs": {"logprobs": 0},
+    "prompt logprobs": {"prompt_logprobs": 2, "logprobs": 1},
+    "echo": {"echo": True},
+    "stop string in the output": {"stop": ["return", "second)"], "include_stop_str_in_output": True, "logprobs": 1},
+    "stop string": {"stop": ["return", "second)"], "logprobs": 1},
+    "end tokens": {"ignore_eos": True, "skip_special_tokens": False, "logit_bias": {0: 12.0}},
+    "stop token in the output": {"stop_token_ids": [12], "include_stop_str_in_output": True},
+    "allowed tokens": {"allowed_token_ids": list(range(200, 900)), "logprobs": 2},
+    "bad words": {"bad_words": ["return", "first", "second"], "logprobs": 2},
+    "last tokens of the prompt": {"truncate_prompt_tokens": 5, "add_special_tokens": False},
+    "samples": {"n": 3, "logprobs": 1, "prompt_logprobs": 0},
+    "rounds": {"return_rounds": True},
+}
+
+
+@pytest.fixture(scope="module")
+def drafters(draft_runner: ModelRunner) -> dict[str, Any]:
+    random_one = TableDrafter(Table(vocab_size=4096))
+    fingerprint = draft_runner.info.tokenizer_fingerprint
+    random_one.info = dataclasses.replace(random_one.info, tokenizer_fingerprint=fingerprint, context_length=2048)
+    return {"none": [], "demo": [LanguageModelDrafter(draft_runner)], "random": [random_one]}
+
+
+@asynccontextmanager
+async def deployment(target_runner: ModelRunner, drafters: list[Any], **settings: Any) -> AsyncIterator[Cluster]:
+    tokenizer = str(DEMO / "target")
+    async with cluster([LmVerifier(target_runner)], drafters, tokenizer=tokenizer, **settings) as running:
+        yield running
+
+
+async def answers(running: Cluster, **fields: Any) -> dict[str, Any]:
+    """What a client may see of a request, without what speculation changes: origins, rounds, when chunks come."""
+    told: dict[str, Any] = {"prompt": [], "prompt_text": "", "prompt_logprobs": []}
+    samples: dict[int, dict[str, Any]] = {}
+    request = {"text": PROMPT, "max_tokens": 24, "seed": 11, **fields}
+    async for response in running.client.stream(**request):
+        if response.HasField("prompt"):
+            assert not samples, "the prompt comes first"
+            assert response.prompt.first_position == len(told["prompt"])
+            told["prompt"] += response.prompt.token_ids
+            told["prompt_text"] += response.prompt.text
+            told["prompt_logprobs"] += flat(response.prompt.logprobs)
+        elif response.HasField("chunk"):
+            chunk = response.chunk
+            sample = samples.setdefault(
+                chunk.index, {"ids": [], "text": "", "ends": [], "logprobs": [], "finish": None}
+            )
+            sample["ids"] += chunk.token_ids
+            sample["text"] += chunk.text
+            sample["ends"] += chunk.text_ends
+            sample["logprobs"] += flat(chunk.logprobs)
+            if chunk.HasField("finish"):
+                sample["finish"] = (chunk.finish.reason, chunk.finish.stop, chunk.finish.stop_token_id)
+    return told | {"samples": dict(sorted(samples.items()))}
+
+
+def flat(logprobs: Any) -> list[Any]:
+    """Per token: its logprob, and the likeliest tokens with theirs."""
+    top = len(logprobs.top_ids) // max(1, len(logprobs.logprobs))
+    pairs = list(zip(logprobs.top_ids, logprobs.top_logprobs, strict=True))
+    return [(logprob, *pairs[i * top : i * top + top]) for i, logprob in enumerate(logprobs.logprobs)]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[tuple[str, float], Any]:
+    """The answers without a draft, by option and temperature."""
+    return {}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("draft", ["none", "demo", "random"])
+async def test_an_option_means_the_same_with_any_draft(target_runner, drafters, alone, draft, temperature):
+    async with deployment(target_runner, drafters[draft]) as running:
+        for option, fields in OPTIONS.items():
+            found = await answers(running, temperature=temperature, **fields)
+            assert found == alone.setdefault((option, temperature), found), option
+            for sample in found["samples"].values():
+                assert len(sample["logprobs"]) == (len(sample["ids"]) if "logprobs" in fields else 0), option
+        await running.settled()
+
+
+async def test_options_do_what_they_say(target_runner, drafters):
+    async with deployment(target_runner, drafters["demo"]) as running:
+
+        async def one(**fields: Any) -> dict[str, Any]:
+            found = await answers(running, **{"temperature": 0.0, **fields})
+            return found | found["samples"][0]
+
+        plain = await one()
+        stop = plain["text"][20:29]  # over several tokens, and not at their borders
+        stopped = await one(stop=[stop])
+        with_stop = await one(stop=[stop], include_stop_str_in_output=True)
+        assert with_stop["text"] == stopped["text"] + stop == plain["text"][: len(with_stop["text"])]
+        assert with_stop["ends"][-1] == len(with_stop["text"])
+        assert with_stop["finish"][1] == stop
+        token = plain["ids"][3]
+        stopped, with_stop = [
+            await one(stop_token_ids=[token], include_stop_str_in_output=included) for included in (False, True)
+        ]
+        assert with_stop["ids"] == [*stopped["ids"], token]
+        assert plain["text"].startswith(with_stop["text"])
+        assert len(with_stop["text"]) > len(stopped["text"])
+        ends = await one(logit_bias={0: 100.0})
+        assert (ends["ids"], ends["text"]) == ([], "")
+        ignored = await one(logit_bias={0: 100.0}, ignore_eos=True)
+        assert (ignored["ids"], ignored["text"]) == ([0] * 24, "")
+        shown = await one(logit_bias={0: 100.0}, ignore_eos=True, skip_special_tokens=False)
+        assert shown["text"] == "<|endoftext|>" * 24
+        echoed = await one(echo=True)
+        assert echoed["prompt_text"] == PROMPT
+        assert echoed["prompt"] == list((await running.client.tokenize(text=PROMPT)).token_ids)
+        assert (await one(echo=True, truncate_prompt_tokens=2))["prompt"] == echoed["prompt"][-2:]
+        allowed = await one(allowed_token_ids=[5, 300, 301])
+        assert set(allowed["ids"]) <= {5, 300, 301}
+        first, second = plain["ids"][:2]
+        words = (await running.client.detokenize([first])).strip(), await running.client.detokenize([first, second])
+        without = await one(bad_words=[words[1]])
+        assert without["ids"][:2] != [first, second]
+        assert words[1] not in without["text"]
+
+
+async def test_a_prediction_is_a_source_of_draft_tokens_and_changes_nothing_else(target_runner):
+    async with deployment(target_runner, [], num_draft_tokens=None) as running:
+        request = dict(text=PROMPT, max_tokens=48, temperature=0.0, seed=1)
+        [plain] = await running.client.generate(**request)
+        for prediction, most_right in ((plain.text, 1.0), ("x = 1\n" * 20, 0.3)):
+            [found] = await running.client.generate(prediction=prediction, **request)
+            assert found.token_ids == plain.token_ids
+            looked_up = found.finish.speculation
+            if most_right == 1.0:
+                assert looked_up.num_accepted_lookup_tokens > 8
+                assert looked_up.num_accepted_lookup_tokens >= 0.8 * looked_up.num_lookup_tokens
+                assert found.origins.count(generation_pb2.TOKEN_ORIGIN_LOOKUP) == looked_up.num_accepted_lookup_tokens
+
+
+async def test_reports_of_rounds_add_up_to_the_statistics(target_runner, drafters):
+    async with deployment(target_runner, drafters["demo"]) as running:
+        reports, finish = [], None
+        request = dict(text=PROMPT, max_tokens=24, temperature=0.0, seed=1, return_rounds=True)
+        async for response in running.client.stream(**request):
+            if response.HasField("round"):
+                reports.append(response.round)
+            elif response.HasField("chunk") and response.chunk.HasField("finish"):
+                finish = response.chunk.finish
+        assert [report.round for report in reports] == list(range(len(reports)))
+        assert len(reports) == finish.speculation.num_rounds
+        assert sum(report.num_draft_tokens for report in reports) == finish.speculation.num_draft_tokens
+        assert sum(report.num_accepted_tokens for report in reports) == finish.speculation.num_accepted_tokens
+        assert {report.source for report in reports} == {
+            generation_pb2.TOKEN_ORIGIN_UNSPECIFIED,
+            generation_pb2.TOKEN_ORIGIN_DRAFT,
+        }
+        assert all(report.pass_us > 0 for report in reports)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_logprobs_are_those_of_transformers(target_runner, drafters, reference: Reference, temperature, device):
+    async with deployment(target_runner, drafters["demo"]) as running:
+        found = await answers(running, temperature=temperature, logprobs=4, prompt_logprobs=4)
+    text = found["prompt"] + found["samples"][0]["ids"]
+    told = found["prompt_logprobs"] + found["samples"][0]["logprobs"]
+    assert len(told) == len(text) - 1
+    with torch.inference_mode():
+        logits = reference.model(torch.tensor([text], device=reference.model.device)).logits[0].float().cpu()
+    expected = logits.log_softmax(-1)
+    for position, (logprob, *top) in enumerate(told):
+        row = expected[position]
+        assert logprob == pytest.approx(float(row[text[position + 1]]), abs=1e-4)
+        assert [value for _, value in top] == pytest.approx(row.topk(4).values.tolist(), abs=1e-4)
+        assert dict(top).get(text[position + 1], logprob) == logprob, "the same float"
+
+
+async def test_a_prompts_logprobs_are_those_that_its_tokens_have_when_they_are_generated(target_runner, drafters):
+    async with deployment(target_runner, drafters["demo"]) as running:
+        first = await answers(running, temperature=0.0, logprobs=2, prompt_logprobs=2)
+        text = first["prompt"] + first["samples"][0]["ids"]
+        ids = {"text": None, "token_ids": {"token_ids": text}}
+        second = await answers(running, temperature=0.0, prompt_logprobs=2, **ids)
+        assert second["prompt_logprobs"] == first["prompt_logprobs"] + first["samples"][0]["logprobs"]
+        again = await running.client.generate(token_ids={"token_ids": text}, max_tokens=1)
+        assert again[0].finish.usage.cached_prompt_tokens > 0
+
+
+async def test_a_long_prompts_logprobs_come_in_parts_and_are_the_same(target_runner):
+    ids = [1 + (7 * place) % 4000 for place in range(700)]
+    async with deployment(target_runner, []) as running:
+        found = [
+            await answers(running, text=None, token_ids={"token_ids": ids}, prompt_logprobs=most, max_tokens=2)
+            for most in (20, 0)
+        ]
+    assert len(found[0]["prompt_logprobs"]) == len(found[1]["prompt_logprobs"]) == 699
+    assert [each[0] for each in found[0]["prompt_logprobs"]] == [each[0] for each in found[1]["prompt_logprobs"]]
+    assert {len(each) for each in found[0]["prompt_logprobs"]} == {21}
