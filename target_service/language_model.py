@@ -41,7 +41,7 @@ from target_service.decision import decide
 from target_service.verifier import Decision, Job
 
 MOST_PROMPT_LOGITS = 64
-"""Rows of prompts in a pass whose logits are asked for: a row of logits is as long as the vocabulary."""
+"""Rows of prompts with logits in a pass: a row of logits is as long as the vocabulary."""
 
 MOST_BLOCKS_PER_PASS = 4096
 """Blocks to look up in one pass, about 5 ms of work: no sequence waits for the long prompts of another request."""
@@ -250,7 +250,7 @@ def _features(decided: Mapping[int, tuple[Tensor, Decision]]) -> dict[int, Featu
 
 
 def _prompt_rows(job: Job, num_context: int) -> int:
-    """Rows from ``num_context`` on whose logits are asked for, because a token of the prompt follows; 0: none."""
+    """Rows from ``num_context`` on that need logits, because a token of the prompt follows; 0: none."""
     if job.num_prompt_logprobs is None:
         return 0
     spec: SequenceSpec = job.memory.sampling.spec

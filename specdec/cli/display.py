@@ -11,6 +11,9 @@ from specdec.v1 import generation_pb2
 DRAFT_STYLE = "bold underline green"
 
 
+_PROPOSED = (generation_pb2.TOKEN_ORIGIN_DRAFT, generation_pb2.TOKEN_ORIGIN_LOOKUP)
+
+
 class MarkedText:
     """Prints a sample as it grows. Tokens that the draft proposed are underlined, bold and green on a terminal,
     and stand between «» anywhere else."""
@@ -25,7 +28,7 @@ class MarkedText:
     def show(self, sample: Sample) -> None:
         """Print new text up to the end of the last token, or all of it once the sample is finished."""
         for origin, end in zip(sample.origins[self._num_tokens :], sample.text_ends[self._num_tokens :], strict=True):
-            self._print(sample.text[self._num_characters : end], origin == generation_pb2.TOKEN_ORIGIN_DRAFT)
+            self._print(sample.text[self._num_characters : end], origin in _PROPOSED)
             self._num_characters = end
         self._num_tokens = len(sample.origins)
         if sample.finish.reason:
