@@ -10,11 +10,12 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specdec.core.errors import DeadlineExceeded, ModelMismatch, ReplicaLost, SpecdecError
 from specdec.security.tls import Tls
@@ -189,6 +190,17 @@ class Client:
         request = generation_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         found: generation_pb2.DetokenizeResponse = await self._call("Detokenize", request, timeout_s, metadata)
         return found.text
+
+    async def serving(self, timeout_s: float = 2.0) -> bool:
+        """Whether an orchestrator has a target that is ready."""
+        for line in self._lines:
+            with suppress(grpc.aio.AioRpcError):
+                call = health_pb2_grpc.HealthStub(line.channel).Check(
+                    health_pb2.HealthCheckRequest(), timeout=timeout_s
+                )
+                if (await call).status == health_pb2.HealthCheckResponse.SERVING:
+                    return True
+        return False
 
     async def _call(self, method: str, request: Any, timeout_s: float, metadata: Metadata) -> Any:
         """The answer of the first orchestrator that can be reached, from the one in use on."""

@@ -18,7 +18,7 @@ import pytest
 from protos.generate import generate
 from tests.checkout import ROOT
 
-SERVICES = ("draft_service", "target_service", "orchestrator")
+SERVICES = ("draft_service", "target_service", "orchestrator", "gateway")
 SHIPPED = ("specdec", *SERVICES)
 MAX_LINES = 350
 
@@ -55,6 +55,9 @@ MAY_IMPORT = {
     "transformers": ("specdec.backends", "specdec.runner"),
     "vllm": ("specdec.vllm.engine",),
     "ctypes": ("specdec.backends.avx512",),
+    "starlette": ("gateway",),
+    "uvicorn": ("gateway",),
+    "jinja2": ("orchestrator.tokenizer",),
     "grpc": (
         *("specdec.transport", "specdec.security", "specdec.client", "specdec.cli"),
         *("orchestrator.api", "orchestrator.replicas"),
@@ -62,7 +65,7 @@ MAY_IMPORT = {
     "specdec.v1": (
         *("specdec.transport", "specdec.server.model_server", "specdec.client", "specdec.cli"),
         *("target_service.codec", "target_service.server", "draft_service.codec", "draft_service.server"),
-        *("orchestrator.replicas", "orchestrator.api"),
+        *("orchestrator.replicas", "orchestrator.api", "gateway"),
     ),
     "google": (
         *("specdec.core.errors", "specdec.transport", "specdec.cli"),

@@ -46,6 +46,7 @@ class Role(StrEnum):
     target = "target"
     draft = "draft"
     orchestrator = "orchestrator"
+    gateway = "gateway"
 
 
 class Engine(StrEnum):
@@ -61,7 +62,7 @@ def serve(context: typer.Context, role: Annotated[str, typer.Argument(metavar="|
         raise typer.Exit
     if role not in list(Role):
         raise typer.BadParameter(f"{role!r} is none of {', '.join(Role)}.", context, param_hint="role")
-    module = role if role == Role.orchestrator else f"{role}_service"
+    module = f"{role}_service" if role in (Role.target, Role.draft) else role
     os.execve(sys.executable, python_command(module, *context.args), environment())
 
 

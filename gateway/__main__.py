@@ -1,0 +1,45 @@
+"""``python -m gateway --orchestrator HOST:PORT --port 8000``: serve OpenAI's API over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import uvloop
+
+from gateway.server import GatewayServer
+from gateway.settings import GatewaySettings
+from specdec.core.settings import parse
+from specdec.server.process import freeze_garbage
+from specdec.telemetry import setup as telemetry
+from specdec.transport import rpc
+
+log = logging.getLogger(__name__)
+
+
+async def serve(settings: GatewaySettings) -> None:
+    server = GatewayServer(settings)
+    await server.start()
+    freeze_garbage()
+    log.info("serving", extra={"address": settings.address(server.port)})
+    await rpc.signalled()
+    log.info("draining")
+    await server.stop()
+    log.info("stopped")
+
+
+def main() -> None:
+    settings = parse(GatewaySettings, sys.argv[1:], "gateway")
+    try:
+        telemetry.set_up("specdec-gateway", settings)
+        uvloop.run(serve(settings))
+    except ValueError as error:
+        print(f"specdec gateway: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    except OSError as error:
+        print(f"specdec gateway: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

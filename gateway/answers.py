@@ -1,0 +1,212 @@
+"""The answers to completions and chat: as a whole, and chunk by chunk.
+
+Knows OpenAI's shapes; does not know HTTP and where responses come from. A choice is a sample of a prompt: the samples
+of prompt i have the indices i * n, i * n + 1, ...
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway import logprobs
+from gateway.bodies import ChatBody, CompletionBody, Generation
+from gateway.usage import Usage
+from specdec.v1 import generation_pb2
+
+_REASONS = {
+    generation_pb2.FINISH_REASON_STOP: "stop",
+    generation_pb2.FINISH_REASON_LENGTH: "length",
+}
+_ORIGINS = {
+    generation_pb2.TOKEN_ORIGIN_DRAFT: "draft",
+    generation_pb2.TOKEN_ORIGIN_LOOKUP: "lookup",
+    generation_pb2.TOKEN_ORIGIN_CORRECTION: "correction",
+    generation_pb2.TOKEN_ORIGIN_BONUS: "bonus",
+}
+
+
+@dataclass(slots=True)
+class _Sample:
+    """What one choice has so far."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    num_characters: int = 0
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class Answer:
+    """The answer to one request. ``kind``: the value of ``object``, which for chunks ends in .chunk in chat."""
+
+    def __init__(self, body: Generation, num_prompts: int, request_id: str, model: str) -> None:
+        self.body = body
+        self.is_chat = isinstance(body, ChatBody)
+        self.num_samples = body.n or 1
+        self._model = model
+        self._id = f"{'chatcmpl' if self.is_chat else 'cmpl'}-{request_id}"
+        self._created = int(time.time())
+        self._fingerprint = ""
+        # A completion of no tokens is its prompt alone.
+        self._prompt_only = isinstance(body, CompletionBody) and body.max_tokens == 0
+        self.usage = Usage(num_prompts, body.prediction is not None, not self._prompt_only)
+        self._prompts: list[list[generation_pb2.Prompt]] = [[] for _ in range(num_prompts)]
+        self._samples = [_Sample() for _ in range(num_prompts * self.num_samples)]
+        self._as_ids = bool(body.return_tokens_as_token_ids)
+        self._echoes = isinstance(body, CompletionBody) and bool(body.echo)
+
+    # --- as a whole --------------------------------------------------------------------------------------------
+
+    def take(self, prompt: int, response: generation_pb2.GenerateResponse) -> None:
+        """Take in a response to one of the prompts."""
+        for _ in self.chunks(prompt, response):
+            pass
+
+    def whole(self) -> dict[str, Any]:
+        """The answer, once all responses are taken."""
+        choices = [self._choice(index, sample) for index, sample in enumerate(self._samples)]
+        found = self._envelope("chat.completion" if self.is_chat else "text_completion", choices)
+        found["usage"] = self.usage.tokens
+        if (speculation := self.usage.speculation) is not None:
+            found["metrics"] = speculation
+        if self.is_chat:
+            found |= self._of_prompt(0)
+        return found
+
+    def _choice(self, index: int, sample: _Sample) -> dict[str, Any]:
+        prompt = index // self.num_samples
+        found: dict[str, Any] = {"index": index}
+        text = "".join(sample.text)
+        if self.is_chat:
+            found["message"] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+            parts = [entry for each in sample.logprobs for entry in each["content"]]
+            found["logprobs"] = {"content": parts, "refusal": None} if self._wants_logprobs else None
+        else:
+            found["text"] = text
+            found["logprobs"] = _merged(sample.logprobs) if self._wants_logprobs else None
+            found |= self._of_prompt(prompt)
+        found |= {"finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason}
+        if self.body.return_token_ids:
+            found["token_ids"] = sample.token_ids
+        if self.body.return_origins:
+            found["specdec"] = {"origins": sample.origins}
+        return found
+
+    def _of_prompt(self, prompt: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.body.prompt_logprobs is not None:
+            found["prompt_logprobs"] = logprobs.of_prompt(self._prompts[prompt], self.body.prompt_logprobs)
+        if self.body.return_token_ids:
+            found["prompt_token_ids"] = [token_id for part in self._prompts[prompt] for token_id in part.token_ids]
+        return found
+
+    # --- chunk by chunk ----------------------------------------------------------------------------------------
+
+    def begins(self) -> Iterator[dict[str, Any]]:
+        """The first chunks of a stream: in chat each choice has its role first."""
+        if self.is_chat:
+            for index in range(len(self._samples)):
+                delta = {"role": "assistant", "content": ""}
+                yield self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
+
+    def chunks(self, prompt: int, response: generation_pb2.GenerateResponse) -> Iterator[dict[str, Any]]:
+        """The chunks that a response to one of the prompts gives."""
+        if response.HasField("admission"):
+            self._fingerprint = response.admission.model_digest[:12]
+            self.usage.admitted(prompt, response.admission.num_prompt_tokens)
+        elif response.HasField("prompt"):
+            yield from self._echo(prompt, response.prompt)
+        elif response.HasField("chunk"):
+            self.usage.add(prompt, response.chunk)
+            yield self._chunk(self._delta(prompt, response.chunk))
+
+    def ends(self) -> Iterator[dict[str, Any]]:
+        """The last chunk of a stream, with the usage, if it is requested."""
+        options = self.body.stream_options
+        if options is not None and options.include_usage:
+            yield self._chunk(None)
+
+    def _echo(self, prompt: int, part: generation_pb2.Prompt) -> Iterator[dict[str, Any]]:
+        if self.body.prompt_logprobs is not None or self.body.return_token_ids:
+            self._prompts[prompt].append(part)
+        if not self._echoes:
+            return
+        for index in range(prompt * self.num_samples, (prompt + 1) * self.num_samples):
+            found = self._extended(index, part)
+            yield self._chunk({"index": index, "text": part.text, "logprobs": found, "finish_reason": None})
+
+    def _delta(self, prompt: int, chunk: generation_pb2.Chunk) -> dict[str, Any]:
+        index = prompt * self.num_samples + chunk.index
+        sample = self._samples[index]
+        if self._prompt_only:
+            chunk = generation_pb2.Chunk(index=chunk.index, finish=chunk.finish)
+            chunk.finish.reason = generation_pb2.FINISH_REASON_LENGTH
+            chunk.finish.ClearField("matched")
+        found = self._extended(index, chunk)
+        sample.token_ids += chunk.token_ids
+        origins = [_ORIGINS[origin] for origin in chunk.origins]
+        sample.origins += origins
+        if chunk.HasField("finish"):
+            matched = chunk.finish.WhichOneof("matched")
+            sample.finish_reason = _REASONS[chunk.finish.reason]
+            sample.stop_reason = getattr(chunk.finish, matched) if matched else None
+        choice: dict[str, Any] = {"index": index, "logprobs": found, "finish_reason": sample.finish_reason}
+        choice |= {"delta": {"content": chunk.text}} if self.is_chat else {"text": chunk.text}
+        if sample.finish_reason:
+            choice["stop_reason"] = sample.stop_reason
+        if self.body.return_token_ids:
+            choice["token_ids"] = list(chunk.token_ids)
+        if self.body.return_origins:
+            choice["specdec"] = {"origins": origins}
+        return choice
+
+    @property
+    def _wants_logprobs(self) -> bool:
+        body = self.body
+        return bool(body.logprobs) if isinstance(body, ChatBody) else getattr(body, "logprobs", None) is not None
+
+    def _extended(self, index: int, told: logprobs.Told) -> dict[str, Any] | None:
+        """Append text and logprobs to a choice; the logprobs of ``told`` alone, if they are requested."""
+        sample, found = self._samples[index], None
+        body = self.body
+        if self._wants_logprobs:
+            if isinstance(body, ChatBody):
+                found = logprobs.of_chat(told, body.top_logprobs or 0, self._as_ids)
+            elif isinstance(body, CompletionBody):
+                found = logprobs.of_completion([told], body.logprobs or 0, self._as_ids, sample.num_characters)
+            sample.logprobs.append(found)
+        sample.text.append(told.text)
+        sample.num_characters += len(told.text)
+        return found
+
+    def _chunk(self, choice: dict[str, Any] | None) -> dict[str, Any]:
+        """A chunk with one choice; None: the one with the usage."""
+        found = self._envelope(
+            "chat.completion.chunk" if self.is_chat else "text_completion", [choice] if choice else []
+        )
+        options = self.body.stream_options
+        if options is not None and (options.include_usage or options.continuous_usage_stats):
+            found["usage"] = self.usage.tokens if choice is None or options.continuous_usage_stats else None
+            if choice is None and (speculation := self.usage.speculation) is not None:
+                found["metrics"] = speculation
+        return found
+
+    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "system_fingerprint": self._fingerprint,
+            "choices": choices,
+        }
+
+
+def _merged(parts: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return {name: [value for part in parts for value in part[name]] for name in names}

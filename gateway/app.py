@@ -1,0 +1,346 @@
+"""The HTTP application: routes, and what surrounds each request.
+
+Knows HTTP; does not know what the fields of a body mean (gateway.translation) and how answers look (gateway.answers).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from gateway import sse, translation
+from gateway.answers import Answer
+from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, Generation, TokenizeBody
+from gateway.errors import HttpError, http_error
+from gateway.metrics import Metrics
+from gateway.openapi import document
+from gateway.settings import GatewaySettings
+from gateway.sources import responses
+from specdec.client import Client, Metadata
+from specdec.core.errors import SpecdecError
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 1 << 22
+MAX_REQUEST_ID = 128
+_LARGE_BODY_BYTES = 1 << 17
+"""A larger body is parsed by a thread: this one takes a millisecond or two."""
+_MODEL_NAME_S = 5.0
+_NO_MODEL = HttpError(503, "no target is ready", "server_error", headers={"retry-after": "1"})
+
+Body = TypeVar("Body", bound=BaseModel)
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Gateway:
+    """The endpoints. ``client`` calls the orchestrators with each caller's own key."""
+
+    def __init__(self, client: Client, settings: GatewaySettings) -> None:
+        self._client = client
+        self._settings = settings
+        self._metrics = Metrics()
+        self._model_name, self._named_at = "", -_MODEL_NAME_S
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/v1/completions", self._served(self._completions), methods=["POST"]),
+            Route("/v1/chat/completions", self._served(self._chat), methods=["POST"]),
+            Route("/v1/models", self._served(self._models)),
+            Route("/v1/models/{name:path}", self._served(self._model)),
+            Route("/tokenize", self._served(self._tokenize), methods=["POST"]),
+            Route("/detokenize", self._served(self._detokenize), methods=["POST"]),
+            Route("/tokenizer_info", self._served(self._tokenizer_info)),
+            Route("/health", self._health),
+            Route("/ping", self._ping, methods=["GET", "POST"]),
+            Route("/version", self._version),
+            Route("/load", self._served(self._load)),
+            Route("/openapi.json", self._openapi),
+        ]
+        middleware = []
+        if self._settings.host in ("127.0.0.1", "::1", "localhost"):
+            # A page of another name whose address is this machine's must not reach what has no keys.
+            hosts = ["localhost", "127.0.0.1", "[::1]", "testserver"]
+            middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False))
+        if self._settings.allowed_origins:
+            middleware.append(
+                Middleware(
+                    CORSMiddleware,
+                    allow_origins=self._settings.allowed_origins,
+                    allow_methods=["*"],
+                    allow_headers=["*"],
+                    expose_headers=["x-request-id"],
+                )
+            )
+        return Starlette(
+            routes=routes,
+            middleware=middleware,
+            exception_handlers={HTTPException: _refused, Exception: _failed},
+        )
+
+    # --- generation --------------------------------------------------------------------------------------------
+
+    async def _completions(self, request: Request) -> Response:
+        body = await self._body(request, CompletionBody)
+        return await self._generate(request, body, translation.of_completion(body))
+
+    async def _chat(self, request: Request) -> Response:
+        body = await self._body(request, ChatBody)
+        return await self._generate(request, body, [translation.of_chat(body)])
+
+    async def _generate(self, request: Request, body: Generation, requests: Sequence[dict[str, Any]]) -> Response:
+        model = await self._checked_model(request, body.model)
+        request_id = (body.request_id or request.state.request_id)[:MAX_REQUEST_ID]
+        request.state.request_id = request_id
+        answer = Answer(body, len(requests), request_id, model)
+        source = responses(self._client, requests, _metadata(request), self._settings.request_timeout_s)
+        try:
+            if not body.stream:
+                return JSONResponse(await _while_connected(request, _whole(answer, source)))
+            # What is wrong is an HTTP error, so the answer begins with the admission.
+            first = await _while_connected(request, anext(source))
+        except (ValueError, TypeError) as error:  # a value that does not fit its field, such as half a character
+            raise HttpError(400, str(error)) from error
+        events = self._events(answer, first, source)
+        return sse.streaming(events, {"x-request-id": request_id}, self._settings.keep_alive_s)
+
+    async def _events(
+        self, answer: Answer, first: Any, source: AsyncGenerator[Any, None]
+    ) -> AsyncGenerator[bytes, None]:
+        with self._metrics.streaming():
+            async with aclosing(source):
+                try:
+                    for chunk in (*answer.chunks(*first), *answer.begins()):
+                        yield sse.event(chunk)
+                    async for prompt, response in source:
+                        for chunk in answer.chunks(prompt, response):
+                            yield sse.event(chunk)
+                    for chunk in answer.ends():
+                        yield sse.event(chunk)
+                    yield sse.DONE
+                except SpecdecError as error:
+                    yield sse.event(http_error(error).body)
+
+    # --- everything else ---------------------------------------------------------------------------------------
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [await self._described(request)]})
+
+    async def _model(self, request: Request) -> Response:
+        found = await self._described(request)
+        if request.path_params["name"] != found["id"]:
+            raise _unknown_model(request.path_params["name"])
+        return JSONResponse(found)
+
+    async def _described(self, request: Request) -> dict[str, Any]:
+        info = await self._client.server_info(metadata=_metadata(request))
+        if not info.HasField("target"):
+            raise _NO_MODEL
+        return {
+            "id": info.model_name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "specdec",
+            "max_model_len": info.target.context_length,
+        }
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = await self._body(request, TokenizeBody)
+        try:
+            found = await self._client.tokenize(metadata=_metadata(request), **translation.of_tokenize(body))
+        except (ValueError, TypeError) as error:
+            raise HttpError(400, str(error)) from error
+        info = await self._client.server_info(metadata=_metadata(request))
+        told: dict[str, Any] = {"count": len(found.token_ids), "max_model_len": info.target.context_length}
+        told["tokens"] = list(found.token_ids)
+        strings = [data.decode("utf-8", "replace") for data in found.tokens]
+        return JSONResponse(told | {"token_strs": strings if body.return_token_strs else None})
+
+    async def _detokenize(self, request: Request) -> Response:
+        body = await self._body(request, DetokenizeBody)
+        return JSONResponse({"prompt": await self._client.detokenize(body.tokens, metadata=_metadata(request))})
+
+    async def _tokenizer_info(self, request: Request) -> Response:
+        info = await self._client.server_info(metadata=_metadata(request))
+        if not info.HasField("tokenizer"):
+            raise HttpError(404, "this server has no tokenizer")
+        told = info.tokenizer
+        return JSONResponse(
+            {
+                "bos_token": told.bos_token or None,
+                "eos_token": told.eos_token or None,
+                "chat_template": told.chat_template or None,
+            }
+        )
+
+    async def _health(self, _: Request) -> Response:
+        return Response(status_code=200 if await self._client.serving() else 503)
+
+    async def _ping(self, _: Request) -> Response:
+        return Response()
+
+    async def _version(self, _: Request) -> Response:
+        return JSONResponse({"version": version("specdec")})
+
+    async def _load(self, request: Request) -> Response:
+        info = await self._client.server_info(metadata=_metadata(request))
+        return JSONResponse({"server_load": info.live_sequences + info.waiting_requests})
+
+    async def _openapi(self, _: Request) -> Response:
+        return JSONResponse(document(self._settings.root_path))
+
+    # --- what surrounds a request ------------------------------------------------------------------------------
+
+    def _served(self, endpoint: Endpoint) -> Endpoint:
+        """``endpoint`` with the request's id, the errors as answers, and a count."""
+        route = endpoint.__name__.strip("_")
+
+        async def serve(request: Request) -> Response:
+            started = time.monotonic()
+            request.state.request_id = request.headers.get("x-request-id", "")[:MAX_REQUEST_ID] or uuid.uuid4().hex
+            try:
+                response = await endpoint(request)
+            except ClientDisconnect:
+                response = Response(status_code=499)
+            except (SpecdecError, HttpError) as error:
+                response = http_error(error).response()
+            except Exception as error:
+                log.exception("a request failed", extra={"request_id": request.state.request_id})
+                response = http_error(error).response()
+            response.headers["x-request-id"] = request.state.request_id
+            self._metrics.answered(route, response.status_code, time.monotonic() - started)
+            return response
+
+        return serve
+
+    async def _checked_model(self, request: Request, name: str | None) -> str:
+        """The name of the served model. Raises HttpError if the request names another one."""
+        now = time.monotonic()
+        if now - self._named_at > _MODEL_NAME_S:
+            self._model_name = (await self._client.server_info(metadata=_metadata(request))).model_name
+            self._named_at = now if self._model_name else self._named_at
+        if name and self._model_name and name != self._model_name:
+            raise _unknown_model(name)
+        return self._model_name
+
+    async def _body(self, request: Request, kind: type[Body]) -> Body:
+        """Raises HttpError if the body is none of this kind."""
+        data = await _bytes(request)
+        parse = _parsed if len(data) <= _LARGE_BODY_BYTES else _in_thread(_parsed)
+        found = parse(data, kind, self._settings.accept_unknown_fields)
+        return await found if isinstance(found, Awaitable) else found
+
+
+def _in_thread(work: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    return lambda *arguments: asyncio.to_thread(work, *arguments)
+
+
+def _parsed(data: bytes, kind: type[Body], accept_unknown: bool) -> Body:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise HttpError(400, "the body is not a JSON object")
+    unsupported: dict[str, str] = getattr(kind, "UNSUPPORTED", {})
+    for name in value.keys() & unsupported.keys():
+        if value[name] is not None:
+            raise HttpError(400, f"{name}: not supported; {unsupported[name]}", param=name)
+    known = {name: each for name, each in value.items() if name in kind.model_fields}
+    rest = {} if accept_unknown else {name: each for name, each in value.items() if name not in unsupported}
+    try:
+        return kind.model_validate(rest | known)
+    except ValidationError as error:
+        problems = [(_path(each["loc"]), each["msg"]) for each in error.errors(include_url=False)]
+        message = "; ".join(f"{path}: {what}" for path, what in problems[:8])
+        # Of the branches of a union, the one that fits best fails at the deepest place.
+        raise HttpError(400, message, param=max((path for path, _ in problems), key=len)) from error
+    except RecursionError as error:
+        raise HttpError(400, "the body is nested too deeply") from error
+
+
+def _path(places: Sequence[int | str]) -> str:
+    """Such as messages[1].content. What pydantic names a branch of a union by is left out."""
+    found = ""
+    for place in places:
+        if isinstance(place, int):
+            found += f"[{place}]"
+        elif place.isidentifier() and place not in ("str", "int"):
+            found += f".{place}" if found else place
+    return found or "body"
+
+
+async def _bytes(request: Request) -> bytes:
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > MAX_BODY_BYTES:
+            raise HttpError(413, f"a body has at most {MAX_BODY_BYTES} bytes")
+    return bytes(data)
+
+
+def _metadata(request: Request) -> Metadata:
+    """What the orchestrators get of the caller: key, request id, trace."""
+    found = [("x-request-id", request.state.request_id)]
+    found += [(name, value) for name in ("authorization", "traceparent") if (value := request.headers.get(name))]
+    return [(name, value) for name, value in found if value.isascii() and value.isprintable()]
+
+
+async def _whole(answer: Answer, source: AsyncGenerator[Any, None]) -> dict[str, Any]:
+    async with aclosing(source):
+        async for prompt, response in source:
+            answer.take(prompt, response)
+    return answer.whole()
+
+
+T = TypeVar("T")
+
+
+async def _while_connected(request: Request, work: Awaitable[T]) -> T:
+    """The result of ``work``. Raises ClientDisconnect, and cancels it, as soon as the client is gone."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for each in (working, leaving):
+            each.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _unknown_model(name: str) -> HttpError:
+    return HttpError(404, f"the model {name!r} is not served here", code="model_not_found", param="model")
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    """An unknown path, or a method that it has not."""
+    assert isinstance(error, HTTPException)
+    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+    return HttpError(error.status_code, error.detail, kind, headers=error.headers).response()
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    return http_error(error).response()

@@ -1,0 +1,192 @@
+"""The bodies of requests, as OpenAI and vLLM name their fields. Knows types; does not know what a field does.
+
+A field that is not here is refused, and so is one that the server does not support: with its name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Count = Annotated[int, Field(ge=0, lt=1 << 32)]
+Ids = list[Count]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(_Body):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Prediction(_Body):
+    type: Literal["content"]
+    content: str
+
+
+class Generation(_Body):
+    """What completions and chat have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=64)] | None = None
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 32)] | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Count | None = None
+    stop_token_ids: Ids | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=1 << 32)] | None = None
+    prompt_logprobs: Count | None = None
+    allowed_token_ids: Ids | None = None
+    bad_words: list[str] | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    num_draft_tokens: Count | None = Field(None, description="draft tokens per round; 0: none; null: adapted")
+    verification: Literal["coupled", "token", "block"] | None = Field(None, description="how drafts are verified")
+    return_origins: bool | None = Field(None, description="with each chunk, where its tokens came from")
+    prediction: Prediction | None = None
+
+    # Accepted, and without effect.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: Literal[False] | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    parallel_tool_calls: Literal[True] | None = None
+    verbosity: str | None = None
+    priority: Literal[0] | None = None
+
+    UNSUPPORTED: ClassVar[dict[str, str]] = {
+        "best_of": "use n",
+        "use_beam_search": "use n",
+        "length_penalty": "use max_tokens",
+        "guided_json": "grammars are not supported",
+        "guided_regex": "grammars are not supported",
+        "guided_choice": "grammars are not supported",
+        "guided_grammar": "grammars are not supported",
+        "structured_outputs": "grammars are not supported",
+        "prompt_embeds": "use prompt",
+    }
+    """Fields that other servers know, and what to do instead."""
+
+    @field_validator("stop")
+    @classmethod
+    def _as_list(cls, value: str | list[str] | None) -> list[str] | None:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if bad := next((key for key in value or () if not (key.isascii() and key.isdigit() and len(key) < 10)), None):
+            raise ValueError(f"{bad!r} is not a token id")
+        return value
+
+
+class CompletionBody(Generation):
+    prompt: str | list[str] | Ids | list[Ids]
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    UNSUPPORTED: ClassVar[dict[str, str]] = {**Generation.UNSUPPORTED, "suffix": "put it into the prompt"}
+
+    @field_validator("prompt")
+    @classmethod
+    def _not_empty(cls, value: Any) -> Any:
+        if value == [] or (isinstance(value, list) and [] in value):
+            raise ValueError("must not be empty")
+        if isinstance(value, list) and isinstance(value[0], (str, list)) and len(value) > 64:
+            raise ValueError(f"at most 64 prompts, not {len(value)}")
+        return value
+
+
+class TextPart(_Body):
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(_Body):
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(_Body):
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(_Body):
+    """``content`` in parts: their texts, joined by line ends."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    refusal: None = None
+    annotations: list[Any] | None = None
+
+
+class ChatBody(Generation):
+    messages: list[Message] = Field(min_length=1)
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=1 << 32)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    response_format: dict[Literal["type"], Literal["text"]] | None = None
+    tool_choice: Literal["none"] | None = None
+    modalities: list[Literal["text"]] | None = None
+
+    UNSUPPORTED: ClassVar[dict[str, str]] = {
+        **Generation.UNSUPPORTED,
+        "tools": "tools are not supported",
+        "functions": "tools are not supported",
+        "function_call": "tools are not supported",
+        "audio": "text alone is supported",
+        "reasoning_effort": "use chat_template_kwargs",
+        "chat_template": "the template is the server's",
+    }
+
+
+class TokenizeBody(_Body):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+    UNSUPPORTED: ClassVar[dict[str, str]] = {}
+
+
+class DetokenizeBody(_Body):
+    model: str | None = None
+    tokens: Ids
+
+    UNSUPPORTED: ClassVar[dict[str, str]] = {}

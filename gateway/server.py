@@ -1,0 +1,81 @@
+"""The gateway as a server: a socket, the application, an orderly end. Knows uvicorn; does not know requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from gateway.app import Gateway
+from gateway.settings import GatewaySettings
+from specdec.client import Client
+from specdec.security.tls import Tls
+from specdec.telemetry.process_metrics import ProcessMetrics
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are for the process, which may have other servers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class GatewayServer:
+    """Listens once started. Create it on the serving event loop. Raises OSError if it cannot listen there."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        # The orchestrators authenticate callers by their keys, which are passed on.
+        tls = Tls(settings.tls_ca) if settings.tls_ca else None
+        self._client = Client(*settings.orchestrator, tls=tls)
+        self._socket = _listening(settings.host, settings.port)
+        config = uvicorn.Config(
+            Gateway(self._client, settings).app(),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            root_path=settings.root_path,
+            timeout_graceful_shutdown=max(1, int(settings.shutdown_grace_s)),
+            ssl_certfile=settings.tls_cert or None,
+            ssl_keyfile=settings.tls_key or None,
+        )
+        self._server = _Uvicorn(config)
+        self._process_metrics = ProcessMetrics("gateway")
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    async def start(self) -> None:
+        self._process_metrics.start()
+        self._serving = asyncio.create_task(self._server.serve([self._socket]))
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+            await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        """Accept no more requests, let running ones end within the grace period, then close."""
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving
+        await self._client.__aexit__()
+        await self._process_metrics.stop()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    found = socket.socket(family, kind, protocol)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind(address)
+    except OSError:
+        found.close()
+        raise
+    return found

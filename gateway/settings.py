@@ -1,0 +1,46 @@
+"""The settings of the gateway."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode
+
+from specdec.core.settings import ServiceSettings
+
+
+class GatewaySettings(ServiceSettings):
+    """Serve OpenAI's API over HTTP, by the orchestrators. With tls_cert it is HTTPS, and the orchestrators are called
+    with TLS."""
+
+    orchestrator: Annotated[list[str], NoDecode] = Field(
+        description="host:port of every orchestrator, comma-separated; the next one is used when one is lost"
+    )
+    allowed_origins: Annotated[list[str], NoDecode] = Field(
+        default=[], description="web pages that may call the API from a browser, comma-separated (CORS); empty: none"
+    )
+    root_path: str = Field("", description="path under which a proxy serves the gateway, such as /llm")
+    accept_unknown_fields: bool = Field(False, description="ignore fields of a body that the gateway does not know")
+    keep_alive_s: float = Field(15.0, gt=0, description="silence of a stream after which a comment is sent")
+    request_timeout_s: float = Field(600.0, gt=0, description="longest time that a request may take")
+
+    @field_validator("orchestrator", "allowed_origins", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """Split comma-separated values, in the environment as on the command line."""
+        parts = [value] if isinstance(value, str) else value
+        if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
+            return [each.strip() for part in parts for each in part.split(",") if each.strip()]
+        return value
+
+    @field_validator("orchestrator")
+    @classmethod
+    def _addresses(cls, value: list[str]) -> list[str]:
+        if not value:
+            raise ValueError("at least one host:port is required")
+        for address in value:
+            host, _, port = address.rpartition(":")
+            if not host or " " in host or not port.isdigit() or not 0 < int(port) < 65536:
+                raise ValueError(f"{address!r} is not host:port")
+        return value

@@ -1,0 +1,129 @@
+"""Bodies -> the fields of GenerateRequest. Knows both contracts; does not know connections and answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.bodies import ChatBody, CompletionBody, Generation, Message, TokenizeBody
+from gateway.errors import HttpError
+from specdec.core.sequence import Method
+from specdec.transport.wire import write_method
+
+_COMPLETION_TOKENS = 16
+"""Of a completion that names no number, as with OpenAI."""
+
+_SAME = (
+    *("top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty", "min_tokens", "stop"),
+    *("stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "add_special_tokens"),
+    *("truncate_prompt_tokens", "prompt_logprobs", "allowed_token_ids", "bad_words", "cache_salt", "num_draft_tokens"),
+    "n",
+)
+_LOWEST_TEMPERATURE = 1e-3
+
+
+def of_completion(body: CompletionBody) -> list[dict[str, Any]]:
+    """One request per prompt."""
+    _check_stream(body)
+    fields = _common(body)
+    fields["max_tokens"] = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    if body.max_tokens == 0 and not body.echo:
+        raise HttpError(400, "max_tokens: must be at least 1 without echo", param="max_tokens")
+    # The prompt alone: the target makes one token all the same, which is not told.
+    fields["max_tokens"] = max(1, fields["max_tokens"])
+    fields["logprobs"] = body.logprobs
+    if body.echo and body.logprobs is not None:
+        fields["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+    fields["echo"] = bool(body.echo or body.return_token_ids)
+    return [{**fields, **prompt} for prompt in _prompts(body.prompt)]
+
+
+def of_chat(body: ChatBody) -> dict[str, Any]:
+    _check_stream(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise HttpError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
+    if body.max_tokens == 0:
+        raise HttpError(400, "max_tokens: must be at least 1", param="max_tokens")
+    fields = _common(body)
+    fields["max_tokens"] = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+    fields["echo"] = bool(body.return_token_ids)
+    fields["chat"] = conversation(
+        body.messages, body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
+    )
+    return fields
+
+
+def of_tokenize(body: TokenizeBody) -> dict[str, Any]:
+    """The fields of TokenizeRequest."""
+    if (body.prompt is None) == (body.messages is None):
+        raise HttpError(400, "prompt: one of prompt and messages is required", param="prompt")
+    fields: dict[str, Any] = {"add_special_tokens": body.add_special_tokens}
+    if body.messages is None:
+        return {**fields, "text": body.prompt}
+    return fields | {
+        "chat": conversation(
+            body.messages, body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
+        )
+    }
+
+
+def conversation(
+    messages: Sequence[Message],
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    template_kwargs: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """The fields of ChatMessages."""
+    return {
+        "messages": [_message(message) for message in messages],
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+        "template_kwargs_json": json.dumps(template_kwargs) if template_kwargs else None,
+    }
+
+
+def _message(message: Message) -> dict[str, Any]:
+    content = message.content
+    return {
+        "role": message.role,
+        "content": "\n".join(part.text for part in content) if isinstance(content, list) else content,
+        "name": message.name,
+        "tool_calls": [
+            {"id": call.id, "name": call.function.name, "arguments_json": call.function.arguments}
+            for call in message.tool_calls or ()
+        ],
+        "tool_call_id": message.tool_call_id,
+        "reasoning": message.reasoning,
+    }
+
+
+def _common(body: Generation) -> dict[str, Any]:
+    fields = {name: getattr(body, name) for name in _SAME}
+    if body.temperature is not None:
+        # Clients send a tiny temperature where they mean none.
+        fields["temperature"] = 0.0 if 0 <= body.temperature < _LOWEST_TEMPERATURE else body.temperature
+    if body.top_k is not None:
+        fields["top_k"] = max(0, body.top_k)  # -1: off
+    if body.seed is not None:
+        fields["seed"] = body.seed % (1 << 64)
+    if body.logit_bias:
+        fields["logit_bias"] = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
+    if body.verification is not None:
+        fields["verification"] = write_method(Method(body.verification))
+    if body.prediction is not None:
+        fields["prediction"] = body.prediction.content
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _check_stream(body: Generation) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise HttpError(400, "stream_options: needs stream to be true", param="stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise HttpError(400, "prompt_logprobs: not possible with stream", param="prompt_logprobs")
+
+
+def _prompts(prompt: Any) -> list[dict[str, Any]]:
+    several = prompt if isinstance(prompt, list) and isinstance(prompt[0], (str, list)) else [prompt]
+    return [{"text": each} if isinstance(each, str) else {"token_ids": {"token_ids": each}} for each in several]

@@ -1,0 +1,80 @@
+"""What an answer took: tokens, and what speculation did. Knows sums; does not know texts."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from specdec.v1 import generation_pb2
+
+
+class Usage:
+    """The sums over the samples of all prompts of a request."""
+
+    def __init__(self, num_prompts: int, predicts: bool, counts_output: bool = True) -> None:
+        """``predicts``: the request has a prediction. ``counts_output``: False: of a prompt alone."""
+        self._prompt_tokens = [0] * num_prompts
+        self._cached = [0] * num_prompts
+        self._predicts = predicts
+        self._counts_output = counts_output
+        self._completion_tokens: dict[tuple[int, int], int] = {}
+        self._lookup_tokens = self._accepted_lookup_tokens = 0
+        self._num_drafts = self._draft_tokens = self._accepted_tokens = 0
+        self._accepted_per_pos: list[int] = []
+
+    def admitted(self, prompt: int, num_prompt_tokens: int) -> None:
+        self._prompt_tokens[prompt] = num_prompt_tokens
+
+    def add(self, prompt: int, chunk: generation_pb2.Chunk) -> None:
+        key = prompt, chunk.index
+        if self._counts_output:
+            self._completion_tokens[key] = self._completion_tokens.get(key, 0) + len(chunk.token_ids)
+        if not chunk.HasField("finish"):
+            return
+        told = chunk.finish.speculation
+        self._cached[prompt] = max(self._cached[prompt], chunk.finish.usage.cached_prompt_tokens)
+        self._lookup_tokens += told.num_lookup_tokens
+        self._accepted_lookup_tokens += told.num_accepted_lookup_tokens
+        self._num_drafts += told.num_drafts
+        self._draft_tokens += told.num_draft_tokens
+        self._accepted_tokens += told.num_accepted_tokens
+        per_pos = self._accepted_per_pos
+        per_pos.extend([0] * (len(told.num_accepted_tokens_per_pos) - len(per_pos)))
+        for place, count in enumerate(told.num_accepted_tokens_per_pos):
+            per_pos[place] += count
+
+    @property
+    def tokens(self) -> dict[str, Any]:
+        """The field usage."""
+        prompt, completion = sum(self._prompt_tokens), sum(self._completion_tokens.values())
+        found: dict[str, Any] = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached)},
+        }
+        if self._predicts:
+            found["completion_tokens_details"] = {
+                "accepted_prediction_tokens": self._accepted_lookup_tokens,
+                "rejected_prediction_tokens": self._lookup_tokens - self._accepted_lookup_tokens,
+            }
+        return found
+
+    @property
+    def speculation(self) -> dict[str, Any] | None:
+        """The field metrics, as vLLM tells it and AIPerf reads it. None: nothing was drafted."""
+        if not self._num_drafts:
+            return None
+        reached = [self._num_drafts, *self._accepted_per_pos, 0]
+        return {
+            "speculative_decoding": {
+                "num_spec_tokens": len(self._accepted_per_pos),
+                "num_spec_steps": self._num_drafts,
+                "num_draft_tokens": self._draft_tokens,
+                "num_accepted_draft_tokens": self._accepted_tokens,
+                "mean_acceptance_length": 1 + self._accepted_tokens / self._num_drafts,
+                "draft_acceptance_rate": self._accepted_tokens / max(1, self._draft_tokens),
+                # How many rounds had exactly 0, 1, ... accepted tokens.
+                "acceptance_histogram": [at - further for at, further in itertools.pairwise(reached)],
+            }
+        }

@@ -1,0 +1,188 @@
+"""What is wrong is told in OpenAI's shape, with the right status, and before anything is streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import MODEL, serving
+
+COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 4}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+
+BAD: list[tuple[str, dict[str, Any], str | None]] = [
+    ("completions", {"max_tokens": 4}, "prompt"),
+    ("completions", {**COMPLETION, "prompt": []}, "prompt"),
+    ("completions", {**COMPLETION, "prompt": [[]]}, "prompt"),
+    ("completions", {**COMPLETION, "prompt": [[1], []]}, "prompt"),
+    ("completions", {**COMPLETION, "prompt": ""}, "text"),
+    ("completions", {**COMPLETION, "prompt": [[99999]]}, "token_ids"),
+    ("completions", {**COMPLETION, "prompt": {"a": 1}}, "prompt"),
+    ("completions", {**COMPLETION, "prompt": "\ud800"}, None),
+    ("completions", {**COMPLETION, "max_tokens": 0}, "max_tokens"),
+    ("completions", {**COMPLETION, "max_tokens": -1}, "max_tokens"),
+    ("completions", {**COMPLETION, "max_tokens": "4"}, "max_tokens"),
+    ("completions", {**COMPLETION, "logprobs": 21}, "logprobs"),
+    ("completions", {**COMPLETION, "best_of": 2}, "best_of"),
+    ("completions", {**COMPLETION, "suffix": "b"}, "suffix"),
+    ("completions", {**COMPLETION, "temperature": -1}, "temperature"),
+    ("completions", {**COMPLETION, "temperature": 1e999}, None),
+    ("completions", {**COMPLETION, "n": 0}, "n"),
+    ("completions", {**COMPLETION, "stream_options": {"include_usage": True}}, "stream_options"),
+    ("completions", {**COMPLETION, "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+    ("completions", {**COMPLETION, "logit_bias": {"a": 1}}, "logit_bias"),
+    ("completions", {**COMPLETION, "logit_bias": {"7": 1000}}, "logit_bias[7]"),
+    ("completions", {**COMPLETION, "stop": ["a"] * 17}, "stop"),
+    ("completions", {**COMPLETION, "stop": [1]}, "stop[0]"),
+    ("completions", {**COMPLETION, "guided_json": {}}, "guided_json"),
+    ("completions", {**COMPLETION, "no_such_field": 1}, "no_such_field"),
+    ("completions", {**COMPLETION, "verification": "magic"}, "verification"),
+    ("chat/completions", {"max_tokens": 4}, "messages"),
+    ("chat/completions", {**CHAT, "messages": []}, "messages"),
+    ("chat/completions", {**CHAT, "messages": [{"role": "pirate", "content": "a"}]}, "messages[0].role"),
+    ("chat/completions", {**CHAT, "top_logprobs": 2}, "top_logprobs"),
+    ("chat/completions", {**CHAT, "tools": []}, "tools"),
+    ("chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
+    ("chat/completions", {**CHAT, "chat_template": "x"}, "chat_template"),
+    (
+        "chat/completions",
+        {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content",
+    ),
+]
+
+
+def is_an_error(body: dict[str, Any]) -> bool:
+    error = body["error"]
+    return set(error) == {"message", "type", "param", "code"} and bool(error["message"])
+
+
+async def test_a_bad_value_is_refused_by_the_name_of_its_field():
+    async with serving() as running:
+        for path, body, param in BAD:
+            for stream in (False, True) if "stream" not in body and "stream_options" not in body else (None,):
+                sent = body if stream is None else {**body, "stream": stream}
+                data = json.dumps(sent)
+                response = await running.http.post(f"/v1/{path}", content=data)
+                assert response.status_code == 400, (sent, response.text)
+                assert is_an_error(response.json())
+                named = response.json()["error"]["param"]
+                assert param is None or (named or "").startswith(param), (sent, response.text)
+        assert (await running.http.post("/v1/completions", json=COMPLETION)).status_code == 200
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"[" * 100_000, b"\xff\xfe", b'{"prompt": NaN}'])
+async def test_a_body_that_is_no_object_is_refused(content):
+    async with serving() as running:
+        response = await running.http.post("/v1/completions", content=content)
+        assert response.status_code == 400
+        assert is_an_error(response.json())
+
+
+async def test_statuses_and_headers_are_those_that_clients_expect():
+    async with serving() as running:
+        post = running.http.post
+        too_long = await post("/v1/completions", json={**COMPLETION, "max_tokens": 10**6})
+        assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
+        unknown = await post("/v1/completions", json={**COMPLETION, "model": "gpt-4"})
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+        assert unknown.json()["error"]["param"] == "model"
+        for path in ("/v1/embeddings", "/", "/v1/models/none"):
+            missing = await running.http.get(path)
+            assert missing.status_code == 404
+            assert is_an_error(missing.json())
+        wrong = await running.http.get("/v1/completions")
+        assert wrong.status_code == 405
+        assert is_an_error(wrong.json())
+        large = await post("/v1/completions", content=b" " * ((1 << 22) + 1))
+        assert large.status_code == 413
+        foreign = await running.http.get("/v1/models", headers={"host": "evil.example"})
+        assert foreign.status_code == 400
+
+
+async def test_a_full_server_says_when_to_come_again():
+    async with serving(pass_s=0.01, max_live_sequences=1, max_waiting_requests=0) as running:
+        long = {**COMPLETION, "max_tokens": 3000, "stream": True}
+        async with running.http.stream("POST", "/v1/completions", json=long) as busy:
+            assert busy.status_code == 200
+            refused = await running.http.post("/v1/completions", json=COMPLETION)
+            assert refused.status_code == 429
+            assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+            assert int(refused.headers["retry-after"]) >= 1
+            assert int(refused.headers["retry-after-ms"]) >= 1
+        await running.cluster.settled()
+
+
+async def test_a_timeout_is_not_tried_again():
+    async with serving(pass_s=0.05, gateway={"request_timeout_s": 0.5}) as running:
+        response = await running.http.post("/v1/completions", json={**COMPLETION, "max_tokens": 3000})
+        assert response.status_code == 504
+        assert response.headers["x-should-retry"] == "false"
+        async with running.http.stream(
+            "POST", "/v1/completions", json={**COMPLETION, "max_tokens": 3000, "stream": True}
+        ) as found:
+            assert found.status_code == 200
+            lines = [line async for line in found.aiter_lines() if line]
+        assert lines[-1] != "data: [DONE]"
+        assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "timeout"
+        await running.cluster.settled()
+
+
+async def test_keys_are_passed_on(tmp_path):
+    keys = tmp_path / "keys.jsonl"
+    keys.write_text(json.dumps({"name": "me", "sha256": hashlib.sha256(b"secret").hexdigest()}))
+    async with serving(api_keys_file=str(keys), client_key="secret") as running:
+        for method, path, body in (
+            ("POST", "/v1/completions", COMPLETION),
+            ("POST", "/v1/chat/completions", CHAT),
+            ("GET", "/v1/models", None),
+            ("POST", "/tokenize", {"prompt": "a"}),
+            ("POST", "/detokenize", {"tokens": [5]}),
+            ("GET", "/tokenizer_info", None),
+        ):
+            for key, status in (("secret", 200), ("wrong", 401), ("", 401)):
+                headers = {"authorization": f"Bearer {key}"} if key else {}
+                response = await running.http.request(method, path, json=body, headers=headers)
+                assert response.status_code == status, (path, key, response.text)
+                if status == 401:
+                    assert response.headers["www-authenticate"] == "Bearer"
+                    assert response.json()["error"]["code"] == "invalid_api_key"
+        assert (await running.http.get("/health")).status_code == 200
+
+
+async def test_a_client_that_leaves_frees_its_sequences():
+    async with serving(pass_s=0.01) as running:
+        long = {**COMPLETION, "max_tokens": 5000}
+        async with running.http.stream("POST", "/v1/completions", json={**long, "stream": True}) as response:
+            await anext(response.aiter_lines())
+        await running.cluster.settled(5.0)
+        asking = asyncio.create_task(running.http.post("/v1/completions", json=long))
+        while not running.cluster.orchestrator.live_sequences:
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        await running.cluster.settled(5.0)
+
+
+async def test_what_the_server_is_can_be_asked():
+    async with serving() as running:
+        get = running.http.get
+        [model] = (await get("/v1/models")).json()["data"]
+        assert (model["id"], model["object"]) == (MODEL, "model")
+        assert (await get(f"/v1/models/{MODEL}")).json() == model
+        assert (await get("/version")).json()["version"]
+        assert (await get("/ping")).status_code == 200
+        assert (await get("/load")).json() == {"server_load": 0}
+        told = (await get("/tokenizer_info")).json()
+        assert told["eos_token"] == "<|endoftext|>"
+        assert "messages" in told["chat_template"]
+        found = (await running.http.post("/tokenize", json={"prompt": "def f(", "return_token_strs": True})).json()
+        assert found["count"] == len(found["tokens"])
+        assert "".join(found["token_strs"]) == "def f("
+        back = (await running.http.post("/detokenize", json={"tokens": found["tokens"]})).json()
+        assert back == {"prompt": "def f("}
+        chat = (await running.http.post("/tokenize", json={"messages": CHAT["messages"]})).json()
+        assert chat["count"] > 3
