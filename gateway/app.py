@@ -75,7 +75,7 @@ class Gateway:
         ]
         middleware = []
         if self._settings.host in ("127.0.0.1", "::1", "localhost"):
-            # A page of another name whose address is this machine's must not reach what has no keys.
+            # A web page under a name that leads to this machine must not reach what has no keys.
             hosts = ["localhost", "127.0.0.1", "[::1]", "testserver"]
             middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False))
         if self._settings.allowed_origins:

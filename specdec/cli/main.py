@@ -111,6 +111,9 @@ def up(
     target_revision: Annotated[str, typer.Option(help="branch, tag or commit of the target's hub id")] = "",
     draft_revision: Annotated[str, typer.Option(help="branch, tag or commit of the draft's hub id")] = "",
     port: Annotated[int, typer.Option(help="port of the orchestrator")] = 50050,
+    http_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="port of OpenAI's API over HTTP; 0: none, as with --certificates")
+    ] = 8000,
     engine: Annotated[
         Engine | None, typer.Option(help="what runs both models; settings of vllm are variables (SPECDEC_VLLM__*)")
     ] = None,
@@ -131,7 +134,8 @@ def up(
     drafts = None if no_draft else draft
     arguments = [f"--threads={threads}", *([f"--engine={engine}"] if engine else [])]
     revisions = {"target": target_revision, "draft": draft_revision}
-    work = up_.run(Console(), target, drafts, port, arguments, certificates_dir, logs, revisions)
+    http_port = 0 if certificates_dir else http_port
+    work = up_.run(Console(), target, drafts, port, arguments, certificates_dir, logs, revisions, http_port)
     _run(until_signalled(work))
 
 

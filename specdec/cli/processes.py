@@ -252,6 +252,20 @@ async def healthy(service: Service, timeout_s: float = 600.0, tell: Tell = _noth
     raise StartError(f"{service.name} was not healthy after {timeout_s:g} s:\n{service.log_tail()}")
 
 
+async def listening(service: Service, timeout_s: float = 30.0) -> None:
+    """Wait until something listens at the address of a service without gRPC. Raises StartError as ``healthy`` does."""
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        if service.process.returncode is not None:
+            raise StartError(f"{service.ending()}:\n{service.log_tail()}")
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection(*service.address.split(":"))
+            writer.close()
+            return
+        await asyncio.sleep(0.1)
+    raise StartError(f"{service.name} did not listen after {timeout_s:g} s:\n{service.log_tail()}")
+
+
 async def is_serving(
     address: str, timeout_s: float = 1.0, service: str = "", tls: Tls | None = None, tls_name: str = ""
 ) -> bool:

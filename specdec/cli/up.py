@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from rich.console import Console
 
-from specdec.cli.processes import StartError, deployment, watch
+from specdec.cli.processes import StartError, deployment, listening, service, watch
 from specdec.server.liveness import RESTART_STATUS
 
 _PAUSE_S = 1.0
@@ -31,15 +31,17 @@ async def run(
     certificates: Path | None = None,
     logs: Path | None = None,
     revisions: Mapping[str, str] = MappingProxyType({}),
+    http_port: int = 0,
 ) -> None:
-    """Run until cancelled. Raises StartError if a service does not start or ends, after stopping the others.
+    """Run until cancelled, with a gateway at ``http_port`` (0: none).
 
-    Logs are kept in the directory ``logs``. Without it they are in a temporary directory, kept only after an error.
+    Raises StartError if a service does not start or ends, after stopping the others. Logs are kept in the directory
+    ``logs``. Without it they are in a temporary directory, kept only after an error.
     """
     directory = logs or Path(tempfile.mkdtemp(prefix="specdec-"))
     wrong = False
     try:
-        await _run(console, target, draft, port, arguments, certificates, directory, revisions)
+        await _run(console, target, draft, port, arguments, certificates, directory, revisions, http_port)
     except asyncio.CancelledError:
         raise
     except BaseException:
@@ -59,24 +61,34 @@ async def _run(
     certificates: Path | None,
     logs: Path,
     revisions: Mapping[str, str],
+    http_port: int,
 ) -> None:
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     async with AsyncExitStack() as stack:
         with console.status("Starting ..."):
-            services = await stack.enter_async_context(
-                deployment(target, draft, port, arguments, certificates, logs, say, revisions)
+            services = list(
+                await stack.enter_async_context(
+                    deployment(target, draft, port, arguments, certificates, logs, say, revisions)
+                )
             )
-        for service in services:
-            say(f"  {service.name:<15} {service.address}  {service.log.name}")
+            orchestrator = services[-1]
+            if http_port:
+                own = [f"--orchestrator={orchestrator.address}"]
+                services.append(await stack.enter_async_context(service("gateway", http_port, own, logs)))
+                await listening(services[-1])
+        for each in services:
+            say(f"  {each.name:<15} {each.address}  {each.log.name}")
         ca = f" --tls-ca {certificates / 'operator' / 'ca.crt'}" if certificates else ""
-        say(f'Ready: specdec generate "def main(" --address {services[-1].address}{ca}')
+        say(f'Ready: specdec generate "def main(" --address {orchestrator.address}{ca}')
+        if http_port:
+            say(f"OpenAI's API: http://{services[-1].address}/v1")
         stack.callback(console.print, "Stopping ...")
         async with aclosing(watch(services)) as endings:
-            async for service, ending in endings:
-                if service.process.returncode != RESTART_STATUS:
-                    raise StartError(f"{ending}:\n{service.log_tail()}")
+            async for ended, ending in endings:
+                if ended.process.returncode != RESTART_STATUS:
+                    raise StartError(f"{ending}:\n{ended.log_tail()}")
                 say(f"{ending}. It gave itself up and is restarted.")
                 await asyncio.sleep(_PAUSE_S)
-                await service.restart()
+                await ended.restart()

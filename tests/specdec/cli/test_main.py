@@ -173,7 +173,7 @@ async def test_generate_says_what_is_wrong_in_a_sentence_and_exits_with_1(served
         ("generate x --max-tokens=99999999999", "99999999999"),
         ("generate x --logit-bias=-1=2", "ID=BIAS"),
         ("demo --max-tokens=0", "--max-tokens"),
-        ("serve nonsense", "'nonsense' is none of target, draft, orchestrator"),
+        ("serve nonsense", "'nonsense' is none of target, draft, orchestrator, gateway"),
         ("up --certificates=/no/such", "no certificates as `specdec certificates` makes them"),
         ("up --logs=/dev/null", "no log can be written in /dev/null: File exists"),
     ],
