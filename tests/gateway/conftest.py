@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2 as httpx
+import pytest
 
 from bench.models.table_model import Table, TableDrafter, TableVerifier
 from gateway.server import GatewayServer
@@ -31,19 +35,27 @@ class Running:
         return f"http://127.0.0.1:{self.gateway.port}"
 
 
-def models(**fields: Any) -> tuple[TableVerifier, TableDrafter]:
+def models(
+    context_length: int = 65_536, ends: tuple[int, ...] = (), **fields: Any
+) -> tuple[TableVerifier, TableDrafter]:
     """They have the tokenizer of the demo pair: texts have no meaning, and are texts."""
-    verifier, drafter = TableVerifier(TABLE, **fields), TableDrafter(TABLE)
+    table = dataclasses.replace(TABLE, context_length=context_length)
+    verifier, drafter = TableVerifier(table, **fields), TableDrafter(table)
     for each in (verifier, drafter):
-        each.info = dataclasses.replace(each.info, tokenizer_fingerprint="")
+        each.info = dataclasses.replace(each.info, tokenizer_fingerprint="", eos_token_ids=ends)
     return verifier, drafter
 
 
 @asynccontextmanager
 async def serving(
-    pass_s: float = 0.0, gateway: dict[str, Any] | None = None, client_key: str = "", **settings: Any
+    pass_s: float = 0.0,
+    gateway: dict[str, Any] | None = None,
+    client_key: str = "",
+    context_length: int = 65_536,
+    ends: tuple[int, ...] = (),
+    **settings: Any,
 ) -> AsyncIterator[Running]:
-    verifier, drafter = models(pass_s=pass_s)
+    verifier, drafter = models(context_length, ends, pass_s=pass_s)
     client = {"api_key": client_key}
     async with cluster(
         [verifier], [drafter], client=client, **{"tokenizer": str(DEMO / "target"), **settings}
@@ -56,3 +68,27 @@ async def serving(
                 yield Running(found, server, http)
         finally:
             await server.stop()
+
+
+@pytest.fixture
+def running_in_a_thread() -> Iterator[str]:
+    """The address of a gateway on another thread, for clients without one."""
+    address: queue.Queue[str] = queue.Queue()
+    ended: list[Callable[[], object]] = []
+
+    async def serve() -> None:
+        end = asyncio.Event()
+        ended.append(lambda: loop.call_soon_threadsafe(end.set))
+        async with serving(context_length=1024, ends=tuple(range(0, 4096, 16))) as running:
+            address.put(running.url)
+            await end.wait()
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        yield address.get(timeout=60)
+    finally:
+        ended[0]()
+        thread.join()
+        loop.close()
