@@ -106,7 +106,7 @@ class Gateway:
 
     async def _generate(self, request: Request, body: Generation, requests: Sequence[dict[str, Any]]) -> Response:
         model = await self._checked_model(request, body.model)
-        request_id = (body.request_id or request.state.request_id)[:MAX_REQUEST_ID]
+        request_id = body.request_id or request.state.request_id
         request.state.request_id = request_id
         answer = Answer(body, len(requests), request_id, model)
         source = responses(self._client, requests, _metadata(request), self._settings.request_timeout_s)
@@ -213,7 +213,8 @@ class Gateway:
 
         async def serve(request: Request) -> Response:
             started = time.monotonic()
-            request.state.request_id = request.headers.get("x-request-id", "")[:MAX_REQUEST_ID] or uuid.uuid4().hex
+            given = request.headers.get("x-request-id", "")[:MAX_REQUEST_ID]
+            request.state.request_id = given if given.isascii() and given.isprintable() and given else uuid.uuid4().hex
             try:
                 response = await endpoint(request)
             except ClientDisconnect:

@@ -57,7 +57,7 @@ class Generation(_Body):
     allowed_token_ids: Ids | None = None
     bad_words: list[str] | None = None
     cache_salt: str | None = None
-    request_id: str | None = None
+    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -98,8 +98,9 @@ class Generation(_Body):
     @field_validator("logit_bias")
     @classmethod
     def _ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        if bad := next((key for key in value or () if not (key.isascii() and key.isdigit() and len(key) < 10)), None):
-            raise ValueError(f"{bad!r} is not a token id")
+        for key in value or ():
+            if not (key.isascii() and key.isdigit() and len(key) < 10):
+                raise ValueError(f"{key!r} is not a token id")
         return value
 
 

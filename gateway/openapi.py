@@ -48,7 +48,7 @@ def document(root_path: str) -> dict[str, Any]:
     for path, (model, summary, required) in _POSTED.items():
         body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
         operation = {"summary": summary, "requestBody": {"required": True, "content": body}}
-        streamed = {"text/event-stream": {"schema": {"type": "string"}}} if "completions" in path else {}
+        streamed: dict[str, Any] = {"text/event-stream": {}} if "completions" in path else {}
         paths[path] = {"post": operation | {"responses": _responses(required, streamed)}}
     for path, (summary, required) in _READ.items():
         paths[path] = {"get": {"summary": summary, "responses": _responses(required, {})}}

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-OWNERS = ("target", "draft", "orchestrator", "operator")
+OWNERS = ("target", "draft", "orchestrator", "gateway", "operator")
 """The services, by the names in their certificates. ``operator`` is for administrators and gives no access rights."""
 
 CERT, KEY, CA = "tls.crt", "tls.key", "ca.crt"

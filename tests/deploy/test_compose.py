@@ -10,11 +10,15 @@ import pytest
 import yaml
 
 from draft_service.__main__ import DraftSettings
+from gateway.settings import GatewaySettings
 from orchestrator.settings import OrchestratorSettings
 from target_service.__main__ import TargetSettings
 from tests.deploy.compose_file import BASE, FILES, GPU, PAIR, ROOT, MissingVariableError, load, variables
 
-SETTINGS = {"target": TargetSettings, "draft": DraftSettings, "orchestrator": OrchestratorSettings}
+SETTINGS = {
+    **{"target": TargetSettings, "draft": DraftSettings, "orchestrator": OrchestratorSettings},
+    "gateway": GatewaySettings,
+}
 DEPLOYMENTS = {
     "cpu": lambda **more: load(BASE, **more),
     "gpu": lambda **more: load(BASE, GPU, **{**PAIR, **more}),
@@ -132,7 +136,7 @@ def test_a_service_may_do_nothing_but_serve_and_can_be_scaled(service, deploymen
     assert given["tmpfs"] == ["/tmp"]
     assert not given.get("privileged")
     assert not {"user", "container_name"} & given.keys()
-    assert ("ports" in given) == (service == "orchestrator")
+    assert ("ports" in given) == (service in ("orchestrator", "gateway"))
 
 
 @each_deployment

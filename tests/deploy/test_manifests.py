@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from draft_service.__main__ import DraftSettings
+from gateway.settings import GatewaySettings
 from orchestrator.settings import OrchestratorSettings
 from specdec.cli.main import Role
 from specdec.transport.rpc import LIVENESS
@@ -32,7 +33,10 @@ from tests.deploy.manifests import (
     renders,
 )
 
-SETTINGS: dict[str, Any] = {"target": TargetSettings, "draft": DraftSettings, "orchestrator": OrchestratorSettings}
+SETTINGS: dict[str, Any] = {
+    **{"target": TargetSettings, "draft": DraftSettings, "orchestrator": OrchestratorSettings},
+    "gateway": GatewaySettings,
+}
 PORTS = {"orchestrator": 50050, "target": 50051, "draft": 50052}
 METRICS_PORT, HEALTH_PORT = 9464, 50059
 VERSIONS = ("1.30", "1.37")
@@ -58,7 +62,7 @@ def test_every_variable_in_the_files_is_a_setting_of_the_service_that_gets_it() 
     seen = set()
     for file, deployment in fragments():
         name = deployment["metadata"]["name"]
-        roles = {"any": ROLES, **{role: (role,) for role in ROLES}}[name]
+        roles = {"any": ROLES, **{role: (role,) for role in SETTINGS}}[name]
         if "model-service" in file.name:
             roles = ("target", "draft")
         for each in pod(deployment).get("containers", []):
@@ -171,7 +175,7 @@ def test_there_is_time_to_end_in_good_order(overlay: str, components: tuple[str,
     for role in ("target", "draft"):
         assert found[role]["spec"]["minReadySeconds"] >= 35, "DNS remembers for 30 s, the pool looks every 5 s"
     for scaler in kind(rendered(overlay, components), "HorizontalPodAutoscaler").values():
-        scaled = found[scaler["spec"]["scaleTargetRef"]["name"]]
+        scaled = kind(rendered(overlay, components), "Deployment")[scaler["spec"]["scaleTargetRef"]["name"]]
         window_s = scaler["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"]
         assert window_s > pod(scaled)["terminationGracePeriodSeconds"]
 
@@ -227,7 +231,9 @@ def test_everything_that_is_named_exists(overlay: str, components: tuple[str, ..
         assert each["metadata"].get("namespace", "specdec") == "specdec"
         if each["kind"] in ("ScaledObject", "HorizontalPodAutoscaler"):
             scaled = each["spec"]["scaleTargetRef"]["name"]
-            assert "replicas" not in found[scaled]["spec"], "apply would undo what the scaler did"
+            assert "replicas" not in kind(manifests, "Deployment")[scaled]["spec"], (
+                "apply would undo what the scaler did"
+            )
         if each["kind"] == "PodMonitor":
             assert selected(each["spec"]["selector"]["matchLabels"]) == set(ROLES)
             for endpoint in each["spec"]["podMetricsEndpoints"]:
@@ -262,10 +268,14 @@ def test_network_policies_allow_only_the_calls_that_there_are(overlay: str, comp
     expected_in = {("orchestrator", "others", 50050)} | {
         (role, "orchestrator", PORTS[role]) for role in ("target", "draft")
     }
+    if "gateway" in components:
+        expected_in |= {("gateway", "others", 8000), ("orchestrator", "gateway", 50050)}
     if "pod-monitor" in components:
         expected_in.add(("all", "others", METRICS_PORT))
     assert allowed("ingress", "from") == expected_in
     expected_out = {("orchestrator", "target", 50051), ("orchestrator", "draft", 50052), ("orchestrator", "others", 53)}
+    if "gateway" in components:
+        expected_out |= {("gateway", "orchestrator", 50050), ("gateway", "others", 53)}
     of_nodes = policies.get("between-target-nodes")
     assert allowed("egress", "to") == expected_out | ({("all", "others", 53)} if of_nodes else set())
     if of_nodes:
@@ -273,6 +283,28 @@ def test_network_policies_allow_only_the_calls_that_there_are(overlay: str, comp
         assert nodes["matchExpressions"][0]["values"] == ["target", "target-node"]
         assert into == {"from": [{"podSelector": nodes}]}
         assert out == {"to": [{"podSelector": nodes}]}, "all ports, but only among themselves"
+
+
+@renders
+@pytest.mark.parametrize("components", [("gateway",), ("gateway", "tls")])
+def test_the_gateway_is_as_restricted_as_the_others_and_asked_over_http(components: tuple[str, ...]) -> None:
+    found = kind(rendered("cpu-demo", components), "Deployment")
+    gateway, other = found["gateway"], found["orchestrator"]
+    own, theirs = container(gateway), container(other)
+    assert own["securityContext"] == theirs["securityContext"]
+    assert pod(gateway)["securityContext"] == pod(other)["securityContext"]
+    assert not pod(gateway)["automountServiceAccountToken"]
+    for probe, path in (("readinessProbe", "/health"), ("livenessProbe", "/ping")):
+        assert (own[probe]["httpGet"]["path"], own[probe]["httpGet"]["port"]) == (path, "http")
+        assert own[probe]["httpGet"].get("scheme", "HTTP") == ("HTTPS" if "tls" in components else "HTTP")
+        assert "grpc" not in own[probe]
+    set_ = environment(own)
+    assert set_["SPECDEC_PORT"] == str(ports(own)["http"]) == "8000"
+    assert set_["SPECDEC_ORCHESTRATOR"] == "orchestrator:50050"
+    assert ("SPECDEC_TLS_CA" in set_) == ("SPECDEC_INSECURE" not in set_) == ("tls" in components)
+    grace_s = pod(gateway)["terminationGracePeriodSeconds"]
+    assert grace_s > float(set_["SPECDEC_SHUTDOWN_GRACE_S"]) + own["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert float(set_["SPECDEC_SHUTDOWN_GRACE_S"]) >= float(set_["SPECDEC_REQUEST_TIMEOUT_S"])
 
 
 def test_the_job_that_copies_models_is_valid_and_as_restricted_as_the_services() -> None:

@@ -183,7 +183,8 @@ async def test_the_three_processes_serve_over_tls_and_one_that_dies_ends_all_and
 async def test_without_a_draft_the_target_serves_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPECDEC_DRAFT", "127.0.0.1:1")  # of other services than these
     [port] = free_ports(1)
-    async with started("--no-draft", f"--port={port}", f"--logs={tmp_path}") as process, asyncio.timeout(PATIENCE_S):
+    flags = ("--no-draft", f"--port={port}", "--http-port=0", f"--logs={tmp_path}")
+    async with started(*flags) as process, asyncio.timeout(PATIENCE_S):
         assert process.stdout is not None
         while b"Ready:" not in (line := await process.stdout.readline()):
             assert line
