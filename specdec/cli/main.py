@@ -19,9 +19,11 @@ from specdec.cli import demo as demo_
 from specdec.cli import doctor as doctor_
 from specdec.cli import doctor_report
 from specdec.cli import up as up_
+from specdec.cli.chat import chat
 from specdec.cli.display import MarkedText
 from specdec.cli.fetch import fetch
 from specdec.cli.health_probe import own_health
+from specdec.cli.models import models
 from specdec.cli.processes import StartError, environment, is_serving, python_command, until_signalled
 from specdec.cli.secrets import TlsCa, TlsCert, TlsKey, TlsName, api_key, certificates, key, tls_of
 from specdec.client import Client, Sample
@@ -95,6 +97,8 @@ for _module, _what in BENCHES.items():
 
 app.command()(plan)
 app.command()(fetch)
+app.command()(chat)
+app.command()(models)
 
 
 @app.command(context_settings=PASS_ON)
@@ -154,6 +158,7 @@ def demo(
 @app.command()
 def generate(
     prompt: str,
+    as_chat: Annotated[bool, typer.Option("--chat", help="the prompt is a message; the answer follows it")] = False,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="default: the rest of the context")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 1.0,
     top_p: Annotated[float | None, typer.Option()] = None,
@@ -180,7 +185,7 @@ def generate(
     The environment variable SPECDEC_API_KEY has the API key, if the deployment needs one.
     """
     fields: dict[str, Any] = {
-        "text": prompt,
+        **({"chat": {"messages": [{"role": "user", "content": prompt}]}} if as_chat else {"text": prompt}),
         "max_tokens": max_tokens,
         "temperature": temperature,
         "top_p": top_p,
@@ -213,7 +218,7 @@ def generate(
             async for response in client.stream(timeout_s, **fields):
                 if response.HasField("admission"):
                     seed_used = response.admission.seed
-                else:
+                elif response.HasField("chunk"):
                     sample.add(response.chunk)
                     if not as_json:
                         shown.show(sample)

@@ -25,17 +25,17 @@ def without_ours() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "SPECDEC_"))}
 
 
-def invoke(*arguments: str, **environment: str) -> Answer:
+def invoke(*arguments: str, stdin: str = "", **environment: str) -> Answer:
     """``specdec ARGUMENTS``. Needs a thread without a running event loop."""
     unset = dict.fromkeys(os.environ.keys() - without_ours().keys())
-    ran = CliRunner(env={**unset, **TERMINAL, **environment}).invoke(app, arguments)
+    ran = CliRunner(env={**unset, **TERMINAL, **environment}).invoke(app, arguments, stdin)
     assert ran.exception is None or isinstance(ran.exception, SystemExit), ran.exception
     return ran.exit_code, ran.stdout, ran.stderr
 
 
-async def called(*arguments: str, **environment: str) -> Answer:
+async def called(*arguments: str, stdin: str = "", **environment: str) -> Answer:
     """The same beside services of this event loop."""
-    return await asyncio.to_thread(invoke, *arguments, **environment)
+    return await asyncio.to_thread(invoke, *arguments, stdin=stdin, **environment)
 
 
 def program(module: str, *arguments: str) -> Answer:
