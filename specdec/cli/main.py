@@ -83,6 +83,7 @@ BENCHES = {
     "micro.products": "Weight bandwidth of matrix products with few rows.",
     "plan": "Predictions of specdec plan, compared with a deployment.",
     "soak": "Growth of resources over many requests.",
+    "gateway": "What HTTP costs beside gRPC.",
 }
 
 
