@@ -16,6 +16,10 @@ from specdec.security.tls import Tls
 from specdec.telemetry.process_metrics import ProcessMetrics
 
 
+_SEND_BUFFER = 1 << 17
+"""Bytes that the system keeps for a client that reads slowly. By default it would keep MiB for each."""
+
+
 class _Uvicorn(uvicorn.Server):
     """Signals are for the process, which may have other servers."""
 
@@ -73,6 +77,7 @@ def _listening(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     found = socket.socket(family, kind, protocol)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # connections inherit it
     try:
         found.bind(address)
     except OSError:
