@@ -15,7 +15,6 @@ from specdec.client import Client
 from specdec.security.tls import Tls
 from specdec.telemetry.process_metrics import ProcessMetrics
 
-
 _SEND_BUFFER = 1 << 17
 """Bytes that the system keeps for a client that reads slowly. By default it would keep MiB for each."""
 

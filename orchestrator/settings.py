@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
 from specdec.core.sequence import Method
-from specdec.core.settings import ServiceSettings
+from specdec.core.settings import ServiceSettings, checked_addresses, split_at_commas
 
 
 class OrchestratorSettings(ServiceSettings):
@@ -64,11 +64,7 @@ class OrchestratorSettings(ServiceSettings):
     @field_validator("target", "draft", "methods", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        """Split comma-separated values, in the environment as on the command line."""
-        parts = [value] if isinstance(value, str) else value
-        if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
-            return [each.strip() for part in parts for each in part.split(",") if each.strip()]
-        return value
+        return split_at_commas(value)
 
     @field_validator("methods")
     @classmethod
@@ -94,8 +90,4 @@ class OrchestratorSettings(ServiceSettings):
     @field_validator("target", "draft")
     @classmethod
     def _addresses(cls, value: list[str]) -> list[str]:
-        for address in value:
-            host, _, port = address.rpartition(":")
-            if not host or " " in host or not port.isdigit() or not 0 < int(port) < 65536:
-                raise ValueError(f"{address!r} is not host:port")
-        return value
+        return checked_addresses(value)

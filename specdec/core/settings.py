@@ -97,6 +97,23 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def split_at_commas(value: object) -> object:
+    """The parts of comma-separated values, in the environment as on the command line."""
+    parts = [value] if isinstance(value, str) else value
+    if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
+        return [each.strip() for part in parts for each in part.split(",") if each.strip()]
+    return value
+
+
+def checked_addresses(value: list[str]) -> list[str]:
+    """``value``. Raises ValueError if one is not host:port."""
+    for address in value:
+        host, _, port = address.rpartition(":")
+        if not host or " " in host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"{address!r} is not host:port")
+    return value
+
+
 class EngineSettings(ServiceSettings):
     """Settings of a service with an engine, with or without a model."""
 
