@@ -28,7 +28,7 @@ SPECDEC_ORDER = (
     ("passes", "sampling"),
     ("backends", "transport"),
     ("runner", "server", "client"),
-    ("planner", "vllm"),
+    ("planner", "sync_client", "vllm"),
     ("cli",),
 )
 """A room imports rooms of earlier rows, and itself."""
@@ -63,7 +63,7 @@ MAY_IMPORT = {
         *("orchestrator.api", "orchestrator.replicas"),
     ),
     "specdec.v1": (
-        *("specdec.transport", "specdec.server.model_server", "specdec.client", "specdec.cli"),
+        *("specdec.transport", "specdec.server.model_server", "specdec.client", "specdec.sync_client", "specdec.cli"),
         *("target_service.codec", "target_service.server", "draft_service.codec", "draft_service.server"),
         *("orchestrator.replicas", "orchestrator.api", "gateway"),
     ),
