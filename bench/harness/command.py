@@ -18,5 +18,6 @@ class Dtype(StrEnum):
 
 def run_benchmark(main: Callable[..., None]) -> None:
     """Run ``main`` with its command-line flags. SIGTERM acts like Ctrl-C, so the services of the benchmark also end."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # By Ctrl-C's own signal, which asyncio handles: an exception out of any place could be lost in a callback.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     typer.run(main)
