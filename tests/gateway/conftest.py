@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import queue
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -71,15 +74,20 @@ async def serving(
 
 
 @pytest.fixture
-def running_in_a_thread() -> Iterator[str]:
-    """The address of a gateway on another thread, for clients without one."""
+def running_in_a_thread(tmp_path: Path) -> Iterator[str]:
+    """The address of a gateway on another thread, for clients without one. Their answers are the same in every run:
+    the server's temperature is 0, and none of them asks for another."""
+    tokenizer = shutil.copytree(DEMO / "target", tmp_path / "target", ignore=shutil.ignore_patterns("*.safetensors"))
+    greedy = {"do_sample": False, "eos_token_id": 0}
+    (tokenizer / "generation_config.json").write_text(json.dumps(greedy))
+    served = {"tokenizer": str(tokenizer), "generation_config": "auto"}
     address: queue.Queue[str] = queue.Queue()
     ended: list[Callable[[], object]] = []
 
     async def serve() -> None:
         end = asyncio.Event()
         ended.append(lambda: loop.call_soon_threadsafe(end.set))
-        async with serving(context_length=1024, ends=tuple(range(0, 4096, 16))) as running:
+        async with serving(context_length=1024, ends=tuple(range(0, 4096, 16)), **served) as running:
             address.put(running.url)
             await end.wait()
 
