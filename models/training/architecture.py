@@ -56,7 +56,7 @@ def project_embedding(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None
     The scale is that of the random initialisation. The square root reduces the differences between the directions.
     """
     own, wide = draft.model.embed_tokens.weight, target.model.embed_tokens.weight
-    left, singular, _ = torch.linalg.svd(wide, full_matrices=False)
+    left, singular, _ = torch.linalg.svd(wide.float().cpu(), full_matrices=False)
     projected = left[:, : own.shape[1]] * singular[: own.shape[1]].sqrt()
     own.copy_(projected * (draft.config.initializer_range / projected.square().mean().sqrt()))
 

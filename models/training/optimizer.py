@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,7 +31,7 @@ class ScheduledOptimizer:
         self._optimizers: list[torch.optim.Optimizer] = [
             torch.optim.Muon(matrices, lr=rates.muon, weight_decay=0.05, momentum=0.95),
             torch.optim.AdamW(
-                [{"params": embeddings}, {"params": vectors}],
+                [{"params": part} for part in (embeddings, vectors) if part],
                 lr=rates.adamw,
                 betas=(0.9, 0.95),
                 weight_decay=0.0,
@@ -47,3 +48,12 @@ class ScheduledOptimizer:
         for optimizer in self._optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+
+    def state_dicts(self) -> list[dict[str, Any]]:
+        """What a run that is resumed goes on with."""
+        return [optimizer.state_dict() for optimizer in self._optimizers]
+
+    def load_state_dicts(self, states: list[dict[str, Any]]) -> None:
+        """What ``state_dicts`` gave."""
+        for optimizer, state in zip(self._optimizers, states, strict=True):
+            optimizer.load_state_dict(state)

@@ -1,0 +1,130 @@
+"""An EAGLE-3 head that can be trained: one decoder layer over the next token's embedding and the target's states.
+
+Names of weights are those of SpecForge (https://github.com/sgl-project/SpecForge), which SGLang and vLLM read as well.
+Row t has token t + 1 and the target's states at t, and predicts token t + 2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class _Attention(nn.Module):
+    """Grouped-query attention whose input is an embedding and a state side by side, 2 d wide."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.num_heads
+        wide, heads = 2 * config.hidden_size, self.num_heads * self.head_dim
+        self.q_proj = nn.Linear(wide, heads, bias=False)
+        self.k_proj = nn.Linear(wide, self.num_kv_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(wide, self.num_kv_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(heads, config.hidden_size, bias=False)
+
+
+class _Mlp(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return found
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.self_attn = _Attention(config)
+        self.mlp = _Mlp(config)
+        for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
+            setattr(self, name, nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
+
+
+class Eagle3(nn.Module):
+    """``config`` is the target's. ``output`` are the rows of the target's output embedding that the head can draw,
+    [draft vocabulary, d]; they are not trained."""
+
+    def __init__(self, config: Any, output: Tensor) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3 * config.hidden_size, config.hidden_size, bias=False)
+        self.midlayer = _Layer(config)
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.output: Tensor
+        self.register_buffer("output", output, persistent=False)
+        self._theta = float(config.rope_parameters["rope_theta"])
+
+    def start_from(self, model: Any) -> None:
+        """Take what fits from the target's last layer. What reads two inputs stays random, and so does fc: a head that
+        starts as the target's last state says the token that was just fed."""
+        last, own = model.model.layers[-1], self.midlayer
+        taken = [(own.self_attn.o_proj, last.self_attn.o_proj), (own.mlp, last.mlp), (self.norm, model.model.norm)]
+        taken += [(own.post_attention_layernorm, last.post_attention_layernorm)]
+        for mine, theirs in taken:
+            mine.load_state_dict({name: value.float() for name, value in theirs.state_dict().items()})
+
+    def unroll(self, embedded: Tensor, taps: Tensor, steps: int) -> list[Tensor]:
+        """The states of ``steps`` steps, [batch, rows, d] each, as if each row began a growth of its own.
+
+        embedded: the embeddings of token t + 1 in row t, [batch, rows, d]. taps: the target's states, [batch, rows,
+        3 d]. A row of step 0 sees the rows up to its own; a later one instead of its own state's source sees the states
+        of its own row at the steps before. Only so does a head learn to go on from its own output.
+        """
+        state: Tensor = self.fc(taps)
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        found = []
+        for step in range(steps):
+            shifted = F.pad(embedded[:, step:], (0, 0, 0, step))
+            state = self._layer(shifted, state, step, keys, values)
+            found.append(state)
+        return found
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., d] -> [..., draft vocabulary]."""
+        found: Tensor = self.norm(states) @ self.output.T
+        return found
+
+    def _layer(self, embedded: Tensor, state: Tensor, step: int, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+        layer = self.midlayer
+        attention = layer.self_attn
+        wide = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(state)], -1)
+        batch, rows, _ = wide.shape
+
+        def heads(projected: Tensor, count: int) -> Tensor:
+            return projected.view(batch, rows, count, attention.head_dim).transpose(1, 2)
+
+        query = self._rotated(heads(attention.q_proj(wide), attention.num_heads), step)
+        key = self._rotated(heads(attention.k_proj(wide), attention.num_kv_heads), step)
+        value = heads(attention.v_proj(wide), attention.num_kv_heads)
+        group = attention.num_heads // attention.num_kv_heads
+        keys.append(key.repeat_interleave(group, 1))
+        values.append(value.repeat_interleave(group, 1))
+        later = torch.ones(rows, rows, dtype=torch.bool, device=wide.device).triu(1)
+        scale = 1 / math.sqrt(attention.head_dim)
+        scores = (query @ keys[0].transpose(2, 3) * scale).masked_fill(later, float("-inf"))
+        own = [(query * past).sum(-1, keepdim=True) * scale for past in keys[1:]]
+        weights = torch.cat([scores.float(), *(each.float() for each in own)], -1).softmax(-1).to(value.dtype)
+        mixed = weights[..., :rows] @ values[0]
+        for index, past in enumerate(values[1:]):
+            mixed = mixed + weights[..., rows + index, None] * past
+        state = state + attention.o_proj(mixed.transpose(1, 2).reshape(batch, rows, -1))
+        return state + layer.mlp(layer.post_attention_layernorm(state))
+
+    def _rotated(self, x: Tensor, step: int) -> Tensor:
+        """Rotary embedding. Row t of a step is at position t + 1 + step."""
+        half = x.shape[-1] // 2
+        rates = self._theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+        places = torch.arange(x.shape[2], device=x.device, dtype=torch.float32) + 1 + step
+        angles = (places[:, None] * rates).to(torch.float32)
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        first, second = x[..., :half], x[..., half:]
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
