@@ -82,7 +82,7 @@ def _card(card: Card) -> str:
 A draft for speculative decoding that reads the target's states. Serve it beside its target:
 `specdec serve target --model TARGET --head DIRECTORY`.
 
-Trained for {card.minutes:g} minutes ({card.device}) on {card.answers} answers of {card.tokens} tokens that the target
+Trained for {card.minutes:.0f} minutes ({card.device}) on {card.answers} answers of {card.tokens} tokens that the target
 wrote itself to questions of `{card.data}` (`specdec train head`); {card.tokens_seen} tokens seen. The head can draw
 {card.share:.1%} of the answers' tokens.
 
