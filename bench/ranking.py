@@ -29,10 +29,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from bench.harness.command import run_benchmark
-from draft_service.drafters.proposal import confidence_of
 from specdec.cli.demo import MODELS
 from specdec.core.noise import Domain, Key, exponentials
 from specdec.core.tree import ROOT, TokenTree
+from specdec.sampling.confidence import confidence_of
 from specdec.speculation.acceptance import PRIOR, AcceptanceModel
 
 FIRST = (1, 2, 4)

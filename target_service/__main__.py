@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import Field, model_validator
 
 from specdec.core.settings import ModelServiceSettings, parse
 from specdec.server.model_server import ModelServer, run
@@ -12,6 +15,14 @@ from target_service.verifier import Verifier
 
 class TargetSettings(ModelServiceSettings):
     """Serve a target model over gRPC (specdec.v1.TargetService)."""
+
+    head: Path | None = Field(None, description="directory of a head (EAGLE-3) that drafts beside the target")
+
+    @model_validator(mode="after")
+    def _heads_are_of_torch(self) -> TargetSettings:
+        if self.head is not None and (self.engine != "torch" or self.backend == "avx512"):
+            raise ValueError("a head runs with engine torch and backend torch")
+        return self
 
 
 def _verifier(settings: TargetSettings) -> Verifier:
@@ -23,7 +34,15 @@ def _verifier(settings: TargetSettings) -> Verifier:
     from specdec.runner.loading import load_runner
     from target_service.language_model import LmVerifier
 
-    return LmVerifier(load_runner(settings))
+    if settings.head is None:
+        return LmVerifier(load_runner(settings))
+    from target_service.heads.checkpoint import read_head
+    from target_service.heads.proof import proved
+
+    files = read_head(settings.head)
+    # Only there can the states between layers be read.
+    runner = load_runner(settings.model_copy(update={"backend": "torch"}))
+    return LmVerifier(runner, proved(files, runner))
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from specdec.core.rounds import (
     FEATURES,
     LOGPROBS,
     MAX_LOGPROBS,
+    OWN,
     RESTRICTIONS,
     TRANSFORMS,
     Load,
@@ -62,6 +63,10 @@ class TargetCodec:
             )
         if message.return_features and FEATURES not in self._info.capabilities:
             raise InvalidArgument([("return_features", "not possible with this target")])
+        if message.max_own and OWN not in self._info.capabilities:
+            raise InvalidArgument([("max_own", "this target has no head")])
+        if message.max_own and not spec.keyed_by_token:
+            raise InvalidArgument([("max_own", f"must be 0 with {spec.method.value} verification")])
         stop_token_ids = frozenset(message.stop_token_ids)
         return TargetOpen(
             spec,
@@ -72,6 +77,7 @@ class TargetCodec:
             message.return_features,
             message.num_logprobs if message.HasField("num_logprobs") else None,
             message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
+            message.max_own,
         )
 
     def read_entry(self, message: target_pb2.Round) -> Round:

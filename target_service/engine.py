@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specdec.core.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Preempted, SpecdecError
@@ -21,6 +21,12 @@ from specdec.server.batch_delay import BatchDelay
 from specdec.server.step_loop import Key, Results, nothing
 from target_service.admission import Admission
 from target_service.verifier import Decision, Job, TargetOpen, Verifier
+
+MOST_OWN_NODES = 64
+"""Nodes of an own tree at most."""
+
+_OWN_SALT = b"\0own"
+"""Only sequences with own trees have the head's keys and values beside the target's."""
 
 MOST_RUN_ON = 64
 """Autonomous verdicts that a round may allow beside its own."""
@@ -37,7 +43,8 @@ class _Sequence:
     early: Round | None = None  # the round after ``pending``, sent before the verdict
     tree: TokenTree = EMPTY_TREE  # the part of the pending round's tree that still matches the text
     nodes: Sequence[int] = ()  # the index of each node of ``tree`` in the tree as it was sent
-    run_on: int = 0  # autonomous verdicts that are still allowed
+    run_on: int = 0  # autonomous tokens that are still allowed
+    own: int = 0  # nodes at most of an own tree, where there is no other
     last: int = 0  # the last answered round
     held: bool = False  # under backpressure
 
@@ -58,11 +65,11 @@ class _Sequence:
     @property
     def num_rows(self) -> int:
         """Rows that it takes in a pass at most, beside its prompt."""
-        return 1 + len(self.tree)
+        return 1 + (len(self.tree) or self.own)
 
     def take(self, round_: Round) -> None:
         """Make ``round_`` the pending one, its tree reduced to the part below the present base."""
-        self.pending, self.run_on = round_, 0
+        self.pending, self.run_on, self.own = round_, 0, min(round_.own, MOST_OWN_NODES)
         node = round_.tree.walk(self.ids[round_.base :])
         self.tree, self.nodes = (EMPTY_TREE, ()) if node is None else round_.tree.below(node)
         if round_.max_nodes:
@@ -102,7 +109,10 @@ class TargetEngine:
         arrived = now - open_.age_s
         _, num_slots = self._verifier.cache_use()
         self._admission.check(open_.spec, arrived, now, num_slots)
-        memory = self._verifier.open(open_.spec)
+        spec = open_.spec
+        if open_.max_own:
+            spec = replace(spec, cache_salt=spec.cache_salt + _OWN_SALT)
+        memory = self._verifier.open(spec)
         ids = array("I", open_.spec.token_ids)
         self._sequences[key] = sequence = _Sequence(open_, memory, ids, arrived, now)
         sequence.take(Round(0, len(ids)))
@@ -131,6 +141,8 @@ class TargetEngine:
                 raise InvalidArgument([("tree", problem)])
         if round_.tree.draft_probs and spec.method is Method.COUPLED:
             raise InvalidArgument([("tree.draft_probs", "coupled verification takes no distributions")])
+        if round_.own > sequence.open.max_own:
+            raise InvalidArgument([("own", f"at most {sequence.open.max_own}, as the open says, not {round_.own}")])
         limit = self._verifier.info.context_length
         if sequence.base >= limit:
             raise ContextExceeded(f"the sequence has reached the end of the context of {limit}")
@@ -209,6 +221,8 @@ class TargetEngine:
                 sequence.open.return_features,
                 sequence.open.num_logprobs,
                 sequence.open.num_prompt_logprobs,
+                sequence.open.max_own,
+                0 if sequence.tree else sequence.own,
             )
             for sequence in (self._sequences[key] for key in self._batch)
         ]
@@ -264,10 +278,11 @@ class TargetEngine:
             num_autonomous = sequence.base - sequence.pending.base
             sequence.run_on = max(0, min(sequence.pending.run_on - num_autonomous, MOST_RUN_ON))
         else:
-            sequence.run_on -= 1
+            sequence.run_on = max(0, sequence.run_on - len(decision.accepted) - 1)
         base, queue_us = sequence.base, int((started - sequence.since) * 1e6)
-        accepted = tuple(sequence.nodes[node] for node in decision.accepted)
-        committed = [*(sequence.tree.token_ids[node] for node in decision.accepted), decision.next_token]
+        tree = decision.own or sequence.tree
+        accepted = decision.accepted if decision.own else tuple(sequence.nodes[node] for node in decision.accepted)
+        committed = [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
         sequence.ids.extend(committed)
         sequence.answered()
         full = sequence.base >= self._verifier.info.context_length
@@ -282,7 +297,7 @@ class TargetEngine:
             accepted,
             decision.next_token,
             decision.predictions if sequence.open.return_predictions else (),
-            Timings(queue_us, timings.pass_us, timings.sample_us, timings.rows, timings.sequences),
+            replace(timings, queue_us=queue_us),
             decision.features,
             sequence.run_on,
             dropped,
@@ -290,6 +305,7 @@ class TargetEngine:
             decision.logprobs,
             0 if sequence.last else decision.num_cached,
             None if sequence.last else decision.prompt_logprobs,
+            decision.own,
         )
 
     def _begin_early(self, sequence: _Sequence, ends: bool) -> int:

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,7 @@ from specdec.core.rounds import (
     CACHE_SALT,
     FEATURES,
     LOGPROBS,
+    OWN,
     RESTRICTIONS,
     TRANSFORMS,
     Features,
@@ -38,6 +40,7 @@ from specdec.runner.pass_timer import PassTimer
 from specdec.sampling.logprobs import logprobs_of
 from specdec.sampling.state import SamplingState
 from target_service.decision import decide
+from target_service.heads.own_trees import Growing, HeadMemory, OwnTrees
 from target_service.verifier import Decision, Job
 
 MOST_PROMPT_LOGITS = 64
@@ -52,6 +55,7 @@ class _Memory:
     sampling: SamplingState
     cache: SequenceCache
     num_cached: int = 0  # tokens found in the cache
+    head: HeadMemory | None = None
     prompt_logprobs: list[Logprobs] = field(default_factory=list)  # from the prompt's second token on
 
 
@@ -59,10 +63,13 @@ class LmVerifier:
     """See target_service.verifier.Verifier. Of ``runner`` only info, backend, chunk, pool, new_cache, forward and
     move are used."""
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
+    def __init__(self, runner: ModelRunner, own_trees: OwnTrees | None = None) -> None:
+        """``own_trees``: of a target with a head."""
+        self._runner, self._own_trees = runner, own_trees
         capabilities = (*runner.info.capabilities, TRANSFORMS, RESTRICTIONS, FEATURES, LOGPROBS, CACHE_SALT)
         self.info = dataclasses.replace(runner.info, capabilities=capabilities)
+        if own_trees is not None:
+            self.info = dataclasses.replace(self.info, capabilities=(*capabilities, OWN), head=own_trees.head.kind)
 
     @property
     def block_size(self) -> int:
@@ -83,19 +90,68 @@ class LmVerifier:
         started, timer = time.perf_counter(), PassTimer(self._runner.backend.device)
         for index, job in enumerate(jobs):
             outcome[index] = job.memory.sampling.take_in(job.ids)
+        own = self._drafted(jobs, outcome)
+        own_s = time.perf_counter() - started
+        started, timer = time.perf_counter(), PassTimer(self._runner.backend.device)
         fed = self._segments(jobs, outcome)
-        outputs = dict(zip(fed, self._runner.forward(list(fed.values())), strict=True)) if fed else {}
+        heads = {index: head for index in fed if (head := jobs[index].memory.head) is not None}
+        taps = self._own_trees.taps if self._own_trees is not None and heads else None
+        with taps.open() if taps is not None else nullcontext():
+            outputs = dict(zip(fed, self._runner.forward(list(fed.values())), strict=True)) if fed else {}
         timer.stop()
         decisions = self._decisions(jobs, fed, outputs)
-        self._keep(jobs, fed, outputs, decisions, outcome)
+        for index in own & decisions.keys():
+            decisions[index] = dataclasses.replace(decisions[index], own=jobs[index].tree)
+        kept = self._keep(jobs, fed, outputs, decisions, outcome)
+        if self._own_trees is not None and heads:
+            self._tell_heads(self._own_trees, jobs, fed, heads, kept, decisions)
         pass_s = timer.elapsed_s()
         timings = Timings(
             pass_us=int(pass_s * 1e6),
             sample_us=int(max(0.0, time.perf_counter() - started - pass_s) * 1e6),
             rows=sum(len(segment.token_ids) for segment in fed.values()),
             sequences=len(fed),
+            own_us=int(own_s * 1e6) if own else 0,
         )
         return outcome, timings
+
+    def _drafted(self, jobs: list[Job], outcome: Sequence[Decision | SpecdecError | None]) -> set[int]:
+        """Give own trees to the ``jobs`` that want one. Returns their indices."""
+        if self._own_trees is None:
+            return set()
+        growing: dict[int, Growing] = {}
+        for index, job in enumerate(jobs):
+            memory: _Memory = job.memory
+            if job.max_own and memory.head is None:
+                memory.head = self._own_trees.open()
+            if memory.head is not None and job.own and not job.tree and outcome[index] is None:
+                most = min(job.own, self.info.context_length - len(job.ids))
+                growing[index] = Growing(memory.head, memory.cache, memory.sampling, job.ids, most)
+        trees = self._own_trees.grow(list(growing.values())) if growing else []
+        for index, tree in zip(growing, trees, strict=True):
+            jobs[index] = dataclasses.replace(jobs[index], tree=tree)
+        return {index for index, tree in zip(growing, trees, strict=True) if tree}
+
+    def _tell_heads(
+        self,
+        own_trees: OwnTrees,
+        jobs: Sequence[Job],
+        fed: Mapping[int, Segment],
+        heads: Mapping[int, HeadMemory],
+        kept: Mapping[int, Sequence[int]],
+        decisions: Mapping[int, Decision],
+    ) -> None:
+        """The states of the rows that were kept, and what became of the own trees."""
+        taps = own_trees.taps.take(sum(len(segment.token_ids) for segment in fed.values()))
+        start = 0
+        for index, segment in fed.items():
+            if index in heads and index in kept:
+                rows = taps[indices([start + row for row in kept[index]], taps.device)]
+                cache = jobs[index].memory.cache
+                own_trees.learn(heads[index], cache, jobs[index].ids, segment.num_context, rows)
+                if index in decisions and decisions[index].own:
+                    own_trees.observe(heads[index], decisions[index].accepted)
+            start += len(segment.token_ids)
 
     def _decisions(
         self, jobs: Sequence[Job], fed: Mapping[int, Segment], outputs: Mapping[int, RowOutputs]
@@ -162,9 +218,11 @@ class LmVerifier:
         outputs: Mapping[int, RowOutputs],
         decisions: Mapping[int, Decision],
         outcome: list[Decision | SpecdecError | None],
-    ) -> None:
-        """Keep the KV of committed text and accepted nodes. A decision becomes the outcome if these rows are sound."""
+    ) -> dict[int, list[int]]:
+        """Keep the KV of committed text and accepted nodes. A decision becomes the outcome if these rows are sound.
+        Returns the rows of each segment that were kept."""
         moves: list[Move] = []
+        every: dict[int, list[int]] = {}
         for index, segment in fed.items():
             decision = decisions.get(index)
             kept = _kept(segment, jobs[index], decision)
@@ -172,11 +230,13 @@ class LmVerifier:
             if not all(sound[row] for row in kept):
                 outcome[index] = PassFailed("the model computes NaN or infinity for the text of this sequence")
                 continue
+            every[index] = kept
             moves += jobs[index].memory.cache.keep(kept)
             outcome[index] = decision
         self._runner.move(moves)
         for index in fed:
             jobs[index].memory.cache.remember(jobs[index].ids)
+        return every
 
     def _attach(self, jobs: list[Job]) -> list[int]:
         """Look up the texts that are not cached yet, MOST_BLOCKS_PER_PASS blocks of them. Returns the indices of the

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from specdec.core.errors import SpecdecError
 from specdec.core.rounds import Features, Logprobs, ModelInfo, Timings
 from specdec.core.sequence import SequenceSpec
-from specdec.core.tree import TokenTree
+from specdec.core.tree import EMPTY_TREE, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class TargetOpen:
     return_features: bool = False
     num_logprobs: int | None = None  # likeliest tokens beside each token; None: no logprobs
     num_prompt_logprobs: int | None = None
+    max_own: int = 0  # see Round.own
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,9 @@ class Job:
     return_features: bool = False
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    max_own: int = 0
+    own: int = 0
+    """Nodes at most of a tree that the target drafts itself, because there is no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class Decision:
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     num_cached: int = 0
+    own: TokenTree = EMPTY_TREE
+    """The target's own tree that was verified."""
 
 
 class Verifier(Protocol):

@@ -6,7 +6,6 @@ Knows sampling; does not know the model and its cache.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
 import torch
@@ -18,13 +17,11 @@ from specdec.backends.base import Backend
 from specdec.core.limits import chunked
 from specdec.core.noise import Domain, Key, exponentials_at
 from specdec.core.sequence import Draw
-from specdec.core.tree import MAX_CONFIDENCE, SparseDistribution, TokenTree
+from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.passes.outputs import RowOutputs
+from specdec.sampling.confidence import confidence_of
 from specdec.sampling.distributions import probabilities, race, sparse_support
 from specdec.sampling.state import SamplingState, rows_of
-
-_MIN_MARGIN = 2.0**-8
-"""Nats. Smaller margins between the best two guesses are in the lowest confidence bucket, too."""
 
 
 def guess(places: Sequence[tuple[DraftSequence, TokenTree, RowOutputs]], backend: Backend) -> list[list[Guesses]]:
@@ -72,15 +69,6 @@ def _ranked(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]], backend: 
         ]
         for sequence, _, logits in places
     ]
-
-
-def confidence_of(scores: Tensor) -> Tensor:  # [rows] int64
-    """The confidence bucket of each row, from 1 to MAX_CONFIDENCE: the margin of the best score over the second, in
-    octaves. ``scores`` [rows, n] are sorted, the best first."""
-    if scores.shape[-1] < 2:
-        return scores.new_full(scores.shape[:1], MAX_CONFIDENCE, dtype=torch.int64)
-    margins = (scores[:, 0] - scores[:, 1]).nan_to_num(nan=0.0)
-    return (margins.clamp(_MIN_MARGIN).log2() - math.log2(_MIN_MARGIN)).long().clamp(max=MAX_CONFIDENCE - 1) + 1
 
 
 def draw(sequences: Sequence[DraftSequence], logits: Sequence[Tensor], logits_per_call: int) -> list[list[Node]]:

@@ -22,18 +22,21 @@ class Timings:
     sample_us: int = 0
     rows: int = 0
     sequences: int = 0
+    own_us: int = 0  # drafting with the target's own head
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """Verify ``tree`` at ``base``, then decode autonomously for at most ``run_on`` tokens. Autonomous tokens decoded
-    meanwhile count against ``run_on``. Of the tree that they leave, the first ``max_nodes`` nodes count (0: all)."""
+    meanwhile count against ``run_on``. Of the tree that they leave, the first ``max_nodes`` nodes count (0: all).
+    ``own``: nodes at most of a tree that the target drafts itself where it has none to verify."""
 
     number: int
     base: int
     tree: TokenTree = EMPTY_TREE
     run_on: int = 0
     max_nodes: int = 0
+    own: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,7 @@ class Verdict:
     logprobs: Logprobs | None = None
     num_cached: int = 0  # of an open: its tokens that were found in the cache
     prompt_logprobs: Logprobs | None = None  # of an open, if requested: of the prompt's tokens but the first
+    own: TokenTree = EMPTY_TREE  # the tree that the target drafted itself; ``accepted`` are its nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +176,9 @@ RUN_ON = "run_on"
 EARLY = "early"
 """The capability of a target that takes a round before the last one's verdict (pipelined verification)."""
 
+OWN = "own"
+"""The capability of a target that drafts with a head of its own."""
+
 OVERRUN = 2
 """Tokens that an autonomously decoding target still returns after it is told to stop: one from the running pass, one
 from the pass that handles the stop."""
@@ -202,6 +209,7 @@ class ModelInfo:
     backend: str = ""  # the backend that computes its passes; empty: unknown
     tokens: tuple[bytes, ...] = field(default=(), repr=False, compare=False)  # of each id; sent on request only
     max_chain: int = 0  # draft tokens of a round at most, of a target that verifies chains alone; 0: it takes trees
+    head: str = ""  # the kind of a target's own head, such as eagle3; empty: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,12 +75,17 @@ class ModelRunner:
         """See specdec.backends.base.ModelCall."""
         self._call.request_yield(requested)
 
+    def packed_pass(self, segments: Sequence[Segment]) -> PackedPass:
+        """What attention needs for the rows of ``segments``, in this model or in a head beside it."""
+        rows = PassRows(segments, self.pool.block_size)
+        return PackedPass(self._store, rows, self.backend.attention(rows, self.pool.block_size))
+
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
         """One pass over the rows of all ``segments``. Stores the rows' keys and values in the segments' blocks."""
         started = time.perf_counter()
-        rows = PassRows(segments, self.pool.block_size)
-        packed_pass = PackedPass(self._store, rows, self.backend.attention(rows, self.pool.block_size))
+        packed_pass = self.packed_pass(segments)
+        rows = packed_pass.rows
         token_ids: list[int] = []
         wanted: list[int] = []
         for segment in segments:

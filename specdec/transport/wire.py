@@ -173,12 +173,13 @@ def write_round(sequence: int, round_: Round) -> target_pb2.Round:
         tree=write_tree(round_.tree),
         run_on=round_.run_on,
         max_nodes=round_.max_nodes,
+        own=round_.own,
     )
 
 
 def read_round(message: target_pb2.Round, vocab_size: int) -> Round:
     tree = read_tree(message.tree, vocab_size)
-    return Round(message.round, message.base, tree, message.run_on, message.max_nodes)
+    return Round(message.round, message.base, tree, message.run_on, message.max_nodes, message.own)
 
 
 def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
@@ -196,6 +197,7 @@ def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
             sample_us=timings.sample_us,
             rows=timings.rows,
             sequences=timings.sequences,
+            own_us=timings.own_us,
         ),
         num_feature_rows=verdict.features.num_rows if verdict.features else 0,
         run_on=verdict.run_on,
@@ -203,6 +205,7 @@ def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
         refused=verdict.refused,
         logprobs=write_logprobs(verdict.logprobs) if verdict.logprobs else None,
         num_cached_tokens=verdict.num_cached,
+        own=write_tree(verdict.own) if verdict.own else None,
     )
 
 
@@ -233,12 +236,13 @@ def read_verdict(message: target_pb2.Verdict, vocab_size: int) -> Verdict:
         tuple(message.accepted),
         message.next_token,
         tuple(message.predictions),
-        Timings(timings.queue_us, timings.pass_us, timings.sample_us, timings.rows, timings.sequences),
+        Timings(timings.queue_us, timings.pass_us, timings.sample_us, timings.rows, timings.sequences, timings.own_us),
         run_on=message.run_on,
         dropped=message.dropped_round,
         refused=message.refused,
         logprobs=read_logprobs(message.logprobs, vocab_size) if message.HasField("logprobs") else None,
         num_cached=message.num_cached_tokens,
+        own=read_tree(message.own, vocab_size, "own") if message.HasField("own") else EMPTY_TREE,
     )
 
 
@@ -325,6 +329,7 @@ def read_info(message: common_pb2.ModelInfo) -> ModelInfo:
         message.backend,
         tuple(message.tokens),
         message.max_chain,
+        message.head,
     )
 
 

@@ -18,7 +18,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, opens: _Optional[_Iterable[_Union[TargetOpen, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TargetOpen(_message.Message):
-    __slots__ = ("sequence", "spec", "more", "stop_token_ids", "return_predictions", "request_age_ms", "num_preemptions", "return_features", "num_logprobs", "num_prompt_logprobs")
+    __slots__ = ("sequence", "spec", "more", "stop_token_ids", "return_predictions", "request_age_ms", "num_preemptions", "return_features", "num_logprobs", "num_prompt_logprobs", "max_own")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class TargetOpen(_message.Message):
     RETURN_FEATURES_FIELD_NUMBER: _ClassVar[int]
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MAX_OWN_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     spec: _common_pb2.SequenceSpec
     more: bool
@@ -39,23 +40,26 @@ class TargetOpen(_message.Message):
     return_features: bool
     num_logprobs: int
     num_prompt_logprobs: int
-    def __init__(self, sequence: _Optional[int] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., more: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., return_predictions: _Optional[bool] = ..., request_age_ms: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., return_features: _Optional[bool] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
+    max_own: int
+    def __init__(self, sequence: _Optional[int] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., more: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., return_predictions: _Optional[bool] = ..., request_age_ms: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., return_features: _Optional[bool] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., max_own: _Optional[int] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("sequence", "round", "base", "tree", "run_on", "max_nodes")
+    __slots__ = ("sequence", "round", "base", "tree", "run_on", "max_nodes", "own")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     RUN_ON_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     round: int
     base: int
     tree: _common_pb2.TokenTree
     run_on: int
     max_nodes: int
-    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., tree: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ..., run_on: _Optional[int] = ..., max_nodes: _Optional[int] = ...) -> None: ...
+    own: int
+    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., tree: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ..., run_on: _Optional[int] = ..., max_nodes: _Optional[int] = ..., own: _Optional[int] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
     __slots__ = ("verdicts", "progress", "errors", "load", "features", "prompt_logprobs")
@@ -98,7 +102,7 @@ class Features(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., position: _Optional[int] = ..., dtype: _Optional[str] = ..., hidden_size: _Optional[int] = ..., rows: _Optional[bytes] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("sequence", "round", "base", "accepted", "next_token", "predictions", "timings", "num_feature_rows", "run_on", "dropped_round", "refused", "logprobs", "num_cached_tokens")
+    __slots__ = ("sequence", "round", "base", "accepted", "next_token", "predictions", "timings", "num_feature_rows", "run_on", "dropped_round", "refused", "logprobs", "num_cached_tokens", "own")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +116,7 @@ class Verdict(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     round: int
     base: int
@@ -125,21 +130,24 @@ class Verdict(_message.Message):
     refused: bool
     logprobs: _common_pb2.Logprobs
     num_cached_tokens: int
-    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., predictions: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., num_feature_rows: _Optional[int] = ..., run_on: _Optional[int] = ..., dropped_round: _Optional[int] = ..., refused: _Optional[bool] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
+    own: _common_pb2.TokenTree
+    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., predictions: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., num_feature_rows: _Optional[int] = ..., run_on: _Optional[int] = ..., dropped_round: _Optional[int] = ..., refused: _Optional[bool] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., own: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_us", "pass_us", "sample_us", "rows", "sequences")
+    __slots__ = ("queue_us", "pass_us", "sample_us", "rows", "sequences", "own_us")
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     PASS_US_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_US_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    OWN_US_FIELD_NUMBER: _ClassVar[int]
     queue_us: int
     pass_us: int
     sample_us: int
     rows: int
     sequences: int
-    def __init__(self, queue_us: _Optional[int] = ..., pass_us: _Optional[int] = ..., sample_us: _Optional[int] = ..., rows: _Optional[int] = ..., sequences: _Optional[int] = ...) -> None: ...
+    own_us: int
+    def __init__(self, queue_us: _Optional[int] = ..., pass_us: _Optional[int] = ..., sample_us: _Optional[int] = ..., rows: _Optional[int] = ..., sequences: _Optional[int] = ..., own_us: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("sequence", "passes")

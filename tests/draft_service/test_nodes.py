@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from draft_service.drafters.proposal import confidence_of
 from specdec.core.rounds import Budget
 from specdec.core.sequence import SamplingParams
 from specdec.core.tree import MAX_CONFIDENCE, TokenTree
+from specdec.sampling.confidence import confidence_of
 from tests.draft_service.engines import SAMPLINGS, grown, paths
 from tests.models.table_runner import TableRunner
 

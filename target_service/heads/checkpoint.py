@@ -1,0 +1,89 @@
+"""A head's folder: its kind, its sizes and its weights, whoever wrote it.
+
+Tensor names decide, then config.json, because configurations are silent about much. Folders of the original EAGLE-3
+(https://github.com/SafeAILab/EAGLE), SpecForge, speculators and ModelOpt have the same tensors under four spellings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+_LAYER = "midlayer."
+_ATTENTION = tuple(f"self_attn.{name}_proj.weight" for name in "qkvo")
+_MLP = tuple(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
+_NORMS = ("input_layernorm.weight", "hidden_norm.weight", "post_attention_layernorm.weight")
+_NEEDED = (*(_LAYER + name for name in (*_ATTENTION, *_MLP, *_NORMS)), "fc.weight", "norm.weight")
+_KNOWN = {*_NEEDED, "lm_head.weight", "d2t", "t2d", "embed_tokens.weight"}
+
+
+@dataclass(frozen=True)
+class HeadFiles:
+    """What a folder holds. ``weights`` have SpecForge's names. ``layers``: of the states that it reads, as the folder
+    counts them; empty: the published default. ``ids``: the target's id of each row of the output."""
+
+    name: str
+    kind: str
+    digest: str
+    config: Mapping[str, Any]
+    weights: dict[str, Tensor]
+    layers: tuple[int, ...]
+    ids: Tensor | None
+
+    @property
+    def rope_theta(self) -> float:
+        """Its own: heads do not inherit their target's."""
+        parameters = self.config.get("rope_parameters") or {}
+        return float(parameters.get("rope_theta") or self.config.get("rope_theta") or 10_000.0)
+
+
+def read_head(folder: Path) -> HeadFiles:
+    """Read a folder. Raises ValueError, with one sentence, if it holds no head of a known kind."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{folder} holds no head: its config.json cannot be read ({error})") from error
+    raw, digest = _weights(folder)
+    weights = {_canonical(name): tensor for name, tensor in raw.items()}
+    if missing := [name for name in _NEEDED if name not in weights]:
+        raise ValueError(f"{folder} holds no EAGLE-3 head: it has no {missing[0]}")
+    if unknown := sorted(set(weights) - _KNOWN):
+        raise ValueError(f"{folder} is a head with {unknown[0]}, which is not supported")
+    inner = config.get("transformer_layer_config") or {}
+    ids = weights.pop("d2t", None)
+    if ids is not None:  # offsets
+        ids = ids.long() + torch.arange(len(ids))
+    weights.pop("t2d", None)
+    eagle = config.get("eagle_config") or {}
+    layers = config.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids") or ()
+    return HeadFiles(folder.name, "eagle3", digest, {**inner, **config}, weights, tuple(layers), ids)
+
+
+def _weights(folder: Path) -> tuple[dict[str, Tensor], str]:
+    """The tensors of a folder, and the digest of the file."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        file = folder / name
+        if not file.is_file():
+            continue
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        try:
+            if name.endswith(".bin"):
+                return torch.load(file, map_location="cpu", weights_only=True), digest
+            return load_file(file), digest
+        except Exception as error:  # whatever the reader raises
+            raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+    raise ValueError(f"{folder} holds no head: it has neither model.safetensors nor pytorch_model.bin")
+
+
+def _canonical(name: str) -> str:
+    name = name.removeprefix("model.")
+    return f"{_LAYER}{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
