@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from specdec.core.rounds import Timings, Verdict
@@ -14,6 +14,7 @@ class Source(StrEnum):
     """Where draft tokens come from."""
 
     DRAFT = "draft"
+    HEAD = "head"
     LOOKUP = "prompt_lookup"
 
 
@@ -34,7 +35,8 @@ class RoundPlan:
     ``grants``: the best source first; the first one that has tokens is verified. ``num_autonomous``: autonomous
     verdicts allowed after this round, those in flight included. ``round_s``: seconds of a round with 0, 1, ... nodes;
     of an arrived tree the part with the most tokens per second is verified (empty: the most likely nodes).
-    ``deadline_s``: how long the round waits for a draft. ``next_round_after_s``: the next round may be sent before the
+    ``own``: nodes at most that the target drafts with its own head where it has no tree. ``deadline_s``: how long the
+    round waits for a draft. ``next_round_after_s``: the next round may be sent before the
     verdict, so long after this one (pipelined verification); None: it may not.
     """
 
@@ -43,6 +45,7 @@ class RoundPlan:
     round_s: Sequence[float] = ()
     deadline_s: float = 1.0
     next_round_after_s: float | None = None
+    own: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,8 @@ class RoundRecord:
 
     @classmethod
     def of(cls, proposal: Proposal, verdict: Verdict, exchange: Exchange) -> RoundRecord:
+        if verdict.own:
+            proposal = replace(proposal, tree=verdict.own, source=Source.HEAD)
         return cls(verdict.round, verdict.base, proposal, verdict.accepted, verdict.timings, verdict.run_on, exchange)
 
     @property

@@ -36,6 +36,8 @@ class Statistics:
     target_sample_us: int = 0
     num_lookup_tokens: int = 0
     num_accepted_lookup_tokens: int = 0
+    num_head_tokens: int = 0
+    num_accepted_head_tokens: int = 0
     replays: list[tuple[str, int]] = field(default_factory=list)  # cause, and number of tokens fed again
     clock: Callable[[], float] = time.perf_counter
     _first: float | None = None  # time of the first verdict
@@ -71,6 +73,9 @@ class Statistics:
         if proposal.source is Source.LOOKUP:
             self.num_lookup_tokens += len(tree)
             self.num_accepted_lookup_tokens += num_accepted
+        elif proposal.source is Source.HEAD:
+            self.num_head_tokens += len(tree)
+            self.num_accepted_head_tokens += num_accepted
         _reach(self.num_accepted_tokens_per_pos, max(tree.depths))
         for depth in range(num_accepted):
             self.num_accepted_tokens_per_pos[depth] += 1

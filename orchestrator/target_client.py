@@ -24,15 +24,16 @@ from orchestrator.replicas.opening import target_open
 from orchestrator.replicas.poison import Losses
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
-from orchestrator.rounds import Exchange
+from orchestrator.rounds import Exchange, RoundPlan
 from orchestrator.sequence import Sequence
 from specdec.core.errors import OutOfStep, Overloaded, Preempted, ReplicaLost, SpecdecError
-from specdec.core.rounds import EARLY, OVERRUN, RUN_ON, PromptLogprobs, Round, Verdict
+from specdec.core.rounds import EARLY, OVERRUN, OWN, RUN_ON, PromptLogprobs, Round, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.transport.wire import write_round
 
 _REPLAY = (ReplicaLost, OutOfStep, Preempted, Overloaded)
 _SHORTEST_PAUSE_S = 0.02
+_PLAIN = RoundPlan()
 _backoff = wait_random_exponential(multiplier=0.02, max=1.0)
 
 
@@ -41,6 +42,7 @@ class TargetClient:
 
     ``arrived``: arrival time of the request (monotonic clock), so that a replay keeps its age. ``next_round`` makes the
     next round before the verdict on this one (see orchestrator.drafting.speculation.Speculation.next_round).
+    ``most_own``: nodes of a tree that a target with a head drafts itself.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class TargetClient:
         wait_s: float,
         arrived: float,
         next_round: Callable[[Sequence], tuple[TokenTree, int]] | None = None,
+        most_own: int = 0,
     ) -> None:
+        self._most_own, self._max_own = most_own, 0  # nodes of own trees: wanted, and possible with this replica
         self._pool = pool
         self._model_digest = model_digest
         self._traceparent = traceparent
@@ -88,13 +92,11 @@ class TargetClient:
             self._lane = None
             self._cause = "PARKED"
 
-    async def verify(
-        self, sequence: Sequence, tree: TokenTree, num_autonomous: int = 0, next_round_after_s: float | None = None
-    ) -> Verdict:
+    async def verify(self, sequence: Sequence, tree: TokenTree, plan: RoundPlan = _PLAIN) -> Verdict:
         """The next verdict, from any replica; only the request's deadline limits the time.
 
-        Allows ``num_autonomous`` autonomous verdicts after it. Sends the next round ``next_round_after_s`` after this
-        one, unless the verdict comes before that.
+        Of the plan: allows ``num_autonomous`` autonomous tokens after it, and ``own`` nodes of own trees. Sends the
+        next round ``next_round_after_s`` after this one, unless the verdict comes before that.
 
         Raises NoReplica if no replica can be reached, or if too many failed under this request.
         """
@@ -103,18 +105,18 @@ class TargetClient:
             self._cause = "REPLICA_LOST"
         if self._lane is not None:
             with suppress(*_REPLAY):
-                return await self._next(self._lane, sequence, tree, num_autonomous, next_round_after_s)
+                return await self._next(self._lane, sequence, tree, plan)
         retrying = AsyncRetrying(retry=retry_if_exception_type(_REPLAY), wait=_wait, reraise=True)
         verdict: Verdict = await retrying(self._begin, sequence)
         return verdict
 
-    async def _next(
-        self, lane: Lane, sequence: Sequence, tree: TokenTree, run_on: int, next_round_after_s: float | None
-    ) -> Verdict:
+    async def _next(self, lane: Lane, sequence: Sequence, tree: TokenTree, plan: RoundPlan) -> Verdict:
+        run_on, next_round_after_s, own = plan.num_autonomous, plan.next_round_after_s, min(plan.own, self._max_own)
         pipelined = bool(self._rounds and self._rounds[-1].tree)
         if pipelined or not self._rounds:
             if not pipelined:
-                self._ask(lane, Round(self._round + 1, sequence.base, tree, run_on if self._can(RUN_ON) else 0))
+                allowed = run_on if self._can(RUN_ON) else 0
+                self._ask(lane, Round(self._round + 1, sequence.base, tree, allowed, own=own))
             asked = lane.heard if pipelined else time.monotonic()
             if next_round_after_s is not None:
                 way_s = self._overhead_s if pipelined else 0.0
@@ -123,7 +125,7 @@ class TargetClient:
         to_come = _to_come(self._rounds[-1], sequence.base)
         # Renew the allowance before it runs out: a sequence that pauses misses a pass that the others are in.
         if self._answered == self._round and (2 * to_come <= run_on or run_on + OVERRUN < to_come):
-            self._ask(lane, Round(self._round + 1, sequence.base, EMPTY_TREE, run_on))
+            self._ask(lane, Round(self._round + 1, sequence.base, EMPTY_TREE, run_on, own=own))
         return await self._answer(lane, sequence)
 
     async def _send_early(self, lane: Lane, sequence: Sequence, at: float) -> None:
@@ -211,6 +213,7 @@ class TargetClient:
         self._round = self._answered = 0
         age_ms = int((time.monotonic() - self._arrived) * 1e3)
         self._num_logprobs = sequence.num_logprobs
+        self._max_own = self._most_own if self._can(OWN) else 0
         of_prompt = sequence.num_prompt_logprobs if sequence.lacks_prompt_logprobs else None
         lane.open(
             target_open(
@@ -223,6 +226,7 @@ class TargetClient:
                 num_preemptions=self._num_preemptions,
                 num_logprobs=sequence.num_logprobs,
                 num_prompt_logprobs=of_prompt,
+                max_own=self._max_own,
             ),
             of_round(Round(0, sequence.base), sequence.num_logprobs)
             + allowances.of_prompt(sequence.num_prompt_tokens, of_prompt),
@@ -239,6 +243,8 @@ class TargetClient:
         if round_ is None or verdict.base != sequence.base:
             expected = " or ".join(str(round_.number) for round_ in self._rounds)
             problem = f"round {verdict.round} at base {verdict.base} for {expected} at {sequence.base}"
+        elif len(verdict.own) > round_.own:
+            problem = f"an own tree of {len(verdict.own)} nodes, more than the allowed {round_.own}"
         elif (accepted := _accepted(round_, verdict, sequence.ids[round_.base :], tree)) is None:
             problem = f"accepted nodes {verdict.accepted}, which are no path of the tree it was sent"
         elif verdict.run_on > round_.run_on:
@@ -253,7 +259,8 @@ class TargetClient:
             if verdict.dropped:
                 later, self._round = [], verdict.round
             base = verdict.base + len(verdict.accepted) + 1
-            autonomous = [Round(round_.number, base, run_on=verdict.run_on - 1)] if verdict.run_on else []
+            going_on = Round(round_.number, base, run_on=verdict.run_on - 1, own=round_.own)
+            autonomous = [going_on] if verdict.run_on else []
             self._rounds = [*autonomous, *later]
             self._answered = verdict.round
             return verdict if accepted == verdict.accepted else replace(verdict, accepted=accepted)
@@ -286,7 +293,9 @@ def _lacks_logprobs(verdict: Verdict, num_top: int | None) -> bool:
 
 def _accepted(round_: Round, verdict: Verdict, since: Seq[int], tree: TokenTree) -> tuple[int, ...] | None:
     """The accepted nodes of the round's tree as nodes of ``tree``, the part of it that is left after ``since``. None:
-    they are no path there."""
+    they are no path there. Those of the target's own tree stay as they are."""
+    if verdict.own:
+        return verdict.accepted if verdict.own.is_path(verdict.accepted) else None
     above = round_.tree.trace(since)
     if (len(above) < len(since) and verdict.accepted) or not round_.tree.is_path((*above, *verdict.accepted)):
         return None

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength, best_depth
+from orchestrator.control.own_length import OwnLength
 from orchestrator.rounds import Grant, RoundPlan, RoundRecord, Source
 from orchestrator.sequence import Sequence
 from specdec.core.tree import MAX_TREE_NODES
@@ -49,14 +50,15 @@ class Lookup(Protocol):
 class Fixed:
     """A chain of ``num_draft_tokens`` in every round, as long as it can be used."""
 
-    def __init__(self, num_draft_tokens: int, costs: CostModel | None = None) -> None:
-        self._num_draft_tokens = num_draft_tokens
+    def __init__(self, num_draft_tokens: int, costs: CostModel | None = None, by_head: bool = False) -> None:
+        """``by_head``: the target drafts them itself, as trees."""
+        self._num_draft_tokens, self._by_head = num_draft_tokens, by_head
         self._costs = costs or CostModel()
 
     def plan(self, sequence: Sequence) -> RoundPlan:
         num_tokens = min(self._num_draft_tokens, sequence.remaining - 1)
-        if not self._num_draft_tokens:
-            return RoundPlan(num_autonomous=_autonomous(sequence))
+        if not self._num_draft_tokens or self._by_head:
+            return RoundPlan(num_autonomous=_autonomous(sequence), own=self._num_draft_tokens)
         grants = (Grant(Source.DRAFT, num_tokens, waits=True),) if num_tokens else ()
         deadline_s = self._costs.deadline_s(num_tokens, self._num_draft_tokens)
         return RoundPlan(grants, deadline_s=deadline_s, next_round_after_s=_next_round_s(self._costs, num_tokens))
@@ -94,8 +96,12 @@ class Adaptive:
         lookup: Lookup | None = None,
         num_siblings: int = 0,
         max_chain: int = 0,
+        head: OwnLength | None = None,
+        of_head: AcceptanceModel | None = None,
     ) -> None:
-        """``max_chain``: see specdec.core.rounds.ModelInfo."""
+        """``max_chain``: see specdec.core.rounds.ModelInfo. ``head``, ``of_head``: of a target with a head; where that
+        pays, no draft is asked."""
+        self._head, self._of_head = head, of_head or acceptance
         self._policy = policy
         self._acceptance = acceptance
         self._lookup = lookup
@@ -118,13 +124,15 @@ class Adaptive:
         of_ranks, most = self._acceptance.of_ranks, min(self._most, sequence.remaining - 1)
         expected = self._expected(_chain(of_ranks, self._num_siblings))
         of_hit = self._expected(best_chances(of_ranks)) if policy.ahead and not self._chains else expected
-        trusts = self._trust[Source.DRAFT].holds(policy.now)
+        own, own_rate = self._own()
+        trusts = self._trust[Source.DRAFT].holds(policy.now) and not own
         drafts = policy.drafts(self._member, expected, of_hit, probes=self._num_rounds > 2 and trusts) and trusts
         if self._drafted and not (drafts or policy.on):
             self._acceptance.forget()  # what was learnt will be out of date at the next probe
         self._drafted = policy.on
         draft = self._draft_grants(expected, of_hit, most) if drafts else []
         lookup = self._lookup_grants(sequence, most) if not policy.checking else []
+        lookup = [each for each in lookup if each[0] > own_rate]
         grants = tuple(grant for _, grant in sorted([*draft, *lookup], key=lambda each: -each[0]) if grant.num_tokens)
         again = self._num_rounds - self._looked_up_at <= LOOKUP_ROUNDS and costs.round_s(0) < 1.25 * costs.alone_s
         stops_for = grants[0].source if grants else Source.LOOKUP if again else None
@@ -140,7 +148,15 @@ class Adaptive:
             [costs.round_s(k) for k in range(min(policy.most, most) + 1)] if policy.ahead and costs.known else (),
             costs.deadline_s(max(1, num_asked), policy.most),
             _next_round_s(costs, depth) if policy.ahead and depth and grants[0].source is Source.DRAFT else None,
+            own,
         )
+
+    def _own(self) -> tuple[int, float]:
+        """Nodes that the target drafts itself, and their goodput."""
+        if self._head is None:
+            return 0, 0.0
+        chances = itertools.islice(best_chances(self._of_head.of_ranks), self._head.most)
+        return self._head.choose(list(itertools.accumulate(chances, initial=1.0)))
 
     def _expected(self, chances: Iterator[float]) -> list[float]:
         """Tokens of a round by the number of draft tokens. Those that the target does not verify give none."""
@@ -176,6 +192,11 @@ class Adaptive:
         self._to_come = record.num_autonomous
         policy.observe(record)
         if not record.number:
+            return
+        if self._head is not None:
+            self._head.observe(record)
+        if record.proposal.source is Source.HEAD:
+            self._of_head.observe(record.proposal.tree, record.accepted, ended=True)
             return
         source = record.proposal.source or self._charged
         if record.proposal.source is Source.DRAFT:

@@ -27,8 +27,10 @@ _HEARTBEATS_PER_S, _MAX_UNUSED_HEARTBEATS = 100.0, 1000.0
 def of_round(round_: Round, num_logprobs: int | None = None) -> int:
     """Entries of the verdicts that a round allows. An open is a round with an empty tree. ``num_logprobs``: as in
     TargetOpen."""
-    num_tokens = 1 + round_.run_on + len(round_.tree)
-    return MESSAGE * (1 + round_.run_on) + len(round_.tree) + _of_logprobs(num_tokens, num_logprobs)
+    num_verdicts = 1 + round_.run_on
+    num_tokens = num_verdicts + len(round_.tree) + num_verdicts * round_.own
+    own = num_verdicts * 2 * round_.own  # each tree, and its accepted nodes
+    return MESSAGE * num_verdicts + len(round_.tree) + own + _of_logprobs(num_tokens, num_logprobs)
 
 
 def of_prompt(num_prompt_tokens: int, num_logprobs: int | None) -> int:
@@ -57,14 +59,19 @@ def of_budget(budget: Budget, num_levels: int, with_probs: bool) -> int:
 
 
 def size_of_verdict(verdict: target_pb2.Verdict) -> int:
-    return MESSAGE + len(verdict.accepted) + len(verdict.predictions) + size_of_logprobs(verdict.logprobs)
+    num_nodes = len(verdict.accepted) + len(verdict.predictions) + _num_nodes(verdict.own)
+    return MESSAGE + num_nodes + size_of_logprobs(verdict.logprobs)
 
 
 def size_of_growth(growth: draft_pb2.Growth) -> int:
     tree = growth.tree
+    return MESSAGE + len(growth.path) + _num_nodes(tree)
+
+
+def _num_nodes(tree: common_pb2.TokenTree) -> int:
+    """Its entries: nodes, and the ids of their distributions."""
     num_nodes = max(len(tree.token_ids), len(tree.parents), len(tree.sure))
-    probs = sum(1 + max(len(d.token_ids), len(d.weights)) for d in tree.draft_probs)
-    return MESSAGE + len(growth.path) + num_nodes + probs
+    return num_nodes + sum(1 + max(len(d.token_ids), len(d.weights)) for d in tree.draft_probs)
 
 
 class Leftover:

@@ -112,6 +112,7 @@ def chaos(context: typer.Context) -> None:
 def up(
     target: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "target"),
     draft: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "draft"),
+    head: Annotated[str | None, typer.Option(help="directory of an EAGLE-3 head of the target")] = None,
     no_draft: Annotated[bool, typer.Option("--no-draft", help="run the target alone, with prompt lookup")] = False,
     target_revision: Annotated[str, typer.Option(help="branch, tag or commit of the target's hub id")] = "",
     draft_revision: Annotated[str, typer.Option(help="branch, tag or commit of the draft's hub id")] = "",
@@ -140,7 +141,7 @@ def up(
     arguments = [f"--threads={threads}", *([f"--engine={engine}"] if engine else [])]
     revisions = {"target": target_revision, "draft": draft_revision}
     http_port = 0 if certificates_dir else http_port
-    work = up_.run(Console(), target, drafts, port, arguments, certificates_dir, logs, revisions, http_port)
+    work = up_.run(Console(), target, drafts, port, arguments, certificates_dir, logs, revisions, http_port, head)
     _run(until_signalled(work))
 
 

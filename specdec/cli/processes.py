@@ -155,12 +155,13 @@ async def deployment(
     logs: Path | None = None,
     tell: Tell = _nothing,
     revisions: Mapping[str, str] = MappingProxyType({}),
+    head: str | None = None,
 ) -> AsyncIterator[Sequence[Service]]:
     """Run target, draft (unless that is None) and orchestrator, and yield them in this order once they can generate.
 
     ``arguments`` are for model services. They use TLS if ``certificates`` is set, a directory made by
     specdec.security.dev_ca. Their logs are kept if the directory ``logs`` is set. ``tell`` gets a line about each wait
-    that is long. ``revisions`` are those of hub ids, by role. Raises StartError.
+    that is long. ``revisions`` are those of hub ids, by role. ``head``: of the target. Raises StartError.
     """
     models = {"target": target} | ({"draft": draft} if draft is not None else {})
     ports = dict(zip((*models, "orchestrator"), free_ports(len(models) + 1), strict=True))
@@ -170,6 +171,7 @@ async def deployment(
     # So are revisions.
     at = {role: f"--revision={revisions.get(role, '')}" for role in models}
     flags = {role: [f"--model={model}", at[role], *arguments] for role, model in models.items()}
+    flags["target"] += [f"--head={head}"] if head is not None else []
     flags["orchestrator"] = [
         f"--tokenizer={target}",
         at["target"],

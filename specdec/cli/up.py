@@ -32,6 +32,7 @@ async def run(
     logs: Path | None = None,
     revisions: Mapping[str, str] = MappingProxyType({}),
     http_port: int = 0,
+    head: str | None = None,
 ) -> None:
     """Run until cancelled, with a gateway at ``http_port`` (0: none).
 
@@ -41,7 +42,7 @@ async def run(
     directory = logs or Path(tempfile.mkdtemp(prefix="specdec-"))
     wrong = False
     try:
-        await _run(console, target, draft, port, arguments, certificates, directory, revisions, http_port)
+        await _run(console, target, draft, port, arguments, certificates, directory, revisions, http_port, head)
     except asyncio.CancelledError:
         raise
     except BaseException:
@@ -62,6 +63,7 @@ async def _run(
     logs: Path,
     revisions: Mapping[str, str],
     http_port: int,
+    head: str | None,
 ) -> None:
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -70,7 +72,7 @@ async def _run(
         with console.status("Starting ..."):
             services = list(
                 await stack.enter_async_context(
-                    deployment(target, draft, port, arguments, certificates, logs, say, revisions)
+                    deployment(target, draft, port, arguments, certificates, logs, say, revisions, head)
                 )
             )
             orchestrator = services[-1]

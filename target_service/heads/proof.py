@@ -101,7 +101,7 @@ def _agreement(head: Eagle3Head, taps: Taps, runner: ModelRunner, texts: Sequenc
             segments.append(Segment(ids, range(-1, len(ids) - 1), 0, cache.block_table, rows, exact=False))
         with taps.open():
             outputs = runner.forward(segments)
-        states = torch.split(head.fused(taps.take(sum(map(len, texts)))), [len(ids) for ids in texts])  # type: ignore[no-untyped-call]
+        states = torch.split(head.fused(taps.take(sum(map(len, texts)))), [len(ids) for ids in texts])
         packed_pass = runner.packed_pass(segments)
         before = torch.cat([_shifted(each) for each in states])
         ids = [token for text in texts for token in text]
