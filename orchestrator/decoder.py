@@ -51,7 +51,9 @@ async def decode(
     while not sequence.finished:
         proposal = await speculation.next(sequence)  # K draft tokens at most; empty when there is no draft
         verdict, record = await target.verify(sequence, proposal, plan)  # one pass, up to K + 1 tokens back
-        piece = sequence.extend(record.proposal, verdict)  # stop ids, stop strings, length: token by token
+        piece = sequence.extend(
+            record.proposal.tree, verdict, record.proposal.source
+        )  # stop ids, stop strings, length: token by token
         controller.observe(record)
         if not sequence.finished:
             plan = controller.plan(sequence)

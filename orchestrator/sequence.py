@@ -12,11 +12,12 @@ from enum import Enum
 
 from tokenizers import Tokenizer
 
-from orchestrator.rounds import Proposal, Source
+from orchestrator.rounds import Source
 from orchestrator.statistics import Statistics
 from orchestrator.text import Origin, Output, Piece
 from specdec.core.rounds import CACHE_SALT, LOGPROBS, RESTRICTIONS, TRANSFORMS, Logprobs, PromptLogprobs, Verdict
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.tree import TokenTree
 
 
 class FinishReason(Enum):
@@ -134,12 +135,12 @@ class Sequence:
             self.prompt_logprobs.append(part.logprobs.part(expected - part.position, len(part.logprobs)))
         return True
 
-    def extend(self, proposal: Proposal, verdict: Verdict) -> Piece:
-        """Commit a verdict on a proposal, token by token up to a stop; the tokens after the stop are dropped."""
-        tree = proposal.tree
+    def extend(self, tree: TokenTree, verdict: Verdict, source: Source | None = None) -> Piece:
+        """Commit a verdict on ``tree``, token by token up to a stop; the tokens after the stop are dropped. ``source``:
+        of the tree."""
         if self.num_cached is None:
             self.num_cached = min(verdict.num_cached, self.num_prompt_tokens)
-        proposed = Origin.LOOKUP if proposal.source is Source.LOOKUP else Origin.DRAFT
+        proposed = Origin.LOOKUP if source is Source.LOOKUP else Origin.DRAFT
         # An open verifies nothing, even when it replays a round with a tree.
         end = Origin.BONUS if not verdict.round or tree.ends_with(verdict.accepted) else Origin.CORRECTION
         committed = [*((tree.token_ids[node], proposed) for node in verdict.accepted), (verdict.next_token, end)]

@@ -24,7 +24,7 @@ from orchestrator.replicas.opening import target_open
 from orchestrator.replicas.poison import Losses
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
-from orchestrator.rounds import Exchange, RoundPlan
+from orchestrator.rounds import Exchange
 from orchestrator.sequence import Sequence
 from specdec.core.errors import OutOfStep, Overloaded, Preempted, ReplicaLost, SpecdecError
 from specdec.core.rounds import EARLY, OVERRUN, OWN, RUN_ON, PromptLogprobs, Round, Verdict
@@ -33,7 +33,6 @@ from specdec.transport.wire import write_round
 
 _REPLAY = (ReplicaLost, OutOfStep, Preempted, Overloaded)
 _SHORTEST_PAUSE_S = 0.02
-_PLAIN = RoundPlan()
 _backoff = wait_random_exponential(multiplier=0.02, max=1.0)
 
 
@@ -92,11 +91,18 @@ class TargetClient:
             self._lane = None
             self._cause = "PARKED"
 
-    async def verify(self, sequence: Sequence, tree: TokenTree, plan: RoundPlan = _PLAIN) -> Verdict:
+    async def verify(
+        self,
+        sequence: Sequence,
+        tree: TokenTree,
+        num_autonomous: int = 0,
+        next_round_after_s: float | None = None,
+        own: int = 0,
+    ) -> Verdict:
         """The next verdict, from any replica; only the request's deadline limits the time.
 
-        Of the plan: allows ``num_autonomous`` autonomous tokens after it, and ``own`` nodes of own trees. Sends the
-        next round ``next_round_after_s`` after this one, unless the verdict comes before that.
+        Allows ``num_autonomous`` autonomous tokens after it, and ``own`` nodes of own trees. Sends the next round
+        ``next_round_after_s`` after this one, unless the verdict comes before that.
 
         Raises NoReplica if no replica can be reached, or if too many failed under this request.
         """
@@ -105,13 +111,15 @@ class TargetClient:
             self._cause = "REPLICA_LOST"
         if self._lane is not None:
             with suppress(*_REPLAY):
-                return await self._next(self._lane, sequence, tree, plan)
+                own = min(own, self._max_own)
+                return await self._next(self._lane, sequence, tree, num_autonomous, next_round_after_s, own)
         retrying = AsyncRetrying(retry=retry_if_exception_type(_REPLAY), wait=_wait, reraise=True)
         verdict: Verdict = await retrying(self._begin, sequence)
         return verdict
 
-    async def _next(self, lane: Lane, sequence: Sequence, tree: TokenTree, plan: RoundPlan) -> Verdict:
-        run_on, next_round_after_s, own = plan.num_autonomous, plan.next_round_after_s, min(plan.own, self._max_own)
+    async def _next(
+        self, lane: Lane, sequence: Sequence, tree: TokenTree, run_on: int, next_round_after_s: float | None, own: int
+    ) -> Verdict:
         pipelined = bool(self._rounds and self._rounds[-1].tree)
         if pipelined or not self._rounds:
             if not pipelined:

@@ -22,7 +22,7 @@ ON = 1.02
 
 
 class OwnLength:
-    """The policy for all sequences of one orchestrator whose targets have a head."""
+    """The policy for all sequences of one orchestrator, where targets have a head."""
 
     def __init__(self, costs: CostModel, most: int) -> None:
         """``most``: nodes of an own tree at most."""

@@ -64,6 +64,9 @@ class Backend(Protocol):
         Columns of the head from ``vocab_size`` on are padding. Positions are below ``context_length``.
         """
 
+    def pack(self, module: torch.nn.Module) -> None:
+        """Prepare the linear layers of a module beside the model for fast products, in place."""
+
     def attention(self, rows: PassRows, block_size: int) -> Attention:
         """The attention of one pass, for all its layers."""
 

@@ -10,7 +10,7 @@ import math
 import struct
 from array import array
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 
 from specdec.core.errors import InvalidArgument
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo, Round, Timings, Verdict
@@ -191,14 +191,7 @@ def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
         accepted=verdict.accepted,
         next_token=verdict.next_token,
         predictions=verdict.predictions,
-        timings=target_pb2.Timings(
-            queue_us=min(timings.queue_us, _MOST_US),
-            pass_us=timings.pass_us,
-            sample_us=timings.sample_us,
-            rows=timings.rows,
-            sequences=timings.sequences,
-            own_us=timings.own_us,
-        ),
+        timings=target_pb2.Timings(**asdict(replace(timings, queue_us=min(timings.queue_us, _MOST_US)))),
         num_feature_rows=verdict.features.num_rows if verdict.features else 0,
         run_on=verdict.run_on,
         dropped_round=verdict.dropped,
@@ -236,7 +229,7 @@ def read_verdict(message: target_pb2.Verdict, vocab_size: int) -> Verdict:
         tuple(message.accepted),
         message.next_token,
         tuple(message.predictions),
-        Timings(timings.queue_us, timings.pass_us, timings.sample_us, timings.rows, timings.sequences, timings.own_us),
+        Timings(**{field.name: getattr(timings, field.name) for field in fields(Timings)}),
         run_on=message.run_on,
         dropped=message.dropped_round,
         refused=message.refused,

@@ -1,4 +1,4 @@
-"""A head's folder: its kind, its sizes and its weights, whoever wrote it.
+"""A head's folder: its kind, its sizes and its weights, in all spellings.
 
 Tensor names decide, then config.json, because configurations are silent about much. Folders of the original EAGLE-3
 (https://github.com/SafeAILab/EAGLE), SpecForge, speculators and ModelOpt have the same tensors under four spellings.

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.backends.base import Backend
 from specdec.backends.packed_pass import PackedPass
-from specdec.backends.torch.onednn_linear import pack_linears
 from specdec.core.device import indices
 from target_service.heads.checkpoint import HeadFiles
 
@@ -40,7 +40,7 @@ class Eagle3Head(nn.Module):
     post_attention_layernorm: Tensor
     norm: Tensor
 
-    def __init__(self, files: HeadFiles, target: Any, vocab_size: int) -> None:
+    def __init__(self, files: HeadFiles, target: Any, vocab_size: int, backend: Backend) -> None:
         """Raises ValueError if the head does not fit the target."""
         super().__init__()
         weights, config = files.weights, files.config
@@ -79,7 +79,7 @@ class Eagle3Head(nn.Module):
         self.ids = ids.to(like.device)
         half = self._head_dim // 2
         self._rates = files.rope_theta ** (-torch.arange(half, device=like.device, dtype=torch.float32) / half)
-        pack_linears(self)
+        backend.pack(self)
 
     def fused(self, taps: Tensor) -> Tensor:  # [rows, taps * hidden_size] -> [rows, hidden_size]
         """The state of each row, from the target's states at all taps."""

@@ -54,7 +54,7 @@ class HeadMemory:
 
 @dataclass(slots=True)
 class Growing:
-    """The drafting of one sequence whose text ``ids`` is cached but for its last id."""
+    """The drafting of one sequence. Its text ``ids`` is cached but for the last id."""
 
     memory: HeadMemory
     cache: SequenceCache
@@ -79,8 +79,8 @@ class OwnTrees:
         return HeadMemory(AcceptanceModel(self._chances))
 
     def learn(self, memory: HeadMemory, cache: SequenceCache, ids: Sequence[int], start: int, taps: Tensor) -> None:
-        """Take in the target's states [n, taps * hidden_size] of the positions from ``start`` on, whose keys and values
-        are in ``cache`` now. What was found in the cache has the head's rows as well, but no states."""
+        """Take in the target's states [n, taps * hidden_size] of the positions from ``start`` on. Their keys and
+        values are in ``cache`` now. What was found in the cache has the head's rows as well, but no states."""
         if memory.next_row != start + 1:
             memory.num_rows, memory.states = start, [taps.new_zeros(1, self.head.hidden_size)]
         memory.states.append(self.head.fused(taps))
@@ -152,7 +152,7 @@ class OwnTrees:
         return list(found[ends.to(found.device)])
 
     def _feed(self, nodes: Sequence[tuple[Growing, int]]) -> None:
-        """Compute the rows of nodes whose parents have theirs."""
+        """Compute the rows of nodes; their parents have rows already."""
         by_sequence: dict[int, list[int]] = {}
         each_of = {id(each): each for each, _ in nodes}
         for each, node in nodes:

@@ -33,7 +33,7 @@ _TEXTS, _LENGTH = 4, 40
 def proved(files: HeadFiles, runner: ModelRunner) -> OwnTrees:
     """The head in the reading that agrees best. Raises ValueError, with the agreement, if none does."""
     config: Any = runner.model.config.get_text_config()
-    head = Eagle3Head(files, runner.model, runner.info.vocab_size)
+    head = Eagle3Head(files, runner.model, runner.info.vocab_size, runner.backend)
     texts = _own_texts(runner)
     found: list[tuple[float, tuple[int, ...], bool]] = []
     for boundaries, before in itertools.product(_boundaries(files.layers, config.num_hidden_layers), (False, True)):

@@ -11,18 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 
 class Taps:
     """The taps of one model. No row is copied while they are closed."""
 
-    def __init__(self, model: PreTrainedModel, boundaries: Sequence[int]) -> None:
+    def __init__(self, model: Any, boundaries: Sequence[int]) -> None:
         """Raises ValueError if the model has no such boundary."""
-        body: Any = model.base_model
+        body = model.base_model
         layers = getattr(body, "layers", None)
         if layers is None or not all(0 <= boundary < len(layers) for boundary in boundaries):
-            raise ValueError(f"the target has no layers {', '.join(map(str, boundaries))} whose states could be read")
+            raise ValueError(f"the states before the target's layers {', '.join(map(str, boundaries))} cannot be read")
         self.boundaries = tuple(boundaries)
         self.num_copied = 0
         """Rows copied so far, at all boundaries."""

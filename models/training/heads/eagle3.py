@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class _Attention(nn.Module):
-    """Grouped-query attention whose input is an embedding and a state side by side, 2 d wide."""
+    """Grouped-query attention over an embedding and a state side by side, 2 d wide."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

@@ -70,7 +70,7 @@ def batches(answers: Sequence[Answer], tokens: int, device: str, seed: int) -> I
 
 
 def _joined(group: Sequence[Answer]) -> list[Answer]:
-    """Four texts in a row make one with a long context, whose last answer counts."""
+    """Four texts in a row make one with a long context. Its last answer counts."""
     found = []
     for start in range(0, len(group), _LONG):
         *before, last = group[start : start + _LONG]

@@ -48,6 +48,9 @@ class Avx512Backend:
         fuse_layers(model, self)
         return in_one_call(model, own, self, vocab_size, context_length) or own
 
+    def pack(self, module: torch.nn.Module) -> None:
+        self._torch.pack(module)
+
     def attention(self, rows: PassRows, block_size: int) -> PagedAttention:
         return PagedAttention(rows, self._torch.attention(rows, block_size))
 

@@ -40,6 +40,9 @@ class TorchBackend:
         pack_linears(model)
         return OwnCode(model, vocab_size)
 
+    def pack(self, module: torch.nn.Module) -> None:
+        pack_linears(module)
+
     def attention(self, rows: PassRows, block_size: int) -> GatheredAttention:
         return GatheredAttention(rows, block_size, self.device)
 

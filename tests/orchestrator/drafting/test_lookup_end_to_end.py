@@ -41,12 +41,14 @@ def _nothing_is_verified_among_autonomous_tokens(monkeypatch: pytest.MonkeyPatch
     """A tree that is handed over then would be dropped without a word."""
     ask = TargetClient._next
 
-    async def checked(client: TargetClient, lane: Any, sequence: Any, tree: Any, run_on: int, after_s: Any) -> Any:
+    async def checked(
+        client: TargetClient, lane: Any, sequence: Any, tree: Any, run_on: int, after_s: Any, own: int
+    ) -> Any:
         assert not (tree and run_on)
         if tree and client._rounds:
             [sent] = client._rounds
             assert sent.tree.descend(sequence.ids[sent.base :]).prefix(sent.max_nodes) == tree, "what was sent early"
-        return await ask(client, lane, sequence, tree, run_on, after_s)
+        return await ask(client, lane, sequence, tree, run_on, after_s, own)
 
     monkeypatch.setattr(TargetClient, "_next", checked)
 

@@ -27,7 +27,7 @@ class Target:
 
     exchange = Exchange()
 
-    async def verify(self, sequence, tree, num_autonomous, next_round_after_s) -> Verdict:
+    async def verify(self, sequence, tree, num_autonomous, next_round_after_s, own) -> Verdict:
         self.clock.passes(self.seconds)
         return self.verdict
 
