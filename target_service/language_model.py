@@ -235,7 +235,10 @@ class LmVerifier:
             outcome[index] = decision
         self._runner.move(moves)
         for index in fed:
-            jobs[index].memory.cache.remember(jobs[index].ids)
+            memory: _Memory = jobs[index].memory
+            # Others find a block once it has the head's rows as well.
+            ids = jobs[index].ids if memory.head is None else jobs[index].ids[: memory.head.num_rows]
+            memory.cache.remember(ids)
         return every
 
     def _attach(self, jobs: list[Job]) -> list[int]:
