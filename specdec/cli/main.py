@@ -70,6 +70,8 @@ def serve(context: typer.Context, role: Annotated[str, typer.Argument(metavar="|
 
 bench = typer.Typer(help="Run a benchmark. Each has its own flags (see bench rounds --help). Needs a checkout.")
 app.add_typer(bench, name="bench", no_args_is_help=True)
+train = typer.Typer(help="Train what drafts for a target. Each has its own flags. Needs a checkout.")
+app.add_typer(train, name="train", no_args_is_help=True)
 
 BENCHES = {
     "micro.rounds": "Overhead of the message path, with models that take no time.",
@@ -87,25 +89,22 @@ BENCHES = {
 }
 
 
-def _add_bench(module: str, what: str) -> None:
-    @bench.command(module.rpartition(".")[2], help=what, context_settings=PASS_ON)
+def _add_module(group: typer.Typer, name: str, module: str, what: str) -> None:
+    @group.command(name, help=what, context_settings=PASS_ON)
     def run(context: typer.Context) -> None:
-        _exec_bench(f"bench.{module}", context.args)
+        _exec_module(module, context.args)
 
 
 for _module, _what in BENCHES.items():
-    _add_bench(_module, _what)
+    _add_module(bench, _module.rpartition(".")[2], f"bench.{_module}", _what)
+_add_module(app, "chaos", "bench.chaos", "Break a deployment on purpose, row by row of the fault table.")
+_add_module(train, "head", "models.training.heads.train", "An EAGLE-3 head, on answers that the target writes.")
+_add_module(train, "draft", "models.training.distill", "A small draft model, on the answers written for a head.")
 
 app.command()(plan)
 app.command()(fetch)
 app.command()(chat)
 app.command()(models)
-
-
-@app.command(context_settings=PASS_ON)
-def chaos(context: typer.Context) -> None:
-    """Break a deployment on purpose, row by row of the fault table (see chaos --help). Needs a checkout."""
-    _exec_bench("bench.chaos", context.args)
 
 
 @app.command()
@@ -129,9 +128,7 @@ def up(
     certificates_dir: Annotated[
         Path | None, typer.Option("--certificates", help="use TLS; directory made by `specdec certificates`")
     ] = None,
-    logs: Annotated[
-        Path | None, typer.Option(help="directory for the services' logs; default: a temporary one")
-    ] = None,
+    logs: Annotated[Path | None, typer.Option(help="directory of the logs; default: a temporary one")] = None,
 ) -> None:
     """Run all services on this machine until Ctrl-C.
 
@@ -148,12 +145,16 @@ def up(
 @app.command()
 def demo(
     max_tokens: Annotated[int, typer.Option(min=1, help="tokens to generate")] = 160,
-    num_draft_tokens: Annotated[int, typer.Option(min=0, help="draft tokens per round")] = 4,
+    num_draft_tokens: Annotated[int | None, typer.Option(min=0, help="per round; default: as many as pay")] = None,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy")] = 0.7,
     seed: Annotated[int, typer.Option(min=0, help="seed for sampling")] = 7,
+    question: Annotated[list[str] | None, typer.Option(help="ask this instead; may be repeated")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="the pair in the repository, of Python source")] = False,
 ) -> None:
-    """Serve the bundled pair and run one request with and without speculation. Exit status 1 if the outputs differ."""
-    identical = _run(until_signalled(demo_.run(Console(), max_tokens, num_draft_tokens, temperature, seed)))
+    """Ask a small chat model, fetched once, with and without speculation. Exit status 1 if the outputs differ."""
+    console = Console()
+    scene = demo_.Scene.bundled(num_draft_tokens) if offline else demo_.scene(console, question, num_draft_tokens)
+    identical = _run(until_signalled(demo_.run(console, scene, max_tokens, temperature, seed)))
     raise typer.Exit(130 if identical is None else int(not identical))
 
 
@@ -293,10 +294,10 @@ app.command()(certificates)
 app.command()(key)
 
 
-def _exec_bench(module: str, arguments: list[str]) -> None:
+def _exec_module(module: str, arguments: list[str]) -> None:
     """Replace this process by a module of the checkout, from any working directory. Raises typer.Exit without one."""
     if not (Path(__file__).resolve().parents[2] / "bench").is_dir():
-        print("specdec: benchmarks need a checkout of the repository, installed with pip install -e", file=sys.stderr)
+        print("specdec: this needs a checkout of the repository, installed with pip install -e", file=sys.stderr)
         raise typer.Exit(1)
     os.execve(sys.executable, python_command(module, *arguments), environment())
 

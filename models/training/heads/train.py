@@ -210,20 +210,20 @@ def learn(options: Options, head: Eagle3, model: Any, training: Sequence[Answer]
 
 
 def parse() -> Options:
-    parser = argparse.ArgumentParser(description="Train a head for a target on the target's own answers.")
+    parser = argparse.ArgumentParser("specdec train head", description="Train a head on its target's own answers.")
     parser.add_argument("--target", required=True, help="directory of the checkpoint, of a model in Llama's form")
     parser.add_argument("--output", type=Path, required=True, help="directory of the head; what is there is resumed")
     parser.add_argument("--minutes", type=float, required=True, help="wall-clock budget")
     parser.add_argument("--data", default="builtin", help='builtin, or a file with {"prompt": "..."} on each line')
-    parser.add_argument("--kind", choices=["eagle3"], default="eagle3")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--kind", choices=["eagle3"], default="eagle3", help="what to train")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     parser.add_argument("--draft-vocab", type=int, default=8192, help="number of tokens that the head can draw")
     parser.add_argument("--steps", type=int, default=5, help="steps of the unrolled head")
     parser.add_argument("--new-tokens", type=int, default=256, help="tokens of an answer")
     parser.add_argument("--answers-at-once", type=int, help="texts in one batch of the target")
     parser.add_argument("--batch-tokens", type=int, help="tokens in one batch of the head")
-    parser.add_argument("--muon-rate", type=float, default=0.01)
-    parser.add_argument("--adamw-rate", type=float, default=0.002)
+    parser.add_argument("--muon-rate", type=float, default=0.03)
+    parser.add_argument("--adamw-rate", type=float, default=0.004)
     found = parser.parse_args()
     on_cpu = torch.device(found.device).type == "cpu"
     found.answers_at_once = found.answers_at_once or (64 if on_cpu else 4096)

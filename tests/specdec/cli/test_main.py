@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import platform
@@ -19,6 +20,7 @@ from rich.console import Console
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.cli import demo, up
+from specdec.cli.fetch import FetchError
 from specdec.cli.main import BENCHES
 from specdec.cli.processes import free_ports, python_command
 from specdec.core.settings import EngineSettings
@@ -272,7 +274,20 @@ async def test_the_demo_compares_both_ways_and_measures_no_text_that_is_too_shor
 
     monkeypatch.setattr(demo, "deployment", deployment)
     console = Console(record=True, width=300)
-    assert await demo.run(console, max_tokens, num_draft_tokens=4, temperature=0.7, seed=7)
-    shown = console.export_text()
-    assert "The two outputs are token-identical." in shown
-    assert ("not measured: too short" in shown) is (max_tokens == 1)
+    bundled = demo.Scene.bundled()
+    for scene in (bundled, dataclasses.replace(bundled, head=bundled.draft, num_draft_tokens=None)):
+        assert await demo.run(console, scene, max_tokens, temperature=0.7, seed=7)
+        shown = console.export_text()
+        assert "All outputs are token-identical." in shown
+        assert ("too short" in shown) is (max_tokens == 1)
+        assert ("with its head" in shown) is (scene.head is not None)
+
+
+def test_where_the_real_model_cannot_be_had_the_demo_is_that_of_the_repository(monkeypatch):
+    def fails(tell):
+        raise FetchError("no network")
+
+    monkeypatch.setattr(demo, "make", fails)
+    console = Console(record=True, width=80)
+    assert demo.scene(console, ["Why?"], None) == demo.Scene.bundled()
+    assert "no network" in console.export_text()
