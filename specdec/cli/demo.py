@@ -117,7 +117,7 @@ async def _served(
     head: Path | None = None,
 ) -> list[_Run]:
     """Serve the models, and ask for all prompts in each mode."""
-    threads = 1 if scene.head is None else max(1, (os.cpu_count() or 1) // (1 if draft is None else 2))
+    threads = 1 if scene.head is None else max(1, (os.cpu_count() or 1) // 2)  # the same in all modes
     async with AsyncExitStack() as stack:
         with console.status("Starting the services, each as a process ..."):
             services = await stack.enter_async_context(
