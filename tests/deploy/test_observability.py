@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import runpy
 import shutil
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
+from specdec.cli.processes import free_ports, listening, service
 from tests.checkout import ROOT
 from tests.deploy.compose_file import BASE, load
 from tests.observed import observed, samples
@@ -26,6 +29,7 @@ QUESTIONS = (
     "Which draft is bad?",
     "Is the target saturated?",
     "How far from target-only speed are we?",
+    "What do clients of HTTP get?",
 )
 WORDS = {"by", "without", "and", "or", "unless", "on", "ignoring", "group_left", "group_right", "bool", "offset"}
 GIVEN_BY_PROMETHEUS = {"instance", "job", "namespace"}
@@ -65,12 +69,19 @@ def labels_in(expression: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 async def told() -> dict[str, set[str]]:
-    """The labels of every metric that the three services export after some requests."""
+    """The labels of every metric that the services and a gateway export after some requests."""
     found: dict[str, set[str]] = {}
+    port, metrics_port = free_ports(2)
     async with observed() as deployment:
-        for seed in range(2):
-            await deployment.generate(seed, max_tokens=100)
-        for text in (await deployment.scrape()).values():
+        own = [f"--orchestrator={deployment.services['orchestrator'].address}", f"--metrics-port={metrics_port}"]
+        async with service("gateway", port, own) as gateway:
+            await listening(gateway)
+            deployment.metrics_ports["gateway"] = metrics_port
+            await asyncio.to_thread(urllib.request.urlopen, f"http://{gateway.address}/v1/models", timeout=30)
+            for seed in range(2):
+                await deployment.generate(seed, max_tokens=100)
+            texts = await deployment.scrape()
+        for text in texts.values():
             for name, points in samples(text).items():
                 found.setdefault(name, set()).update(label for labels in points for label, _ in labels)
     return found
@@ -120,7 +131,7 @@ def test_the_dashboard_has_a_panel_for_every_question():
 
 def test_the_dashboard_is_what_its_script_makes():
     made = runpy.run_path(str(FOLDER / "grafana" / "make_dashboard.py"))
-    assert made["text"]() == DASHBOARD.read_text(), "run python deploy/observability/grafana/make_dashboard.py"
+    assert made["text"]() == DASHBOARD.read_text(), "run python -m deploy.observability.grafana.make_dashboard"
 
 
 def test_every_alert_has_a_summary_and_a_section_in_the_runbook():
