@@ -8,7 +8,10 @@ READY := $(VENV)/.ready
 VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
 
-.PHONY: help setup setup-vllm demo test test-fast test-vllm check format protos clean
+CLIENTS := .venv-clients
+CLIENTS_READY := $(CLIENTS)/.ready
+
+.PHONY: help setup setup-vllm demo test test-clients test-fast test-vllm check format protos clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -54,6 +57,15 @@ test-fast: setup ## Run the tests that are short and start no process
 test-vllm: setup-vllm ## Run the tests of the engine vllm
 	$(VLLM)/bin/python -m pytest tests/vllm --override-ini filterwarnings=default --durations 5
 
+$(CLIENTS_READY): Makefile
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		langchain-openai llama-index-llms-openai-like llm 'lm-eval[api]>=0.4.9'
+	@touch $@
+
+test-clients: setup $(CLIENTS_READY) ## Run clients with heavy dependencies against specdec up
+	$(CLIENTS)/bin/python -m tests.clients
+
 check: setup ## Lint, type-check, and check the limits of tests/house.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -68,4 +80,4 @@ protos: setup ## Generate specdec/v1 from protos/
 	$(BIN)/python -m protos.generate
 
 clean: ## Remove .venv and caches
-	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(VLLM) $(CLIENTS) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
