@@ -111,7 +111,7 @@ app.command()(models)
 def up(
     target: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "target"),
     draft: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "draft"),
-    head: Annotated[str | None, typer.Option(help="directory of an EAGLE-3 head of the target")] = None,
+    head: Annotated[str | None, typer.Option(help="directory of a head of the target (EAGLE)")] = None,
     no_draft: Annotated[bool, typer.Option("--no-draft", help="run the target alone, with prompt lookup")] = False,
     target_revision: Annotated[str, typer.Option(help="branch, tag or commit of the target's hub id")] = "",
     draft_revision: Annotated[str, typer.Option(help="branch, tag or commit of the draft's hub id")] = "",

@@ -2,5 +2,5 @@
 
 Imports specdec.backends, specdec.core, specdec.kvcache, specdec.passes, specdec.runner, specdec.sampling and
 specdec.speculation.
-Start at own_trees.py, then eagle3.py.
+Start at own_trees.py, then recurrent.py.
 """

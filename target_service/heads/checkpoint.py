@@ -2,6 +2,7 @@
 
 Tensor names decide, then config.json, because configurations are silent about much. Folders of the original EAGLE-3
 (https://github.com/SafeAILab/EAGLE), SpecForge, speculators and ModelOpt have the same tensors under four spellings.
+EAGLE-1, EAGLE-2 and HASS share one form, without norms around their layer.
 """
 
 from __future__ import annotations
@@ -20,9 +21,19 @@ from torch import Tensor
 _LAYER = "midlayer."
 _ATTENTION = tuple(f"self_attn.{name}_proj.weight" for name in "qkvo")
 _MLP = tuple(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
-_NORMS = ("input_layernorm.weight", "hidden_norm.weight", "post_attention_layernorm.weight")
-_NEEDED = (*(_LAYER + name for name in (*_ATTENTION, *_MLP, *_NORMS)), "fc.weight", "norm.weight")
-_KNOWN = {*_NEEDED, "lm_head.weight", "d2t", "t2d", "embed_tokens.weight"}
+_COMMON = (*(_LAYER + name for name in (*_ATTENTION, *_MLP, "post_attention_layernorm.weight")), "fc.weight")
+_OTHERS = {"lm_head.weight", "d2t", "t2d", "embed_tokens.weight"}
+_BIASES = {_LAYER + name.replace(".weight", ".bias") for name in _ATTENTION}
+
+EAGLE, EAGLE3 = "eagle", "eagle3"
+_NEEDED = {
+    EAGLE3: (*_COMMON, f"{_LAYER}input_layernorm.weight", f"{_LAYER}hidden_norm.weight", "norm.weight"),
+    EAGLE: _COMMON,
+}
+_KNOWN = {
+    EAGLE3: {*_NEEDED[EAGLE3], *_OTHERS},
+    EAGLE: {*_COMMON, *_OTHERS, *_BIASES, "fc.bias", f"{_LAYER}input_layernorm.weight"},
+}
 
 
 @dataclass(frozen=True)
@@ -53,18 +64,20 @@ def read_head(folder: Path) -> HeadFiles:
         raise ValueError(f"{folder} holds no head: its config.json cannot be read ({error})") from error
     raw, digest = _weights(folder)
     weights = {_canonical(name): tensor for name, tensor in raw.items()}
-    if missing := [name for name in _NEEDED if name not in weights]:
-        raise ValueError(f"{folder} holds no EAGLE-3 head: it has no {missing[0]}")
-    if unknown := sorted(set(weights) - _KNOWN):
+    kind = EAGLE3 if f"{_LAYER}hidden_norm.weight" in weights else EAGLE
+    if missing := [name for name in _NEEDED[kind] if name not in weights]:
+        raise ValueError(f"{folder} holds no head of a known kind: it has no {missing[0]}")
+    if unknown := sorted(set(weights) - _KNOWN[kind]):
         raise ValueError(f"{folder} is a head with {unknown[0]}, which is not supported")
     inner = config.get("transformer_layer_config") or {}
     ids = weights.pop("d2t", None)
     if ids is not None:  # offsets
         ids = ids.long() + torch.arange(len(ids))
-    weights.pop("t2d", None)
+    for name in ("t2d", "embed_tokens.weight"):  # the embedding is the target's
+        weights.pop(name, None)
     eagle = config.get("eagle_config") or {}
     layers = config.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids") or ()
-    return HeadFiles(folder.name, "eagle3", digest, {**inner, **config}, weights, tuple(layers), ids)
+    return HeadFiles(folder.name, kind, digest, {**inner, **config}, weights, tuple(layers), ids)
 
 
 def _weights(folder: Path) -> tuple[dict[str, Tensor], str]:

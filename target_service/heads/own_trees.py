@@ -24,7 +24,7 @@ from specdec.sampling.confidence import confidence_of
 from specdec.sampling.state import SamplingState
 from specdec.speculation.acceptance import PRIOR, AcceptanceModel
 from specdec.speculation.tree_growth import Frontier
-from target_service.heads.eagle3 import Eagle3Head
+from target_service.heads.recurrent import RecurrentHead
 from target_service.heads.taps import Taps
 
 _POSSIBLE = 256
@@ -70,7 +70,7 @@ class Growing:
 class OwnTrees:
     """``layer``: the number of the head's layer in the pool."""
 
-    def __init__(self, head: Eagle3Head, taps: Taps, runner: ModelRunner, layer: int) -> None:
+    def __init__(self, head: RecurrentHead, taps: Taps, runner: ModelRunner, layer: int) -> None:
         self.head, self.taps = head, taps
         self._runner, self._layer = runner, layer
         self._chances = AcceptanceModel()

@@ -17,9 +17,9 @@ from torch import Tensor
 from specdec.core.sequence import Draw, SamplingParams
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
-from target_service.heads.checkpoint import HeadFiles
-from target_service.heads.eagle3 import Eagle3Head
+from target_service.heads.checkpoint import EAGLE, HeadFiles
 from target_service.heads.own_trees import OwnTrees
+from target_service.heads.recurrent import RecurrentHead
 from target_service.heads.taps import Taps
 
 log = logging.getLogger(__name__)
@@ -33,19 +33,19 @@ _TEXTS, _LENGTH = 4, 40
 def proved(files: HeadFiles, runner: ModelRunner) -> OwnTrees:
     """The head in the reading that agrees best. Raises ValueError, with the agreement, if none does."""
     config: Any = runner.model.config.get_text_config()
-    head = Eagle3Head(files, runner.model, runner.info.vocab_size, runner.backend)
+    head = RecurrentHead(files, runner.model, runner.info.vocab_size, runner.backend)
     texts = _own_texts(runner)
     found: list[tuple[float, tuple[int, ...], bool]] = []
-    for boundaries, before in itertools.product(_boundaries(files.layers, config.num_hidden_layers), (False, True)):
+    for boundaries, before in itertools.product(_boundaries(files, config.num_hidden_layers), (False, True)):
         if len(boundaries) != head.num_taps:
             raise ValueError(f"the head {files.name} reads {head.num_taps} states, not {len(boundaries)}")
-        head.norm_before_residual = before
+        head.other_reading = before
         taps = Taps(runner.model, boundaries)
         try:
             found.append((_agreement(head, taps, runner, texts, config.num_hidden_layers), boundaries, before))
         finally:
             taps.remove()
-    best, boundaries, head.norm_before_residual = max(found)
+    best, boundaries, head.other_reading = max(found)
     told = {"head": files.name, "kind": files.kind, "agreement": round(best, 3), "states_before_layers": boundaries}
     log.info("head", extra=told)
     if best < LEAST_AGREEMENT:
@@ -55,11 +55,13 @@ def proved(files: HeadFiles, runner: ModelRunner) -> OwnTrees:
     return OwnTrees(head, Taps(runner.model, boundaries), runner, config.num_hidden_layers)
 
 
-def _boundaries(layers: Sequence[int], num_layers: int) -> list[tuple[int, ...]]:
+def _boundaries(files: HeadFiles, num_layers: int) -> list[tuple[int, ...]]:
     """What a folder may mean by its layers: their outputs, or the states before them."""
-    if not layers:
+    if files.kind == EAGLE:
+        return [(num_layers,)]
+    if not files.layers:
         return [(2, num_layers // 2, num_layers - 3)]
-    readings = [tuple(layer + shift for layer in layers) for shift in (1, 0)]
+    readings = [tuple(layer + shift for layer in files.layers) for shift in (1, 0)]
     return [reading for reading in readings if max(reading) < num_layers] or readings[1:]
 
 
@@ -90,7 +92,9 @@ def _own_texts(runner: ModelRunner) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def _agreement(head: Eagle3Head, taps: Taps, runner: ModelRunner, texts: Sequence[Sequence[int]], layer: int) -> float:
+def _agreement(
+    head: RecurrentHead, taps: Taps, runner: ModelRunner, texts: Sequence[Sequence[int]], layer: int
+) -> float:
     """How often the head's likeliest token is the target's."""
     caches = [runner.new_cache(b"proof") for _ in texts]
     try:

@@ -1,6 +1,7 @@
 """Taps: the hidden states of a pass's rows at boundaries between layers, copied only while they are asked for.
 
-Knows a model's list of decoder layers; does not know who reads the states. Boundary k is the state before layer k.
+Knows a model's list of decoder layers; does not know who reads the states. Boundary k is the state before layer k; that
+behind the last layer is the state after the last norm.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ class Taps:
     def __init__(self, model: Any, boundaries: Sequence[int]) -> None:
         """Raises ValueError if the model has no such boundary."""
         body = model.base_model
-        layers = getattr(body, "layers", None)
-        if layers is None or not all(0 <= boundary < len(layers) for boundary in boundaries):
+        layers: Any = getattr(body, "layers", None)
+        norm: Any = getattr(body, "norm", None)
+        last = -1 if layers is None else len(layers) - (norm is None)
+        if not all(0 <= boundary <= last for boundary in boundaries):
             raise ValueError(f"the states before the target's layers {', '.join(map(str, boundaries))} cannot be read")
         self.boundaries = tuple(boundaries)
         self.num_copied = 0
@@ -30,7 +33,10 @@ class Taps:
         self._hooks = [
             layers[boundary].register_forward_pre_hook(self._keep(boundary), with_kwargs=True)
             for boundary in set(boundaries)
+            if boundary < len(layers)
         ]
+        if len(layers) in boundaries:
+            self._hooks.append(norm.register_forward_hook(lambda _, __, output: self._note(len(layers), output)))
 
     def remove(self) -> None:
         """Take the taps off the model."""
@@ -39,12 +45,14 @@ class Taps:
 
     def _keep(self, boundary: int) -> Any:
         def hook(_: torch.nn.Module, inputs: tuple[Tensor, ...], others: dict[str, Any]) -> None:
-            if self._open:
-                states = inputs[0] if inputs else others["hidden_states"]
-                self._states[boundary] = states[0].clone()  # later layers may add to it in place
-                self.num_copied += len(states[0])
+            self._note(boundary, inputs[0] if inputs else others["hidden_states"])
 
         return hook
+
+    def _note(self, boundary: int, states: Tensor) -> None:
+        if self._open:
+            self._states[boundary] = states[0].clone()  # later layers may add to it in place
+            self.num_copied += len(states[0])
 
     @contextmanager
     def open(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ Heads of random weights beside the demo target, written as the folders that are 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import random
 from collections.abc import Sequence
@@ -23,8 +24,8 @@ from specdec.kvcache.block_pool import SequenceCache
 from specdec.runner.model_runner import ModelRunner
 from target_service.heads import proof
 from target_service.heads.checkpoint import read_head
-from target_service.heads.eagle3 import Eagle3Head
 from target_service.heads.own_trees import OwnTrees
+from target_service.heads.recurrent import RecurrentHead
 from target_service.heads.taps import Taps
 from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job
@@ -57,6 +58,22 @@ def weights(seed: int = 0) -> dict[str, Tensor]:
     return found
 
 
+def eagle_weights(seed: int = 2) -> dict[str, Tensor]:
+    """Of an EAGLE-1 head, as its authors write it: no norm before its layer and none behind."""
+    made = torch.Generator().manual_seed(seed)
+
+    def of(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=made) / shape[-1] ** 0.5
+
+    heads = HEADS * HEAD_DIM
+    found = {f"layers.0.self_attn.{name}_proj.weight": of(heads, HIDDEN) for name in "qkv"}
+    found |= {"layers.0.self_attn.o_proj.weight": of(HIDDEN, heads), "fc.weight": of(HIDDEN, 2 * HIDDEN)}
+    found |= {f"layers.0.mlp.{name}_proj.weight": of(256, HIDDEN) for name in ("gate", "up")}
+    found |= {"layers.0.mlp.down_proj.weight": of(HIDDEN, 256), "fc.bias": of(HIDDEN)}
+    found |= {"layers.0.self_attn.q_proj.bias": of(heads), "embed_tokens.weight": of(10, HIDDEN)}
+    return found | {"layers.0.post_attention_layernorm.weight": 1 + 0.1 * of(HIDDEN)}
+
+
 CONFIG = {"num_attention_heads": HEADS, "head_dim": HEAD_DIM, "hidden_size": HIDDEN, "rms_norm_eps": 1e-5}
 LAYERS = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}
 
@@ -82,7 +99,7 @@ def folder(at: Path, kind: str, tensors: dict[str, Tensor]) -> Path:
 
 def own_trees(runner: ModelRunner, at: Path, tensors: dict[str, Tensor]) -> OwnTrees:
     files = read_head(folder(at, "SpecForge", tensors))
-    head = Eagle3Head(files, runner.model, runner.info.vocab_size, runner.backend)
+    head = RecurrentHead(files, runner.model, runner.info.vocab_size, runner.backend)
     return OwnTrees(head, Taps(runner.model, BOUNDARIES), runner, 8)
 
 
@@ -113,12 +130,15 @@ def test_a_folder_of_each_source_gives_the_same_head(kind: str, tmp_path: Path):
         ("no config", "config.json cannot be read"),
         ("no weights", "neither model.safetensors nor"),
         ("another head", "it has no fc.weight"),
+        ("Medusa", "it has no midlayer.self_attn.q_proj.weight"),
         ("more", "blocks.0.weight, which is not supported"),
         ("no tensors", "cannot be read"),
     ],
 )
 def test_a_folder_without_a_known_head_is_refused_in_one_sentence(spoilt: str, words: str, tmp_path: Path):
     tensors = weights()
+    if spoilt == "Medusa":
+        tensors = {"0.0.linear.weight": torch.zeros(4, 4)}
     if spoilt == "another head":
         del tensors["fc.weight"]
     if spoilt == "more":
@@ -178,6 +198,71 @@ def test_the_forward_pass_is_the_published_one(own: OwnTrees, target_runner: Mod
     expected = reference(own, target_runner.model.get_input_embeddings().weight, ids, states)
     cache.release()
     assert torch.allclose(found, expected, atol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("state_first", [False, True])
+def test_the_forward_pass_of_eagle_is_the_published_one(
+    target_runner: ModelRunner, tmp_path: Path, device: str, state_first: bool
+):
+    if device != "cpu":
+        pytest.skip("the formulas are computed on the CPU")
+    raw = {name.removeprefix("layers.0."): tensor for name, tensor in eagle_weights().items()}
+    files = read_head(folder(tmp_path, "original", eagle_weights()))
+    assert (files.kind, files.layers, files.ids) == ("eagle", (), None)
+    model = target_runner.model
+    head = RecurrentHead(files, model, target_runner.info.vocab_size, target_runner.backend)
+    head.other_reading = state_first
+    assert head.num_taps == 1
+    ids = [5, 90, 7, 1200, 33]
+    states = torch.randn(len(ids), HIDDEN, generator=torch.Generator().manual_seed(3))
+    cache = target_runner.new_cache()
+    cache.take(len(ids))
+    packed_pass = target_runner.packed_pass([_chain(ids, cache)])
+    found = head.logits(head.rows(ids, states, range(len(ids)), packed_pass, 8))
+    cache.release()
+
+    embedded = model.get_input_embeddings().weight[torch.tensor(ids)]
+    pair = (states, embedded) if state_first else (embedded, states)
+    x = torch.cat(pair, -1) @ raw["fc.weight"].T + raw["fc.bias"]
+    query, key, value = ((x @ raw[f"self_attn.{name}_proj.weight"].T) for name in "qkv")
+    query = query + raw["self_attn.q_proj.bias"]
+    query, key, value = (each.view(len(ids), HEADS, HEAD_DIM).transpose(0, 1) for each in (query, key, value))
+    angles = torch.arange(len(ids))[:, None] * 5000.0 ** (-torch.arange(HEAD_DIM // 2) / (HEAD_DIM // 2))
+
+    def turned(rows: Tensor) -> Tensor:
+        first, second = rows.chunk(2, -1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    mixed = torch.nn.functional.scaled_dot_product_attention(turned(query), turned(key), value, is_causal=True)
+    x = x + mixed.transpose(0, 1).reshape(len(ids), -1) @ raw["self_attn.o_proj.weight"].T
+    inner = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * raw["post_attention_layernorm.weight"]
+    gated = torch.nn.functional.silu(inner @ raw["mlp.gate_proj.weight"].T) * (inner @ raw["mlp.up_proj.weight"].T)
+    x = x + gated @ raw["mlp.down_proj.weight"].T
+    assert torch.allclose(found, x @ model.get_output_embeddings().weight.T, atol=1e-3)
+
+
+def test_an_eagle_head_reads_the_targets_last_state(
+    target_runner: ModelRunner, tmp_path: Path, prompts: list[list[int]]
+):
+    """The state after the last norm is the input of the output embedding."""
+    files = read_head(folder(tmp_path, "original", eagle_weights()))
+    head = RecurrentHead(files, target_runner.model, target_runner.info.vocab_size, target_runner.backend)
+    own = OwnTrees(head, Taps(target_runner.model, (8,)), target_runner, 8)
+    cache, ids = target_runner.new_cache(), prompts[0][:9]
+    cache.take(len(ids))
+    rows = dataclasses.replace(_chain(ids, cache), logit_rows=range(len(ids)))
+    with own.taps.open():
+        [outputs] = target_runner.forward([rows])
+    assert torch.equal(own.taps.take(len(ids)), outputs.features)
+    cache.release()
+    text = Text(LmVerifier(target_runner, own), prompts[0][:12], 4)
+    for _ in range(4):
+        text.step()
+    assert all(len(tree) == 4 for tree in text.trees[1:])
+    text.verifier.close(text.memory)
+    own.taps.remove()
 
 
 def _chain(ids: Sequence[int], cache: SequenceCache) -> Any:
@@ -349,14 +434,14 @@ def test_the_reading_that_agrees_is_taken(
 ):
     files = read_head(folder(tmp_path, "SpecForge", weights()))
 
-    def agreement(head: Eagle3Head, taps: Taps, *_: Any) -> float:
-        return 0.6 if taps.boundaries == right and head.norm_before_residual else 0.1
+    def agreement(head: RecurrentHead, taps: Taps, *_: Any) -> float:
+        return 0.6 if taps.boundaries == right and head.other_reading else 0.1
 
     monkeypatch.setattr(proof, "_agreement", agreement)
     found = proof.proved(files, target_runner)
     found.taps.remove()
     assert found.taps.boundaries == right
-    assert found.head.norm_before_residual
+    assert found.head.other_reading
 
 
 def test_a_head_of_another_model_is_refused(target_runner: ModelRunner, tmp_path: Path):
@@ -370,5 +455,5 @@ def test_a_head_that_does_not_fit_is_refused(target_runner: ModelRunner, tmp_pat
     tensors["d2t"][-1] = 4096
     files = read_head(folder(tmp_path, "SpecForge", tensors))
     with pytest.raises(ValueError, match="tokens that the target does not have"):
-        Eagle3Head(files, target_runner.model, target_runner.info.vocab_size, target_runner.backend)
+        RecurrentHead(files, target_runner.model, target_runner.info.vocab_size, target_runner.backend)
     assert (DEMO / "target").is_dir()

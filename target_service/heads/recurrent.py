@@ -1,0 +1,143 @@
+"""Heads of EAGLE's kind over packed rows: one decoder layer that reads a token and the state before it.
+
+Row r has token r of the text and the state at r - 1, and says which token follows. Where that state is not known, as at
+position 0, it is 0. Below the text a row's state is the head's own output for the row before. EAGLE-1, EAGLE-2 and HASS
+have the same files and read the target's last state (Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking
+Feature Uncertainty"); EAGLE-3 reads three states between layers (Li et al. 2025, "EAGLE-3: Scaling up Inference
+Acceleration of Large Language Models via Training-Time Test").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.backends.base import Backend
+from specdec.backends.packed_pass import PackedPass
+from specdec.core.device import indices
+from target_service.heads.checkpoint import EAGLE3, HeadFiles
+
+
+class RecurrentHead(nn.Module):
+    """``target`` gives the embedding, and the output where the head has none of its own.
+
+    ``other_reading``: of EAGLE-3, whether the layer adds to the normed state instead of the state itself; of EAGLE,
+    whether the state comes before the embedding. Folders are silent about both (target_service.heads.proof).
+    """
+
+    fc: Any
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    o_proj: Any
+    gate_proj: Any
+    up_proj: Any
+    down_proj: Any
+
+    def __init__(self, files: HeadFiles, target: Any, vocab_size: int, backend: Backend) -> None:
+        """Raises ValueError if the head does not fit the target."""
+        super().__init__()
+        weights, config = files.weights, files.config
+        self.embedding: Any = target.get_input_embeddings()
+        like = self.embedding.weight
+        self.hidden_size, self.kind = like.shape[1], files.kind
+        self.other_reading = bool(config.get("norm_before_residual"))
+        heads = int(config["num_attention_heads"])
+        self._head_dim = int(config.get("head_dim") or self.hidden_size // heads)
+        self._eps = float(config.get("rms_norm_eps", 1e-6))
+        self._scale = 1 / math.sqrt(self._head_dim)
+        rows, columns = weights["fc.weight"].shape
+        if rows != self.hidden_size or columns % self.hidden_size:
+            raise ValueError(
+                f"the head {files.name} reads states of {rows} numbers, and the target's have {self.hidden_size}"
+            )
+        self.num_taps = columns // rows if self.kind == EAGLE3 else 1
+        ids = files.ids if files.ids is not None else torch.arange(vocab_size)
+        if int(ids.max()) >= vocab_size or int(ids.min()) < 0:
+            raise ValueError(f"the head {files.name} draws tokens that the target does not have")
+        output = weights.get("lm_head.weight")
+        if output is None:
+            output = target.get_output_embeddings().weight[:vocab_size][ids.to(like.device)]
+        if output.shape != (len(ids), self.hidden_size):
+            raise ValueError(f"the output of the head {files.name} has the shape {tuple(output.shape)}")
+        self._norms: dict[str, Tensor] = {}
+        for name, tensor in weights.items():
+            kept = tensor.to(like.device, like.dtype)
+            if name.endswith("norm.weight"):
+                self._norms[_attribute(name)] = kept
+            elif name.endswith("_proj.weight") or name == "fc.weight":
+                bias = weights.get(name.replace(".weight", ".bias"))
+                setattr(self, _attribute(name), _linear(kept, bias))
+        self.output = _linear(output.to(like.device, like.dtype), None)
+        self.ids = ids.to(like.device)
+        half = self._head_dim // 2
+        self._rates = files.rope_theta ** (-torch.arange(half, device=like.device, dtype=torch.float32) / half)
+        backend.pack(self)
+
+    def fused(self, taps: Tensor) -> Tensor:  # [rows, taps * hidden_size] -> [rows, hidden_size]
+        """The state of each row, from the target's states at all taps."""
+        if self.kind != EAGLE3:
+            return taps
+        found: Tensor = self.fc(taps)
+        return found
+
+    @torch.inference_mode()
+    def rows(
+        self, token_ids: Sequence[int], states: Tensor, positions: Sequence[int], packed_pass: PackedPass, layer: int
+    ) -> Tensor:  # [rows, hidden_size]
+        """The head's own states of the rows. Stores their keys and values as those of ``layer``."""
+        inputs, states = self._entered(self.embedding(indices(token_ids, states.device)), states)
+        angles = indices(positions, states.device)[:, None].float() * self._rates
+        cos, sin = angles.cos().to(inputs.dtype)[:, None], angles.sin().to(inputs.dtype)[:, None]
+        query, key, value = (
+            project(inputs).view(len(inputs), -1, self._head_dim) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        attended = packed_pass.attend(
+            layer, _rotated(query, cos, sin), _rotated(key, cos, sin), value, self._scale, None, None
+        )
+        states = states + self.o_proj(attended.flatten(1))
+        normed = self._normed(states, "post_attention_layernorm")
+        found: Tensor = states + self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
+        return found
+
+    def _entered(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """The input of the layer's attention, and what its output is added to."""
+        if self.kind == EAGLE3:
+            normed = self._normed(states, "hidden_norm")
+            wide = torch.cat([self._normed(embedded, "input_layernorm"), normed], -1)
+            return wide, normed if self.other_reading else states
+        pair = (states, embedded) if self.other_reading else (embedded, states)
+        joined: Tensor = self.fc(torch.cat(pair, -1))
+        return self._normed(joined, "input_layernorm"), joined
+
+    def logits(self, states: Tensor) -> Tensor:  # [rows, hidden_size] -> [rows, draft vocabulary]
+        """Of the tokens ``ids``."""
+        found: Tensor = self.output(self._normed(states, "norm"))
+        return found
+
+    def _normed(self, rows: Tensor, name: str) -> Tensor:
+        """By a norm that the head has, else unchanged."""
+        weight = self._norms.get(name)
+        return rows if weight is None else F.rms_norm(rows, rows.shape[-1:], weight, self._eps)
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    made.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias.to(weight.device, weight.dtype), requires_grad=False)
+    return made
+
+
+def _attribute(name: str) -> str:
+    return name.removesuffix(".weight").rpartition(".")[2]
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
