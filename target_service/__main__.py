@@ -16,7 +16,7 @@ from target_service.verifier import Verifier
 class TargetSettings(ModelServiceSettings):
     """Serve a target model over gRPC (specdec.v1.TargetService)."""
 
-    head: Path | None = Field(None, description="directory of a head (EAGLE-1, -2, -3, HASS) that drafts beside the target")
+    head: Path | None = Field(None, description="directory of a head (EAGLE) that drafts beside the target")
 
     @model_validator(mode="after")
     def _heads_are_of_torch(self) -> TargetSettings:

@@ -1,0 +1,144 @@
+"""The trainer of heads: its unrolled steps are those of a head that is served, and what it writes can be served."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from models.training import distill
+from models.training.heads import answers, questions, train
+from models.training.heads.eagle3 import Eagle3
+from models.training.heads.learning import batches, padded
+from specdec.runner.checkpoint import Checkpoint
+from target_service.heads.checkpoint import read_head
+from tests.checkout import DEMO
+
+CONFIG = LlamaConfig(
+    hidden_size=64,
+    intermediate_size=48,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=32,
+    vocab_size=4096,
+    num_hidden_layers=6,
+    bos_token_id=0,
+    eos_token_id=0,
+    pad_token_id=0,
+)
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+
+
+def test_a_step_is_what_a_served_head_computes_after_the_steps_before() -> None:
+    """Row by row, with the keys that are there then: those of the text up to the row, and those of its own steps."""
+    torch.manual_seed(0)
+    head = Eagle3(CONFIG, torch.randn(20, 64))
+    embedded, taps = torch.randn(2, 9, 64), torch.randn(2, 8, 192)
+    found = head.unroll(embedded[:, :8], taps, 3)
+    layer, attention = head.midlayer, head.midlayer.self_attn
+
+    def turned(x: Tensor, position: int) -> Tensor:
+        angle = position * 10_000.0 ** (-torch.arange(16) / 16)
+        first, second = x[..., :16], x[..., 16:]
+        return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1)
+
+    def projected(token: Tensor, state: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor]:
+        wide = torch.cat([layer.input_layernorm(token), layer.hidden_norm(state)])
+        query, key = attention.q_proj(wide).view(2, 32), attention.k_proj(wide)
+        return turned(query, position), turned(key, position), attention.v_proj(wide)
+
+    for text in range(2):
+        states = head.fc(taps[text])
+        rows = [projected(embedded[text, t], states[t], t + 1) for t in range(8)]
+        for t in range(8):
+            keys, values, state = [row[1] for row in rows[: t + 1]], [row[2] for row in rows[: t + 1]], states[t]
+            query = rows[t][0]
+            for step in range(3):
+                if t + step >= 8:
+                    break
+                if step:
+                    query, key, value = projected(embedded[text, t + step], state, t + 1 + step)
+                    keys, values = [*keys, key], [*values, value]
+                weights = (torch.stack(keys) @ query.T / 32**0.5).softmax(0)
+                state = state + attention.o_proj((weights.T @ torch.stack(values)).flatten())
+                state = state + layer.mlp(layer.post_attention_layernorm(state))
+                assert torch.allclose(state, found[step][text, t], atol=1e-5)
+
+
+def test_what_is_trained_can_be_served_and_a_second_run_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
+    target = _target(tmp_path / "target")
+    asked = tmp_path / "questions.jsonl"
+    asked.write_text("\n".join(json.dumps({"prompt": f"what is {number}?"}) for number in range(40)))
+    flags = [f"--target={target}", f"--output={tmp_path / 'head'}", f"--data={asked}", "--device=cpu", "--steps=3"]
+    flags += ["--new-tokens=12", "--answers-at-once=8", "--draft-vocab=256", "--batch-tokens=256"]
+    monkeypatch.setattr(sys, "argv", ["train", *flags, "--minutes=0.1"])
+    train.main()
+    files = read_head(tmp_path / "head")
+    assert (files.kind, files.layers) == ("eagle3", (1, 2, 2))
+    assert files.ids is not None
+    assert len(files.ids) == 256 == len(files.weights["lm_head.weight"])
+    shards = sorted((tmp_path / "head").glob("answers-*.npz"))
+    assert "Serve it beside its target" in (tmp_path / "head" / "README.md").read_text()
+    monkeypatch.setattr(sys, "argv", ["train", *flags, "--minutes=0.11"])
+    train.main()
+    assert sorted((tmp_path / "head").glob("answers-*.npz"))[: len(shards)] == shards
+    small = ["--hidden=64", "--layers=1", "--feed-forward=64", "--batch-tokens=256", "--minutes=0.05", "--device=cpu"]
+    given = [f"--target={target}", f"--answers={tmp_path / 'head'}", f"--output={tmp_path / 'draft'}"]
+    monkeypatch.setattr(sys, "argv", ["distill", *given, *small])
+    distill.main()
+    own, theirs = (Checkpoint.find(str(each), "auto").info for each in (tmp_path / "draft", target))
+    assert own.tokenizer_fingerprint == theirs.tokenizer_fingerprint
+
+
+def _target(directory: Path) -> Path:
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(CONFIG)
+    model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    model.save_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def test_an_answer_ends_at_its_end_token_and_comes_back_from_its_file(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(CONFIG).eval()
+    model.generation_config = GenerationConfig(eos_token_id=list(range(0, 4096, 5)), pad_token_id=0)
+    found = answers.write(model, [[5, 6, 7], [8], [9, 10]], 30, 0.9)
+    for answer, prompt in zip(found, ([5, 6, 7], [8], [9, 10]), strict=True):
+        assert answer.ids[: answer.first] == prompt
+        written = answer.ids[answer.first :]
+        assert all(token % 5 for token in written[:-1])
+        assert len(written) == 30 or written[-1] % 5 == 0
+    answers.save(found, tmp_path / "some.npz")
+    assert answers.load(tmp_path / "some.npz") == found
+
+
+def test_every_answer_is_in_some_batch_and_batches_keep_their_size() -> None:
+    rng = random.Random(2)
+    every = [answers.Answer([number + 1] * rng.randrange(4, 30), 2) for number in range(50)]
+    seen: set[int] = set()
+    for number, batch in enumerate(batches(every, 120, "cpu", seed=1)):
+        if number == 200:
+            break
+        seen |= set(batch.ids[batch.is_answer].tolist())
+        assert batch.ids.numel() <= 240 or len(batch.ids) == 1  # texts in a row may leave a short one over
+    assert seen == set(range(1, 51))
+    batch = padded(every[:2], "cpu")
+    assert batch.is_answer.sum() == sum(len(answer.ids) - 2 for answer in every[:2])
+
+
+def test_questions_are_all_there_and_a_bad_line_is_named(tmp_path: Path) -> None:
+    assert len(questions.builtin()) == len(set(questions.builtin())) > 20_000
+    file = tmp_path / "some.jsonl"
+    file.write_text('{"prompt": "a"}\n{"question": "b"}\n')
+    with pytest.raises(ValueError, match="line 2: expected"):
+        questions.of_file(file)
