@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from specdec.core.settings import ModelServiceSettings, parse
 from specdec.server.model_server import ModelServer, run
@@ -16,13 +16,14 @@ from target_service.verifier import Verifier
 class TargetSettings(ModelServiceSettings):
     """Serve a target model over gRPC (specdec.v1.TargetService)."""
 
-    head: Path | None = Field(None, description="directory of a head (EAGLE) that drafts beside the target")
+    head: str = Field("", description="directory of a head (EAGLE) that drafts beside the target; empty: none")
 
-    @model_validator(mode="after")
-    def _heads_are_of_torch(self) -> TargetSettings:
-        if self.head is not None and (self.engine != "torch" or self.backend == "avx512"):
-            raise ValueError("a head runs with engine torch and backend torch")
-        return self
+    @field_validator("head")
+    @classmethod
+    def _is_of_torch(cls, value: str, others: ValidationInfo) -> str:
+        if value and (others.data.get("engine") != "torch" or others.data.get("backend") == "avx512"):
+            raise ValueError("needs engine torch and backend torch")
+        return value
 
 
 def _verifier(settings: TargetSettings) -> Verifier:
@@ -34,12 +35,12 @@ def _verifier(settings: TargetSettings) -> Verifier:
     from specdec.runner.loading import load_runner
     from target_service.language_model import LmVerifier
 
-    if settings.head is None:
+    if not settings.head:
         return LmVerifier(load_runner(settings))
     from target_service.heads.checkpoint import read_head
     from target_service.heads.proof import proved
 
-    files = read_head(settings.head)
+    files = read_head(Path(settings.head))
     # Only there can the states between layers be read.
     runner = load_runner(settings.model_copy(update={"backend": "torch"}))
     return LmVerifier(runner, proved(files, runner))

@@ -87,7 +87,7 @@ class LmVerifier:
     def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError | None], Timings]:
         outcome: list[Decision | SpecdecError | None]
         jobs, outcome = list(jobs), [None] * len(jobs)
-        started, timer = time.perf_counter(), PassTimer(self._runner.backend.device)
+        started = time.perf_counter()
         for index, job in enumerate(jobs):
             outcome[index] = job.memory.sampling.take_in(job.ids)
         own = self._drafted(jobs, outcome)
