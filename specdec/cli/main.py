@@ -80,6 +80,7 @@ BENCHES = {
     "distance": "Speed with a distant draft.",
     "control": "Draft lengths in simulated deployments.",
     "lookup": "Prompt lookup on a repetitive text.",
+    "heads": "Tokens per pass of a target with its head.",
     "ranking": "Rank of the target's token among the draft's candidates.",
     "micro.decisions": "Time to decide the verdicts of a pass.",
     "micro.products": "Weight bandwidth of matrix products with few rows.",

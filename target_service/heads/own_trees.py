@@ -33,6 +33,9 @@ _POSSIBLE = 256
 _MOST_PENDING = 512
 """States that wait for the next drafting, at most about."""
 
+NUM_CHILDREN = len(PRIOR)
+"""Children of a node at most."""
+
 _PASS_ROWS = 1.0
 """A pass of the head costs hardly more than its rows, so a tree grows at its likeliest places one after the other."""
 
@@ -122,7 +125,6 @@ class OwnTrees:
         if lacking:
             self._feed(lacking)
             self._guess(lacking)
-        grew = False
         for each, frontier, children_wanted in zip(growing, frontiers, wanted, strict=True):
             new = []
             for parent, rank in children_wanted:
@@ -132,8 +134,7 @@ class OwnTrees:
             if new:
                 each.tree = each.tree.extended(new)
                 frontier.grow(each.tree)
-                grew = True
-        return grew
+        return any(wanted)
 
     def _extend(self, texts: Sequence[tuple[HeadMemory, SequenceCache, Sequence[int], int]]) -> list[Tensor]:
         """Compute the rows of each text that lack, up to the given number. Returns the output of each last one. Those
@@ -183,7 +184,7 @@ class OwnTrees:
             states.append(each.outputs[0 if node == ROOT else 1 + each.rows.index(node)])
             depth = -1 if node == ROOT else each.tree.depths[node]
             draws.append(each.sampling.draw(len(each.ids) + 1 + depth))
-        tokens, scores = ranked(self.head.logits(torch.stack(states)), self.head.ids, draws, len(PRIOR))
+        tokens, scores = ranked(self.head.logits(torch.stack(states)), self.head.ids, draws, NUM_CHILDREN)
         confidence = confidence_of(scores).tolist()
         sound = scores[:, 0].isfinite().tolist()
         for row, (each, node) in enumerate(places):
