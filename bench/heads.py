@@ -86,9 +86,8 @@ def main() -> None:
     verifier, tokenizer = LmVerifier(runner, own), AutoTokenizer.from_pretrained(options.target)
     console = Console()
     settings_of = [(t, n, chain) for t in options.temperatures for n in options.nodes for chain in (False, True)]
-    table = Table(
-        "temperature", "nodes", "tree, tokens per pass", "chain", "tree, ms per token", "over alone", box=None
-    )
+    columns = ("temperature", "nodes", "tokens per pass", "of a chain", "ms per token", "over alone")
+    table = Table(*columns, box=None)
     rows: dict[tuple[float, int, bool], list[Row]] = {setting: [] for setting in settings_of}
     for question in track(QUESTIONS, "Asking", console=console):
         for temperature, nodes, as_chain in settings_of:
