@@ -83,7 +83,7 @@ def lm_eval(url: str) -> list[float]:
         task = TASK | {"dataset_kwargs": {"data_files": {"test": str(data)}}, "test_split": "test"}
         (Path(directory) / "tiny.yaml").write_text(json.dumps(task))
         for number in ("", ",num_draft_tokens=0"):
-            given = f"model={MODEL},base_url={url}/completions,tokenizer={ROOT}/models/demo/target,num_concurrent=1"
+            given = f"model={MODEL},base_url={url}/completions,tokenizer_backend=remote,num_concurrent=1"
             command = [str(Path(sys.executable).parent / "lm_eval"), "--model=local-completions", "--tasks=tiny"]
             flags = [f"--include_path={directory}", f"--output_path={directory}/out{number}"]
             generation = "--gen_kwargs=temperature=0" + number
