@@ -14,7 +14,7 @@ CLIENTS_READY := $(CLIENTS)/.ready
 .PHONY: help setup setup-vllm demo test test-clients test-fast test-vllm check format protos clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(READY) ## Make .venv with all dependencies
 
@@ -42,8 +42,8 @@ $(VLLM_READY): pyproject.toml
 
 # The conversion of the real model needs two packages more. Without them the demo is that of the bundled pair.
 demo: setup ## Ask a small chat model, with speculation and without
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[fetch]' || true
+	@$(BIN)/python -c 'import accelerate, gguf' 2>/dev/null || $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check --constraint constraints.txt accelerate gguf || true
 	@$(BIN)/specdec demo
 
 # Distributed by file, because the fixtures of a file start services once for all its tests. The order is that of

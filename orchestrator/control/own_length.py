@@ -52,5 +52,5 @@ class OwnLength:
         """A round of any sequence with a head has ended; the costs know it already."""
         self._num_rounds += 1
         timings = record.timings
-        if record.proposal.source is Source.HEAD and timings.own_us:
-            self._drafting.observe(record.num_nodes * timings.sequences, timings.own_us / 1e6)
+        if record.proposal.source is Source.HEAD:
+            self._drafting.observe(record.num_nodes * timings.sequences, max(1, timings.own_us) / 1e6)

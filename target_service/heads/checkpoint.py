@@ -7,7 +7,6 @@ EAGLE-1, EAGLE-2 and HASS share one form, without norms around their layer.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +42,6 @@ class HeadFiles:
 
     name: str
     kind: str
-    digest: str
     config: Mapping[str, Any]
     weights: dict[str, Tensor]
     layers: tuple[int, ...]
@@ -62,8 +60,7 @@ def read_head(folder: Path) -> HeadFiles:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, json.JSONDecodeError) as error:
         raise ValueError(f"{folder} holds no head: its config.json cannot be read ({error})") from error
-    raw, digest = _weights(folder)
-    weights = {_canonical(name): tensor for name, tensor in raw.items()}
+    weights = {_canonical(name): tensor for name, tensor in _weights(folder).items()}
     kind = EAGLE3 if f"{_LAYER}hidden_norm.weight" in weights else EAGLE
     if missing := [name for name in _NEEDED[kind] if name not in weights]:
         raise ValueError(f"{folder} holds no head of a known kind: it has no {missing[0]}")
@@ -77,21 +74,20 @@ def read_head(folder: Path) -> HeadFiles:
         weights.pop(name, None)
     eagle = config.get("eagle_config") or {}
     layers = config.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids") or ()
-    return HeadFiles(folder.name, kind, digest, {**inner, **config}, weights, tuple(layers), ids)
+    return HeadFiles(folder.name, kind, {**inner, **config}, weights, tuple(layers), ids)
 
 
-def _weights(folder: Path) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a folder, and the digest of the file."""
+def _weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         file = folder / name
         if not file.is_file():
             continue
-        with file.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
         try:
             if name.endswith(".bin"):
-                return torch.load(file, map_location="cpu", weights_only=True), digest
-            return load_file(file), digest
+                found: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
+                return found
+            return load_file(file)
         except Exception as error:  # whatever the reader raises
             raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
     raise ValueError(f"{folder} holds no head: it has neither model.safetensors nor pytorch_model.bin")

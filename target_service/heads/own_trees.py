@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specdec.core.device import indices
+from specdec.core.device import indices, numbers
 from specdec.core.noise import Domain, Key, exponentials_at
 from specdec.core.sequence import Draw
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
@@ -185,10 +185,10 @@ class OwnTrees:
             depth = -1 if node == ROOT else each.tree.depths[node]
             draws.append(each.sampling.draw(len(each.ids) + 1 + depth))
         tokens, scores = ranked(self.head.logits(torch.stack(states)), self.head.ids, draws, NUM_CHILDREN)
-        confidence = confidence_of(scores).tolist()
-        sound = scores[:, 0].isfinite().tolist()
-        for row, (each, node) in enumerate(places):
-            each.guesses[node] = (tuple(tokens[row].tolist()) if sound[row] else (), confidence[row])
+        # Copied from the device once each, for all rows.
+        listed = zip(tokens.tolist(), scores[:, 0].isfinite().tolist(), confidence_of(scores).tolist(), strict=True)
+        for (each, node), (children, sound, confidence) in zip(places, listed, strict=True):
+            each.guesses[node] = (tuple(children) if sound else (), confidence)
 
 
 def ranked(logits: Tensor, ids: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:
@@ -199,7 +199,7 @@ def ranked(logits: Tensor, ids: Tensor, draws: Sequence[Draw], count: int) -> tu
     drawn = [row for row, draw in enumerate(draws) if not draw.sampling.greedy]
     if drawn:
         rows = indices(drawn, logits.device)
-        temperatures = torch.tensor([draws[row].sampling.temperature for row in drawn], device=logits.device)[:, None]
+        temperatures = numbers([draws[row].sampling.temperature for row in drawn], logits.device)[:, None]
         keys = [Key(draws[row].seed, draws[row].position) for row in drawn]
         places = torch.arange(len(drawn), device=logits.device)[:, None].expand(-1, tokens.shape[1])
         noise = exponentials_at(keys, places.flatten(), tokens[rows].flatten(), Domain.COUPLED).view_as(places)

@@ -121,6 +121,8 @@ def main() -> None:
                 break
             except OSError:
                 continue
+        else:
+            raise SystemExit("specdec up does not answer")
         for name, ask in CLIENTS.items():
             whole, streamed = ask(url)
             right = whole.rstrip("\n") == streamed.rstrip("\n") == text.rstrip("\n")

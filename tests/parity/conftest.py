@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from specdec.core.settings import ModelServiceSettings
 from specdec.runner.loading import load_runner
 from specdec.runner.model_runner import ModelRunner
+from target_service.heads.own_trees import OwnTrees
 from tests.checkout import DEMO
 from tests.one_thread import one_thread  # noqa: F401
+from tests.parity.written_heads import own_trees, weights
 
 
 @pytest.fixture(scope="session")
@@ -100,3 +103,11 @@ def prompts() -> list[list[int]]:
 def near_tie(device: str) -> float:
     """Two logits this close may change places: kernels round differently, a GPU's more than a CPU's."""
     return 1e-4 if torch.device(device).type == "cpu" else 1e-3
+
+
+@pytest.fixture
+def own(target_runner: ModelRunner, tmp_path: Path) -> Iterator[OwnTrees]:
+    """A head of random weights beside the demo target."""
+    found = own_trees(target_runner, tmp_path, weights())
+    yield found
+    found.taps.remove()

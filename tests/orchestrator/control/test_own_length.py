@@ -1,0 +1,53 @@
+"""A target's head drafts as many nodes as give the most tokens per second, and none where none pays."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.control.cost_model import CostModel
+from orchestrator.control.own_length import PROBE_EVERY, PROBE_ROUNDS, START_NODES, OwnLength
+from orchestrator.rounds import Exchange, Proposal, RoundRecord, Source
+from specdec.core.rounds import Timings
+from specdec.core.tree import TokenTree
+
+GOOD = [1.0, 1.8, 2.4, 2.9, 3.3, 3.6, 3.8, 4.0, 4.1]
+BAD = [1.0 + 0.02 * number for number in range(9)]
+
+
+def after_rounds(row_us: int, node_us: int, pass_us: int = 10_000) -> OwnLength:
+    """The policy once it has seen rounds of 0 to 8 nodes, in which a row and a drafted node take so long."""
+    costs = CostModel()
+    policy = OwnLength(costs, 8)
+    for number in (0, 3, 0, 8, 0, 1, 5) * 6:
+        tree = TokenTree.chain(range(number))
+        timings = Timings(pass_us=pass_us + row_us * number, rows=1 + number, sequences=1, own_us=node_us * number)
+        proposal = Proposal(tree, Source.HEAD if number else None)
+        record = RoundRecord(1, 5, proposal, (), timings, exchange=Exchange())
+        costs.observe(record)
+        policy.observe(record)
+    return policy
+
+
+def test_at_first_a_few_nodes_are_tried():
+    assert OwnLength(CostModel(), 8).choose(GOOD) == (START_NODES, 0.0)
+    assert OwnLength(CostModel(), 2).choose(GOOD) == (2, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("row_us", "node_us", "nodes"), [(0, 0, {8}), (300, 200, {6, 7, 8}), (2_000, 1_000, {2, 3, 4})]
+)
+def test_the_number_with_the_most_tokens_per_second_is_chosen(row_us: int, node_us: int, nodes: set[int]):
+    number, rate = after_rounds(row_us, node_us).choose(GOOD)
+    assert number in nodes
+    expected = GOOD[number] / (10_000 + (row_us + node_us) * number) * 1e6
+    assert rate == pytest.approx(expected, rel=0.1)
+
+
+def test_where_no_number_pays_none_is_drafted_but_now_and_then():
+    policy = after_rounds(2_000, 1_000)
+    drafted = []
+    for _ in range(2 * PROBE_EVERY):
+        drafted.append(policy.choose(BAD)[0])
+        policy.observe(RoundRecord(1, 5, timings=Timings(pass_us=10_000, rows=1, sequences=1)))
+    assert drafted.count(START_NODES) == 2 * PROBE_ROUNDS
+    assert set(drafted) == {0, START_NODES}
