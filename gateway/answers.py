@@ -26,6 +26,8 @@ _ORIGINS = {
     generation_pb2.TOKEN_ORIGIN_CORRECTION: "correction",
     generation_pb2.TOKEN_ORIGIN_BONUS: "bonus",
 }
+_COUNTS = ("round", "base", "num_draft_tokens", "num_accepted_tokens", "rows", "sequences")
+_TIMES = ("draft_wait_us", "path_us", "queue_us", "pass_us", "sample_us")
 
 
 @dataclass(slots=True)
@@ -35,6 +37,8 @@ class _Sample:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    num_rounds_sent: int = 0
     logprobs: list[Any] = field(default_factory=list)
     num_characters: int = 0
     finish_reason: str | None = None
@@ -94,7 +98,7 @@ class Answer:
         if self.body.return_token_ids:
             found["token_ids"] = sample.token_ids
         if self.body.return_origins:
-            found["specdec"] = {"origins": sample.origins}
+            found["specdec"] = {"origins": sample.origins, "rounds": sample.rounds}
         return found
 
     def _of_prompt(self, prompt: int) -> dict[str, Any]:
@@ -121,6 +125,8 @@ class Answer:
             self.usage.admitted(prompt, response.admission.num_prompt_tokens)
         elif response.HasField("prompt"):
             yield from self._echo(prompt, response.prompt)
+        elif response.HasField("round"):
+            self._samples[prompt * self.num_samples + response.round.index].rounds.append(_round(response.round))
         elif response.HasField("chunk"):
             self.usage.add(prompt, response.chunk)
             yield self._chunk(self._delta(prompt, response.chunk))
@@ -162,7 +168,8 @@ class Answer:
         if self.body.return_token_ids:
             choice["token_ids"] = list(chunk.token_ids)
         if self.body.return_origins:
-            choice["specdec"] = {"origins": origins}
+            choice["specdec"] = {"origins": origins, "rounds": sample.rounds[sample.num_rounds_sent :]}
+            sample.num_rounds_sent = len(sample.rounds)
         return choice
 
     @property
@@ -205,6 +212,11 @@ class Answer:
             "system_fingerprint": self._fingerprint,
             "choices": choices,
         }
+
+
+def _round(report: generation_pb2.RoundReport) -> dict[str, Any]:
+    told: dict[str, Any] = {name: getattr(report, name) for name in (*_COUNTS, *_TIMES)}
+    return told | {"source": _ORIGINS.get(report.source)}
 
 
 def _merged(parts: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:

@@ -63,7 +63,7 @@ class Generation(_Body):
 
     num_draft_tokens: Count | None = Field(None, description="draft tokens per round; 0: none; null: adapted")
     verification: Literal["coupled", "token", "block"] | None = Field(None, description="how drafts are verified")
-    return_origins: bool | None = Field(None, description="with each chunk, where its tokens came from")
+    return_origins: bool | None = Field(None, description="with each chunk, where its tokens came from, and its rounds")
     prediction: Prediction | None = None
 
     # Accepted, and without effect.

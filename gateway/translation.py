@@ -112,6 +112,8 @@ def _common(body: Generation) -> dict[str, Any]:
         fields["logit_bias"] = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
     if body.verification is not None:
         fields["verification"] = write_method(Method(body.verification))
+    if body.return_origins:
+        fields["return_rounds"] = True
     if body.prediction is not None:
         fields["prediction"] = body.prediction.content
     return {name: value for name, value in fields.items() if value is not None}

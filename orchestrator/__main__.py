@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 
 import uvloop
 
 from orchestrator.api.server import OrchestratorServer
+from orchestrator.http import gateway
 from orchestrator.settings import OrchestratorSettings
 from specdec.core.settings import parse
 from specdec.server.process import freeze_garbage
@@ -22,10 +24,24 @@ async def serve(settings: OrchestratorSettings) -> None:
     await server.start()
     freeze_garbage()
     log.info("serving", extra={"address": settings.address(server.port)})
-    await rpc.signalled()
-    log.info("draining")
-    await server.stop(settings.shutdown_grace_s)
-    log.info("stopped")
+    try:
+        await _until_told(settings, server.port)
+    finally:
+        log.info("draining")
+        await server.stop(settings.shutdown_grace_s)
+        log.info("stopped")
+
+
+async def _until_told(settings: OrchestratorSettings, port: int) -> None:
+    """Until a signal to end. Raises OSError if the gateway ends before."""
+    if settings.http_port is None:
+        await rpc.signalled()
+        return
+    async with gateway(settings, port) as process:
+        waits = [asyncio.create_task(rpc.signalled()), asyncio.create_task(process.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if process.returncode is not None and not waits[0].done():
+            raise OSError(f"the gateway at http_port {settings.http_port} ended with status {process.returncode}")
 
 
 def main() -> None:

@@ -18,6 +18,9 @@ class OrchestratorSettings(ServiceSettings):
     draft: Annotated[list[str], NoDecode] = Field(
         default=[], description="host:port of every draft, comma-separated; empty: no drafting"
     )
+    http_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        None, description="port of OpenAI's API over HTTP, by a gateway that starts and ends with this; unset: none"
+    )
     tokenizer: str = Field("", description="tokenizer.json, a directory with one, or a hub id; empty: token ids only")
     revision: str = Field("", description="branch, tag or commit of the tokenizer's hub id; empty: its main branch")
     model_name: str = Field("", description="name under which the model is served; empty: that of the target's model")

@@ -25,7 +25,7 @@ async def row_19(lab: Lab, seed: int, short: bool) -> Outcome:
             innocent = [
                 each
                 for each in several(20 * wanted, 200, lab.chance)
-                if _POISON not in (*each.prompt, *each.expected(lab.table))
+                if _POISON not in (*each.prompt, *each.expected(lab.reference))
             ][:wanted]
             poison = replace(innocent[0], prompt=(*innocent[0].prompt, _POISON), seed=7)
             async with Traffic(found.client, innocent) as traffic, AsyncExitStack() as stack:
@@ -37,7 +37,7 @@ async def row_19(lab: Lab, seed: int, short: bool) -> Outcome:
                 restarts.cancel()
             reason = getattr(end.error, "reason", str(end.error))
             outcome.check(reason == "NO_REPLICA", f"{flag}: the poison ends with {reason}: {end.error}")
-            check_same(outcome, answers, lab.table, "others")
+            check_same(outcome, answers, lab.reference, "others")
             crashes = sum(each.num_starts - 1 for each in found.targets)
             crashes += sum(each.returncode is not None for each in found.targets)
             failures = sum(each.tracebacks() for each in found.targets)
@@ -71,7 +71,7 @@ async def row_27(lab: Lab, seed: int, short: bool) -> Outcome:
             lost = (await found.loads())[found.targets.index(victim)].live_sequences
             await victim.kill()
             answers = await traffic.finished(200.0)
-        check_same(outcome, answers, lab.table)
+        check_same(outcome, answers, lab.reference)
         outcome.note(f"{lost} sequences were on the killed target")
         others = [answer for answer in answers if not answer.num_replays and answer.ended > killed + window_s]
         before = [window_s / max(1, a.tokens_between(killed - window_s, killed)) for a in others]

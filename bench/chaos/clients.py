@@ -84,7 +84,7 @@ async def row_15(lab: Lab, seed: int, short: bool) -> Outcome:
                 process.kill()
             await process.wait()
         async with Traffic(found.client, several(4, 60, lab.chance)) as traffic:
-            check_same(outcome, await traffic.finished(30.0), lab.table, "requests after it")
+            check_same(outcome, await traffic.finished(30.0), lab.reference, "requests after it")
     return outcome
 
 
@@ -106,7 +106,7 @@ async def row_16(lab: Lab, seed: int, short: bool) -> Outcome:
                     for reader in beside:
                         await reader.stop()
             outcome.at_most("orchestrator grew", found.orchestrator.rss_mib - before_mib, 32.0, "MiB")
-            outcome.check(all(a.same(lab.table) for a in traffic.answers), "the others have the right text")
+            outcome.check(all(a.same(lab.reference) for a in traffic.answers), "the others have the right text")
         outcome.note(f"time per token beside normal readers {percentile(normal, 0.5) * 1e3:.2f} ms")
         outcome.at_most("beside slow readers", percentile(slow, 0.5) / percentile(normal, 0.5), 1.05, "times")
     flags = ["--park-after-s=1", "--num-draft-tokens=16"]
@@ -120,7 +120,7 @@ async def row_16(lab: Lab, seed: int, short: bool) -> Outcome:
         await asyncio.sleep(1.0)
         outcome.at_most("parked after", 1.0 + await until(parked, 40.0), 41.0)
         answers = await asyncio.gather(*(reader.hurry() for reader in readers))
-        check_same(outcome, answers, lab.table, "slow readers")
+        check_same(outcome, answers, lab.reference, "slow readers")
         outcome.at_least("fewest replays of a slow reader", min(answer.num_replays for answer in answers), 1)
     return outcome
 

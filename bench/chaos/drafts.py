@@ -39,7 +39,7 @@ async def _flooded(outcome: Outcome, lab: Lab, found: Deployment, name: str) -> 
     [asked] = several(1, 100, lab.chance)
     await ask(found.client, replace(asked, num_draft_tokens=0))  # connections and code are warm
     flooded, *others = [await ask(found.client, replace(asked, num_draft_tokens=4)) for _ in range(4)]
-    check_same(outcome, [flooded], lab.table, f"with {name}")
+    check_same(outcome, [flooded], lab.reference, f"with {name}")
     flooded_s = flooded.ended - flooded.started
     usual_s = percentile((each.ended - each.started for each in others), 0.5)
     outcome.note(f"{name}: {flooded_s * 1e3:.0f} ms, without a draft {usual_s * 1e3:.0f} ms")
@@ -51,7 +51,7 @@ async def _abused(outcome: Outcome, lab: Lab, found: Deployment, name: str, addr
     asked = [replace(each, num_draft_tokens=4) for each in several(count, 60, lab.chance)]
     async with Traffic(found.client, asked) as traffic:
         answers = await traffic.finished(15.0)
-    check_same(outcome, answers, lab.table, f"with {name}")
+    check_same(outcome, answers, lab.reference, f"with {name}")
     replicas = (await found.client.server_info()).replicas
     problem = next(each.problem for each in replicas if each.address == address)
     if name in hostile.INVALID or name in hostile.FLOODS:
@@ -75,7 +75,7 @@ async def row_13(lab: Lab, seed: int, short: bool) -> Outcome:
             async with Client(front.address) as client:
                 async with Traffic(client, several(4 if short else 16, 80, lab.chance)) as traffic:
                     answers = await traffic.finished(30.0)
-                check_same(outcome, answers, lab.table, "by the target alone")
+                check_same(outcome, answers, lab.reference, "by the target alone")
                 drafted = sum(answer.sample.finish.speculation.num_draft_tokens for answer in answers)
                 outcome.check(not drafted, f"{drafted} draft tokens used")
                 replicas = (await client.server_info()).replicas

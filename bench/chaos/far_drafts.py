@@ -75,7 +75,7 @@ async def _pair(found: Deployment, lab: Lab, max_tokens: int) -> tuple[_Timed, _
 
 def _compare(outcome: Outcome, lab: Lab, pairs: list[tuple[_Timed, _Timed]], name: str) -> None:
     answers = [answer for pair in pairs for _, of_run in pair for answer in of_run]
-    check_same(outcome, answers, lab.table, f"requests, {name},")
+    check_same(outcome, answers, lab.reference, f"requests, {name},")
     # The ratio of sums, not the median: about every third run probes the draft's distance and pays a round trip for it.
     ratio = sum(with_draft for (with_draft, _), _ in pairs) / sum(alone for _, (alone, _) in pairs)
     outcome.at_most(f"{name}: time over the target's alone", ratio, _MAX_TIME_RATIO, "x")

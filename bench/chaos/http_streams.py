@@ -11,9 +11,9 @@ from typing import Any
 import httpx2 as httpx
 
 from bench.chaos.lab import Deployment, Lab, Process, until
+from bench.chaos.models import Reference
 from bench.chaos.outcome import Outcome
 from bench.chaos.traffic import Asked, several
-from bench.models.table_model import Table
 
 
 @dataclass(slots=True)
@@ -27,8 +27,8 @@ class Stream:
     cut: bool = False  # the connection ended before
     error: str = ""
 
-    def right(self, table: Table) -> bool:
-        return self.done and self.finishes == 1 and self.token_ids == self.asked.expected(table)
+    def right(self, reference: Reference) -> bool:
+        return self.done and self.finishes == 1 and self.token_ids == self.asked.expected(reference)
 
     async def read(self, http: httpx.AsyncClient) -> None:
         body: dict[str, Any] = {"prompt": list(self.asked.prompt), "max_tokens": self.asked.max_tokens}
@@ -85,7 +85,7 @@ async def row_30(lab: Lab, seed: int, short: bool) -> Outcome:
             await asyncio.sleep(lab.chance.uniform(0.1, 0.3))
             await victim.kill()
         await asyncio.wait_for(asyncio.gather(*reading), 60.0)
-        right = sum(each.right(lab.table) for each in streams)
+        right = sum(each.right(lab.reference) for each in streams)
         errors = {each.error for each in streams if each.error}
         outcome.check(right == count, f"{right} of {count} streams right, with one finish and [DONE] {errors or ''}")
         outcome.check(gateway.tracebacks() == 0, f"{gateway.tracebacks()} tracebacks in the gateway's log")
@@ -108,7 +108,7 @@ async def _without_the_gateway(
     await gateway.kill()
     await asyncio.wait_for(asyncio.gather(*reading), 10.0)
     outcome.check(all(each.cut and not each.done for each in streams), "the gateway's loss ends every connection")
-    prefixes = all(each.token_ids == each.asked.expected(lab.table)[: len(each.token_ids)] for each in streams)
+    prefixes = all(each.token_ids == each.asked.expected(lab.reference)[: len(each.token_ids)] for each in streams)
     outcome.check(prefixes, "what came before is right")
     alive = [each for each in (*found.targets, *found.drafts) if each.returncode is None]
     found.targets, found.drafts = [each for each in found.targets if each in alive], []

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.chaos.fault_proxy import FaultProxy
-from bench.models.table_model import Table
+from bench.chaos.models import Models, Reference, TableModels
 from specdec.cli.processes import StartError, free_ports, is_serving
 from specdec.client import Client
 from specdec.core.errors import SpecdecError
@@ -53,7 +53,7 @@ class Process:
             *self._command, stdout=self.log, stderr=self.log, start_new_session=True
         )
 
-    async def healthy(self, timeout_s: float = 60.0) -> None:
+    async def healthy(self, timeout_s: float = 180.0) -> None:
         """Wait until the process is alive. Raises StartError if it ends or is not alive within ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while not await is_serving(self.address, service=rpc.LIVENESS):
@@ -191,11 +191,15 @@ async def load_of(address: str, role: str, tls: Tls | None = None) -> Load:
 
 
 class Lab:
-    """Makes deployments. ``table`` defines all models; ``chance`` is a seeded generator."""
+    """Makes deployments of ``models``. ``chance`` is a seeded generator."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, models: Models | None = None) -> None:
         self.chance = random.Random(seed)
-        self.table = Table()
+        self.models = models or TableModels()
+
+    @property
+    def reference(self) -> Reference:
+        return self.models.reference
 
     @asynccontextmanager
     async def processes(self) -> AsyncIterator[Callable[..., Process]]:
@@ -229,12 +233,8 @@ class Lab:
         """A deployment in which every replica is in use. Sequences are flags of their role. Raises StartError."""
         async with AsyncExitStack() as stack:
             make = await stack.enter_async_context(self.processes())
-            targets = [
-                make("bench.models.table_service target", f"--pass-ms={pass_ms}", *target) for _ in range(num_targets)
-            ]
-            drafts = [
-                make("bench.models.table_service draft", f"--pass-ms={step_ms}", *draft) for _ in range(num_drafts)
-            ]
+            targets = [make(*self.models.service("target", pass_ms), *target) for _ in range(num_targets)]
+            drafts = [make(*self.models.service("draft", step_ms), *draft) for _ in range(num_drafts)]
             proxies: dict[Process, FaultProxy] = {}
             if proxied:
                 for each in (*targets, *drafts):

@@ -84,7 +84,7 @@ async def _partition(
     outcome.note(f"{name}: {live[victim]} sequences on it")
     outcome.at_most(f"{name}: detected after", seen_s, autonomous_s + max(1.0, 5 * percentile(rounds, 0.99)))
     note_gaps(outcome, added_gaps(answers, began), 2.0, f"{name}: added gap")
-    check_same(outcome, answers, lab.table, name)
+    check_same(outcome, answers, lab.reference, name)
     await _done(cut(victim, False))
     await found.ready()
     # No rounds are in flight now, so the watchdog is off and only keepalive can detect the fault.
@@ -115,7 +115,7 @@ async def row_08(lab: Lab, seed: int, short: bool) -> Outcome:
                     [answer] = await traffic.finished(60.0)
                 times = [when for when, _ in answer.arrivals]
                 chunks.extend(zip(times[1:], answer.gaps, strict=True))
-                wrong += not (answer.same(lab.table) and answer.sample.finished)
+                wrong += not (answer.same(lab.reference) and answer.sample.finished)
 
         load = [asyncio.create_task(steady()) for _ in range(8 if short else 16)]
         await asyncio.sleep(window_s)
@@ -154,7 +154,7 @@ async def row_10(lab: Lab, seed: int, short: bool) -> Outcome:
                     proxy.set(lab.chance.choice(list(Direction)), truncate_after=lab.chance.randint(1, 400))
             answers = await traffic.finished(60.0)
         outcome.note(f"{faults} faults, {sum(answer.num_replays for answer in answers)} replays")
-        check_same(outcome, answers, lab.table)
+        check_same(outcome, answers, lab.reference)
         everyone = [*found.targets, *found.drafts, found.orchestrator]
         dead = [each.module for each in everyone if each.returncode is not None]
         outcome.check(not dead, f"processes that ended: {', '.join(dead) or 'none'}")

@@ -51,7 +51,7 @@ async def row_17(lab: Lab, seed: int, short: bool) -> Outcome:
         times = [answer.ended - answer.started for answer in rejected]
         outcome.note(f"rejects p50 {percentile(times, 0.5) * 1e3:.1f} ms, p99 {percentile(times, 0.99) * 1e3:.1f} ms")
         outcome.at_most("longest reject", max(times) * 1e3, 50.0, "ms")
-        check_same(outcome, [a for a in answers if a.error is None], lab.table, "accepted")
+        check_same(outcome, [a for a in answers if a.error is None], lab.reference, "accepted")
         outcome.at_least("goodput over capacity", goodput / peak, 0.9)
         outcome.at_most("longest queue", longest_queue, 16, "requests")
         outcome.check(not ill, f"{ill} health checks failed")
@@ -109,7 +109,7 @@ async def row_18(lab: Lab, seed: int, short: bool) -> Outcome:
                 await asyncio.sleep(0.05)
             answers = await traffic.finished(60.0)
         outcome.note(f"{need} slots needed, at most {used} of 4096 used")
-        check_same(outcome, answers, lab.table)
+        check_same(outcome, answers, lab.reference)
         outcome.at_most("replays of one request", max(answer.num_replays for answer in answers), 2, "")
         outcome.note(f"{sum(answer.num_replays for answer in answers)} replays in total")
         outcome.check(found.targets[0].returncode is None, "the target is alive")
@@ -130,7 +130,7 @@ async def row_28(lab: Lab, seed: int, short: bool) -> Outcome:
         passes = sum(load.passes for load in (await found.loads())[:2]) - passes
         first = [answer.arrivals[0][0] - answer.admitted for answer in answers if answer.arrivals]
         outcome.at_least("first token after", min(first, default=0.0), 1.5 if short else 3.0)
-        check_same(outcome, answers, lab.table)
+        check_same(outcome, answers, lab.reference)
         replays = sum(answer.num_replays for answer in answers)
         outcome.check(replays == 0, f"{replays} replays")
         # One prefill per request, in shared or separate passes, and at most 40 rounds per request.

@@ -32,7 +32,7 @@ async def row_01(lab: Lab, seed: int, short: bool) -> Outcome:
             gaps += added_gaps(answers, killed, killed + 3)
             moved = sum(answer.num_replays > 0 for answer in answers)
             outcome.check(moved > 0, f"{moved} moved")
-            check_same(outcome, answers, lab.table)
+            check_same(outcome, answers, lab.reference)
             await victim.start()
             await victim.healthy()
             await found.ready()
@@ -58,8 +58,8 @@ async def row_02(lab: Lab, seed: int, short: bool) -> Outcome:
         outcome.at_most("past the deadline", late, 0.5)
         reasons = {getattr(answer.error, "reason", str(answer.error)) for answer in hurried}
         good = reasons <= {"DEADLINE_EXCEEDED", "NO_REPLICA", "REPLICA_LOST"}
-        outcome.check(good and all(a.same(lab.table) for a in hurried), f"with a deadline: {', '.join(reasons)}")
-        check_same(outcome, [answer for answer in answers if not answer.asked.timeout_s], lab.table, "without")
+        outcome.check(good and all(a.same(lab.reference) for a in hurried), f"with a deadline: {', '.join(reasons)}")
+        check_same(outcome, [answer for answer in answers if not answer.asked.timeout_s], lab.reference, "without")
     return outcome
 
 
@@ -72,7 +72,7 @@ async def row_03(lab: Lab, seed: int, short: bool) -> Outcome:
             killed = time.monotonic()
             await found.drafts[0].kill()
             answers = await traffic.finished(_HANG_S)
-        check_same(outcome, answers, lab.table)
+        check_same(outcome, answers, lab.reference)
         note_gaps(outcome, added_gaps(answers, killed, killed + 2), 0.5, "stall")
         await found.drafts[0].start()
         await found.drafts[0].healthy()
@@ -106,13 +106,13 @@ async def row_04(lab: Lab, seed: int, short: bool) -> Outcome:
         outcome.at_most("clients get an error after", told_s, 0.1)
         reasons = {getattr(answer.error, "reason", str(answer.error)) for answer in answers}
         outcome.check(reasons == {"REPLICA_LOST"}, f"with {', '.join(reasons)}")
-        outcome.check(all(answer.same(lab.table) for answer in answers), "the tokens received before it are right")
+        outcome.check(all(answer.same(lab.reference) for answer in answers), "the tokens received before it are right")
         outcome.at_most("streams and KV freed after", freed_s, _KEEPALIVE_BOUND_S)
         await found.orchestrator.start()
         await found.orchestrator.healthy()
         await found.ready()
         async with Traffic(found.client, asked) as traffic:
-            check_same(outcome, await traffic.finished(_HANG_S), lab.table, "retries")
+            check_same(outcome, await traffic.finished(_HANG_S), lab.reference, "retries")
 
         make = await stack.enter_async_context(lab.processes())
         second: Process = make(
@@ -126,7 +126,7 @@ async def row_04(lab: Lab, seed: int, short: bool) -> Outcome:
             killed = time.monotonic()
             await found.orchestrator.kill()
             answers = await traffic.finished(_HANG_S)
-        check_same(outcome, answers, lab.table, "with a second orchestrator")
+        check_same(outcome, answers, lab.reference, "with a second orchestrator")
         note_gaps(outcome, added_gaps(answers, killed), 2.0)
     return outcome
 
@@ -147,12 +147,12 @@ async def row_05(lab: Lab, seed: int, short: bool) -> Outcome:
         outcome.note(f"round p99 {round_p99 * 1e3:.0f} ms")
         outcome.at_most("detected after", seen_s, max(1.0, 5 * round_p99))
         note_gaps(outcome, added_gaps(answers, frozen), 2.0)
-        check_same(outcome, answers, lab.table)
+        check_same(outcome, answers, lab.reference)
         await asyncio.sleep(max(0.0, frozen + frozen_s - time.monotonic()))
         async with Traffic(found.client, several(8, 200, lab.chance)) as traffic:
             await traffic.reached(0.1)
             victim.thaw()  # its verdicts are late now
-            check_same(outcome, await traffic.finished(_HANG_S), lab.table, "while it thaws")
+            check_same(outcome, await traffic.finished(_HANG_S), lab.reference, "while it thaws")
         outcome.at_most("used again after", await found.ready(), 5.0)
         outcome.at_most("its old sequences freed after", await found.freed(), 2.0)
     return outcome

@@ -20,7 +20,7 @@ async def row_12(lab: Lab, seed: int, short: bool) -> Outcome:
         await _abused_target(outcome, lab, found.targets[0].address)
         await _abused_draft(outcome, found.drafts[0].address)
         async with Traffic(found.client, several(4, 60, lab.chance)) as traffic:
-            check_same(outcome, await traffic.finished(30.0), lab.table, "requests beside it")
+            check_same(outcome, await traffic.finished(30.0), lab.reference, "requests beside it")
     return outcome
 
 
@@ -66,10 +66,10 @@ async def _abused_target(outcome: Outcome, lab: Lab, address: str) -> None:
         live = (await load_of(address, "target")).live_sequences
         # The well-behaved sequence, and the one that was opened beside the unknown sequence.
         outcome.check(live == 2, f"sequences left of the broken ones: {live - 2}")
-    expected = list(prompt)
-    while len(expected) < len(ids):
-        expected.append(lab.table.next_token(known, expected[-3:], len(expected)))
-    outcome.check(ids == expected, f"the good sequence of that stream: {len(ids) - 3} tokens, all as expected")
+    expected = lab.reference.text(known, len(ids) - len(prompt))
+    outcome.check(
+        ids == [*prompt, *expected], f"the good sequence of that stream: {len(ids) - 3} tokens, all as expected"
+    )
 
 
 async def _abused_draft(outcome: Outcome, address: str) -> None:
@@ -118,6 +118,6 @@ async def row_20(lab: Lab, seed: int, short: bool) -> Outcome:
             traces = process.tracebacks()
             outcome.check(not traces, f"{role}: {traces} tracebacks in its log")
         async with Traffic(found.client, several(8, 60, lab.chance)) as traffic:
-            check_same(outcome, await traffic.finished(30.0), lab.table, "good requests after it")
+            check_same(outcome, await traffic.finished(30.0), lab.reference, "good requests after it")
         outcome.at_most("nothing left after", await found.freed(), 2.0)
     return outcome

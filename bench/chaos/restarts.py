@@ -22,8 +22,8 @@ async def row_21(lab: Lab, seed: int, short: bool) -> Outcome:
     async with AsyncExitStack() as stack:
         make = await stack.enter_async_context(lab.processes())
         grace = f"--shutdown-grace-s={_GRACE_S}"
-        targets = [make("bench.models.table_service target", "--pass-ms=8", grace) for _ in range(2)]
-        drafts = [make("bench.models.table_service draft", "--pass-ms=1", grace) for _ in range(2)]
+        targets = [make(*lab.models.service("target", 8.0), grace) for _ in range(2)]
+        drafts = [make(*lab.models.service("draft", 1.0), grace) for _ in range(2)]
         flags = [
             "--target=" + ",".join(each.address for each in targets),
             "--draft=" + ",".join(each.address for each in drafts),
@@ -54,7 +54,7 @@ async def row_21(lab: Lab, seed: int, short: bool) -> Outcome:
                 await _all_used(orchestrators)
         stopping.set()
         await asyncio.gather(*clients)
-        check_same(outcome, answers, lab.table)
+        check_same(outcome, answers, lab.reference)
         outcome.at_most("ended after SIGTERM, slowest", slowest, _GRACE_S)
         outcome.note(f"{sum(each.num_starts - 1 for each in everything)} restarts")
         outcome.note(f"{sum(answer.num_replays for answer in answers)} replays")

@@ -38,7 +38,7 @@ async def row_29(lab: Lab, seed: int, short: bool) -> Outcome:
                     each.signal(signal.SIGTERM)
                 await asyncio.gather(*(_gone(each) for each in leaving))
         outcome.at_most("new ones got work after, slowest", slowest, 10.0)
-        check_same(outcome, load.answers, lab.table)
+        check_same(outcome, load.answers, lab.reference)
         ends = {each.returncode for each in left}
         outcome.check(ends == {0}, f"exit statuses of removed targets: {ends}")
         outcome.note(f"{sum(answer.num_replays for answer in load.answers if answer.sample.finished)} replays")

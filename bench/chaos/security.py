@@ -67,7 +67,7 @@ async def row_24(lab: Lab, seed: int, short: bool) -> Outcome:
 
             outcome.at_most("every bad target's problem reported after", await until(told, 30.0), 30.0)
             async with Traffic(client, several(4 if short else 32, 40, lab.chance)) as traffic:
-                check_same(outcome, await traffic.finished(30.0), lab.table)
+                check_same(outcome, await traffic.finished(30.0), lab.reference)
             for what, wrong in (
                 ("a wrong token", Client(orchestrator.address, tls=tls, api_key="wrong")),
                 ("no token", Client(orchestrator.address, tls=tls)),

@@ -52,7 +52,7 @@ async def _start(lab: Lab, outcome: Outcome, order: tuple[str, ...], late_s: flo
         await until(used, 30.0)
         used_s = time.monotonic() - served
         async with Traffic(client, several(2, 40, lab.chance)) as traffic:
-            check_same(outcome, await traffic.finished(30.0), lab.table, ", ".join(order))
+            check_same(outcome, await traffic.finished(30.0), lab.reference, ", ".join(order))
         starts = {role: each.num_starts for role, each in services.items() if each.num_starts > 1 or each.returncode}
         outcome.check(not starts, f"ended or started again: {starts or 'none'}")
         return used_s

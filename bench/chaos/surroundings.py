@@ -72,7 +72,7 @@ async def row_23(lab: Lab, seed: int, short: bool) -> Outcome:
                         ahead_s = await clock.ahead_s()
                         outcome.check(abs(ahead_s - seconds) < 60.0, f"the clock is {ahead_s:.0f} s ahead")
                         await phase(f"clock {seconds:+d} s")
-            check_same(outcome, load.answers, lab.table)
+            check_same(outcome, load.answers, lab.reference)
             replays = sum(answer.num_replays for answer in load.answers if answer.sample.finished)
             outcome.check(not replays, f"{replays} replays")
             await asyncio.gather(*(each.stop() for each in found.processes))

@@ -1,6 +1,6 @@
 """Requests with an answer known in advance: sends them, times them, compares the answers. Knows no faults.
 
-The expected answer is computed from bench.models.table_model.Table alone, so "same" needs no fault-free run.
+The expected answer is computed by the models' reference, so "same" needs no fault-free run.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bench.chaos.models import Reference
 from bench.chaos.outcome import Outcome, percentile
-from bench.models.table_model import Table
 from specdec.client import Client, Sample
 from specdec.core.errors import SpecdecError
 from specdec.core.sequence import SamplingParams, SequenceSpec
@@ -32,13 +32,10 @@ class Asked:
     timeout_s: float | None = None
     num_draft_tokens: int | None = None
 
-    def expected(self, table: Table) -> list[int]:
-        """The only correct output ids."""
+    def expected(self, reference: Reference) -> list[int]:
+        """The only right output ids."""
         spec = SequenceSpec(self.prompt, len(self.prompt), SamplingParams(self.temperature), self.seed)
-        ids = list(self.prompt)
-        for _ in range(self.max_tokens):
-            ids.append(table.next_token(spec, ids[-3:], len(ids)))
-        return ids[len(self.prompt) :]
+        return reference.text(spec, self.max_tokens)
 
 
 @dataclass(slots=True)
@@ -70,11 +67,11 @@ class Answer:
     def tokens_between(self, start: float, end: float) -> int:
         return sum(count for when, count in self.arrivals if start <= when < end)
 
-    def same(self, table: Table) -> bool:
+    def same(self, reference: Reference) -> bool:
         """Whether the ids are the expected ones: all of them if the request finished, else a prefix."""
         ids = self.sample.token_ids
         whole = len(ids) == self.asked.max_tokens or not self.sample.finished
-        return whole and ids == self.asked.expected(table)[: len(ids)]
+        return whole and ids == self.asked.expected(reference)[: len(ids)]
 
 
 async def ask(client: Client, asked: Asked, answer: Answer | None = None) -> Answer:
@@ -187,10 +184,10 @@ class Steady:
                 await ask(self._client, asked, self.answers[-1])
 
 
-def check_same(outcome: Outcome, answers: Sequence[Answer], table: Table, what: str = "requests") -> None:
+def check_same(outcome: Outcome, answers: Sequence[Answer], reference: Reference, what: str = "requests") -> None:
     """Check that all requests finished with the expected ids."""
     finished = sum(answer.sample.finished for answer in answers)
-    same = sum(answer.same(table) for answer in answers)
+    same = sum(answer.same(reference) for answer in answers)
     errors = sorted({f"{type(a.error).__name__}: {a.error}"[:160] for a in answers if a.error is not None})
     text = f"{finished} of {len(answers)} {what} finished, {same} same"
     good = finished == same == len(answers)

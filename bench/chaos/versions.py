@@ -164,7 +164,7 @@ async def row_25(lab: Lab, seed: int, short: bool) -> Outcome:
                 ids: list[int] = []
                 async for response in generate(request):
                     ids.extend(response.chunk.token_ids)
-                right += ids == asked.expected(lab.table)
+                right += ids == asked.expected(lab.reference)
             outcome.check(right == count, f"an older client: {right} of {count} same")
         verify = (older["VerifyRequest"], older["VerifyResponse"], older["GetModelInfoResponse"])
         draft = (older["DraftRequest"], older["DraftResponse"], older["GetModelInfoResponse"])
@@ -186,7 +186,7 @@ async def row_25(lab: Lab, seed: int, short: bool) -> Outcome:
                     await traffic.reached(0.3)
                     await found.targets[0].kill()
                     answers = await traffic.finished(60.0)
-        check_same(outcome, answers, lab.table, "with older replicas, one of which died")
+        check_same(outcome, answers, lab.reference, "with older replicas, one of which died")
         drafted = sum(answer.sample.finish.speculation.num_accepted_tokens for answer in answers)
         outcome.at_least("draft tokens accepted", drafted, 1)
     return outcome

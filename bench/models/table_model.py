@@ -41,6 +41,13 @@ class Table:
         """The token that the target commits at ``position``, after a text that ends with ``tail``."""
         return self._hash(spec, tail, position, 1) % self.vocab_size
 
+    def text(self, spec: SequenceSpec, max_tokens: int) -> list[int]:
+        """The only right output ids."""
+        ids = list(spec.token_ids)
+        for _ in range(max_tokens):
+            ids.append(self.next_token(spec, ids[-_ORDER:], len(ids)))
+        return ids[spec.num_prompt_tokens :]
+
     def guess(self, spec: SequenceSpec, tail: Sequence[int], position: int) -> int:
         """The draft's first candidate at ``position``."""
         token = self.next_token(spec, tail, position)

@@ -109,6 +109,9 @@ async def test_logprobs_as_evaluations_read_them():
         assert as_ids["choices"][0]["logprobs"]["tokens"][:-1] == [f"token_id:{token_id}" for token_id in ids]
 
 
+STREAMED = {"stream": True, "prompt_logprobs": None}
+
+
 async def test_what_a_prompt_and_tokens_were_can_be_had():
     async with serving() as running:
         body = {**BODY, "return_token_ids": True, "prompt_logprobs": 2, "return_origins": True, "num_draft_tokens": 3}
@@ -118,6 +121,13 @@ async def test_what_a_prompt_and_tokens_were_can_be_had():
         assert len(choice["token_ids"]) == len(choice["specdec"]["origins"]) == 24
         assert set(choice["specdec"]["origins"]) <= {"draft", "correction", "bonus"}
         assert "draft" in choice["specdec"]["origins"]
+        rounds = choice["specdec"]["rounds"]
+        assert [each["round"] for each in rounds] == list(range(len(rounds)))
+        assert sum(each["num_accepted_tokens"] + 1 for each in rounds) >= 24
+        assert {each["source"] for each in rounds if each["num_draft_tokens"]} == {"draft"}
+        streamed = [e["choices"][0] for e in await events(running, "/v1/completions", body | STREAMED)]
+        joined = [told for each in streamed for told in each["specdec"]["rounds"]]
+        assert [each["base"] for each in joined] == [each["base"] for each in rounds]
         first, *others = choice["prompt_logprobs"]
         assert first is None
         assert len(others) == len(choice["prompt_token_ids"]) - 1
