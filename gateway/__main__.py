@@ -12,13 +12,14 @@ from gateway.settings import GatewaySettings
 from specdec.core.settings import parse
 from specdec.server.process import freeze_garbage
 from specdec.telemetry import setup as telemetry
+from specdec.telemetry.prometheus import Scrape
 from specdec.transport import rpc
 
 log = logging.getLogger(__name__)
 
 
-async def serve(settings: GatewaySettings) -> None:
-    server = GatewayServer(settings)
+async def serve(settings: GatewaySettings, scrape: Scrape) -> None:
+    server = GatewayServer(settings, scrape)
     await server.start()
     freeze_garbage()
     log.info("serving", extra={"address": settings.address(server.port)})
@@ -31,8 +32,9 @@ async def serve(settings: GatewaySettings) -> None:
 def main() -> None:
     settings = parse(GatewaySettings, sys.argv[1:], "gateway")
     try:
-        telemetry.set_up("specdec-gateway", settings)
-        uvloop.run(serve(settings))
+        scrape = Scrape()
+        telemetry.set_up("specdec-gateway", settings, scrape)
+        uvloop.run(serve(settings, scrape))
     except ValueError as error:
         print(f"specdec gateway: {error}", file=sys.stderr)
         raise SystemExit(2) from error

@@ -6,7 +6,6 @@ Knows HTTP; does not know what the fields of a body mean (gateway.translation) a
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 import uuid
@@ -15,7 +14,6 @@ from contextlib import aclosing
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -31,31 +29,31 @@ from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, Generation,
 from gateway.errors import HttpError, http_error
 from gateway.metrics import Metrics
 from gateway.openapi import document
+from gateway.parsing import read_body
 from gateway.settings import GatewaySettings
 from gateway.sources import responses
 from specdec.client import Client, Metadata
 from specdec.core.errors import SpecdecError
+from specdec.telemetry.prometheus import CONTENT_TYPE, Scrape
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 1 << 22
 MAX_REQUEST_ID = 128
-_LARGE_BODY_BYTES = 1 << 17
-"""A larger body is parsed by a thread: this one takes a millisecond or two."""
 _MODEL_NAME_S = 5.0
 _NO_MODEL = HttpError(503, "no target is ready", "server_error", headers={"retry-after": "1"})
 
-Body = TypeVar("Body", bound=BaseModel)
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Gateway:
-    """The endpoints. ``client`` calls the orchestrators with each caller's own key."""
+    """The endpoints. ``client`` calls the orchestrators with each caller's own key. ``scrape``: of this process."""
 
-    def __init__(self, client: Client, settings: GatewaySettings) -> None:
+    def __init__(self, client: Client, settings: GatewaySettings, scrape: Scrape) -> None:
         self._client = client
         self._settings = settings
         self._metrics = Metrics()
+        self._scrape = scrape
+        self._accept = settings.accept_unknown_fields
         self._model_name, self._named_at = "", -_MODEL_NAME_S
 
     def app(self) -> Starlette:
@@ -71,6 +69,7 @@ class Gateway:
             Route("/ping", self._ping, methods=["GET", "POST"]),
             Route("/version", self._version),
             Route("/load", self._served(self._load)),
+            Route("/metrics", self._served(self._metrics_page)),
             Route("/openapi.json", self._openapi),
         ]
         middleware = []
@@ -97,11 +96,11 @@ class Gateway:
     # --- generation --------------------------------------------------------------------------------------------
 
     async def _completions(self, request: Request) -> Response:
-        body = await self._body(request, CompletionBody)
+        body = await read_body(request, CompletionBody, self._accept)
         return await self._generate(request, body, translation.of_completion(body))
 
     async def _chat(self, request: Request) -> Response:
-        body = await self._body(request, ChatBody)
+        body = await read_body(request, ChatBody, self._accept)
         return await self._generate(request, body, [translation.of_chat(body)])
 
     async def _generate(self, request: Request, body: Generation, requests: Sequence[dict[str, Any]]) -> Response:
@@ -161,7 +160,7 @@ class Gateway:
         }
 
     async def _tokenize(self, request: Request) -> Response:
-        body = await self._body(request, TokenizeBody)
+        body = await read_body(request, TokenizeBody, self._accept)
         try:
             found = await self._client.tokenize(metadata=_metadata(request), **translation.of_tokenize(body))
         except (ValueError, TypeError) as error:
@@ -173,7 +172,7 @@ class Gateway:
         return JSONResponse(told | {"token_strs": strings if body.return_token_strs else None})
 
     async def _detokenize(self, request: Request) -> Response:
-        body = await self._body(request, DetokenizeBody)
+        body = await read_body(request, DetokenizeBody, self._accept)
         return JSONResponse({"prompt": await self._client.detokenize(body.tokens, metadata=_metadata(request))})
 
     async def _tokenizer_info(self, request: Request) -> Response:
@@ -201,6 +200,10 @@ class Gateway:
     async def _load(self, request: Request) -> Response:
         info = await self._client.server_info(metadata=_metadata(request))
         return JSONResponse({"server_load": info.live_sequences + info.waiting_requests})
+
+    async def _metrics_page(self, request: Request) -> Response:
+        await self._client.server_info(metadata=_metadata(request))  # it checks the key
+        return Response(await asyncio.to_thread(self._scrape.text), media_type=CONTENT_TYPE)
 
     async def _openapi(self, _: Request) -> Response:
         return JSONResponse(document(self._settings.root_path))
@@ -239,61 +242,6 @@ class Gateway:
         if name and self._model_name and name != self._model_name:
             raise _unknown_model(name)
         return self._model_name
-
-    async def _body(self, request: Request, kind: type[Body]) -> Body:
-        """Raises HttpError if the body is none of this kind."""
-        data = await _bytes(request)
-        parse = _parsed if len(data) <= _LARGE_BODY_BYTES else _in_thread(_parsed)
-        found = parse(data, kind, self._settings.accept_unknown_fields)
-        return await found if isinstance(found, Awaitable) else found
-
-
-def _in_thread(work: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    return lambda *arguments: asyncio.to_thread(work, *arguments)
-
-
-def _parsed(data: bytes, kind: type[Body], accept_unknown: bool) -> Body:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise HttpError(400, f"the body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise HttpError(400, "the body is not a JSON object")
-    unsupported: dict[str, str] = getattr(kind, "UNSUPPORTED", {})
-    for name in value.keys() & unsupported.keys():
-        if value[name] is not None:
-            raise HttpError(400, f"{name}: not supported; {unsupported[name]}", param=name)
-    known = {name: each for name, each in value.items() if name in kind.model_fields}
-    rest = {} if accept_unknown else {name: each for name, each in value.items() if name not in unsupported}
-    try:
-        return kind.model_validate(rest | known)
-    except ValidationError as error:
-        problems = [(_path(each["loc"]), each["msg"]) for each in error.errors(include_url=False)]
-        message = "; ".join(f"{path}: {what}" for path, what in problems[:8])
-        # Of the branches of a union, the one that fits best fails at the deepest place.
-        raise HttpError(400, message, param=max((path for path, _ in problems), key=len)) from error
-    except RecursionError as error:
-        raise HttpError(400, "the body is nested too deeply") from error
-
-
-def _path(places: Sequence[int | str]) -> str:
-    """Such as messages[1].content. What pydantic names a branch of a union by is left out."""
-    found = ""
-    for place in places:
-        if isinstance(place, int):
-            found += f"[{place}]"
-        elif place.isidentifier() and place not in ("str", "int"):
-            found += f".{place}" if found else place
-    return found or "body"
-
-
-async def _bytes(request: Request) -> bytes:
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > MAX_BODY_BYTES:
-            raise HttpError(413, f"a body has at most {MAX_BODY_BYTES} bytes")
-    return bytes(data)
 
 
 def _metadata(request: Request) -> Metadata:

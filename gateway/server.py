@@ -14,6 +14,7 @@ from gateway.settings import GatewaySettings
 from specdec.client import Client
 from specdec.security.tls import Tls
 from specdec.telemetry.process_metrics import ProcessMetrics
+from specdec.telemetry.prometheus import Scrape
 
 _SEND_BUFFER = 1 << 17
 """Bytes that the system keeps for a client that reads slowly. By default it would keep MiB for each."""
@@ -30,14 +31,14 @@ class _Uvicorn(uvicorn.Server):
 class GatewayServer:
     """Listens once started. Create it on the serving event loop. Raises OSError if it cannot listen there."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, scrape: Scrape) -> None:
         self._settings = settings
         # The orchestrators authenticate callers by their keys, which are passed on.
         tls = Tls(settings.tls_ca) if settings.tls_ca else None
         self._client = Client(*settings.orchestrator, tls=tls)
         self._socket = _listening(settings.host, settings.port)
         config = uvicorn.Config(
-            Gateway(self._client, settings).app(),
+            Gateway(self._client, settings, scrape).app(),
             log_config=None,
             access_log=False,
             lifespan="off",

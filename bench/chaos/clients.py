@@ -18,7 +18,6 @@ from specdec.core.environment import DIRECT
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
-_PASS_S = 0.01
 _KILLED_BOUND_S = 3.5  # the kernel closes the connections of a killed process
 _UNPLUGGED_BOUND_S = (rpc.PUBLIC_KEEPALIVE_MS + rpc.PUBLIC_PING_TIMEOUT_MS) / 1e3 + 0.5  # 0.5 s for scheduling
 
@@ -26,16 +25,20 @@ _UNPLUGGED_BOUND_S = (rpc.PUBLIC_KEEPALIVE_MS + rpc.PUBLIC_PING_TIMEOUT_MS) / 1e
 async def row_14(lab: Lab, seed: int, short: bool) -> Outcome:
     """1,000 requests run, 50 at a time, and each is cancelled at a random point."""
     outcome = Outcome()
-    async with lab.deployment(pass_ms=_PASS_S * 1e3) as found:
+    async with lab.deployment(pass_ms=10.0) as found:
         slowest: list[float] = []
+        gaps: list[float] = []
         cancelled = 0
         for _ in range(3 if short else 20):
             async with Traffic(found.client, several(50, 400, lab.chance)) as traffic:
                 cancelled += await traffic.cancel(lab.chance)
+            gaps += [gap for answer in traffic.answers for gap in answer.gaps]
             slowest.append(await _freed(found))
         outcome.note(f"{cancelled} cancelled")
         outcome.note(f"freed after, p50 {percentile(slowest, 0.5) * 1e3:.0f} ms")
-        outcome.at_most("freed after, slowest", max(slowest), 0.1 + _PASS_S)
+        round_s = percentile(gaps, 0.99)
+        outcome.note(f"round p99 {round_s * 1e3:.0f} ms")
+        outcome.at_most("freed after, slowest", max(slowest), 0.1 + round_s)
         streams = [load.open_streams for load in await found.loads()]
         outcome.check(streams == [1, 1], f"streams open: {streams}, the orchestrator's")
     return outcome

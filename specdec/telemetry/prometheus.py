@@ -13,10 +13,11 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
+from prometheus_client import CollectorRegistry, Metric, generate_latest, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _OURS, _THEIRS = "spec_decode_", "vllm:spec_decode_"
 
 
@@ -55,6 +56,7 @@ class Scrape:
         self.reader = PrometheusMetricReader(scope_info_enabled=False, registry=inner)
         registry = CollectorRegistry()
         registry.register(_Renamed(inner))
+        self._registry = registry
         self._app = make_wsgi_app(registry)
         self._one_at_a_time = threading.Lock()
 
@@ -70,6 +72,11 @@ class Scrape:
             raise ValueError(f"--metrics-port: cannot listen on {host}:{port}: {error}") from error
         threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
         return int(server.server_port)
+
+    def text(self) -> bytes:
+        """All metrics, as CONTENT_TYPE."""
+        with self._one_at_a_time:
+            return generate_latest(self._registry)
 
     def _answer(self, environ: dict[str, Any], start_response: Any) -> Any:
         # Always the plain text format. For OpenMetrics, which Prometheus prefers, the library may replace colons by

@@ -68,12 +68,13 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def set_up(service: str, settings: ServiceSettings) -> None:
+def set_up(service: str, settings: ServiceSettings, scrape: Scrape | None = None) -> None:
     """Log to standard error; export traces and metrics as OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER say.
 
     A variable may name several exporters, with commas. Without these variables, OTLP is used if
     OTEL_EXPORTER_OTLP_ENDPOINT (or that of the signal) is set, else no exporter. With ``metrics_port`` Prometheus can
-    scrape the metrics there as well. Raises ValueError if an exporter is not installed or the port is not free.
+    scrape the metrics there as well; ``scrape``, if given, has them too. Raises ValueError if an exporter is not
+    installed or the port is not free.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service))
@@ -91,10 +92,11 @@ def set_up(service: str, settings: ServiceSettings) -> None:
         providers.append(tracing)
     readers: list[MetricReader] = [PeriodicExportingMetricReader(each) for each in _exporters("metrics")]
     if settings.metrics_port is not None:
-        scrape = Scrape()
-        readers.append(scrape.reader)
+        scrape = scrape or Scrape()
         port = scrape.serve(settings.host, settings.metrics_port)
         log.info("metrics", extra={"address": settings.address(port)})
+    if scrape is not None:
+        readers.append(scrape.reader)
     if readers:
         metering = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
         metrics.set_meter_provider(metering)

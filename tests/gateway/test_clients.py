@@ -14,6 +14,7 @@ import pytest
 
 from gateway.server import GatewayServer
 from gateway.settings import GatewaySettings
+from specdec.telemetry.prometheus import Scrape
 from tests.checkout import DEMO
 from tests.cluster import cluster
 from tests.gateway.conftest import MODEL, models, serving
@@ -142,7 +143,7 @@ async def test_a_stream_survives_the_loss_of_its_orchestrator():
         one = await stack.enter_async_context(cluster([verifier], [drafter], **settings))
         other = await stack.enter_async_context(cluster([models()[0]], [], **settings))
         addresses = [f"127.0.0.1:{each.orchestrator.port}" for each in (one, other)]
-        server = GatewayServer(GatewaySettings(orchestrator=addresses))
+        server = GatewayServer(GatewaySettings(orchestrator=addresses), Scrape())
         await server.start()
         stack.push_async_callback(server.stop)
         openai_client = await stack.enter_async_context(client(f"http://127.0.0.1:{server.port}"))

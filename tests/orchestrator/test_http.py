@@ -21,13 +21,17 @@ pytestmark = pytest.mark.slow
 
 
 async def answer(port: int, path: str, **body: Any) -> Any:
+    return json.loads(await page(port, path, **body))
+
+
+async def page(port: int, path: str, **body: Any) -> str:
     """Of the gateway. Raises SpecdecError while it does not serve."""
 
-    def ask() -> Any:
+    def ask() -> str:
         data = json.dumps(body).encode() if body else None
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", data, timeout=10) as told:
-                return json.load(told)
+                return str(told.read(), "utf-8")
         except (urllib.error.URLError, ConnectionError) as error:
             raise SpecdecError(str(error)) from error
 
@@ -40,6 +44,7 @@ async def test_it_answers_and_ends_with_its_orchestrator() -> None:
         assert await until(lambda: answer(port, "/v1/models"), 20.0) < 20.0
         told = await answer(port, "/v1/completions", prompt=[1, 2, 3], max_tokens=5, temperature=0)
         assert told["usage"]["completion_tokens"] == 5
+        assert 'specdec_gateway_requests_total{route="completions",status="200"} 1.0' in await page(port, "/metrics")
         [gateway] = children(found.orchestrator.pid)
         found.orchestrator.signal(signal.SIGTERM)
         assert await found.orchestrator.ended(15.0) == 0
