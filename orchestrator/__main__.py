@@ -8,8 +8,8 @@ import sys
 
 import uvloop
 
+from orchestrator.api.http import gateway
 from orchestrator.api.server import OrchestratorServer
-from orchestrator.http import gateway
 from orchestrator.settings import OrchestratorSettings
 from specdec.core.settings import parse
 from specdec.server.process import freeze_garbage
