@@ -1,15 +1,19 @@
 """``specdec bench gateway``: what HTTP costs beside gRPC: time to the first chunk, and processor time per chunk.
 
-Table models take no time, so that all that is left is the way of messages. One run, both APIs in turns.
+Table models take no time, so that all that is left is the way of messages. One run, both APIs in turns. With
+--slow-readers instead: what clients that do not read cost the others, from the moment at which all of them are blocked.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import socket
 import statistics
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -18,9 +22,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from bench.chaos.lab import load_of
 from bench.harness.command import run_benchmark
-from specdec.cli.processes import Service, free_ports, listening, service
+from specdec.cli.processes import Service, free_ports, listening, paired, service
 from specdec.client import Client
+
+_NORMAL, _TOKENS = 8, 200
+"""Normal readers beside slow ones, and the tokens of each."""
+_LONGEST_S = 400.0
 
 
 def cpu_s(running: Service) -> float:
@@ -50,17 +59,28 @@ async def over_http(client: httpx.AsyncClient, ids: list[int], max_tokens: int) 
     return first, count
 
 
+@asynccontextmanager
+async def running(pass_ms: float, *flags: str) -> AsyncIterator[tuple[Service, Service, Service, int]]:
+    """Target, orchestrator, and gateway, which listens at the port. ``flags``: of the orchestrator."""
+    async with AsyncExitStack() as stack:
+        at, orchestrator, gateway = free_ports(3)
+        made = service("bench.models.table_service target", at, [f"--pass-ms={pass_ms}"])
+        target = await stack.enter_async_context(made)
+        own = [f"--target={target.address}", "--draft=", *flags]
+        behind = await stack.enter_async_context(service("orchestrator", orchestrator, own))
+        front = await stack.enter_async_context(
+            service("gateway", gateway, [f"--orchestrator=127.0.0.1:{orchestrator}"])
+        )
+        await listening(front)
+        await paired(behind)
+        yield target, behind, front, gateway
+
+
 async def measure(requests: int, max_tokens: int) -> Table:
     async with AsyncExitStack() as stack:
-        target, orchestrator, gateway = free_ports(3)
-        await stack.enter_async_context(service("bench.models.table_service target", target, ["--pass-ms=2"]))
-        flags = [f"--target=127.0.0.1:{target}", "--draft="]
-        await stack.enter_async_context(service("orchestrator", orchestrator, flags))
-        flags = [f"--orchestrator=127.0.0.1:{orchestrator}"]
-        front = await stack.enter_async_context(service("gateway", gateway, flags))
-        await listening(front)
-        grpc = await stack.enter_async_context(Client(f"127.0.0.1:{orchestrator}"))
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway}", timeout=60))
+        _, behind, front, port = await stack.enter_async_context(running(2.0))
+        grpc = await stack.enter_async_context(Client(behind.address))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60))
         firsts: dict[str, list[float]] = {"gRPC": [], "HTTP": []}
         chunks, used_s = 0, 0.0
         for turn in range(requests + 2):
@@ -80,14 +100,61 @@ async def measure(requests: int, max_tokens: int) -> Table:
     return table
 
 
+async def blocked(count: int, report: Callable[[str], None]) -> Table:
+    """Normal readers beside ``count`` clients that read nothing, before these come and once all are blocked."""
+    async with AsyncExitStack() as stack:
+        flags = [f"--max-live-sequences={count + _NORMAL}", "--park-after-s=2"]
+        target, behind, front, port = await stack.enter_async_context(running(20.0, *flags))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60))
+        table = Table("", "time per token, median ms", "gateway, MiB", "orchestrator, MiB", header_style="bold")
+        await _row(table, "alone", http, front, behind)
+        for number in range(count):
+            report(f"{number} of {count} slow readers")
+            stack.callback(_ask(port, number).close)
+            await asyncio.sleep(0.002)
+        waited = time.monotonic()
+        while left := (await load_of(target.address, "target")).live_sequences:
+            report(f"waiting until all are parked: {left} are not")
+            assert time.monotonic() - waited < _LONGEST_S, f"{left} slow readers are not blocked"
+            await asyncio.sleep(1.0)
+        await _row(table, f"beside {count} blocked ones", http, front, behind)
+    return table
+
+
+async def _row(table: Table, name: str, http: httpx.AsyncClient, *services: Service) -> None:
+    started = time.perf_counter()
+    told = await asyncio.gather(*(over_http(http, [each, 5, 6], _TOKENS) for each in range(_NORMAL)))
+    assert all(count >= _TOKENS for _, count in told)
+    per_token_ms = 1e3 * (time.perf_counter() - started) / _TOKENS
+    table.add_row(name, f"{per_token_ms:.2f}", *(f"{_rss_mib(each):.0f}" for each in services))
+
+
+def _ask(port: int, number: int) -> socket.socket:
+    """A client that sends a request and reads nothing."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", port))
+    body = json.dumps({"prompt": [number % 1024, 2, 3], "max_tokens": 20_000, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    client.sendall(head.encode() + body)
+    return client
+
+
+def _rss_mib(running: Service) -> float:
+    pages = int(Path(f"/proc/{running.process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 def main(
     requests: Annotated[int, typer.Option(min=10, help="streams of each API, in turns")] = 40,
     max_tokens: Annotated[int, typer.Option(min=2, help="tokens of each")] = 200,
+    slow_readers: Annotated[int, typer.Option(min=0, help="measure clients beside so many that do not read")] = 0,
 ) -> None:
     """What HTTP costs beside gRPC."""
     console = Console()
-    with console.status("measuring ..."):
-        table = asyncio.run(measure(requests, max_tokens))
+    with console.status("measuring ...") as status:
+        measured = blocked(slow_readers, status.update) if slow_readers else measure(requests, max_tokens)
+        table = asyncio.run(measured)
     console.print(table)
 
 
