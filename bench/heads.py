@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="*", default=[0.0, 1.0])
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     options = parser.parse_args()
-    settings = ModelServiceSettings(model=str(options.target), backend="torch", kv_slots=4096)
+    settings = ModelServiceSettings(model=str(options.target), kv_slots=4096)
     runner = load_runner(settings)
     own = proved(read_head(options.head), runner)
     verifier, tokenizer = LmVerifier(runner, own), AutoTokenizer.from_pretrained(options.target)

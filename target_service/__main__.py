@@ -21,8 +21,8 @@ class TargetSettings(ModelServiceSettings):
     @field_validator("head")
     @classmethod
     def _is_of_torch(cls, value: str, others: ValidationInfo) -> str:
-        if value and (others.data.get("engine") != "torch" or others.data.get("backend") == "avx512"):
-            raise ValueError("needs engine torch and backend torch")
+        if value and others.data.get("engine") != "torch":
+            raise ValueError("needs engine torch")
         return value
 
 
@@ -35,15 +35,13 @@ def _verifier(settings: TargetSettings) -> Verifier:
     from specdec.runner.loading import load_runner
     from target_service.language_model import LmVerifier
 
+    runner = load_runner(settings)
     if not settings.head:
-        return LmVerifier(load_runner(settings))
+        return LmVerifier(runner)
     from target_service.heads.checkpoint import read_head
     from target_service.heads.proof import proved
 
-    files = read_head(Path(settings.head))
-    # Only there can the states between layers be read.
-    runner = load_runner(settings.model_copy(update={"backend": "torch"}))
-    return LmVerifier(runner, proved(files, runner))
+    return LmVerifier(runner, proved(read_head(Path(settings.head)), runner))
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ class Process:
             *self._command, stdout=self.log, stderr=self.log, start_new_session=True
         )
 
-    async def healthy(self, timeout_s: float = 180.0) -> None:
+    async def healthy(self, timeout_s: float = 600.0) -> None:
         """Wait until the process is alive. Raises StartError if it ends or is not alive within ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while not await is_serving(self.address, service=rpc.LIVENESS):

@@ -88,4 +88,6 @@ async def _all_used(orchestrators: list[Process]) -> None:
             async def ready(client: Client = client) -> bool:
                 return all(replica.ready for replica in (await client.server_info()).replicas)
 
-            assert await until(ready, 60.0) < 60.0, "a replica that came back is not used"
+            if await until(ready, 60.0) == float("inf"):
+                unused = [f"{r.role}: {r.problem}" for r in (await client.server_info()).replicas if not r.ready]
+                raise AssertionError(f"a replica that came back is not used: {'; '.join(unused)}")

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.backends.packed_pass import Attention, PackedPass
+from specdec.backends.taps import Taps
 from specdec.core.sequence import Draw
 from specdec.passes.outputs import PassOutputs
 from specdec.passes.rows import PassRows
@@ -38,6 +39,9 @@ class ModelCall(Protocol):
         logit_rows: Sequence[int],
         packed_pass: PackedPass,
     ) -> PassOutputs: ...
+
+    def tap(self, boundaries: Sequence[int]) -> Taps:
+        """Taps at these boundaries; earlier ones end. Raises ValueError if there is no such boundary."""
 
     def request_yield(self, requested: bool) -> None:
         """Yield request: while ``requested``, compute no further rows, not even in the running pass. Thread-safe."""

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from specdec.backends.base import Backend
 from specdec.backends.packed_pass import ATTENTION, PackedPass
+from specdec.backends.taps import Taps
 from specdec.core.rounds import ModelInfo
 from specdec.kvcache.block_pool import BlockPool, Move, SequenceCache
 from specdec.kvcache.store import KvStore
@@ -70,6 +71,10 @@ class ModelRunner:
     def goes_on(self) -> bool:
         """Whether a pass can decode further rows: see specdec.passes.rows.Segment."""
         return self._call.goes_on
+
+    def tap(self, boundaries: Sequence[int]) -> Taps:
+        """See specdec.backends.base.ModelCall."""
+        return self._call.tap(boundaries)
 
     def request_yield(self, requested: bool) -> None:
         """See specdec.backends.base.ModelCall."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from specdec.backends.taps import Taps
 from specdec.core.device import indices, numbers
 from specdec.core.noise import Domain, Key, exponentials_at
 from specdec.core.sequence import Draw
@@ -25,13 +26,13 @@ from specdec.sampling.state import SamplingState
 from specdec.speculation.acceptance import PRIOR, AcceptanceModel
 from specdec.speculation.tree_growth import Frontier
 from target_service.heads.recurrent import RecurrentHead
-from target_service.heads.taps import Taps
 
 _POSSIBLE = 256
 """Tokens of a row that get noise. One behind them hardly ever wins."""
 
-_MOST_PENDING = 512
-"""States that wait for the next drafting, at most about."""
+_MOST_PENDING = 64
+"""States that wait for the next drafting, at most about. They are computed together, because a text whose head does not
+pay is not to pay for it in each pass."""
 
 NUM_CHILDREN = len(PRIOR)
 """Children of a node at most."""
@@ -42,17 +43,18 @@ _PASS_ROWS = 1.0
 
 @dataclass(slots=True)
 class HeadMemory:
-    """What the head knows of one sequence: ``num_rows`` rows are in the pool, and ``states`` are those of the next
-    rows, [n, hidden_size] each."""
+    """What the head knows of one sequence: ``num_rows`` rows are in the pool, ``states`` are those of the next rows,
+    [n, hidden_size] each, and ``taps`` what the target computed for those after them, [n, taps * hidden_size] each."""
 
     chances: AcceptanceModel
     num_rows: int = 0
     states: list[Tensor] = field(default_factory=list)
+    taps: list[Tensor] = field(default_factory=list)
     tree: TokenTree = EMPTY_TREE  # the last own tree, which is being verified
 
     @property
     def next_row(self) -> int:
-        return self.num_rows + sum(map(len, self.states))
+        return self.num_rows + sum(map(len, self.states)) + sum(map(len, self.taps))
 
 
 @dataclass(slots=True)
@@ -85,8 +87,8 @@ class OwnTrees:
         """Take in the target's states [n, taps * hidden_size] of the positions from ``start`` on. Their keys and
         values are in ``cache`` now. What was found in the cache has the head's rows as well, but no states."""
         if memory.next_row != start + 1:
-            memory.num_rows, memory.states = start, [taps.new_zeros(1, self.head.hidden_size)]
-        memory.states.append(self.head.fused(taps))
+            memory.num_rows, memory.states, memory.taps = start, [taps.new_zeros(1, self.head.hidden_size)], []
+        memory.taps.append(taps)
         if memory.next_row - memory.num_rows > _MOST_PENDING:
             self._extend([(memory, cache, ids, min(len(cache), len(ids)))])
 
@@ -141,7 +143,8 @@ class OwnTrees:
         beyond the cached text are computed again the next time."""
         segments, states = [], []
         for memory, cache, ids, end in texts:
-            own = torch.cat(memory.states)
+            new = [self.head.fused(torch.cat(memory.taps))] if memory.taps else []
+            own, memory.taps = torch.cat([*memory.states, *new]), []
             num = end - memory.num_rows
             segments.append(_chain(ids[memory.num_rows : end], memory.num_rows, cache.block_table))
             states.append(own[:num])

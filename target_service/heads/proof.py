@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.backends.taps import Taps
 from specdec.core.sequence import Draw, SamplingParams
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
 from target_service.heads.checkpoint import EAGLE, HeadFiles
 from target_service.heads.own_trees import OwnTrees
 from target_service.heads.recurrent import RecurrentHead
-from target_service.heads.taps import Taps
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def proved(files: HeadFiles, runner: ModelRunner) -> OwnTrees:
         if len(boundaries) != head.num_taps:
             raise ValueError(f"the head {files.name} reads {head.num_taps} states, not {len(boundaries)}")
         head.other_reading = before
-        taps = Taps(runner.model, boundaries)
+        taps = runner.tap(boundaries)
         try:
             found.append((_agreement(head, taps, runner, texts, config.num_hidden_layers), boundaries, before))
         finally:
@@ -52,7 +52,7 @@ def proved(files: HeadFiles, runner: ModelRunner) -> OwnTrees:
         raise ValueError(
             f"the head {files.name} is of another model: it agrees with {best:.0%} of this target's own tokens"
         )
-    return OwnTrees(head, Taps(runner.model, boundaries), runner, config.num_hidden_layers)
+    return OwnTrees(head, runner.tap(boundaries), runner, config.num_hidden_layers)
 
 
 def _boundaries(files: HeadFiles, num_layers: int) -> list[tuple[int, ...]]:

@@ -10,7 +10,7 @@ Acceleration of Large Language Models via Training-Time Test").
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,12 +31,7 @@ class RecurrentHead(nn.Module):
     """
 
     fc: Any
-    q_proj: Any
-    k_proj: Any
-    v_proj: Any
     o_proj: Any
-    gate_proj: Any
-    up_proj: Any
     down_proj: Any
 
     def __init__(self, files: HeadFiles, target: Any, vocab_size: int, backend: Backend) -> None:
@@ -70,9 +65,10 @@ class RecurrentHead(nn.Module):
             kept = tensor.to(like.device, like.dtype)
             if name.endswith("norm.weight"):
                 self._norms[_attribute(name)] = kept
-            elif name.endswith("_proj.weight") or name == "fc.weight":
-                bias = weights.get(name.replace(".weight", ".bias"))
-                setattr(self, _attribute(name), _linear(kept, bias))
+            elif name.endswith(("o_proj.weight", "down_proj.weight")) or name == "fc.weight":
+                setattr(self, _attribute(name), _linear(kept, weights.get(name.replace(".weight", ".bias"))))
+        self.to_heads, self._widths = _joined(weights, ("q_proj", "k_proj", "v_proj"), like)
+        self.to_features, _ = _joined(weights, ("gate_proj", "up_proj"), like)
         self.output = _linear(output.to(like.device, like.dtype), None)
         self.ids = ids.to(like.device)
         half = self._head_dim // 2
@@ -95,14 +91,15 @@ class RecurrentHead(nn.Module):
         angles = indices(positions, states.device)[:, None].float() * self._rates
         cos, sin = angles.cos().to(inputs.dtype)[:, None], angles.sin().to(inputs.dtype)[:, None]
         query, key, value = (
-            project(inputs).view(len(inputs), -1, self._head_dim) for project in (self.q_proj, self.k_proj, self.v_proj)
+            part.view(len(inputs), -1, self._head_dim) for part in self.to_heads(inputs).split(self._widths, -1)
         )
         attended = packed_pass.attend(
-            layer, _rotated(query, cos, sin), _rotated(key, cos, sin), value, self._scale, None, None
+            layer, _rotated(query, cos, sin), _rotated(key, cos, sin), value.contiguous(), self._scale, None, None
         )
         states = states + self.o_proj(attended.flatten(1))
         normed = self._normed(states, "post_attention_layernorm")
-        found: Tensor = states + self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
+        gate, up = self.to_features(normed).chunk(2, -1)
+        found: Tensor = states + self.down_proj(F.silu(gate) * up)
         return found
 
     def _entered(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,6 +129,18 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     if bias is not None:
         made.bias = nn.Parameter(bias.to(weight.device, weight.dtype), requires_grad=False)
     return made
+
+
+def _joined(weights: Mapping[str, Tensor], names: Sequence[str], like: Tensor) -> tuple[nn.Linear, list[int]]:
+    """Linear layers with the same input as one, and the widths of their outputs."""
+    found = [next(weight for name, weight in weights.items() if name.endswith(f"{each}.weight")) for each in names]
+    biases = [next((bias for name, bias in weights.items() if name.endswith(f"{each}.bias")), None) for each in names]
+    bias = None
+    if any(each is not None for each in biases):
+        bias = torch.cat(
+            [weight.new_zeros(len(weight)) if b is None else b for b, weight in zip(biases, found, strict=True)]
+        )
+    return _linear(torch.cat(found).to(like.device, like.dtype), bias), [len(weight) for weight in found]
 
 
 def _attribute(name: str) -> str:

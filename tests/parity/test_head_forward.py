@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec.backends.taps import Taps
 from specdec.runner.model_runner import ModelRunner
 from target_service.heads import proof
 from target_service.heads.checkpoint import read_head
 from target_service.heads.own_trees import OwnTrees
 from target_service.heads.recurrent import RecurrentHead
-from target_service.heads.taps import Taps
 from target_service.language_model import LmVerifier
 from tests.parity.written_heads import DRAFT_VOCAB, HEAD_DIM, HEADS, HIDDEN, Text, chain, eagle_weights, folder, weights
 
@@ -162,7 +162,7 @@ def test_an_eagle_head_reads_the_targets_last_state(
     """The state after the last norm is the input of the output embedding."""
     files = read_head(folder(tmp_path, "original", eagle_weights()))
     head = RecurrentHead(files, target_runner.model, target_runner.info.vocab_size, target_runner.backend)
-    own = OwnTrees(head, Taps(target_runner.model, (8,)), target_runner, 8)
+    own = OwnTrees(head, target_runner.tap((8,)), target_runner, 8)
     cache, ids = target_runner.new_cache(), prompts[0][:9]
     cache.take(len(ids))
     rows = dataclasses.replace(chain(ids, cache), logit_rows=range(len(ids)))
@@ -189,7 +189,7 @@ def test_a_head_that_repeats_the_targets_last_state_says_the_token_that_was_just
         tensors[name].zero_()
     files = read_head(folder(tmp_path, "original", tensors))
     head = RecurrentHead(files, target_runner.model, target_runner.info.vocab_size, target_runner.backend)
-    own = OwnTrees(head, Taps(target_runner.model, (8,)), target_runner, 8)
+    own = OwnTrees(head, target_runner.tap((8,)), target_runner, 8)
     text = Text(LmVerifier(target_runner, own), prompts[1][:14], 3)
     text.step()
     for _ in range(6):

@@ -19,7 +19,6 @@ from specdec.runner.model_runner import ModelRunner
 from target_service.heads.checkpoint import read_head
 from target_service.heads.own_trees import OwnTrees
 from target_service.heads.recurrent import RecurrentHead
-from target_service.heads.taps import Taps
 from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job
 
@@ -89,7 +88,7 @@ def folder(at: Path, kind: str, tensors: dict[str, Tensor]) -> Path:
 def own_trees(runner: ModelRunner, at: Path, tensors: dict[str, Tensor]) -> OwnTrees:
     files = read_head(folder(at, "SpecForge", tensors))
     head = RecurrentHead(files, runner.model, runner.info.vocab_size, runner.backend)
-    return OwnTrees(head, Taps(runner.model, BOUNDARIES), runner, 8)
+    return OwnTrees(head, runner.tap(BOUNDARIES), runner, 8)
 
 
 def chain(ids: Sequence[int], cache: SequenceCache) -> Segment:

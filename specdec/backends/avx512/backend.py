@@ -49,6 +49,7 @@ class Avx512Backend:
         return in_one_call(model, own, self, vocab_size, context_length) or own
 
     def pack(self, module: torch.nn.Module) -> None:
+        replace_linears(module, TiledLinear, TiledLinear.takes)
         self._torch.pack(module)
 
     def attention(self, rows: PassRows, block_size: int) -> PagedAttention:

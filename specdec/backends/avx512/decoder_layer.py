@@ -94,6 +94,8 @@ class DecoderLayer(torch.nn.Module):
         self.sliding_window = attention.window
         self.attention = attention
         self._weights = _Weights.of(layer)
+        self._run: tuple[DecoderLayer, ...] = ()  # those that it computes
+        self._together: tuple[DecoderLayer, ...] = ()  # those that are computed in one call with it
         self.lead([self])
 
     @property
@@ -111,8 +113,18 @@ class DecoderLayer(torch.nn.Module):
         """Become the leader of ``run``: this layer and those after it, of equal sizes, each the input of the next."""
         self._run = tuple(run)
         self._all_weights = (_Weights * len(run))(*(layer._weights for layer in run))
+        for layer in self._run:
+            layer._together = self._run
         for layer in self._run[1:]:
             layer._run = ()
+
+    def register_forward_pre_hook(self, *arguments: Any, **options: Any) -> Any:
+        """A hook gets what enters this layer, so it leads the rest of its run from now on."""
+        run = self._together
+        if at := run.index(self):
+            run[0].lead(run[:at])
+            self.lead(run[at:])
+        return super().register_forward_pre_hook(*arguments, **options)
 
     def forward(
         self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], packed_pass: PackedPass, **_: Any

@@ -15,7 +15,9 @@ typedef struct {
     bf16 *logits;                         /* [num_logit_rows][out_features of head] */
     int32_t *likeliest;                   /* [num_logit_rows]: of num_tokens, for ties the lowest id */
     uint8_t *sound;                       /* [num_rows]: whether the row is free of NaN and infinity */
-    int32_t num_logit_rows, num_tokens;
+    const int32_t *tapped;                /* [num_taps]: layers; the number of layers: behind the last norm */
+    bf16 *states;                         /* [num_taps][num_rows][hidden_size]: rows before these layers */
+    int32_t num_logit_rows, num_tokens, num_taps;
 } Ends;
 
 /* Further passes after a pass. Each feeds, for every chain, the token drawn after the chain's last row. Their outputs,
@@ -39,6 +41,22 @@ static void embed(Turn turn, const Ends *ends, const Buffers *b, int hidden_size
         memcpy(b->rows + row * hidden_size, ends->embedding + token * hidden_size, hidden_size * sizeof(bf16));
         memcpy(b->cos + row * head_dim, ends->cos + position * head_dim, head_dim * sizeof(bf16));
         memcpy(b->sin + row * head_dim, ends->sin + position * head_dim, head_dim * sizeof(bf16));
+    }
+}
+
+/* Copies the rows before `layer`, if it is tapped. Complete when a thread returns. */
+static void tap(Work *works, const Ends *ends, const Buffers *b, int layer, int num_layers, int size, int num_threads) {
+    for (int i = 0; i < ends->num_taps; i++) {
+        if (ends->tapped[i] != layer)
+            continue;
+        bf16 *states = ends->states + (size_t)i * b->num_rows * size;
+        for (Turn turn = join(works + i, b->num_rows, num_threads); next_item(&turn); item_is_done(&turn)) {
+            const size_t at = (size_t)turn.item * size;
+            if (layer < num_layers)
+                memcpy(states + at, b->rows + at, size * sizeof(bf16));
+            else
+                normalise(ends->norm, b->rows + at, states + at, size);
+        }
     }
 }
 
@@ -113,11 +131,12 @@ static int compute_pass(const Pass *pass, const Attention *attention, const Weig
         num_results += is_product(phase) ? phases.num_items[phase] : 0;
     const int wanted = ends ? ends->num_logit_rows : 0;
     const int head_items = ends ? num_tiles(&ends->head) * num_chunks(wanted) : 0;
-    const size_t num_works = NUM_ENDS + (size_t)num_layers * NUM_PHASES;
+    const int num_taps = ends ? ends->num_taps : 0;
+    const size_t num_works = NUM_ENDS + (size_t)num_layers * NUM_PHASES + num_taps;
     Work *const of_ends = calloc(1, num_works * sizeof(Work) + (size_t)num_layers * num_results + head_items);
     if (!of_ends)
         return 0;
-    Work *const of_layers = of_ends + NUM_ENDS;
+    Work *const of_layers = of_ends + NUM_ENDS, *const of_taps = of_layers + (size_t)num_layers * NUM_PHASES;
     uint8_t *next = (uint8_t *)(of_ends + num_works);
     for (int i = 0; i < num_layers * NUM_PHASES; i++)
         if (is_product(i % NUM_PHASES)) {
@@ -129,9 +148,13 @@ static int compute_pass(const Pass *pass, const Attention *attention, const Weig
     {
         if (ends)
             embed(join(of_ends + EMBEDDING, rows, num_threads), ends, b, size, head_dim);
-        for (int layer = 0; layer < num_layers; layer++)
+        for (int layer = 0; layer < num_layers; layer++) {
+            if (num_taps)
+                tap(of_taps, ends, b, layer, num_layers, size, num_threads);
             compute_layer(pass, attention + layer, weights + layer, b, &phases, of_layers + layer * NUM_PHASES);
+        }
         if (ends) {
+            tap(of_taps, ends, b, num_layers, num_layers, size, num_threads);
             const Product logits = {&ends->head, ends->logits, 0};
             const Turn last = join(of_ends + LAST_NORM, rows + wanted, num_threads);
             finish_rows(last, ends, b, size, attention->kv_heads * head_dim);
@@ -178,6 +201,7 @@ static int go_on(const Pass *pass, const Attention *attention, const Weights *we
     Ends next = *ends;
     Buffers buffers = *b;
     buffers.num_rows = next.num_logit_rows = num;
+    next.num_taps = 0;
     next.positions = positions;
     next.logit_rows = rows;
     for (int chain = 0; chain < num; chain++) {

@@ -18,6 +18,7 @@ from specdec.backends.avx512.decoder_layer import DecoderLayer, Norm, Work
 from specdec.backends.avx512.paged_attention import LANES, PagedAttention
 from specdec.backends.avx512.tiled_linear import Linear, TiledLinear
 from specdec.backends.packed_pass import PackedPass
+from specdec.backends.taps import Taps
 from specdec.passes.outputs import PassOutputs
 from specdec.passes.rows import rounded
 
@@ -33,7 +34,8 @@ class _Ends(ctypes.Structure):
         ("head", Linear),
         *((name, _POINTER) for name in ("token_ids", "positions", "logit_rows")),
         *((name, _POINTER) for name in ("features", "logits", "likeliest", "sound")),
-        *((name, ctypes.c_int32) for name in ("num_logit_rows", "num_tokens")),
+        *((name, _POINTER) for name in ("tapped", "states")),
+        *((name, ctypes.c_int32) for name in ("num_logit_rows", "num_tokens", "num_taps")),
     )
 
 
@@ -67,6 +69,7 @@ class DecoderPass:
             embedding=self._embedding.data_ptr(), norm=Norm.of(norm), head=head.described, num_tokens=vocab_size
         )
         self._num_positions = self._num_rows = 0
+        self._taps: Taps | None = None
         self._yield_requested = ctypes.c_int32()
 
     def __call__(
@@ -90,8 +93,16 @@ class DecoderPass:
         ends.features, ends.logits = features.ctypes.data, logits.ctypes.data
         ends.likeliest, ends.sound = likeliest.ctypes.data, sound.ctypes.data
         ends.num_logit_rows, buffers.num_rows = num_wanted, num_rows
+        taps = self._taps if self._taps is not None and self._taps.is_open else None
+        ends.num_taps = 0 if taps is None else len(self._tapped)
+        if taps is not None:
+            states = np.empty((len(self._tapped), num_rows, self.head.in_features), np.int16)  # bfloat16
+            ends.tapped, ends.states = self._tapped.ctypes.data, states.ctypes.data
         if not num_passes:
             self.layers.compute(packed_pass, buffers, ends)
+            if taps is not None:
+                for boundary, rows in zip(self._tapped.tolist(), torch.from_numpy(states), strict=True):
+                    taps.put(boundary, rows.view(torch.bfloat16))
             return PassOutputs(logits[:, : self._vocab_size], features, sound, likeliest.tolist())
         last = [logit_rows.index(row) for row in last_rows]
         starts = PagedAttention.of(packed_pass).for_groups(self._groups).starts
@@ -110,6 +121,11 @@ class DecoderPass:
 
     def request_yield(self, requested: bool) -> None:
         self._yield_requested.value = requested
+
+    def tap(self, boundaries: Sequence[int]) -> Taps:
+        self._tapped = np.array(sorted(set(boundaries)), np.int32)
+        self._taps = Taps(boundaries, self.layers.num_led)
+        return self._taps
 
     def _have_rows(self, num_rows: int) -> None:
         if num_rows <= self._num_rows:
