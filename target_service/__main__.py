@@ -35,13 +35,14 @@ def _verifier(settings: TargetSettings) -> Verifier:
     from specdec.runner.loading import load_runner
     from target_service.language_model import LmVerifier
 
-    runner = load_runner(settings)
     if not settings.head:
-        return LmVerifier(runner)
+        return LmVerifier(load_runner(settings))
     from target_service.heads.checkpoint import read_head
     from target_service.heads.proof import proved
 
-    return LmVerifier(runner, proved(read_head(Path(settings.head)), runner))
+    files, own_trees = read_head(Path(settings.head)), []
+    runner = load_runner(settings, lambda runner: own_trees.append(proved(files, runner)))
+    return LmVerifier(runner, own_trees[0])
 
 
 def main() -> None:

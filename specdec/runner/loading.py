@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,19 @@ from specdec.runner.weights import check_loaded
 
 log = logging.getLogger(__name__)
 
+_SLOTS_BESIDE = 1024
+"""Of the pool for what is made beside a model."""
+
 _SIGNAL_POLL_S = 1.0
 """Interval of checks for signals during loading."""
 
 
-def load_runner(settings: ModelServiceSettings) -> ModelRunner:
+def load_runner(settings: ModelServiceSettings, beside: Callable[[ModelRunner], None] | None = None) -> ModelRunner:
     """Find, check and load the model of a service. Raises ValueError with one sentence for the operator, whatever went
     wrong; the original traceback is logged at level DEBUG.
+
+    ``beside``: makes what is computed beside the model, with a small pool. What it takes on the device, its layers of
+    the pool included, is part of the memory plan.
 
     Loads in a thread of its own, which then ends. OpenMP gives every computing thread its own helpers. Once there are
     more helpers than cores, they sleep after every operation instead of waiting for the next: with two threads on two
@@ -39,7 +46,7 @@ def load_runner(settings: ModelServiceSettings) -> ModelRunner:
     log.info("loading", extra={"model": settings.model, "device": settings.device})
     torch.set_num_threads(settings.threads or _default_threads())  # for this thread and all later ones
     with ThreadPoolExecutor(1, "loading") as loading:
-        runner = loading.submit(_load_runner, settings)
+        runner = loading.submit(_load_runner, settings, beside)
         # A wait without a timeout would delay the handling of a signal that comes just before it.
         while not wait([runner], _SIGNAL_POLL_S).done:
             pass
@@ -50,21 +57,29 @@ def load_runner(settings: ModelServiceSettings) -> ModelRunner:
             raise ValueError(f"{settings.model}: {in_words(error)}") from error
 
 
-def _load_runner(settings: ModelServiceSettings) -> ModelRunner:
+def _load_runner(settings: ModelServiceSettings, beside: Callable[[ModelRunner], None] | None) -> ModelRunner:
     disable_progress_bar()  # type: ignore[no-untyped-call]  # logs are JSON lines
     set_verbosity_error()  # type: ignore[no-untyped-call]  # what it would warn of is checked here
     device = _device(settings.device)
     dtype = default_dtype(device) if settings.dtype == "auto" else settings.dtype
     backend = choose(settings.backend, device)
     checkpoint = Checkpoint.find(settings.model, dtype, backend.name, backend.fingerprint, settings.revision)
-    return _prepared(checkpoint, settings, backend)
+    return _prepared(checkpoint, settings, backend, beside)
 
 
-def _prepared(checkpoint: Checkpoint, settings: ModelServiceSettings, backend: Backend) -> ModelRunner:
+def _prepared(
+    checkpoint: Checkpoint,
+    settings: ModelServiceSettings,
+    backend: Backend,
+    beside: Callable[[ModelRunner], None] | None,
+) -> ModelRunner:
     _refuse_without_room(checkpoint.directory, checkpoint.dtype, backend.device)
     model = _load(checkpoint.directory, checkpoint.dtype, backend.device)
     expected = probe.plain_logits(model, checkpoint.info)
     runner = probe.prove(model, checkpoint.info, backend, expected)
+    if beside is not None:
+        runner.resize(_SLOTS_BESIDE)
+        beside(runner)
     plan = memory.plan(
         _shape(runner),
         weight_bytes(runner.model),

@@ -31,8 +31,8 @@ _POSSIBLE = 256
 """Tokens of a row that get noise. One behind them hardly ever wins."""
 
 _MOST_PENDING = 64
-"""States that wait for the next drafting, at most about. They are computed together, because a text whose head does not
-pay is not to pay for it in each pass."""
+"""States that wait for the next drafting, at most about. They are computed together, so that a head that does not pay
+costs little in each pass."""
 
 NUM_CHILDREN = len(PRIOR)
 """Children of a node at most."""

@@ -1,4 +1,4 @@
-"""Taps give the hidden states that transformers tells, whoever computes the layers, and copy nothing while closed."""
+"""Taps give the hidden states of transformers, in each way of computing layers, and copy nothing while closed."""
 
 from __future__ import annotations
 
