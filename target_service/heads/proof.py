@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 LEAST_AGREEMENT = 0.2
 """A head that agrees less often is not of this target."""
 
-_TEXTS, _LENGTH = 4, 40
+_TEXTS, _LENGTH = 8, 64
 
 
 def proved(files: HeadFiles, runner: ModelRunner) -> OwnTrees:
