@@ -23,7 +23,8 @@ def _drafter(settings: DraftSettings) -> Drafter:
     from draft_service.drafters.language_model import LanguageModelDrafter
     from specdec.runner.loading import load_runner
 
-    return LanguageModelDrafter(load_runner(settings))
+    runner = load_runner(settings)
+    return LanguageModelDrafter(runner, runner.grammars)
 
 
 def main() -> None:

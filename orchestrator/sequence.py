@@ -15,7 +15,16 @@ from tokenizers import Tokenizer
 from orchestrator.rounds import Source
 from orchestrator.statistics import Statistics
 from orchestrator.text import Origin, Output, Piece
-from specdec.core.rounds import CACHE_SALT, LOGPROBS, RESTRICTIONS, TRANSFORMS, Logprobs, PromptLogprobs, Verdict
+from specdec.core.rounds import (
+    CACHE_SALT,
+    GRAMMAR,
+    LOGPROBS,
+    RESTRICTIONS,
+    TRANSFORMS,
+    Logprobs,
+    PromptLogprobs,
+    Verdict,
+)
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import TokenTree
 
@@ -101,6 +110,7 @@ class Sequence:
         found = set(self.draft_needs)
         found |= {TRANSFORMS} if sampling.transforms else set()
         found |= {RESTRICTIONS} if sampling.restricts else set()
+        found |= {GRAMMAR} if sampling.grammar else set()
         found |= {LOGPROBS} if self.num_logprobs is not None or self.num_prompt_logprobs is not None else set()
         return frozenset(found)
 

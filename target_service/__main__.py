@@ -36,13 +36,14 @@ def _verifier(settings: TargetSettings) -> Verifier:
     from target_service.language_model import LmVerifier
 
     if not settings.head:
-        return LmVerifier(load_runner(settings))
+        runner = load_runner(settings)
+        return LmVerifier(runner, grammars=runner.grammars)
     from target_service.heads.checkpoint import read_head
     from target_service.heads.proof import proved
 
     files, own_trees = read_head(Path(settings.head)), []
     runner = load_runner(settings, lambda runner: own_trees.append(proved(files, runner)))
-    return LmVerifier(runner, own_trees[0])
+    return LmVerifier(runner, own_trees[0], runner.grammars)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from specdec.core.errors import InvalidArgument, ModelMismatch, SpecdecError, to
 from specdec.core.rounds import (
     CACHE_SALT,
     FEATURES,
+    GRAMMAR,
     LOGPROBS,
     MAX_LOGPROBS,
     OWN,
@@ -46,6 +47,8 @@ class TargetCodec:
             raise InvalidArgument([("spec.sampling", "this target supports no penalties, logit_bias or min_tokens")])
         if spec.sampling.restricts and RESTRICTIONS not in self._info.capabilities:
             raise InvalidArgument([("spec.sampling", "this target supports no allowed_token_ids and bad_words")])
+        if spec.sampling.grammar and GRAMMAR not in self._info.capabilities:
+            raise InvalidArgument([("spec.sampling", "this target supports no grammar")])
         for name in ("num_logprobs", "num_prompt_logprobs"):
             if message.HasField(name) and LOGPROBS not in self._info.capabilities:
                 raise InvalidArgument([(name, "not possible with this target")])

@@ -21,6 +21,7 @@ from specdec.core.errors import PassFailed, Preempted, SpecdecError
 from specdec.core.rounds import (
     CACHE_SALT,
     FEATURES,
+    GRAMMAR,
     LOGPROBS,
     OWN,
     RESTRICTIONS,
@@ -37,6 +38,7 @@ from specdec.passes.prefill import rows_to_feed
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
 from specdec.runner.pass_timer import PassTimer
+from specdec.sampling.grammar import Grammars
 from specdec.sampling.logprobs import logprobs_of
 from specdec.sampling.state import SamplingState
 from target_service.decision import decide
@@ -63,10 +65,13 @@ class LmVerifier:
     """See target_service.verifier.Verifier. Of ``runner`` only info, backend, chunk, pool, new_cache, forward and
     move are used."""
 
-    def __init__(self, runner: ModelRunner, own_trees: OwnTrees | None = None) -> None:
-        """``own_trees``: of a target with a head."""
-        self._runner, self._own_trees = runner, own_trees
+    def __init__(
+        self, runner: ModelRunner, own_trees: OwnTrees | None = None, grammars: Grammars | None = None
+    ) -> None:
+        """``own_trees``: of a target with a head. ``grammars``: of a model with a tokenizer."""
+        self._runner, self._own_trees, self._grammars = runner, own_trees, grammars
         capabilities = (*runner.info.capabilities, TRANSFORMS, RESTRICTIONS, FEATURES, LOGPROBS, CACHE_SALT)
+        capabilities = capabilities if grammars is None else (*capabilities, GRAMMAR)
         self.info = dataclasses.replace(runner.info, capabilities=capabilities)
         if own_trees is not None:
             self.info = dataclasses.replace(self.info, capabilities=(*capabilities, OWN), head=own_trees.head.kind)
@@ -76,7 +81,8 @@ class LmVerifier:
         return self._runner.pool.block_size
 
     def open(self, spec: SequenceSpec) -> _Memory:
-        return _Memory(SamplingState(spec), self._runner.new_cache(spec.cache_salt))
+        mask = self._grammars.mask(spec.sampling.grammar) if self._grammars is not None else None
+        return _Memory(SamplingState(spec, mask), self._runner.new_cache(spec.cache_salt))
 
     def close(self, memory: _Memory) -> None:
         memory.cache.release()

@@ -23,6 +23,7 @@ from specdec.passes.outputs import RowOutputs
 from specdec.passes.prefill import fair_share, rows_to_feed
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
+from specdec.sampling.grammar import Grammars
 from specdec.sampling.state import SamplingState
 
 _MAX_FURTHER_ROWS = 64
@@ -43,17 +44,19 @@ class LanguageModelDrafter:
     the rest is fed.
     """
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
+    def __init__(self, runner: ModelRunner, grammars: Grammars | None = None) -> None:
+        """Without ``grammars`` it proposes what a grammar forbids as well."""
+        self._runner, self._grammars = runner, grammars
         self._caches: set[TreeCache] = set()  # of open sequences
         self.info = dataclasses.replace(
             runner.info, capabilities=(*runner.info.capabilities, AHEAD, SIBLINGS, CACHE_SALT)
         )
 
     def open(self, spec: SequenceSpec) -> _Memory:
-        cache = TreeCache(self._runner.new_cache(spec.cache_salt))
-        self._caches.add(cache)
-        return _Memory(cache, SamplingState(spec))
+        mask = self._grammars.mask(spec.sampling.grammar) if self._grammars is not None else None
+        memory = _Memory(TreeCache(self._runner.new_cache(spec.cache_salt)), SamplingState(spec, mask))
+        self._caches.add(memory.cache)
+        return memory
 
     def close(self, memory: _Memory) -> None:
         memory.cache.text.release()

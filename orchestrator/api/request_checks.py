@@ -11,6 +11,7 @@ from typing import Any
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from orchestrator.api import grammars
 from orchestrator.api.bounds import (
     MAX_PROMPT_LOGPROBS,
     MAX_SAMPLES,
@@ -33,7 +34,6 @@ OWN_DEFAULTS = Defaults()
 MAX_DRAFT_TOKENS = 64
 _UNKNOWN_FIELDS = 8
 
-_UNSUPPORTED = ("grammar",)
 _TRANSFORMS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens")
 _RESTRICTIONS = ("allowed_token_ids", "bad_words")
 _LOGPROBS = ("logprobs", "prompt_logprobs")
@@ -58,8 +58,7 @@ def check_request(
     """
     if too_long := list(size_problems(message, target.context_length)):
         raise InvalidArgument(too_long)
-    problems = [(name, "not supported") for name in _UNSUPPORTED if _present(message, name)]
-    problems += unknown_problems(message)
+    problems = unknown_problems(message)
     problems += _prompt_problems(message, prompts)
     problems += _sampling_problems(message, target, prompts, defaults)
     problems += _option_problems(message, methods)
@@ -67,6 +66,7 @@ def check_request(
     problems += _stop_problems(message, target, prompts)
     problems += _logprobs_problems(message, target)
     problems += _text_option_problems(message, prompts)
+    problems += grammars.problems(message, target)
     problems += [] if is_long(message) else _foreign_ids(message, target)
     if problems:
         raise InvalidArgument(problems)
@@ -92,13 +92,14 @@ def read_request(
     problems += _length_problems(message, prompt_ids, max_tokens)
     bad_words = list(_bad_words(message, prompts))
     problems += [("bad_words", "has a text without tokens")] if not all(bad_words) else []
+    grammar = grammars.read(message)
     if problems:
         raise InvalidArgument(problems)
     stop_token_ids = _stop_token_ids(message, target, prompts)
     return Request(
         prompt_ids,
         max_tokens,
-        _sampling(message, stop_token_ids, defaults, bad_words),
+        _sampling(message, stop_token_ids, defaults, bad_words, grammar),
         message.seed if message.HasField("seed") else secrets.randbits(64),
         message.n if message.HasField("n") else 1,
         tuple(message.stop),
@@ -196,6 +197,7 @@ def _sampling(
     stop_token_ids: frozenset[int],
     defaults: Defaults,
     bad_words: Sequence[tuple[int, ...]] = (),
+    grammar: str = "",
 ) -> SamplingParams:
     def given(name: str) -> Any:
         return getattr(message if message.HasField(name) else defaults, name)
@@ -213,6 +215,7 @@ def _sampling(
         tuple(sorted(stop_token_ids)) if message.min_tokens else (),
         tuple(sorted(set(message.allowed_token_ids))),
         tuple(bad_words),
+        grammar,
     )
 
 

@@ -164,6 +164,9 @@ FEATURES = "features"
 RESTRICTIONS = "restrictions"
 """The capability of a target that implements allowed_token_ids and bad_words."""
 
+GRAMMAR = "grammar"
+"""The capability of a target whose output can follow a grammar. A draft needs none."""
+
 LOGPROBS = "logprobs"
 """The capability of a target that returns logprobs."""
 

@@ -26,7 +26,8 @@ class SamplingParams:
 
     ``temperature`` 0 is greedy. ``logit_bias`` has (token id, bias) pairs ordered by token id. ``end_token_ids`` are
     excluded from the first ``min_tokens`` tokens of the output. Only ``allowed_token_ids``, which ascend, are drawn
-    (empty: all), and the last id of each of ``bad_words`` never after the others of it.
+    (empty: all), and the last id of each of ``bad_words`` never after the others of it. The output follows ``grammar``,
+    in llguidance's form (empty: none).
     """
 
     temperature: float = 1.0
@@ -41,6 +42,7 @@ class SamplingParams:
     end_token_ids: tuple[int, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: str = ""
 
     @property
     def greedy(self) -> bool:
@@ -54,7 +56,7 @@ class SamplingParams:
     @property
     def changes_logits(self) -> bool:
         """Whether the logits change before temperature and filters (specdec.sampling.logits_processors)."""
-        return self.transforms or self.restricts
+        return self.transforms or self.restricts or bool(self.grammar)
 
     @property
     def transforms(self) -> bool:

@@ -16,12 +16,14 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from specdec.backends.base import Backend
 from specdec.backends.choice import choose, default_dtype
 from specdec.backends.linears import weight_bytes
+from specdec.core.rounds import ModelInfo
 from specdec.core.settings import ModelServiceSettings
 from specdec.runner import cgroup, memory, probe
 from specdec.runner.checkpoint import Checkpoint
 from specdec.runner.failures import in_words
 from specdec.runner.model_runner import ModelRunner
 from specdec.runner.weights import check_loaded
+from specdec.sampling.grammar import Grammars
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ def _prepared(
     model = _load(checkpoint.directory, checkpoint.dtype, backend.device)
     expected = probe.plain_logits(model, checkpoint.info)
     runner = probe.prove(model, checkpoint.info, backend, expected)
+    runner.grammars = grammars(checkpoint.directory, checkpoint.info)
     if beside is not None:
         runner.resize(_SLOTS_BESIDE)
         beside(runner)
@@ -97,6 +100,12 @@ def _prepared(
     if plan.num_slots < checkpoint.info.context_length:
         log.warning("the KV pool is smaller than the model's context: requests longer than the pool will fail")
     return runner
+
+
+def grammars(directory: Path, info: ModelInfo) -> Grammars | None:
+    """Of a checkpoint that has a tokenizer and end tokens."""
+    file = directory / "tokenizer.json"
+    return Grammars(file, info.vocab_size, info.eos_token_ids) if file.exists() and info.eos_token_ids else None
 
 
 def _refuse_without_room(directory: Path, dtype: str, device: torch.device) -> None:

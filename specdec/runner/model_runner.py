@@ -21,6 +21,7 @@ from specdec.kvcache.store import KvStore
 from specdec.passes.outputs import RowOutputs, of_segments
 from specdec.passes.prefill import LEAST_ROWS, Chunk
 from specdec.passes.rows import PassRows, Segment
+from specdec.sampling.grammar import Grammars
 
 
 class ModelRunner:
@@ -35,6 +36,8 @@ class ModelRunner:
         self.info = info
         self.backend = backend
         self.chunk = Chunk()
+        self.grammars: Grammars | None = None
+        """Of a model that has a tokenizer and end tokens."""
         self.pool = BlockPool(-(-num_slots // block_size), block_size)
         self._store = KvStore(self.pool, backend.device)
         self._call = backend.take(self.model, info.vocab_size, info.context_length)

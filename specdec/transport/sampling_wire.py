@@ -22,6 +22,7 @@ MAX_BIAS = 100.0
 MIN_REPETITION, MAX_REPETITION = 0.01, 10.0
 MAX_ALLOWED_TOKENS = 4096
 MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 256, 64
+MAX_GRAMMAR_BYTES = 1 << 16
 
 
 def sampling_problems(sampling: SamplingParams, vocab_size: int) -> list[tuple[str, str]]:
@@ -74,6 +75,8 @@ def _restriction_problems(sampling: SamplingParams, vocab_size: int) -> Iterator
         yield "allowed_token_ids", f"{max(allowed)} is outside the vocabulary of {vocab_size}"
     elif allowed and sampling.min_tokens and set(allowed) <= set(sampling.end_token_ids):
         yield "min_tokens", "every allowed token is a stop token"
+    if (size := len(sampling.grammar.encode())) > MAX_GRAMMAR_BYTES:
+        yield "grammar", f"at most {MAX_GRAMMAR_BYTES} bytes, not {size}"
     if len(bad_words) > MAX_BAD_WORDS:
         yield "bad_words", f"at most {MAX_BAD_WORDS}, not {len(bad_words)}"
     for index, word in enumerate(bad_words[:MAX_BAD_WORDS]):
@@ -103,6 +106,7 @@ def write_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
         end_token_ids=sampling.end_token_ids,
         allowed_token_ids=sampling.allowed_token_ids,
         bad_words=[common_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words],
+        grammar=sampling.grammar,
     )
 
 
@@ -120,4 +124,5 @@ def read_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
         tuple(message.end_token_ids),
         tuple(sorted(set(message.allowed_token_ids))),
         tuple(tuple(word.token_ids) for word in message.bad_words),
+        message.grammar,
     )

@@ -1,0 +1,138 @@
+"""An output follows its grammar, and is the target's own with and without speculation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from draft_service.drafters.language_model import LanguageModelDrafter
+from specdec.client import Sample
+from specdec.core.errors import InvalidArgument
+from specdec.runner.loading import grammars
+from specdec.runner.model_runner import ModelRunner
+from specdec.v1 import generation_pb2
+from target_service.language_model import LmVerifier
+from tests.checkout import DEMO
+from tests.cluster import Cluster, cluster
+
+STOP = generation_pb2.FINISH_REASON_STOP
+KEYS = ("name", "age", "is_open", "tags", "next", "größe", 'a "quoted" key')
+
+
+@pytest.fixture
+async def served(target_runner: ModelRunner, draft_runner: ModelRunner) -> AsyncIterator[Cluster]:
+    of_target = grammars(DEMO / "target", target_runner.info)
+    of_draft = grammars(DEMO / "draft", draft_runner.info)
+    verifier = LmVerifier(target_runner, grammars=of_target)
+    async with cluster(
+        [verifier], [LanguageModelDrafter(draft_runner, of_draft)], tokenizer=str(DEMO / "target")
+    ) as found:
+        yield found
+
+
+def schema_of(rng: random.Random, depth: int = 2) -> dict[str, Any]:
+    """A schema whose values are short."""
+    kinds = ["integer", "boolean", "enum", "string", "null"] + (["array", "object"] * 2 if depth else [])
+    match rng.choice(kinds):
+        case "integer":
+            return {"type": "integer", "minimum": 0, "maximum": rng.choice([1, 9, 120])}
+        case "enum":
+            return {"enum": rng.sample(["red", "green", 3, None, True, "blau ä"], rng.randint(1, 4))}
+        case "string":
+            return {"type": "string", "maxLength": rng.randint(0, 6)}
+        case "array":
+            return {"type": "array", "items": schema_of(rng, depth - 1), "maxItems": rng.randint(0, 3)}
+        case "object":
+            names = rng.sample(KEYS, rng.randint(0, 3))
+            properties = {name: schema_of(rng, depth - 1) for name in names}
+            needed = [name for name in names if rng.random() < 0.7]
+            return {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
+        case kind:
+            return {"type": kind}
+
+
+async def answers(served: Cluster, **fields: Any) -> Sample:
+    """With speculation, compared with the answer without."""
+    both = [served.client.generate(**fields, num_draft_tokens=number) for number in (5, 0)]
+    (found,), (alone,) = await asyncio.gather(*both)
+    assert found.token_ids == alone.token_ids
+    assert (found.text, found.finish.reason) == (alone.text, alone.finish.reason)
+    return found
+
+
+@pytest.mark.slow
+async def test_every_answer_that_its_grammar_ended_is_valid(served: Cluster) -> None:
+    rng = random.Random(7)
+    schemas = [schema_of(rng) for _ in range(200)]
+    gate = asyncio.Semaphore(8)
+
+    async def one(number: int, schema: dict[str, Any]) -> bool:
+        async with gate:
+            compact = {**schema, "x-guidance": {"whitespace_flexible": False}}
+            how = {"temperature": float(number % 2), "seed": number, "max_tokens": 80}
+            found = await answers(served, text="x = ", json_schema=json.dumps(compact), **how)
+        if found.finish.reason != STOP:
+            return False
+        jsonschema.validate(json.loads(found.text), schema)
+        return True
+
+    ended = await asyncio.gather(*(one(*each) for each in enumerate(schemas)))
+    assert sum(ended) > 180
+
+
+async def test_a_schema_that_forces_keys_is_drafted(served: Cluster) -> None:
+    names = ("customer_identifier", "delivery_address", "is_confirmed_by_phone")
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "boolean"} for name in names},
+        "required": list(names),
+        "additionalProperties": False,
+    }
+    found = await answers(served, text="order = ", json_schema=json.dumps(schema), temperature=1.0, seed=4)
+    assert set(json.loads(found.text)) == set(names)
+    stats = found.finish.speculation
+    assert len(found.token_ids) / stats.num_rounds > 1.5
+
+
+@pytest.mark.parametrize(
+    ("fields", "right"),
+    [
+        ({"regex": r"[a-f]{3}-\d\d"}, r"[a-f]{3}-\d\d"),
+        ({"choices": ["yes", "no", 'say "maybe"']}, 'yes|no|say "maybe"'),
+        ({"grammar": 'start: "(" item ("," item)* ")"\nitem: /[0-9]/'}, r"\(\d(,\d)*\)"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+async def test_regular_expressions_choices_and_lark(served: Cluster, fields: dict[str, Any], right: str) -> None:
+    import re
+
+    for seed in range(6):
+        found = await answers(served, text="x = ", seed=seed, temperature=1.0, max_tokens=60, **fields)
+        if found.finish.reason == STOP:
+            assert re.fullmatch(right, found.text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"json_schema": '{"if": {"type": "string"}}'}, 'json_schema: Unimplemented keys: ["if"]'),
+        ({"json_schema": "{"}, "json_schema: is not JSON"),
+        ({"regex": "("}, "regex: .*unclosed group"),
+        ({"grammar": "start: other"}, "grammar: .*other"),
+        ({"choices": ["a", ""]}, "choices: must not be empty"),
+        ({"choices": ["a"], "regex": "b"}, "choices: not possible with regex"),
+        ({"regex": "b", "ignore_eos": True}, "ignore_eos: not possible with regex"),
+        ({"regex": "b", "min_tokens": 2}, "min_tokens: not possible with regex"),
+        ({"regex": "b" * 40_000}, "regex: at most 32768 bytes, not 40000"),
+    ],
+    ids=str,
+)
+async def test_what_a_grammar_cannot_be_is_refused_by_name(served: Cluster, fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        await served.client.generate(text="x", max_tokens=4, **fields)
