@@ -7,12 +7,13 @@ of prompt i have the indices i * n, i * n + 1, ...
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway import logprobs
 from gateway.bodies import ChatBody, CompletionBody, Generation
+from gateway.tools import Call, Parser, Part, Reasoning, Text
 from gateway.usage import Usage
 from specdec.v1 import generation_pb2
 
@@ -39,6 +40,9 @@ class _Sample:
     origins: list[str] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)
     num_rounds_sent: int = 0
+    parser: Parser = field(default_factory=Parser)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     num_characters: int = 0
     finish_reason: str | None = None
@@ -48,7 +52,15 @@ class _Sample:
 class Answer:
     """The answer to one request. ``kind``: the value of ``object``, which for chunks ends in .chunk in chat."""
 
-    def __init__(self, body: Generation, num_prompts: int, request_id: str, model: str) -> None:
+    def __init__(
+        self,
+        body: Generation,
+        num_prompts: int,
+        request_id: str,
+        model: str,
+        parser: Callable[[], Parser] = Parser,
+    ) -> None:
+        """``parser``: of one answer's text, in chat."""
         self.body = body
         self.is_chat = isinstance(body, ChatBody)
         self.num_samples = body.n or 1
@@ -60,7 +72,7 @@ class Answer:
         self._prompt_only = isinstance(body, CompletionBody) and body.max_tokens == 0
         self.usage = Usage(num_prompts, body.prediction is not None, not self._prompt_only)
         self._prompts: list[list[generation_pb2.Prompt]] = [[] for _ in range(num_prompts)]
-        self._samples = [_Sample() for _ in range(num_prompts * self.num_samples)]
+        self._samples = [_Sample(parser=parser()) for _ in range(num_prompts * self.num_samples)]
         self._as_ids = bool(body.return_tokens_as_token_ids)
         self._echoes = isinstance(body, CompletionBody) and bool(body.echo)
 
@@ -88,6 +100,11 @@ class Answer:
         text = "".join(sample.text)
         if self.is_chat:
             found["message"] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+            if sample.calls:
+                calls = [{name: value for name, value in call.items() if name != "index"} for call in sample.calls]
+                found["message"] |= {"content": text or None, "tool_calls": calls}
+            if sample.reasoning:
+                found["message"]["reasoning"] = "".join(sample.reasoning)
             parts = [entry for each in sample.logprobs for entry in each["content"]]
             found["logprobs"] = {"content": parts, "refusal": None} if self._wants_logprobs else None
         else:
@@ -143,7 +160,7 @@ class Answer:
         if not self._echoes:
             return
         for index in range(prompt * self.num_samples, (prompt + 1) * self.num_samples):
-            found = self._extended(index, part)
+            found = self._extended(index, part, part.text)
             yield self._chunk({"index": index, "text": part.text, "logprobs": found, "finish_reason": None})
 
     def _delta(self, prompt: int, chunk: generation_pb2.Chunk) -> dict[str, Any]:
@@ -153,16 +170,22 @@ class Answer:
             chunk = generation_pb2.Chunk(index=chunk.index, finish=chunk.finish)
             chunk.finish.reason = generation_pb2.FINISH_REASON_LENGTH
             chunk.finish.ClearField("matched")
-        found = self._extended(index, chunk)
+        text, delta = chunk.text, dict[str, Any]()
+        if self.is_chat:
+            parts = sample.parser.feed(chunk.text) + (sample.parser.end() if chunk.HasField("finish") else [])
+            text, delta = _delta_of(parts, sample, self.body.parallel_tool_calls is not False)
+        found = self._extended(index, chunk, text)
         sample.token_ids += chunk.token_ids
         origins = [_ORIGINS[origin] for origin in chunk.origins]
         sample.origins += origins
         if chunk.HasField("finish"):
             matched = chunk.finish.WhichOneof("matched")
             sample.finish_reason = _REASONS[chunk.finish.reason]
+            if sample.calls and sample.finish_reason == "stop" and not sample.parser.is_named:
+                sample.finish_reason = "tool_calls"
             sample.stop_reason = getattr(chunk.finish, matched) if matched else None
         choice: dict[str, Any] = {"index": index, "logprobs": found, "finish_reason": sample.finish_reason}
-        choice |= {"delta": {"content": chunk.text}} if self.is_chat else {"text": chunk.text}
+        choice |= {"delta": delta} if self.is_chat else {"text": text}
         if sample.finish_reason:
             choice["stop_reason"] = sample.stop_reason
         if self.body.return_token_ids:
@@ -177,8 +200,8 @@ class Answer:
         body = self.body
         return bool(body.logprobs) if isinstance(body, ChatBody) else getattr(body, "logprobs", None) is not None
 
-    def _extended(self, index: int, told: logprobs.Told) -> dict[str, Any] | None:
-        """Append text and logprobs to a choice; the logprobs of ``told`` alone, if they are requested."""
+    def _extended(self, index: int, told: logprobs.Told, text: str) -> dict[str, Any] | None:
+        """Append ``text`` and logprobs to a choice; the logprobs of ``told`` alone, if they are requested."""
         sample, found = self._samples[index], None
         body = self.body
         if self._wants_logprobs:
@@ -187,8 +210,8 @@ class Answer:
             elif isinstance(body, CompletionBody):
                 found = logprobs.of_completion([told], body.logprobs or 0, self._as_ids, sample.num_characters)
             sample.logprobs.append(found)
-        sample.text.append(told.text)
-        sample.num_characters += len(told.text)
+        sample.text.append(text)
+        sample.num_characters += len(text)
         return found
 
     def _chunk(self, choice: dict[str, Any] | None) -> dict[str, Any]:
@@ -212,6 +235,27 @@ class Answer:
             "system_fingerprint": self._fingerprint,
             "choices": choices,
         }
+
+
+def _delta_of(parts: Sequence[Part], sample: _Sample, several: bool) -> tuple[str, dict[str, Any]]:
+    """The text of some parts, and the delta with everything. Calls are counted in ``sample``; without ``several`` the
+    first one is told alone."""
+    text = "".join(part.text for part in parts if isinstance(part, Text))
+    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    calls = [
+        {
+            "index": len(sample.calls) + number,
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for number, call in enumerate(part for part in parts if isinstance(part, Call))
+        if several or not (number or sample.calls)
+    ]
+    sample.calls += calls
+    sample.reasoning += [reasoning] if reasoning else []
+    delta: dict[str, Any] = {"content": text} if text or not (calls or reasoning) else {}
+    return text, delta | ({"tool_calls": calls} if calls else {}) | ({"reasoning": reasoning} if reasoning else {})
 
 
 def _round(report: generation_pb2.RoundReport) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -32,6 +33,8 @@ from gateway.openapi import document
 from gateway.parsing import read_body
 from gateway.settings import GatewaySettings
 from gateway.sources import responses
+from gateway.structure import NamedChoice
+from gateway.tools import SPECIAL, Format, Parser, format_of
 from specdec.client import Client, Metadata
 from specdec.core.errors import SpecdecError
 from specdec.telemetry.prometheus import CONTENT_TYPE, Scrape
@@ -54,7 +57,7 @@ class Gateway:
         self._metrics = Metrics()
         self._scrape = scrape
         self._accept = settings.accept_unknown_fields
-        self._model_name, self._named_at = "", -_MODEL_NAME_S
+        self._model_name, self._template, self._named_at = "", "", -_MODEL_NAME_S
 
     def app(self) -> Starlette:
         routes = [
@@ -101,13 +104,27 @@ class Gateway:
 
     async def _chat(self, request: Request) -> Response:
         body = await read_body(request, ChatBody, self._accept)
-        return await self._generate(request, body, [translation.of_chat(body)])
+        fields = translation.of_chat(body)
+        if body.tools and self._settings.tool_format in ("auto", *SPECIAL):
+            fields.setdefault("skip_special_tokens", False)  # some formats are made of them
+        return await self._generate(request, body, [fields])
+
+    def _parser(self, body: ChatBody) -> Callable[[], Parser]:
+        """Of one answer's text."""
+        kind: Format | None = None
+        if body.tools and body.tool_choice in (None, "auto"):
+            told = self._settings.tool_format
+            kind = format_of(self._template) if told == "auto" else told
+        named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedChoice) else ""
+        reasons = self._settings.reasoning_format == "think"
+        return partial(Parser, kind, named, bool(body.tools) and body.tool_choice == "required", reasons)
 
     async def _generate(self, request: Request, body: Generation, requests: Sequence[dict[str, Any]]) -> Response:
         model = await self._checked_model(request, body.model)
         request_id = body.request_id or request.state.request_id
         request.state.request_id = request_id
-        answer = Answer(body, len(requests), request_id, model)
+        parser = self._parser(body) if isinstance(body, ChatBody) else Parser
+        answer = Answer(body, len(requests), request_id, model, parser)
         source = responses(self._client, requests, _metadata(request), self._settings.request_timeout_s)
         try:
             if not body.stream:
@@ -237,7 +254,8 @@ class Gateway:
         """The name of the served model. Raises HttpError if the request names another one."""
         now = time.monotonic()
         if now - self._named_at > _MODEL_NAME_S:
-            self._model_name = (await self._client.server_info(metadata=_metadata(request))).model_name
+            info = await self._client.server_info(metadata=_metadata(request))
+            self._model_name, self._template = info.model_name, info.tokenizer.chat_template
             self._named_at = now if self._model_name else self._named_at
         if name and self._model_name and name != self._model_name:
             raise _unknown_model(name)

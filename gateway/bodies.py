@@ -7,27 +7,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+
+from gateway.base import StrictBody
+from gateway.structure import Choice, ResponseFormat, StructuredOutputs, Tool
 
 Count = Annotated[int, Field(ge=0, lt=1 << 32)]
 Ids = list[Count]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class StreamOptions(_Body):
+class StreamOptions(StrictBody):
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-class Prediction(_Body):
+class Prediction(StrictBody):
     type: Literal["content"]
     content: str
 
 
-class Generation(_Body):
+class Generation(StrictBody):
     """What completions and chat have in common."""
 
     model: str | None = None
@@ -56,6 +55,7 @@ class Generation(_Body):
     prompt_logprobs: Count | None = None
     allowed_token_ids: Ids | None = None
     bad_words: list[str] | None = None
+    structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
     return_token_ids: bool | None = None
@@ -73,7 +73,7 @@ class Generation(_Body):
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
-    parallel_tool_calls: Literal[True] | None = None
+    parallel_tool_calls: bool | None = None
     verbosity: str | None = None
     priority: Literal[0] | None = None
 
@@ -81,11 +81,10 @@ class Generation(_Body):
         "best_of": "use n",
         "use_beam_search": "use n",
         "length_penalty": "use max_tokens",
-        "guided_json": "grammars are not supported",
-        "guided_regex": "grammars are not supported",
-        "guided_choice": "grammars are not supported",
-        "guided_grammar": "grammars are not supported",
-        "structured_outputs": "grammars are not supported",
+        "guided_json": "use structured_outputs",
+        "guided_regex": "use structured_outputs",
+        "guided_choice": "use structured_outputs",
+        "guided_grammar": "use structured_outputs",
         "prompt_embeds": "use prompt",
     }
     """Fields that other servers know, and what to do instead."""
@@ -121,23 +120,23 @@ class CompletionBody(Generation):
         return value
 
 
-class TextPart(_Body):
+class TextPart(StrictBody):
     type: Literal["text"]
     text: str
 
 
-class FunctionCall(_Body):
+class FunctionCall(StrictBody):
     name: str
     arguments: str = "{}"
 
 
-class ToolCall(_Body):
+class ToolCall(StrictBody):
     id: str = ""
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class Message(_Body):
+class Message(StrictBody):
     """``content`` in parts: their texts, joined by line ends."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -158,22 +157,22 @@ class ChatBody(Generation):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    response_format: dict[Literal["type"], Literal["text"]] | None = None
-    tool_choice: Literal["none"] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=128)] | None = None
+    tool_choice: Choice | None = None
     modalities: list[Literal["text"]] | None = None
 
     UNSUPPORTED: ClassVar[dict[str, str]] = {
         **Generation.UNSUPPORTED,
-        "tools": "tools are not supported",
-        "functions": "tools are not supported",
-        "function_call": "tools are not supported",
+        "functions": "use tools",
+        "function_call": "use tool_choice",
         "audio": "text alone is supported",
         "reasoning_effort": "use chat_template_kwargs",
         "chat_template": "the template is the server's",
     }
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(StrictBody):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
@@ -186,7 +185,7 @@ class TokenizeBody(_Body):
     UNSUPPORTED: ClassVar[dict[str, str]] = {}
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(StrictBody):
     model: str | None = None
     tokens: Ids
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
@@ -19,6 +19,12 @@ class GatewaySettings(ServiceSettings):
     )
     allowed_origins: Annotated[list[str], NoDecode] = Field(
         default=[], description="web pages that may call the API from a browser, comma-separated (CORS); empty: none"
+    )
+    tool_format: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = Field(
+        "auto", description="how the model writes calls of tools; auto: as its chat template says"
+    )
+    reasoning_format: Literal["none", "think"] = Field(
+        "none", description="think: what an answer begins with, between <think> and </think>, is its reasoning"
     )
     root_path: str = Field("", description="path under which a proxy serves the gateway, such as /llm")
     accept_unknown_fields: bool = Field(False, description="ignore fields of a body that the gateway does not know")

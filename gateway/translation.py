@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from gateway import structure
 from gateway.bodies import ChatBody, CompletionBody, Generation, Message, TokenizeBody
 from gateway.errors import HttpError
 from specdec.core.sequence import Method
@@ -13,6 +14,9 @@ from specdec.transport.wire import write_method
 
 _COMPLETION_TOKENS = 16
 """Of a completion that names no number, as with OpenAI."""
+
+_CALLS = 16
+"""Of one answer, at most, where calls are forced."""
 
 _SAME = (
     *("top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty", "min_tokens", "stop"),
@@ -52,6 +56,17 @@ def of_chat(body: ChatBody) -> dict[str, Any]:
     fields["chat"] = conversation(
         body.messages, body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
     )
+    fields |= structure.of_format(body.response_format)
+    if body.tools and body.tool_choice != "none":
+        fields["chat"]["tools_json"] = json.dumps([tool.model_dump(exclude_none=True) for tool in body.tools])
+        forced = structure.of_tools(
+            body.tools, body.tool_choice or "auto", 1 if body.parallel_tool_calls is False else _CALLS
+        )
+        if forced and structure.of_format(body.response_format):
+            raise HttpError(400, "response_format: not possible with this tool_choice", param="response_format")
+        fields |= forced
+    elif body.tool_choice not in (None, "none"):
+        raise HttpError(400, "tool_choice: needs tools", param="tool_choice")
     return fields
 
 
@@ -112,6 +127,7 @@ def _common(body: Generation) -> dict[str, Any]:
         fields["logit_bias"] = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
     if body.verification is not None:
         fields["verification"] = write_method(Method(body.verification))
+    fields |= structure.of_outputs(body.structured_outputs)
     if body.return_origins:
         fields["return_rounds"] = True
     if body.prediction is not None:

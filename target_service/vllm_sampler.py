@@ -12,6 +12,7 @@ import torch
 from specdec.backends.choice import choose
 from specdec.core.tree import TokenTree
 from specdec.passes.outputs import PassOutputs
+from specdec.sampling.grammar import Grammars
 from specdec.vllm.passes import Memories, Sampled, WorkerJob
 from target_service.decision import decide
 from target_service.verifier import Job
@@ -21,9 +22,9 @@ class TargetSampler:
     """See specdec.vllm.passes.WorkerSampler. The payload of a sequence is its SequenceSpec without ids; the extra of a
     pass is its chain's draft_probs (specdec.core.tree.TokenTree), or None. What goes back is Decision.refused."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, grammars: Grammars | None = None) -> None:
         self._backend = choose("torch", device)
-        self._memories = Memories()
+        self._memories = Memories(grammars)
         self.forget = self._memories.forget
 
     def sample(self, jobs: Sequence[WorkerJob]) -> list[Sampled]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdec.core.errors import PassFailed, Preempted, SpecdecError
-from specdec.core.rounds import CACHE_SALT, TRANSFORMS, ModelInfo, Timings
+from specdec.core.rounds import CACHE_SALT, GRAMMAR, RESTRICTIONS, TRANSFORMS, ModelInfo, Timings
 from specdec.core.sequence import SequenceSpec
 from specdec.vllm.passes import Outcome
 from target_service.verifier import Decision, Job
@@ -31,7 +31,8 @@ class VllmVerifier:
 
     def __init__(self, engine: VllmEngine, info: ModelInfo) -> None:
         self._engine = engine
-        capabilities = (*info.capabilities, TRANSFORMS, CACHE_SALT)
+        capabilities = (*info.capabilities, TRANSFORMS, RESTRICTIONS, CACHE_SALT)
+        capabilities = capabilities if engine.grammars is None else (*capabilities, GRAMMAR)
         self.info = dataclasses.replace(info, capabilities=capabilities, max_chain=engine.max_chain)
 
     @property
@@ -39,6 +40,8 @@ class VllmVerifier:
         return self._engine.block_size
 
     def open(self, spec: SequenceSpec) -> _Memory:
+        if self._engine.grammars is not None:
+            self._engine.grammars.mask(spec.sampling.grammar)  # a bad one is refused here, and not in the workers
         return _Memory(dataclasses.replace(spec, token_ids=()))
 
     def close(self, memory: _Memory) -> None:

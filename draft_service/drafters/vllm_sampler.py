@@ -13,6 +13,7 @@ from draft_service.drafters.proposal import draw, guess
 from specdec.backends.choice import choose
 from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.passes.outputs import PassOutputs
+from specdec.sampling.grammar import Grammars
 from specdec.vllm.passes import Memories, Sampled, WorkerJob
 
 
@@ -42,9 +43,9 @@ class DraftSampler:
     """See specdec.vllm.passes.WorkerSampler. The payload of a sequence is its SequenceSpec without ids, the extra of a
     pass its Place. All of the chain is accepted, because it is the text; what comes after it is a Proposal."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, grammars: Grammars | None = None) -> None:
         self._backend = choose("torch", device)
-        self._memories = Memories()
+        self._memories = Memories(grammars)
         self.forget = self._memories.forget
 
     def sample(self, jobs: Sequence[WorkerJob]) -> list[Sampled]:

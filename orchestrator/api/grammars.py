@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher
 
@@ -13,8 +13,11 @@ from specdec.core.rounds import GRAMMAR, ModelInfo
 from specdec.transport.sampling_wire import MAX_GRAMMAR_BYTES
 from specdec.v1 import generation_pb2
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 _FORMS = ("grammar", "json_schema", "regex", "choices")
-_SPACES: dict[str, Any] = {"whitespace_pattern": r"[\x20\n\r\t]{0,16}"}
+_SPACES: JsonCompileOptions = {"whitespace_pattern": r"[\x20\n\r\t]{0,16}"}
 """Between the parts of JSON: without a bound, weak models write spaces for ever. A schema's x-guidance overrides it."""
 
 _NOT_WITH = ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words")

@@ -25,6 +25,8 @@ class Grammars:
 
     def __init__(self, tokenizer: Path, vocab_size: int, end_token_ids: Sequence[int]) -> None:
         """``tokenizer``: a tokenizer.json. The model must have end tokens, since a complete output ends with one."""
+        self.origin = tokenizer, vocab_size, tuple(end_token_ids)
+        """What it was made of, for another process."""
         self._file, self._vocab_size, self._end_token_ids = tokenizer, vocab_size, list(end_token_ids)
         self._compiled = functools.lru_cache(_KEPT)(self._compile)
 

@@ -31,6 +31,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.request import Request
 
+from specdec.sampling.grammar import Grammars
 from specdec.vllm.passes import Outcome, WorkerJob, WorkerSampler, num_kept
 
 
@@ -45,13 +46,15 @@ class VllmEngine:
         vocab_size: int,
         num_slots: int,
         lost: Callable[[], None],
+        grammars: Grammars | None = None,
     ) -> None:
         """``arguments``: of vllm.EngineArgs. ``sampler``: module and name of a WorkerSampler, ``a.b:C``. ``max_chain``:
         draft tokens of one sequence in a pass at most. ``num_slots``: tokens of the KV cache; 0: as many as fit.
         ``lost`` is called, in any thread, when a worker has died. Raises whatever vLLM raises for what it refuses."""
         config = _config(arguments, max_chain, num_slots)
         self._core = EngineCore(config, Executor.get_class(config), log_stats=False, executor_fail_callback=lost)
-        self._core.collective_rpc("install_sampler", args=(sampler, vocab_size))
+        self._core.collective_rpc("install_sampler", args=(sampler, vocab_size, grammars and grammars.origin))
+        self.grammars = grammars
         self._numbers = itertools.count()
         self._max_sequences: int = config.scheduler_config.max_num_seqs
         self.max_chain = max_chain
@@ -250,10 +253,11 @@ class WorkerExtension:
 
     model_runner: Any
 
-    def install_sampler(self, path: str, vocab_size: int) -> None:
+    def install_sampler(self, path: str, vocab_size: int, grammars: tuple[Any, ...] | None) -> None:
         module, _, name = path.partition(":")
         make = getattr(importlib.import_module(module), name)
-        _Sampling(self.model_runner, make(self.model_runner.device), vocab_size).install()
+        made = make(self.model_runner.device, None if grammars is None else Grammars(*grammars))
+        _Sampling(self.model_runner, made, vocab_size).install()
 
 
 class _Sampling:

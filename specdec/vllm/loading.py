@@ -15,6 +15,7 @@ from specdec.core.rounds import ModelInfo
 from specdec.core.settings import ModelServiceSettings
 from specdec.runner.checkpoint import Checkpoint
 from specdec.runner.failures import in_words
+from specdec.runner.loading import grammars
 from specdec.server.liveness import RESTART_STATUS
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def _load_engine(settings: ModelServiceSettings, sampler: str, prefix_caching: b
         checkpoint.info.vocab_size,
         settings.kv_slots,
         lambda: os._exit(RESTART_STATUS),
+        grammars(checkpoint.directory, checkpoint.info),
     )
     return engine, dataclasses.replace(checkpoint.info, context_length=engine.context_length)
 

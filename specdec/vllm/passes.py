@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from specdec.sampling.grammar import Grammars
 from specdec.sampling.state import SamplingState
 
 
@@ -38,7 +39,7 @@ class Sampled:
 
 
 class WorkerSampler(Protocol):
-    """Made once in each worker, with its device."""
+    """Made once in each worker, with its device and the model's grammars, or None."""
 
     def sample(self, jobs: Sequence[WorkerJob]) -> Sequence[Sampled]: ...
 
@@ -66,13 +67,16 @@ class Memory:
 class Memories:
     """Of the sequences that a worker has seen and that have not ended. Their payload is a SequenceSpec without ids."""
 
-    def __init__(self) -> None:
+    def __init__(self, grammars: Grammars | None = None) -> None:
+        self._grammars = grammars
         self._by_key: dict[str, Memory] = {}
 
     def of(self, job: WorkerJob) -> Memory:
         memory = self._by_key.get(job.key)
         if memory is None:
-            memory = self._by_key[job.key] = Memory(SamplingState(job.payload))
+            grammar = job.payload.sampling.grammar
+            mask = self._grammars.mask(grammar) if self._grammars is not None else None
+            memory = self._by_key[job.key] = Memory(SamplingState(job.payload, mask))
         return memory
 
     def forget(self, key: str) -> None:

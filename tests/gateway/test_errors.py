@@ -12,6 +12,8 @@ import pytest
 from tests.gateway.conftest import MODEL, serving
 
 COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 4}
+OTHER = {"type": "function", "function": {"name": "other"}}
+TOOLS = {"tools": [{"type": "function", "function": {"name": "now"}}]}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
 
 BAD: list[tuple[str, dict[str, Any], str | None]] = [
@@ -47,7 +49,10 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("chat/completions", {**CHAT, "messages": [{"role": "pirate", "content": "a"}]}, "messages[0].role"),
     ("chat/completions", {**CHAT, "top_logprobs": 2}, "top_logprobs"),
     ("chat/completions", {**CHAT, "tools": []}, "tools"),
-    ("chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
+    ("chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "json_schema"),  # no table model can
+    ("chat/completions", {**CHAT, "response_format": {"type": "json_schema"}}, "response_format"),
+    ("chat/completions", {**CHAT, "tool_choice": "required"}, "tool_choice"),
+    ("chat/completions", {**CHAT, **TOOLS, "tool_choice": OTHER}, "tool_choice"),
     ("chat/completions", {**CHAT, "chat_template": "x"}, "chat_template"),
     (
         "chat/completions",

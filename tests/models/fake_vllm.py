@@ -14,7 +14,7 @@ from tests.models.table_runner import TableRunner
 class FakeVllm:
     """Texts as lists. A prompt takes a pass for each ``prompt_rows`` of its ids."""
 
-    max_chain, block_size = 4, 16
+    max_chain, block_size, grammars = 4, 16, None
 
     def __init__(self, table: TableRunner, sampler: WorkerSampler, prompt_rows: int = 512) -> None:
         self.texts: dict[str, list[int]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -110,8 +111,6 @@ async def test_a_schema_that_forces_keys_is_drafted(served: Cluster) -> None:
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 async def test_regular_expressions_choices_and_lark(served: Cluster, fields: dict[str, Any], right: str) -> None:
-    import re
-
     for seed in range(6):
         found = await answers(served, text="x = ", seed=seed, temperature=1.0, max_tokens=60, **fields)
         if found.finish.reason == STOP:
@@ -121,7 +120,7 @@ async def test_regular_expressions_choices_and_lark(served: Cluster, fields: dic
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"json_schema": '{"if": {"type": "string"}}'}, 'json_schema: Unimplemented keys: ["if"]'),
+        ({"json_schema": '{"if": {"type": "string"}}'}, 'json_schema: Unimplemented keys: .*"if"'),
         ({"json_schema": "{"}, "json_schema: is not JSON"),
         ({"regex": "("}, "regex: .*unclosed group"),
         ({"grammar": "start: other"}, "grammar: .*other"),

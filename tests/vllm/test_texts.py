@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from draft_service.drafters.vllm import SAMPLER as DRAFT_SAMPLER
 from draft_service.drafters.vllm import VllmDrafter
 from specdec.client import Client
+from specdec.core.errors import InvalidArgument
 from target_service.vllm_verifier import SAMPLER, VllmVerifier
+from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
 from tests.parity.conftest import Reference
 from tests.parity.target_alone import SETTINGS, Case, TargetAlone
@@ -91,3 +94,13 @@ async def test_texts_that_do_not_fit_together_take_turns(load, target_model, ref
     alone = TargetAlone(reference, [Case(prompt, i, i % 4) for i, prompt in enumerate(long)], near_tie)
     async with cluster([verifier]) as deployment:
         await check(deployment, alone, lambda _: 0)
+
+
+async def test_an_output_follows_its_grammar(verifier: VllmVerifier, drafter: VllmDrafter) -> None:
+    async with cluster([verifier], [drafter], tokenizer=str(DEMO / "target")) as deployment:
+        asked = {"text": "def f(", "regex": r"[a-c]{2,9}\(\d{3}\)", "temperature": 1.0, "seed": 3}
+        texts = [(await deployment.client.generate(**asked, num_draft_tokens=k))[0].text for k in (4, 0)]
+        assert re.fullmatch(asked["regex"], texts[0])
+        assert texts[0] == texts[1]
+        with pytest.raises(InvalidArgument, match="unclosed group"):
+            await deployment.client.generate(**asked | {"regex": "("})

@@ -1,0 +1,128 @@
+"""What an answer has to look like: response formats, structured outputs and forced tool calls -> fields of a request.
+
+Knows the names of OpenAI and vLLM; does not know grammars.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from gateway.base import StrictBody
+from gateway.errors import HttpError
+
+ANY_OBJECT = '{"type": "object"}'
+
+
+class JsonSchema(StrictBody):
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field({"type": "object"}, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(StrictBody):
+    """A schema holds whether it is strict or not."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _together(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema goes with the type json_schema")
+        return self
+
+
+class StructuredOutputs(StrictBody):
+    """As vLLM has it."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: Literal[True] | None = None
+
+
+class Function(StrictBody):
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: bool | None = None
+
+
+class Tool(StrictBody):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(StrictBody):
+    name: str
+
+
+class NamedChoice(StrictBody):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+Choice = Literal["none", "auto", "required"] | NamedChoice
+
+
+def of_format(found: ResponseFormat | None) -> dict[str, Any]:
+    if found is None or found.type == "text":
+        return {}
+    return {"json_schema": ANY_OBJECT if found.json_schema is None else json.dumps(found.json_schema.schema_)}
+
+
+def of_outputs(found: StructuredOutputs | None) -> dict[str, Any]:
+    if found is None:
+        return {}
+    schema = found.json_ if found.json_ is None or isinstance(found.json_, str) else json.dumps(found.json_)
+    fields = {
+        "json_schema": ANY_OBJECT if found.json_object else schema,
+        "regex": found.regex,
+        "choices": found.choice,
+        "grammar": found.grammar,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def of_tools(tools: Sequence[Tool], choice: Choice, most: int) -> dict[str, Any]:
+    """The grammar of a choice that forces a call: the arguments of a named function, or a list of at most
+    ``most`` calls. Raises HttpError."""
+    if isinstance(choice, NamedChoice):
+        named = [tool.function for tool in tools if tool.function.name == choice.function.name]
+        if not named:
+            raise HttpError(400, f"tool_choice: there is no tool {choice.function.name!r}", param="tool_choice")
+        return {"json_schema": json.dumps(_closed(named[0].parameters))}
+    if choice != "required":
+        return {}
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.function.name}, "arguments": _closed(tool.function.parameters)},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    # References are by path from the root of a schema, so what they lead to moves there.
+    definitions: dict[str, Any] = {}
+    for tool in tools:
+        for key in ("$defs", "definitions"):
+            if key in tool.function.parameters:
+                definitions.setdefault(key, {}).update(tool.function.parameters[key])
+    items = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return {
+        "json_schema": json.dumps({"type": "array", "items": items, "minItems": 1, "maxItems": most, **definitions})
+    }
+
+
+def _closed(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Without other arguments, unless the schema speaks of them."""
+    if parameters.get("type") == "object" and "properties" in parameters:
+        return {"additionalProperties": False, **parameters}
+    return parameters

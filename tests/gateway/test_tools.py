@@ -1,0 +1,173 @@
+"""Calls of tools: found in texts however these are cut, and forced by grammars."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.server import GatewayServer
+from gateway.settings import GatewaySettings
+from gateway.tools import Call, Format, Parser, Part, Reasoning, Text, format_of
+from specdec.runner.loading import grammars
+from specdec.telemetry.prometheus import Scrape
+from target_service.language_model import LmVerifier
+from tests.checkout import DEMO
+from tests.cluster import cluster
+from tests.parity.conftest import load
+
+WEATHER = Call("get_weather", '{"city": "Zürich </tool_call>; [x]", "days": 3}')
+TIME = Call("now", "{}")
+ARGUMENTS = WEATHER.arguments
+TEXTS: list[tuple[Format, str, list[Part]]] = [
+    ("hermes", "Hello <tool", [Text("Hello <tool")]),
+    (
+        "hermes",
+        f'I look.\n<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
+        '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+        [Text("I look.\n"), WEATHER, TIME],
+    ),
+    ("hermes", '<tool_call>{"name": "now"}', [TIME]),
+    ("hermes", "<tool_call>none</tool_call> after", [Text("<tool_call>none</tool_call> after")]),
+    ("llama3_json", f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}', [WEATHER]),
+    ("llama3_json", '<|python_tag|>{"name": "now", "parameters": {}}; {"name": "now", "parameters": {}}', [TIME, TIME]),
+    ("llama3_json", "No call.", [Text("No call.")]),
+    ("llama3_json", '{"a": 1}', [Text('{"a": 1}')]),
+    ("mistral", f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {ARGUMENTS}}}]', [WEATHER]),
+    ("mistral", "See: [TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]now{}", [Text("See: "), TIME, TIME]),
+    ("mistral", "[TOOL", [Text("[TOOL")]),
+    ("pythonic", '[get_weather(city="Zürich </tool_call>; [x]", days=3), now()]', [WEATHER, TIME]),
+    ("pythonic", "[1, 2] is a list", [Text("[1, 2] is a list")]),
+    ("pythonic", "[now(", [Text("[now(")]),
+]
+
+
+def parsed(parser: Parser, pieces: Sequence[str]) -> list[Part]:
+    """The parts of a text, neighbours of a kind as one."""
+    found: list[Part] = []
+    for part in [each for piece in pieces for each in parser.feed(piece)] + parser.end():
+        last = found[-1] if found else None
+        if isinstance(part, (Text, Reasoning)) and type(last) is type(part):
+            found[-1] = type(part)(last.text + part.text)  # type: ignore[union-attr]
+        else:
+            found.append(part)
+    return found
+
+
+@pytest.mark.parametrize(("kind", "text", "parts"), TEXTS, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize("thought", ["", "<think>\nA < b?\n</think>\n\n"])
+def test_calls_are_found_and_every_cut_of_the_text_gives_the_same(
+    kind: Format, text: str, parts: list[Part], thought: str
+) -> None:
+    whole = thought + text
+    expected = [*([Reasoning("\nA < b?\n")] if thought else []), *parts]
+
+    def parser() -> Parser:
+        return Parser(kind, reasoning=True)
+
+    assert parsed(parser(), [whole]) == expected
+    assert parsed(parser(), list(whole)) == expected
+    for at in range(len(whole)):
+        assert parsed(parser(), [whole[:at], whole[at:]]) == expected
+
+
+PIECES = st.sampled_from(
+    ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": 1}}', "[TOOL_CALLS]", "[f(a=1)]", "\n", "x", "<"]
+    + ["<think>", "</think>", "<|python_tag|>", '"', "{", "[", "f[ARGS]{}", "é"]
+)
+
+
+@given(
+    st.sampled_from(["hermes", "llama3_json", "mistral", "pythonic", None]),
+    st.booleans(),
+    st.lists(PIECES, max_size=8).map("".join),
+    st.lists(st.integers(0, 60), max_size=6),
+)
+def test_cutting_law(kind: Format | None, reasons: bool, text: str, cuts: list[int]) -> None:
+    """Every cut of any text gives the same parts."""
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    assert parsed(Parser(kind, reasoning=reasons), pieces) == parsed(Parser(kind, reasoning=reasons), [text])
+
+
+def test_the_format_is_the_templates() -> None:
+    assert format_of("{{ '<tool_call>' }}") == "hermes"
+    assert format_of("... [TOOL_CALLS] ...") == "mistral"
+    assert format_of("<|python_tag|>") == "llama3_json"
+    assert format_of("") == "hermes"
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[openai.AsyncOpenAI]:
+    """Of a gateway in front of the demo target."""
+    runner = load("target", "float32")
+    verifier = LmVerifier(runner, grammars=grammars(DEMO / "target", runner.info))
+    async with cluster([verifier], tokenizer=str(DEMO / "target")) as found:
+        server = GatewayServer(GatewaySettings(orchestrator=[f"127.0.0.1:{found.orchestrator.port}"]), Scrape())
+        await server.start()
+        try:
+            async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none") as made:
+                yield made
+        finally:
+            await server.stop()
+
+
+def tool(name: str, **properties: Any) -> Any:
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": "a tool", "parameters": parameters}}
+
+
+TOOLS = [tool("get_weather", days={"type": "integer", "minimum": 1, "maximum": 9}), tool("now")]
+ASKED: dict[str, Any] = {"model": "target", "messages": [{"role": "user", "content": "How is the weather?"}], "seed": 5}
+
+
+@pytest.mark.slow
+async def test_forced_calls_follow_the_schemas_of_their_tools(client: openai.AsyncOpenAI) -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    limits = {"max_tokens": 200, "parallel_tool_calls": False}
+    for choice, reason in (("required", "tool_calls"), (named, "stop")):
+        told = await client.chat.completions.create(**ASKED, tools=TOOLS, tool_choice=choice, **limits)
+        [answer] = told.choices
+        assert answer.finish_reason == reason
+        assert answer.message.content is None
+        for call in answer.message.tool_calls:
+            arguments = json.loads(call.function.arguments)
+            assert call.function.name in ("get_weather", "now")
+            assert 1 <= arguments["days"] <= 9 if call.function.name == "get_weather" else arguments == {}
+        stream = client.chat.completions.stream(**ASKED, tools=TOOLS, tool_choice=choice, **limits)
+        async with stream as events:
+            final = (await events.get_final_completion()).choices[0]
+        calls = [[each.function for each in one.message.tool_calls or ()] for one in (answer, final)]
+        assert [(each.name, each.arguments) for each in calls[0]] == [(each.name, each.arguments) for each in calls[1]]
+        assert final.finish_reason == reason
+
+
+class Order(pydantic.BaseModel):
+    count: int = pydantic.Field(ge=0, le=99)
+    express: bool
+
+
+@pytest.mark.slow
+async def test_parse_gives_an_object_of_the_clients_class(client: openai.AsyncOpenAI) -> None:
+    told = await client.chat.completions.parse(**ASKED, response_format=Order, max_tokens=200)
+    assert isinstance(told.choices[0].message.parsed, Order)
+    told = await client.chat.completions.create(**ASKED, response_format={"type": "json_object"}, max_tokens=30)
+    assert (told.choices[0].message.content or "").startswith("{")
+    bad = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"if": {"type": "string"}}}}
+    with pytest.raises(openai.BadRequestError, match="Unimplemented keys"):
+        await client.chat.completions.create(**ASKED, response_format=bad)
+
+
+@pytest.mark.slow
+async def test_structured_outputs_have_the_names_of_vllm(client: openai.AsyncOpenAI) -> None:
+    for given_ in ({"regex": "[ab]{3}"}, {"choice": ["aba", "bab"]}, {"json": {"enum": ["aab"]}}):
+        told = await client.completions.create(
+            model="target", prompt="x", max_tokens=20, extra_body={"structured_outputs": given_}
+        )
+        assert set(told.choices[0].text) <= set('"ab'), given_
