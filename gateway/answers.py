@@ -191,7 +191,8 @@ class Answer:
         if self.body.return_token_ids:
             choice["token_ids"] = list(chunk.token_ids)
         if self.body.return_origins:
-            choice["specdec"] = {"origins": origins, "rounds": sample.rounds[sample.num_rounds_sent :]}
+            rounds = sample.rounds[sample.num_rounds_sent :]
+            choice["specdec"] = {"origins": origins, "rounds": rounds, "text_ends": list(chunk.text_ends)}
             sample.num_rounds_sent = len(sample.rounds)
         return choice
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -21,8 +22,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from gateway import sse, translation
 from gateway.answers import Answer
@@ -43,6 +45,12 @@ log = logging.getLogger(__name__)
 
 MAX_REQUEST_ID = 128
 _MODEL_NAME_S = 5.0
+_PLAYGROUND = Path(__file__).parent / "playground"
+_PAGE = {
+    "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
 _NO_MODEL = HttpError(503, "no target is ready", "server_error", headers={"retry-after": "1"})
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -74,6 +82,8 @@ class Gateway:
             Route("/load", self._served(self._load)),
             Route("/metrics", self._served(self._metrics_page)),
             Route("/openapi.json", self._openapi),
+            Route("/", self._playground),
+            Mount("/playground", StaticFiles(directory=_PLAYGROUND)),
         ]
         middleware = []
         if self._settings.host in ("127.0.0.1", "::1", "localhost"):
@@ -221,6 +231,9 @@ class Gateway:
     async def _metrics_page(self, request: Request) -> Response:
         await self._client.server_info(metadata=_metadata(request))  # it checks the key
         return Response(await asyncio.to_thread(self._scrape.text), media_type=CONTENT_TYPE)
+
+    async def _playground(self, _: Request) -> Response:
+        return FileResponse(_PLAYGROUND / "index.html", headers=_PAGE)
 
     async def _openapi(self, _: Request) -> Response:
         return JSONResponse(document(self._settings.root_path))

@@ -59,6 +59,7 @@ MAY_IMPORT = {
     "starlette": ("gateway",),
     "uvicorn": ("gateway",),
     "jinja2": ("orchestrator.tokenizer",),
+    "llguidance": ("specdec.sampling.grammar", "orchestrator.api.grammars"),
     "grpc": (
         *("specdec.transport", "specdec.security", "specdec.client", "specdec.cli"),
         *("orchestrator.api", "orchestrator.replicas"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -78,8 +79,10 @@ def test_calls_are_found_and_every_cut_of_the_text_gives_the_same(
 
 
 PIECES = st.sampled_from(
-    ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": 1}}', "[TOOL_CALLS]", "[f(a=1)]", "\n", "x", "<"]
-    + ["<think>", "</think>", "<|python_tag|>", '"', "{", "[", "f[ARGS]{}", "é"]
+    [
+        *("<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": 1}}', "[TOOL_CALLS]", "[f(a=1)]", "\n", "x"),
+        *("<think>", "</think>", "<|python_tag|>", '"', "{", "[", "f[ARGS]{}", "é", "<"),
+    ]
 )
 
 
@@ -92,7 +95,7 @@ PIECES = st.sampled_from(
 def test_cutting_law(kind: Format | None, reasons: bool, text: str, cuts: list[int]) -> None:
     """Every cut of any text gives the same parts."""
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    pieces = [text[start:end] for start, end in itertools.pairwise(places)]
     assert parsed(Parser(kind, reasoning=reasons), pieces) == parsed(Parser(kind, reasoning=reasons), [text])
 
 

@@ -172,12 +172,12 @@ def test_text_fields_are_checked(fields, field):
     assert list(refused(tokenizer=TOKENIZER, **fields)) == [field]
 
 
-UNSUPPORTED = {"grammar": ""}
+GRAMMARS = {"grammar": "start: /a/", "json_schema": "{}", "regex": "a", "choices": ["a"]}
 
 
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_an_unsupported_field_is_refused_by_name(name):
-    assert refused(**{name: UNSUPPORTED[name]}) == {name: "not supported"}
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_target_that_knows_no_grammar_is_not_asked_for_one(name):
+    assert refused(target=OLDER, **{name: GRAMMARS[name]}) == {name: "not supported by this target"}
 
 
 TRANSFORMING = {
@@ -222,7 +222,7 @@ def test_every_field_of_the_contract_is_either_read_or_refused():
         *("stop", "stop_token_ids", "verification", "num_draft_tokens", "resume", "cache_salt"),
     }
     fields = {field.name for field in generation_pb2.GenerateRequest.DESCRIPTOR.fields}
-    assert fields == read_here | set(UNSUPPORTED) | set(TRANSFORMING)
+    assert fields == read_here | set(GRAMMARS) | set(TRANSFORMING)
 
 
 def test_a_prompt_is_required():

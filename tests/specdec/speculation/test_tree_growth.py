@@ -14,7 +14,7 @@ from specdec.speculation.acceptance import best_chances
 from specdec.speculation.tree_growth import Frontier, Open
 from tests.specdec.core.trees import OF_RANKS, chances_by_hand, trees
 
-EVERYTHING = 10_000
+EVERYTHING = 10**9
 OF_CONFIDENCE = [OF_RANKS, [0.98, 0.01], [0.4, 0.35, 0.1, 0.05]]
 
 
