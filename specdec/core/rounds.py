@@ -165,7 +165,7 @@ RESTRICTIONS = "restrictions"
 """The capability of a target that implements allowed_token_ids and bad_words."""
 
 GRAMMAR = "grammar"
-"""The capability of a target whose output can follow a grammar. A draft needs none."""
+"""The capability of a target that can keep an output to a grammar. A draft needs none."""
 
 LOGPROBS = "logprobs"
 """The capability of a target that returns logprobs."""

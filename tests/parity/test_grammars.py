@@ -38,7 +38,7 @@ async def served(target_runner: ModelRunner, draft_runner: ModelRunner) -> Async
 
 
 def schema_of(rng: random.Random, depth: int = 2) -> dict[str, Any]:
-    """A schema whose values are short."""
+    """A schema of short values."""
     kinds = ["integer", "boolean", "enum", "string", "null"] + (["array", "object"] * 2 if depth else [])
     match rng.choice(kinds):
         case "integer":
