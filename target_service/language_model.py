@@ -10,7 +10,6 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -32,7 +31,7 @@ from specdec.core.rounds import (
 )
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE
-from specdec.kvcache.block_pool import Move, PoolFullError, SequenceCache
+from specdec.kvcache.block_pool import Move, PoolFullError
 from specdec.passes.outputs import RowOutputs
 from specdec.passes.prefill import rows_to_feed
 from specdec.passes.rows import Segment
@@ -43,6 +42,7 @@ from specdec.sampling.logprobs import logprobs_of
 from specdec.sampling.state import SamplingState
 from target_service.decision import decide
 from target_service.heads.own_trees import Growing, HeadMemory, OwnTrees
+from target_service.job_rows import Memory, ends_with_root, prompt_rows, rows_kept, segment_of
 from target_service.verifier import Decision, Job
 
 MOST_PROMPT_LOGITS = 64
@@ -52,13 +52,8 @@ MOST_BLOCKS_PER_PASS = 4096
 """Blocks to look up in one pass, about 5 ms of work: no sequence waits for the long prompts of another request."""
 
 
-@dataclass(slots=True)
-class _Memory:
-    sampling: SamplingState
-    cache: SequenceCache
-    num_cached: int = 0  # tokens found in the cache
-    head: HeadMemory | None = None
-    prompt_logprobs: list[Logprobs] = field(default_factory=list)  # from the prompt's second token on
+MOST_GRAMMAR_BYTES = 1 << 15
+"""Of new grammars that are compiled before one pass, about: other sequences wait for some ten milliseconds."""
 
 
 class LmVerifier:
@@ -80,11 +75,19 @@ class LmVerifier:
     def block_size(self) -> int:
         return self._runner.pool.block_size
 
-    def open(self, spec: SequenceSpec) -> _Memory:
-        mask = self._grammars.mask(spec.sampling.grammar) if self._grammars is not None else None
-        return _Memory(SamplingState(spec, mask), self._runner.new_cache(spec.cache_salt))
+    def open(self, spec: SequenceSpec) -> Memory:
+        memory = Memory(spec, None, self._runner.new_cache(spec.cache_salt))
+        if self._grammars is None or self._grammars.knows(spec.sampling.grammar):
+            self._begin(memory)
+        return memory
 
-    def close(self, memory: _Memory) -> None:
+    def _begin(self, memory: Memory) -> None:
+        """Raises InvalidArgument for a bad grammar, or an output that does not follow it."""
+        mask = self._grammars.mask(memory.spec.sampling.grammar) if self._grammars is not None else None
+        memory.sampling = SamplingState(memory.spec, mask)
+        memory.spec = dataclasses.replace(memory.spec, token_ids=())
+
+    def close(self, memory: Memory) -> None:
         memory.cache.release()
 
     def cache_use(self) -> tuple[int, int]:
@@ -94,8 +97,7 @@ class LmVerifier:
         outcome: list[Decision | SpecdecError | None]
         jobs, outcome = list(jobs), [None] * len(jobs)
         started = time.perf_counter()
-        for index, job in enumerate(jobs):
-            outcome[index] = job.memory.sampling.take_in(job.ids)
+        self._take_in(jobs, outcome)
         own = self._drafted(jobs, outcome)
         own_s = time.perf_counter() - started
         started, timer = time.perf_counter(), PassTimer(self._runner.backend.device)
@@ -121,16 +123,31 @@ class LmVerifier:
         )
         return outcome, timings
 
+    def _take_in(self, jobs: Sequence[Job], outcome: list[Decision | SpecdecError | None]) -> None:
+        """Count the ids of each job. Some jobs with new grammars still have no state afterwards, and wait."""
+        room = MOST_GRAMMAR_BYTES
+        for index, job in enumerate(jobs):
+            memory: Memory = job.memory
+            if memory.sampling is None and room > 0:
+                room -= len(memory.spec.sampling.grammar)
+                try:
+                    self._begin(memory)
+                except SpecdecError as error:
+                    outcome[index] = error
+            if memory.sampling is not None:
+                outcome[index] = memory.sampling.take_in(job.ids)
+
     def _drafted(self, jobs: list[Job], outcome: Sequence[Decision | SpecdecError | None]) -> set[int]:
         """Give own trees to the ``jobs`` that want one. Returns their indices."""
         if self._own_trees is None:
             return set()
         growing: dict[int, Growing] = {}
         for index, job in enumerate(jobs):
-            memory: _Memory = job.memory
+            memory: Memory = job.memory
             if job.max_own and memory.head is None:
                 memory.head = self._own_trees.open()
-            if memory.head is not None and job.own and not job.tree and outcome[index] is None:
+            wants_own = memory.head is not None and job.own and not job.tree
+            if wants_own and memory.head is not None and memory.sampling is not None and outcome[index] is None:
                 most = min(job.own, self.info.context_length - len(job.ids))
                 growing[index] = Growing(memory.head, memory.cache, memory.sampling, job.ids, most)
         trees = self._own_trees.grow(list(growing.values())) if growing else []
@@ -164,7 +181,7 @@ class LmVerifier:
     ) -> dict[int, Decision]:
         """By index of the jobs with all text cached; a prefill that continues in the next pass has none."""
         self._note_prompts(jobs, fed, outputs)
-        deciding = [index for index, segment in fed.items() if _ends_with_root(segment, jobs[index])]
+        deciding = [index for index, segment in fed.items() if ends_with_root(segment, jobs[index])]
         own = {i: outputs[i].behind(len(fed[i].logit_rows) - 1 - len(jobs[i].tree)) for i in deciding}
         found = decide([jobs[index] for index in deciding], list(own.values()), self._runner.backend)
         decisions = dict(zip(deciding, found, strict=True))
@@ -202,14 +219,14 @@ class LmVerifier:
 
     def _note_prompts(self, jobs: Sequence[Job], fed: Mapping[int, Segment], outputs: Mapping[int, RowOutputs]) -> None:
         """Keep the logprobs of the prompt tokens that follow the rows of this pass, of each job that asks for them."""
-        asking = [index for index in fed if _prompt_rows(jobs[index], fed[index].num_context)]
+        asking = [index for index in fed if prompt_rows(jobs[index], fed[index].num_context)]
         if not asking:
             return
         logits, tokens = [], []
         for index in asking:
             job, segment = jobs[index], fed[index]
-            num_rows = len(segment.token_ids) - (len(job.tree) if _ends_with_root(segment, job) else 0)
-            num_rows = min(num_rows, _prompt_rows(job, segment.num_context))
+            num_rows = len(segment.token_ids) - (len(job.tree) if ends_with_root(segment, job) else 0)
+            num_rows = min(num_rows, prompt_rows(job, segment.num_context))
             logits.append(outputs[index].logits[:num_rows])
             tokens.append(list(job.ids[segment.num_context + 1 : segment.num_context + 1 + num_rows]))
         tops = [jobs[index].num_prompt_logprobs or 0 for index in asking]
@@ -231,7 +248,7 @@ class LmVerifier:
         every: dict[int, list[int]] = {}
         for index, segment in fed.items():
             decision = decisions.get(index)
-            kept = _kept(segment, jobs[index], decision)
+            kept = rows_kept(segment, jobs[index], decision)
             sound = outputs[index].sound  # read after the decisions, so that the device does not idle between the two
             if not all(sound[row] for row in kept):
                 outcome[index] = PassFailed("the model computes NaN or infinity for the text of this sequence")
@@ -241,7 +258,7 @@ class LmVerifier:
             outcome[index] = decision
         self._runner.move(moves)
         for index in fed:
-            memory: _Memory = jobs[index].memory
+            memory: Memory = jobs[index].memory
             # Others find a block once it has the head's rows as well.
             ids = jobs[index].ids if memory.head is None else jobs[index].ids[: memory.head.num_rows]
             memory.cache.remember(ids)
@@ -254,8 +271,10 @@ class LmVerifier:
         most, attached = pool.num_looked_up + MOST_BLOCKS_PER_PASS, []
         for index, job in enumerate(jobs):
             cache = job.memory.cache
+            if job.memory.sampling is None:
+                continue
             # What is cached has no logits.
-            if len(job.ids) - len(cache) > 1 and not _prompt_rows(job, len(cache)):
+            if len(job.ids) - len(cache) > 1 and not prompt_rows(job, len(cache)):
                 before = len(cache)
                 self._runner.move(cache.attach(job.ids, most - pool.num_looked_up))
                 job.memory.num_cached += len(cache) - before
@@ -272,7 +291,7 @@ class LmVerifier:
         texts = [(jobs[index].memory.cache, jobs[index].ids) for index in attached]
         prompt_logits = MOST_PROMPT_LOGITS
         for index, num_rows in zip(attached, rows_to_feed(texts, self._runner.chunk.rows), strict=True):
-            if _prompt_rows(jobs[index], len(jobs[index].memory.cache)):
+            if prompt_rows(jobs[index], len(jobs[index].memory.cache)):
                 num_rows = min(num_rows, prompt_logits)
                 prompt_logits -= num_rows
             try:
@@ -284,19 +303,11 @@ class LmVerifier:
         segments: dict[int, Segment] = {}
         for index, num_rows in fed.items():
             try:
-                segments[index] = _segment(jobs[index], num_rows)
+                segments[index] = segment_of(jobs[index], num_rows)
             except PoolFullError:
                 jobs[index] = dataclasses.replace(jobs[index], tree=EMPTY_TREE)
-                segments[index] = _segment(jobs[index], num_rows)
+                segments[index] = segment_of(jobs[index], num_rows)
         return segments
-
-
-def _kept(segment: Segment, job: Job, decision: Decision | None) -> list[int]:
-    """The rows to keep in the cache: those of committed text and of accepted nodes."""
-    if decision is None:
-        return list(range(len(segment.token_ids)))
-    first_node = len(segment.token_ids) - len(job.tree)
-    return [*range(first_node), *(first_node + node for node in decision.accepted)]
 
 
 def _features(decided: Mapping[int, tuple[Tensor, Decision]]) -> dict[int, Features]:
@@ -316,35 +327,3 @@ def _features(decided: Mapping[int, tuple[Tensor, Decision]]) -> dict[int, Featu
     return {
         index: Features(dtype, size, len(part), part.tobytes()) for index, part in zip(decided, parts, strict=False)
     }
-
-
-def _prompt_rows(job: Job, num_context: int) -> int:
-    """Rows from ``num_context`` on that need logits, because a token of the prompt follows; 0: none."""
-    if job.num_prompt_logprobs is None:
-        return 0
-    spec: SequenceSpec = job.memory.sampling.spec
-    return max(0, spec.num_prompt_tokens - 1 - num_context)
-
-
-def _ends_with_root(segment: Segment, job: Job) -> bool:
-    """Whether all text is computed, so that there is a decision."""
-    return segment.num_context + len(segment.token_ids) >= len(job.ids)
-
-
-def _segment(job: Job, num_rows: int) -> Segment:
-    """The next ``num_rows`` committed ids that are not cached, and the tree if the last of these ids is the root."""
-    cache: SequenceCache = job.memory.cache
-    num_context = len(cache)
-    root = num_rows - 1
-    ends_with_root = num_context + num_rows == len(job.ids)
-    tree = job.tree if ends_with_root else EMPTY_TREE
-    cache.take(num_rows + len(tree))
-    return Segment(
-        token_ids=[*job.ids[num_context : num_context + num_rows], *tree.token_ids],
-        parents=[*range(-1, root), *(root + 1 + parent for parent in tree.parents)],
-        num_context=num_context,
-        block_table=cache.block_table,
-        logit_rows=range(
-            0 if _prompt_rows(job, num_context) else root if ends_with_root else num_rows, num_rows + len(tree)
-        ),
-    )

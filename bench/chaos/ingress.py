@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from bench.chaos.lab import Lab, until
 from bench.chaos.outcome import Outcome, percentile
 from specdec.cli.processes import is_serving
 from specdec.client import Client
-from specdec.core.errors import ContextExceeded
+from specdec.core.errors import ContextExceeded, InvalidArgument
 
 _TOKENIZER = Path(__file__).parents[2] / "models" / "demo" / "target" / "tokenizer.json"
 _LONGEST_GAP_MS = 100.0
@@ -24,7 +25,8 @@ _SEED: dict[str, Any] = {"seed": 1, "temperature": 0.0, "num_draft_tokens": 0}
 
 async def row_32(lab: Lab, seed: int, short: bool) -> Outcome:
     """Beside 4 streams: prompts of 1 MB that are tokenized and then refused, three at a time; then requests with n = 64
-    of 131,072 ids, which the first of them brings and the second finds cached."""
+    of 131,072 ids, which the first of them brings and the second finds cached; then 64 schemas as large as is allowed,
+    and 64 that are refused."""
     outcome = Outcome()
     length = 32_768 if short else 131_072
     async with _deployment(lab) as client:
@@ -42,13 +44,18 @@ async def row_32(lab: Lab, seed: int, short: bool) -> Outcome:
             gaps.clear()
             await client.generate(**samples)
             _note(outcome, gaps, f"beside n = 64 of {length} cached ids")
+            count = 16 if short else 64
+            await asyncio.gather(*(_structured(client, number) for number in range(count)))
+            _note(outcome, gaps, f"beside {count} schemas of 32 KB")
+            await asyncio.gather(*(_misshapen(client, outcome, number) for number in range(count)))
+            _note(outcome, gaps, f"beside {count} schemas that are refused")
     return outcome
 
 
 @asynccontextmanager
 async def _deployment(lab: Lab) -> AsyncIterator[Client]:
     async with lab.processes() as make:
-        target = make("bench.models.blank_service", f"--context-length={_CONTEXT}")
+        target = make("bench.models.blank_service", f"--context-length={_CONTEXT}", f"--tokenizer={_TOKENIZER}")
         front = make("orchestrator", f"--target={target.address}", f"--tokenizer={_TOKENIZER}")
         for each in (target, front):
             await each.start()
@@ -89,6 +96,19 @@ async def _refused(client: Client, outcome: Outcome) -> None:
     with contextlib.suppress(ContextExceeded):
         await client.generate(text="def f(x):\n    return x + 1\n" * 38_000, max_tokens=1, **_SEED)
         outcome.check(False, "a prompt beyond the context was served")
+
+
+async def _structured(client: Client, number: int) -> None:
+    values = [f"value {number} {place}" for place in range(1_500)]
+    schema = json.dumps({"type": "object", "properties": {"a": {"enum": values}}, "required": ["a"]})
+    await client.generate(text="x", json_schema=schema[:32_768], max_tokens=8, **_SEED)
+
+
+async def _misshapen(client: Client, outcome: Outcome, number: int) -> None:
+    deep = '{"type": "array", "items": ' * 1_000 + "{}" + "}" * 1_000
+    for schema in (deep, json.dumps({"pattern": f"^(a{{1,{9_000 + number}}}){{1,9000}}$"})):
+        with contextlib.suppress(InvalidArgument):
+            await client.generate(text="x", json_schema=schema, max_tokens=1, **_SEED)
 
 
 def _note(outcome: Outcome, gaps: list[float], what: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from pydantic import Field
@@ -20,6 +21,7 @@ from specdec.kvcache.block_pool import BlockPool, Move, SequenceCache
 from specdec.passes.outputs import PassOutputs, RowOutputs
 from specdec.passes.prefill import Chunk
 from specdec.passes.rows import Segment
+from specdec.sampling.grammar import Grammars
 from specdec.server.model_server import run
 from target_service.language_model import LmVerifier
 from target_service.server import create_server
@@ -35,6 +37,7 @@ class BlankSettings(EngineSettings):
     vocab_size: int = Field(4096, gt=1)
     context_length: int = Field(140_000, gt=1)
     kv_slots: int = Field(1 << 20, gt=0)
+    tokenizer: str = Field("", description="tokenizer.json for grammars; empty: none are followed")
 
 
 class BlankRunner:
@@ -65,7 +68,8 @@ class BlankRunner:
 
 def main() -> None:
     settings = parse(BlankSettings, sys.argv[1:], "bench.models.blank_service")
-    verifier = LmVerifier(BlankRunner(settings))  # type: ignore[arg-type]
+    followed = Grammars(Path(settings.tokenizer), settings.vocab_size, [0]) if settings.tokenizer else None
+    verifier = LmVerifier(BlankRunner(settings), grammars=followed)  # type: ignore[arg-type]
     run(settings, "target", lambda: lambda: create_server(verifier, settings))
 
 

@@ -97,7 +97,7 @@ async def test_statuses_and_headers_are_those_that_clients_expect():
         unknown = await post("/v1/completions", json={**COMPLETION, "model": "gpt-4"})
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
         assert unknown.json()["error"]["param"] == "model"
-        for path in ("/v1/embeddings", "/", "/v1/models/none"):
+        for path in ("/v1/embeddings", "/none", "/v1/models/none", "/playground/none.js"):
             missing = await running.http.get(path)
             assert missing.status_code == 404
             assert is_an_error(missing.json())

@@ -15,8 +15,10 @@ import pytest
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.client import Sample
 from specdec.core.errors import InvalidArgument
+from specdec.core.sequence import Method
 from specdec.runner.loading import grammars
 from specdec.runner.model_runner import ModelRunner
+from specdec.transport.wire import write_method
 from specdec.v1 import generation_pb2
 from target_service.language_model import LmVerifier
 from tests.checkout import DEMO
@@ -135,3 +137,46 @@ async def test_regular_expressions_choices_and_lark(served: Cluster, fields: dic
 async def test_what_a_grammar_cannot_be_is_refused_by_name(served: Cluster, fields: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidArgument, match=told):
         await served.client.generate(text="x", max_tokens=4, **fields)
+
+
+NUMBERS = json.dumps(
+    {"type": "array", "items": {"type": "integer", "maximum": 999, "minimum": 0}, "minItems": 8, "maxItems": 8}
+)
+
+
+async def test_an_answer_that_goes_on_elsewhere_stays_in_its_grammar(served: Cluster) -> None:
+    """As after the loss of a target or an orchestrator: the output so far is part of what is opened."""
+    asked: dict[str, Any] = {
+        "text": "x = ",
+        "json_schema": NUMBERS,
+        "seed": 6,
+        "temperature": 1.0,
+        "max_tokens": 120,
+    }
+    whole = await answers(served, **asked)
+    for kept in range(1, len(whole.token_ids), 3):
+        [rest] = await served.client.generate(**asked, resume={0: {"token_ids": whole.token_ids[:kept]}})
+        assert rest.token_ids == whole.token_ids
+
+
+@pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])
+async def test_methods_that_correct_for_the_draft_follow_grammars_too(served: Cluster, method: Method) -> None:
+    for seed in range(4):
+        asked = {
+            "text": "x = ",
+            "json_schema": NUMBERS,
+            "seed": seed,
+            "max_tokens": 200,
+            "num_draft_tokens": 4,
+        }
+        [found] = await served.client.generate(**asked, verification=write_method(method))
+        assert len(json.loads(found.text)) == 8
+        assert found.finish.speculation.num_accepted_tokens
+
+
+async def test_samples_of_a_request_follow_the_grammar_each(served: Cluster) -> None:
+    found = await served.client.generate(
+        text="x = ", regex="[a-z]{4}", n=6, seed=1, temperature=1.0, num_draft_tokens=3
+    )
+    assert all(re.fullmatch("[a-z]{4}", sample.text) for sample in found)
+    assert len({sample.text for sample in found}) > 1
