@@ -24,12 +24,12 @@ from rich.table import Table
 
 from bench.chaos.lab import load_of
 from bench.harness.command import run_benchmark
-from specdec.cli.processes import Service, free_ports, listening, paired, service
+from specdec.cli.processes import Service, free_ports, healthy, listening, paired, service
 from specdec.client import Client
 
 _NORMAL, _TOKENS = 8, 200
 """Normal readers beside slow ones, and the tokens of each."""
-_LONGEST_S = 400.0
+_LONGEST_S = 1800.0
 
 
 def cpu_s(running: Service) -> float:
@@ -72,6 +72,7 @@ async def running(pass_ms: float, *flags: str) -> AsyncIterator[tuple[Service, S
             service("gateway", gateway, [f"--orchestrator=127.0.0.1:{orchestrator}"])
         )
         await listening(front)
+        await healthy(behind)
         await paired(behind)
         yield target, behind, front, gateway
 
