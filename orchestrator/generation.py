@@ -20,6 +20,7 @@ from orchestrator.control.draft_length import DraftLength
 from orchestrator.control.own_length import OwnLength
 from orchestrator.decoder import decode
 from orchestrator.drafting.draft_client import DraftClient
+from orchestrator.drafting.forced_tokens import ForcedTokens
 from orchestrator.drafting.prompt_lookup import HitRates, PromptLookup
 from orchestrator.drafting.speculation import Speculation
 from orchestrator.outbox import Outbox
@@ -32,6 +33,7 @@ from orchestrator.target_client import TargetClient
 from orchestrator.telemetry.metrics import Metrics
 from orchestrator.telemetry.round_clock import PARTS, RoundClock, Split
 from orchestrator.text import Piece, pieces_of
+from orchestrator.tokenizer.grammars import Grammars
 from orchestrator.workers import Workers
 from specdec.core.noise import derive_seed
 from specdec.core.rounds import Logprobs, ModelInfo
@@ -63,6 +65,7 @@ class Generator:
         self._targets = targets
         self._drafts = drafts
         self._tokenizer = tokenizer
+        self._grammars = Grammars(tokenizer) if tokenizer is not None else None
         self._settings = settings
         self._metrics = metrics
         self._workers = workers
@@ -146,7 +149,12 @@ class Generator:
         sequence = await self._workers.run(make) if len(received) > _MANY_RECEIVED_IDS else make()
         fixed = request.num_draft_tokens
         looks_up = fixed is None and sequence.keyed_by_token
-        lookup = PromptLookup(self._hit_rates, request.prediction) if looks_up else None
+        lookup: PromptLookup | ForcedTokens | None = None
+        if looks_up:
+            lookup = PromptLookup(self._hit_rates, request.prediction)
+            if self._grammars is not None and (grammar := request.sampling.grammar):
+                matcher = await self._workers.run(partial(self._grammars.matcher, grammar, model))
+                lookup = ForcedTokens(matcher, sequence.num_prompt_tokens, lookup)
         acceptance = AcceptanceModel(self._acceptance)
         ahead, siblings = self._settings.num_ahead_tokens, 0 if model.max_chain else self._settings.num_siblings
         grows_ahead = ahead > 0 and sequence.keyed_by_token

@@ -59,7 +59,7 @@ MAY_IMPORT = {
     "starlette": ("gateway",),
     "uvicorn": ("gateway",),
     "jinja2": ("orchestrator.tokenizer",),
-    "llguidance": ("specdec.sampling.grammar", "orchestrator.api.grammars"),
+    "llguidance": ("specdec.sampling.grammar", "orchestrator.api.grammars", "orchestrator.tokenizer"),
     "grpc": (
         *("specdec.transport", "specdec.security", "specdec.client", "specdec.cli"),
         *("orchestrator.api", "orchestrator.replicas"),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from orchestrator.drafting.draft_client import DraftClient
+from orchestrator.drafting.forced_tokens import ForcedTokens
 from orchestrator.drafting.prompt_lookup import PromptLookup
 from orchestrator.rounds import Drafting, Grant, Proposal, RoundPlan, Source
 from orchestrator.sequence import Sequence
@@ -40,7 +41,7 @@ class Speculation:
         max_ahead: int = 0,
         max_siblings: int = 0,
         chances: AcceptanceModel | None = None,
-        lookup: PromptLookup | None = None,
+        lookup: PromptLookup | ForcedTokens | None = None,
         chains: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:

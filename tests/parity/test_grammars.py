@@ -103,6 +103,22 @@ async def test_a_schema_that_forces_keys_is_drafted(served: Cluster) -> None:
     assert len(found.token_ids) / stats.num_rounds > 1.5
 
 
+async def test_what_a_grammar_forces_is_drafted_without_a_draft(target_runner: ModelRunner) -> None:
+    names = ["customer_identifier", "delivery_address", "is_confirmed_by_phone", "preferred_delivery_window"]
+    properties = {name: {"type": "boolean"} for name in names}
+    schema = {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+    asked = {"text": "order = ", "json_schema": json.dumps(schema | {"x-guidance": {"whitespace_flexible": False}})}
+    verifier = LmVerifier(target_runner, grammars=grammars(DEMO / "target", target_runner.info))
+    async with cluster([verifier], tokenizer=str(DEMO / "target"), num_draft_tokens=None) as found:
+        num_accepted = 0
+        for seed in range(4):  # the first rounds measure the target
+            [sample] = await found.client.generate(**asked, seed=seed, temperature=1.0)
+            [alone] = await found.client.generate(**asked, seed=seed, temperature=1.0, num_draft_tokens=0)
+            assert sample.token_ids == alone.token_ids
+            num_accepted += sample.finish.speculation.num_accepted_lookup_tokens
+        assert num_accepted, "how many rows pay is a matter of the machine"
+
+
 @pytest.mark.parametrize(
     ("fields", "right"),
     [
