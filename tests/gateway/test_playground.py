@@ -119,6 +119,26 @@ async def test_it_says_what_is_wrong(tmp_path: Any) -> None:
         await page.get_by_text("cannot be reached").wait_for()
 
 
+async def test_a_busy_server_is_named_and_asked_again_later() -> None:
+    async with serving(pass_s=0.01, max_live_sequences=1, max_waiting_requests=0) as running, browsing(running) as page:
+        body = {"prompt": "x", "max_tokens": 5000, "stream": True}
+        async with running.http.stream("POST", "/v1/completions", json=body) as other:
+            assert other.status_code == 200
+            await ask(page, "Hello", max_tokens=8)
+            await page.get_by_text("Try again in a moment").wait_for()
+        await running.cluster.settled()
+        await page.locator("#send").click()
+        await finished(page)
+
+
+async def test_an_answer_of_5000_tokens_is_shown_as_a_whole() -> None:
+    async with serving() as running, browsing(running) as page:
+        await ask(page, "x", mode="completion", max_tokens=5000, draft_tokens=4)
+        await finished(page)
+        assert await page.locator("#log .token").count() == 5000
+        assert sum(map(int, await page.locator("[data-count]").all_text_contents())) == 5000
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_axe_finds_nothing_serious(scheme: str, request: pytest.FixtureRequest) -> None:
     axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="axe is not installed")
