@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import Field, ValidationInfo, field_validator
 
 from draft_service.drafter import Drafter
 from specdec.core.settings import ModelServiceSettings, parse
@@ -13,8 +16,22 @@ from specdec.server.model_server import ModelServer, run
 class DraftSettings(ModelServiceSettings):
     """Serve a draft model over gRPC (specdec.v1.DraftService)."""
 
+    model: str = Field("", description="checkpoint directory or hub id (safetensors)")
+    ngram: str = Field("", description="file of `specdec ngram build`, in place of a model")
+
+    @field_validator("ngram")
+    @classmethod
+    def _one_of_both(cls, value: str, others: ValidationInfo) -> str:
+        if bool(value) == bool(others.data.get("model")):
+            raise ValueError("one of model and ngram is required")
+        return value
+
 
 def _drafter(settings: DraftSettings) -> Drafter:
+    if settings.ngram:
+        from draft_service.drafters.ngram import NgramDrafter
+
+        return NgramDrafter.load(Path(settings.ngram))
     if settings.engine == "vllm":
         from draft_service.drafters.vllm import SAMPLER, VllmDrafter
         from specdec.vllm.loading import load_engine

@@ -72,6 +72,8 @@ bench = typer.Typer(help="Run a benchmark. Each has its own flags (see bench rou
 app.add_typer(bench, name="bench", no_args_is_help=True)
 train = typer.Typer(help="Train what drafts for a target. Each has its own flags. Needs a checkout.")
 app.add_typer(train, name="train", no_args_is_help=True)
+ngram = typer.Typer(help="An n-gram model as a draft.")
+app.add_typer(ngram, name="ngram", no_args_is_help=True)
 
 BENCHES = {
     "micro.rounds": "Overhead of the message path, with models that take no time.",
@@ -99,13 +101,12 @@ def _add_module(group: typer.Typer, name: str, module: str, what: str) -> None:
 for _module, _what in BENCHES.items():
     _add_module(bench, _module.rpartition(".")[2], f"bench.{_module}", _what)
 _add_module(app, "chaos", "bench.chaos", "Break a deployment on purpose, row by row of the fault table.")
+_add_module(ngram, "build", "draft_service.ngram_build", "Count texts for a draft without a model.")
 _add_module(train, "head", "models.training.heads.train", "An EAGLE-3 head, on answers that the target writes.")
 _add_module(train, "draft", "models.training.distill", "A small draft model, on the answers written for a head.")
 
-app.command()(plan)
-app.command()(fetch)
-app.command()(chat)
-app.command()(models)
+for _command in (plan, fetch, chat, models, certificates, key):
+    app.command()(_command)
 
 
 @app.command()
@@ -291,13 +292,9 @@ def doctor(
     raise typer.Exit(int(any(finding.wrong for finding in found)))
 
 
-app.command()(certificates)
-app.command()(key)
-
-
 def _exec_module(module: str, arguments: list[str]) -> None:
-    """Replace this process by a module of the checkout, from any working directory. Raises typer.Exit without one."""
-    if not (Path(__file__).resolve().parents[2] / "bench").is_dir():
+    """Replace this process by a module, from any working directory. Raises typer.Exit if it needs a checkout."""
+    if module.startswith(("bench", "models")) and not (Path(__file__).resolve().parents[2] / "bench").is_dir():
         print("specdec: this needs a checkout of the repository, installed with pip install -e", file=sys.stderr)
         raise typer.Exit(1)
     os.execve(sys.executable, python_command(module, *arguments), environment())

@@ -81,6 +81,19 @@ def exponentials_at(keys: Sequence[Key], rows: Tensor, token_ids: Tensor, domain
     return _exponential(_uniform(lanes.gather(0, (token_ids % 4)[None, :])[0].double()))
 
 
+def exponentials_of(key: Key, domain: Domain, token_ids: Sequence[int]) -> list[float]:
+    """Some entries of the row of `exponentials` with this key, without torch."""
+    import numpy as np
+
+    tokens = np.array(token_ids, np.uint64)
+    low, high = (np.full(len(tokens), half, np.uint64) for half in _halves(key.seed))
+    base = 0 if domain is Domain.COUPLED else key.base
+    lanes = philox_array((key.position, base, tokens // np.uint64(4), int(domain)), (low, high))  # [4, n]
+    words = lanes[(tokens % np.uint64(4)).astype(np.int64), np.arange(len(tokens))]
+    found: list[float] = (-np.log1p(-((words + 0.5) * 2.0**-32))).tolist()
+    return found
+
+
 def uniforms(keys: Sequence[Key], domain: Domain) -> Tensor:  # [keys] float64
     """One uniform per key, strictly between 0 and 1."""
     import torch

@@ -1,0 +1,135 @@
+"""An n-gram model as a draft: what it counts, what it proposes, and that the text stays the target's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from draft_service.drafters.ngram import NgramDrafter
+from draft_service.drafters.ngram_model import BACKOFF, KEPT, NgramModel, OwnText, build, ranked
+from draft_service.ngram_build import main
+from specdec.cli.main import app
+from specdec.core.noise import Domain, Key, exponentials, exponentials_of
+from specdec.runner.vocabulary import read_tokenizer, read_vocabulary
+from target_service.language_model import LmVerifier
+from tests.checkout import DEMO, ROOT
+from tests.cluster import cluster
+from tests.parity.conftest import load
+
+TEXTS = st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=4)
+
+
+def scores_by_hand(texts: list[list[int]], tail: list[int]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    factor = 1.0
+    for size in range(min(4, len(tail)), 0, -1):
+        context = tail[-size:]
+        after = Counter(
+            text[at + size] for text in texts for at in range(len(text) - size) if text[at : at + size] == context
+        )
+        if sum(after.values()) >= (2 if size > 2 else 1):
+            for token, count in after.items():
+                found.setdefault(token, factor * count / sum(after.values()))
+            factor *= BACKOFF
+    return found
+
+
+@given(TEXTS, st.lists(st.integers(0, 5), min_size=1, max_size=6))
+def test_scores_are_those_of_stupid_backoff(texts: list[list[int]], tail: list[int]) -> None:
+    model = build(texts, 6, "")
+    assert ranked(model, OwnText(), tail, 100) == pytest.approx(scores_by_hand(texts, tail))
+
+
+def test_of_a_context_the_most_frequent_successors_are_kept() -> None:
+    texts = [[1, token] for token in range(20) for _ in range(token)]
+    tokens, counts, total = build(texts, 20, "").successors([1])
+    assert tokens == list(range(19, 19 - KEPT, -1))
+    assert counts == tokens
+    assert total == sum(range(20))
+
+
+def test_a_text_of_its_own_counts_at_once_and_most() -> None:
+    model, own = build([[1, 2, 3]] * 4, 9, ""), OwnText()
+    own.take_in([1, 2, 7])
+    found = ranked(model, own, [1, 2], 2)
+    assert found[7] > found[3] > 0
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**20), st.lists(st.integers(0, 999), min_size=1, max_size=9))
+def test_noise_without_torch_is_the_same(seed: int, position: int, tokens: list[int]) -> None:
+    whole = exponentials([Key(seed, position)], Domain.COUPLED, 1000)[0]
+    assert exponentials_of(Key(seed, position), Domain.COUPLED, tokens) == pytest.approx(
+        whole[tokens].tolist(), rel=1e-12
+    )
+
+
+def test_a_file_that_is_no_model_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(b"PK nothing")
+    np.savez(tmp_path / "b.npz", x=np.array(1))
+    for name in ("a.npz", "b.npz", "none.npz"):
+        with pytest.raises(ValueError, match="is no n-gram model as `specdec ngram build` writes it"):
+            NgramModel.load(tmp_path / name)
+
+
+@pytest.fixture(scope="module")
+def model() -> NgramModel:
+    """Of this project's own code."""
+    tokenizer = read_tokenizer(DEMO / "target" / "tokenizer.json")
+    files = sorted((ROOT / "orchestrator").rglob("*.py"))
+    texts = [tokenizer.encode(file.read_text(), add_special_tokens=False).ids for file in files]
+    vocabulary = read_vocabulary(DEMO / "target" / "tokenizer.json")
+    return build(texts, len(vocabulary), vocabulary.fingerprint)
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_siblings": 2}, {"num_ahead_tokens": 16}], ids=str)
+async def test_the_text_is_the_targets(model: NgramModel, settings: dict[str, Any]) -> None:
+    verifier, rng = LmVerifier(load("target", "float32")), random.Random(3)
+    prompts = ["def main(", "import ", "class A:\n    def __init__(self", "for i in range(", "return "] * 4
+    async with cluster([verifier], [NgramDrafter(model, "code")], tokenizer=str(DEMO / "target"), **settings) as found:
+
+        async def one(number: int, prompt: str) -> tuple[int, int]:
+            asked = {"text": prompt, "seed": number, "temperature": float(number % 2), "max_tokens": 40}
+            if rng.random() < 0.2:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(found.client.generate(**asked, num_draft_tokens=4), 0.05)
+            [sample] = await found.client.generate(**asked, num_draft_tokens=rng.randint(1, 6))
+            [alone] = await found.client.generate(**asked, num_draft_tokens=0)
+            assert sample.token_ids == alone.token_ids
+            stats = sample.finish.speculation
+            return stats.num_draft_tokens, stats.num_accepted_tokens
+
+        told = await asyncio.gather(*(one(*each) for each in enumerate(prompts)))
+        proposed, accepted = map(sum, zip(*told, strict=True))
+        assert accepted > 0.05 * proposed > 10
+
+
+async def test_methods_that_correct_for_the_draft_take_its_certain_tokens(model: NgramModel) -> None:
+    verifier = LmVerifier(load("target", "float32"))
+    async with cluster([verifier], [NgramDrafter(model, "code")], tokenizer=str(DEMO / "target")) as found:
+        for method in ("VERIFICATION_METHOD_TOKEN", "VERIFICATION_METHOD_BLOCK"):
+            [sample] = await found.client.generate(
+                text="for i in range(", seed=1, max_tokens=60, num_draft_tokens=3, verification=method
+            )
+            assert sample.finish.speculation.num_accepted_tokens
+
+
+def test_build_writes_a_model_that_loads(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("import os\nimport sys\n" * 4)
+    output = tmp_path / "model.npz"
+    main([tmp_path / "texts"], DEMO / "target", output)
+    drafter = NgramDrafter.load(output)
+    assert drafter.info.vocab_size == len(read_vocabulary(DEMO / "target" / "tokenizer.json"))
+    assert drafter.info.name == "model"
+    told = CliRunner().invoke(app, ["ngram", "--help"])
+    assert "build" in told.stdout
