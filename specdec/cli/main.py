@@ -83,6 +83,7 @@ BENCHES = {
     "control": "Draft lengths in simulated deployments.",
     "lookup": "Prompt lookup on a repetitive text.",
     "heads": "Tokens per pass of a target with its head.",
+    "tasks": "Methods of drafting on tasks of a chat model.",
     "ranking": "Rank of the target's token among the draft's candidates.",
     "micro.decisions": "Time to decide the verdicts of a pass.",
     "micro.products": "Weight bandwidth of matrix products with few rows.",
