@@ -115,14 +115,19 @@ class Gateway:
     async def _chat(self, request: Request) -> Response:
         body = await read_body(request, ChatBody, self._accept)
         fields = translation.of_chat(body)
-        if body.tools and self._settings.tool_format in ("auto", *SPECIAL):
+        if self._reads_calls(body) and self._settings.tool_format in ("auto", *SPECIAL):
             fields.setdefault("skip_special_tokens", False)  # some formats are made of them
         return await self._generate(request, body, [fields])
+
+    @staticmethod
+    def _reads_calls(body: ChatBody) -> bool:
+        """Whether calls are found in the text of the answer."""
+        return bool(body.tools) and body.tool_choice in (None, "auto")
 
     def _parser(self, body: ChatBody) -> Callable[[], Parser]:
         """Of one answer's text."""
         kind: Format | None = None
-        if body.tools and body.tool_choice in (None, "auto"):
+        if self._reads_calls(body):
             told = self._settings.tool_format
             kind = format_of(self._template) if told == "auto" else told
         named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedChoice) else ""

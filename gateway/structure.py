@@ -6,7 +6,7 @@ Knows the names of OpenAI and vLLM; does not know grammars.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -78,16 +78,30 @@ def of_format(found: ResponseFormat | None) -> dict[str, Any]:
 
 
 def of_outputs(found: StructuredOutputs | None) -> dict[str, Any]:
+    """Raises HttpError."""
     if found is None:
         return {}
     schema = found.json_ if found.json_ is None or isinstance(found.json_, str) else json.dumps(found.json_)
     fields = {
-        "json_schema": ANY_OBJECT if found.json_object else schema,
+        "json_schema": schema,
         "regex": found.regex,
         "choices": found.choice,
         "grammar": found.grammar,
     }
+    if found.json_object:
+        if schema is not None:
+            raise HttpError(400, "structured_outputs: json goes not with json_object", param="structured_outputs")
+        fields["json_schema"] = ANY_OBJECT
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def only_one(given: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The fields of the grammar that a request asks for, by the name of its own field. Raises HttpError if there are
+    several."""
+    names = [name for name, fields in given.items() if fields]
+    if len(names) > 1:
+        raise HttpError(400, f"{names[1]}: not possible with {names[0]}", param=names[1])
+    return given[names[0]] if names else {}
 
 
 def of_tools(tools: Sequence[Tool], choice: Choice, most: int) -> dict[str, Any]:
@@ -113,8 +127,9 @@ def of_tools(tools: Sequence[Tool], choice: Choice, most: int) -> dict[str, Any]
     definitions: dict[str, Any] = {}
     for tool in tools:
         for key in ("$defs", "definitions"):
-            if key in tool.function.parameters:
-                definitions.setdefault(key, {}).update(tool.function.parameters[key])
+            for name, schema in tool.function.parameters.get(key, {}).items():
+                if definitions.setdefault(key, {}).setdefault(name, schema) != schema:
+                    raise HttpError(400, f"tools: two of them define {name!r} in {key}, and not alike", param="tools")
     items = calls[0] if len(calls) == 1 else {"anyOf": calls}
     return {
         "json_schema": json.dumps({"type": "array", "items": items, "minItems": 1, "maxItems": most, **definitions})

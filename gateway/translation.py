@@ -30,7 +30,7 @@ _LOWEST_TEMPERATURE = 1e-3
 def of_completion(body: CompletionBody) -> list[dict[str, Any]]:
     """One request per prompt."""
     _check_stream(body)
-    fields = _common(body)
+    fields = _common(body) | structure.of_outputs(body.structured_outputs)
     fields["max_tokens"] = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     if body.max_tokens == 0 and not body.echo:
         raise HttpError(400, "max_tokens: must be at least 1 without echo", param="max_tokens")
@@ -56,18 +56,16 @@ def of_chat(body: ChatBody) -> dict[str, Any]:
     fields["chat"] = conversation(
         body.messages, body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
     )
-    fields |= structure.of_format(body.response_format)
+    forced: dict[str, Any] = {}
     if body.tools and body.tool_choice != "none":
         fields["chat"]["tools_json"] = json.dumps([tool.model_dump(exclude_none=True) for tool in body.tools])
         forced = structure.of_tools(
             body.tools, body.tool_choice or "auto", 1 if body.parallel_tool_calls is False else _CALLS
         )
-        if forced and structure.of_format(body.response_format):
-            raise HttpError(400, "response_format: not possible with this tool_choice", param="response_format")
-        fields |= forced
     elif body.tool_choice not in (None, "none"):
         raise HttpError(400, "tool_choice: needs tools", param="tool_choice")
-    return fields
+    formed = {"response_format": structure.of_format(body.response_format), "tool_choice": forced}
+    return fields | structure.only_one(formed | {"structured_outputs": structure.of_outputs(body.structured_outputs)})
 
 
 def of_tokenize(body: TokenizeBody) -> dict[str, Any]:
@@ -127,7 +125,6 @@ def _common(body: Generation) -> dict[str, Any]:
         fields["logit_bias"] = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
     if body.verification is not None:
         fields["verification"] = write_method(Method(body.verification))
-    fields |= structure.of_outputs(body.structured_outputs)
     if body.return_origins:
         fields["return_rounds"] = True
     if body.prediction is not None:

@@ -128,8 +128,10 @@ class LmVerifier:
         room = MOST_GRAMMAR_BYTES
         for index, job in enumerate(jobs):
             memory: Memory = job.memory
-            if memory.sampling is None and room > 0:
-                room -= len(memory.spec.sampling.grammar)
+            grammar = memory.spec.sampling.grammar
+            is_new = self._grammars is not None and not self._grammars.knows(grammar)
+            if memory.sampling is None and (room > 0 or not is_new):
+                room -= len(grammar) if is_new else 0
                 try:
                     self._begin(memory)
                 except SpecdecError as error:
@@ -146,8 +148,9 @@ class LmVerifier:
             memory: Memory = job.memory
             if job.max_own and memory.head is None:
                 memory.head = self._own_trees.open()
-            wants_own = memory.head is not None and job.own and not job.tree
-            if wants_own and memory.head is not None and memory.sampling is not None and outcome[index] is None:
+            if memory.head is None or memory.sampling is None or outcome[index] is not None:
+                continue
+            if job.own and not job.tree:
                 most = min(job.own, self.info.context_length - len(job.ids))
                 growing[index] = Growing(memory.head, memory.cache, memory.sampling, job.ids, most)
         trees = self._own_trees.grow(list(growing.values())) if growing else []

@@ -7,6 +7,7 @@ const NAMES = { draft_wait_us: "draft", path_us: "way", queue_us: "queue", pass_
 let messages = []; // of the conversation so far
 let last = null; // { body, path, text, heading } of the last answer
 let running = null; // AbortController
+let shown = null; // the view with the rounds beside the conversation
 
 function element(name, fields = {}, ...children) {
   const made = Object.assign(document.createElement(name), fields);
@@ -147,10 +148,10 @@ function figure(name, value) {
   document.querySelector(`[data-figure="${name}"]`).textContent = value;
 }
 
-// Hover on a token lights up its round, and all tokens of this round.
+// Hover on a token lights up its round, and all tokens of this round. The rounds shown are those of the last answer.
 function light(view, span) {
   for (const lit of document.querySelectorAll(".lit")) lit.classList.remove("lit");
-  if (!span) return;
+  if (!span || view !== shown) return;
   const token = Number(span.dataset.token);
   let round = view.starts.findLastIndex((start) => start <= token);
   if (round < 0) return;
@@ -232,11 +233,13 @@ async function ask(event) {
   const text = element("p");
   const made = turn(`answer, seed ${body.seed}`, text);
   byId("rounds").replaceChildren();
-  const view = watched(new View(text, true));
+  const view = (shown = watched(new View(text, true)));
   last = null;
   const whole = await run(path, body, view);
-  if (!view.tokens.length) made.remove();
-  if (!view.tokens.length && !whole) return;
+  if (!view.tokens.length) {
+    made.remove();
+    return;
+  }
   last = { path, body, text, made, view, whole };
   if (body.messages) messages.push({ role: "user", content: prompt }, { role: "assistant", content: text.textContent });
   byId("prompt").select();

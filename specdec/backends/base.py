@@ -41,7 +41,8 @@ class ModelCall(Protocol):
     ) -> PassOutputs: ...
 
     def tap(self, boundaries: Sequence[int]) -> Taps:
-        """Taps at these boundaries; earlier ones end. Raises ValueError if there is no such boundary."""
+        """Taps at these boundaries, one set at a time: ``remove`` earlier ones. Raises ValueError if there is no such
+        boundary."""
 
     def request_yield(self, requested: bool) -> None:
         """Yield request: while ``requested``, compute no further rows, not even in the running pass. Thread-safe."""

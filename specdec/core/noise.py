@@ -87,8 +87,7 @@ def exponentials_of(key: Key, domain: Domain, token_ids: Sequence[int]) -> list[
 
     tokens = np.array(token_ids, np.uint64)
     low, high = (np.full(len(tokens), half, np.uint64) for half in _halves(key.seed))
-    base = 0 if domain is Domain.COUPLED else key.base
-    lanes = philox_array((key.position, base, tokens // np.uint64(4), int(domain)), (low, high))  # [4, n]
+    lanes = philox_array((key.position, _base(key, domain), tokens // np.uint64(4), int(domain)), (low, high))  # [4, n]
     words = lanes[(tokens % np.uint64(4)).astype(np.int64), np.arange(len(tokens))]
     found: list[float] = (-np.log1p(-((words + 0.5) * 2.0**-32))).tolist()
     return found
@@ -115,9 +114,7 @@ def _words(keys: Sequence[Key], rows: Tensor, quads: Tensor, domain: Domain) -> 
     import numpy as np
     import torch
 
-    # Coupled noise depends on the absolute position, not on the base of the round; otherwise the text would
-    # depend on the draft. Only this line implements that rule.
-    bases = [0 if domain is Domain.COUPLED else key.base for key in keys]
+    bases = [_base(key, domain) for key in keys]
     positions = [key.position for key in keys]
     halves = [_halves(key.seed) for key in keys]
     table = np.array([positions, bases, [low for low, _ in halves], [high for _, high in halves]], np.uint64)
@@ -129,6 +126,12 @@ def _words(keys: Sequence[Key], rows: Tensor, quads: Tensor, domain: Domain) -> 
     domains = quads.new_full((), int(domain))
     words = philox((there[0], there[1], quads, domains), (there[2], there[3]))
     return torch.stack([word + torch.zeros_like(rows + quads) for word in words])
+
+
+def _base(key: Key, domain: Domain) -> int:
+    # Coupled noise depends on the absolute position, not on the base of the round; otherwise the text would
+    # depend on the draft. Only this line implements that rule.
+    return 0 if domain is Domain.COUPLED else key.base
 
 
 def _halves(seed: int) -> tuple[int, int]:

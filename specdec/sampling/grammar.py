@@ -5,50 +5,36 @@ Knows grammars in llguidance's form and a tokenizer; does not know sequences and
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
 import llguidance.numpy
 import torch
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 from torch import Tensor
 
-from specdec.core.errors import InvalidArgument
-
-_KEPT = 64
-"""Compiled grammars that are kept for later sequences."""
+from specdec.sampling.matchers import Matchers
 
 
 class Grammars:
-    """The grammars of one model. Its tokenizer is read at once: later a pass would wait for it."""
+    """The grammars of one model."""
 
     def __init__(self, tokenizer: Path, vocab_size: int, end_token_ids: Sequence[int]) -> None:
-        """``tokenizer``: a tokenizer.json. The model must have end tokens, since a complete output ends with one."""
+        """``tokenizer``: a tokenizer.json, which is read at once. The model must have end tokens."""
         self.origin = tokenizer, vocab_size, tuple(end_token_ids)
         """What it was made of, for another process."""
-        self._vocab_size, self._end_token_ids = vocab_size, list(end_token_ids)
-        self._tokenizer = LLTokenizer(str(tokenizer), n_vocab=vocab_size, eos_token=self._end_token_ids)
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._vocab_size, self._end_token_ids = vocab_size, frozenset(end_token_ids)
+        self._matchers = Matchers(str(tokenizer), vocab_size, end_token_ids)
 
     def knows(self, grammar: str) -> bool:
         """Whether ``mask`` takes no time."""
-        return not grammar or grammar in self._compiled
+        return not grammar or self._matchers.knows(grammar)
 
     def mask(self, grammar: str) -> GrammarMask | None:
-        """At the beginning of an output; None: any output will do. A new grammar of 32 KB takes some ten milliseconds.
-        Raises InvalidArgument for a bad one."""
+        """At the beginning of an output; None: any output will do. Raises InvalidArgument for a bad grammar."""
         if not grammar:
             return None
-        if grammar not in self._compiled:
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
-            if matcher.is_error():
-                raise InvalidArgument([("spec.sampling.grammar", matcher.get_error().splitlines()[0])])
-            self._compiled[grammar] = matcher
-            if len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
-        return GrammarMask(self._compiled[grammar].deep_copy(), self._vocab_size, frozenset(self._end_token_ids))
+        return GrammarMask(self._matchers.matcher(grammar), self._vocab_size, self._end_token_ids)
 
 
 class GrammarMask:

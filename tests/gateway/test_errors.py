@@ -13,6 +13,7 @@ from tests.gateway.conftest import MODEL, serving
 
 COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 4}
 OTHER = {"type": "function", "function": {"name": "other"}}
+JSON = {"response_format": {"type": "json_object"}}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "now"}}]}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
 
@@ -52,6 +53,9 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "json_schema"),  # no table model can
     ("chat/completions", {**CHAT, "response_format": {"type": "json_schema"}}, "response_format"),
     ("chat/completions", {**CHAT, "tool_choice": "required"}, "tool_choice"),
+    ("chat/completions", {**CHAT, **JSON, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ("chat/completions", {**CHAT, **JSON, **TOOLS, "tool_choice": "required"}, "tool_choice"),
+    ("completions", {**COMPLETION, "structured_outputs": {"json": {}, "json_object": True}}, "structured_outputs"),
     ("chat/completions", {**CHAT, **TOOLS, "tool_choice": OTHER}, "tool_choice"),
     ("chat/completions", {**CHAT, "chat_template": "x"}, "chat_template"),
     (

@@ -11,16 +11,19 @@ from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.client import Sample
 from specdec.core.errors import InvalidArgument
-from specdec.core.sequence import Method
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.tree import EMPTY_TREE
 from specdec.runner.loading import grammars
 from specdec.runner.model_runner import ModelRunner
 from specdec.transport.wire import write_method
 from specdec.v1 import generation_pb2
 from target_service.language_model import LmVerifier
+from target_service.verifier import Job
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
 
@@ -129,10 +132,11 @@ async def test_what_a_grammar_forces_is_drafted_without_a_draft(target_runner: M
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 async def test_regular_expressions_choices_and_lark(served: Cluster, fields: dict[str, Any], right: str) -> None:
-    for seed in range(6):
-        found = await answers(served, text="x = ", seed=seed, temperature=1.0, max_tokens=60, **fields)
-        if found.finish.reason == STOP:
-            assert re.fullmatch(right, found.text)
+    asked = {"text": "x = ", "temperature": 1.0, "max_tokens": 60, **fields}
+    found = [await answers(served, **asked, seed=seed) for seed in range(6)]
+    ended = [each.text for each in found if each.finish.reason == STOP]
+    assert ended
+    assert all(re.fullmatch(right, text) for text in ended)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +192,23 @@ async def test_methods_that_correct_for_the_draft_follow_grammars_too(served: Cl
         [found] = await served.client.generate(**asked, verification=write_method(method))
         assert len(json.loads(found.text)) == 8
         assert found.finish.speculation.num_accepted_tokens
+
+
+def test_new_grammars_are_compiled_a_few_per_pass_and_known_ones_at_once(target_runner: ModelRunner) -> None:
+    verifier = LmVerifier(target_runner, grammars=grammars(DEMO / "target", target_runner.info))
+    texts = [LLMatcher.grammar_from_lark("start: " + " | ".join(f'"{n} {m}"' for m in range(2500))) for n in range(3)]
+
+    def opened(grammar: str) -> Job:
+        spec = SequenceSpec((5, 6, 7), 3, SamplingParams(0.0, grammar=grammar))
+        return Job(verifier.open(spec), spec.token_ids, EMPTY_TREE)
+
+    jobs = [opened(text) for text in (*texts, texts[0])]
+    outcomes, _ = verifier.verify(jobs)
+    assert [outcome is not None for outcome in outcomes] == [True, True, False, True]
+    [waited], _ = verifier.verify(jobs[2:3])
+    assert waited is not None
+    for job in jobs:
+        verifier.close(job.memory)
 
 
 async def test_samples_of_a_request_follow_the_grammar_each(served: Cluster) -> None:

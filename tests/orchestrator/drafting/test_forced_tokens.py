@@ -56,7 +56,6 @@ def test_a_text_that_repeats_itself_is_looked_up_where_nothing_is_forced() -> No
     ids = [3, 4, 5, 6, 3, 4, 5, 6, 3, 4]
     assert forced.chances(ids)
     assert forced.propose(2).token_ids == (5, 6)
-    assert forced.doubtful(1) is not None
 
 
 @pytest.mark.parametrize("number", [1, 3])
