@@ -1,6 +1,7 @@
-"""Tokens per pass and time of a target with its head, by the number of nodes: own trees, and chains of as many nodes.
+"""Tokens per pass and time of a target that drafts by itself, by the number of nodes: trees, and chains of as many.
 
     specdec bench heads --target MODEL --head DIRECTORY
+    specdec bench heads --target MODEL --self-draft recycling
 
 One sequence in one process, so that only the head differs. The questions are of other kinds than those of the trainer.
 """
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
-from unittest.mock import patch
 
 from rich.console import Console
 from rich.progress import track
@@ -25,10 +25,11 @@ from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.settings import ModelServiceSettings
 from specdec.core.tree import EMPTY_TREE
 from specdec.runner.loading import load_runner
-from target_service.heads import own_trees
 from target_service.heads.checkpoint import read_head
 from target_service.heads.proof import proved
 from target_service.language_model import LmVerifier
+from target_service.own.by_name import own_drafter
+from target_service.own.own_trees import OwnTrees
 from target_service.verifier import Decision, Job
 
 QUESTIONS = (
@@ -52,8 +53,9 @@ class Row:
     ids: list[int]
 
 
-def decode(verifier: LmVerifier, prompt: list[int], num_nodes: int, temperature: float, num_tokens: int) -> Row:
-    salt = b"own" if num_nodes else b""
+def decode(
+    verifier: LmVerifier, prompt: list[int], num_nodes: int, temperature: float, num_tokens: int, salt: bytes
+) -> Row:
     spec = SequenceSpec(list(prompt), len(prompt), SamplingParams(temperature), 7, Method.COUPLED, salt)
     memory, ids, passes, started = verifier.open(spec), list(prompt), 0, 0.0
     while len(ids) < len(prompt) + num_tokens:
@@ -74,6 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser("specdec bench heads", description="Tokens per pass of a target with its head.")
     parser.add_argument("--target", type=Path, default=fetched.target, help="checkpoint; default: the fetched model")
     parser.add_argument("--head", type=Path, default=fetched.head, help="directory of the head")
+    parser.add_argument("--self-draft", help="a method without a head: recycling, or lookahead:W,N,G")
     parser.add_argument(
         "--nodes", type=int, nargs="*", default=[0, 2, 4, 8], help="nodes of a tree; 0: the target alone"
     )
@@ -82,8 +85,15 @@ def main() -> None:
     options = parser.parse_args()
     settings = ModelServiceSettings(model=str(options.target), kv_slots=4096)
     runner = load_runner(settings)
-    own = proved(read_head(options.head), runner)
-    verifier, tokenizer = LmVerifier(runner, own), AutoTokenizer.from_pretrained(options.target)
+    own = (
+        own_drafter(options.self_draft, runner.info.vocab_size)
+        if options.self_draft
+        else proved(read_head(options.head), runner)
+    )
+    # A chain is the static tree of first guesses.
+    chains = OwnTrees(own.head, [[0] * max(1, *options.nodes)]) if isinstance(own, OwnTrees) else own
+    verifiers = [LmVerifier(runner, own), LmVerifier(runner, chains)]
+    tokenizer = AutoTokenizer.from_pretrained(options.target)
     console = Console()
     settings_of = [(t, n, chain) for t in options.temperatures for n in options.nodes for chain in (False, True)]
     columns = ("temperature", "nodes", "tokens per pass", "of a chain", "ms per token", "over alone")
@@ -91,9 +101,9 @@ def main() -> None:
     rows: dict[tuple[float, int, bool], list[Row]] = {setting: [] for setting in settings_of}
     for question in track(QUESTIONS, "Asking", console=console):
         for temperature, nodes, as_chain in settings_of:
-            # A chain has one child for each node.
-            with patch.object(own_trees, "NUM_CHILDREN", 1 if as_chain else own_trees.NUM_CHILDREN):
-                found = decode(verifier, _prompt(tokenizer, question), nodes, temperature, options.tokens)
+            prompt = _prompt(tokenizer, question)
+            salt = repr((temperature, nodes, as_chain)).encode()  # no setting learns from another one's answer
+            found = decode(verifiers[as_chain], prompt, nodes, temperature, options.tokens, salt)
             rows[temperature, nodes, as_chain].append(found)
     num_wrong = 0
     for temperature in options.temperatures:

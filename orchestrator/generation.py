@@ -159,13 +159,13 @@ class Generator:
         ahead, siblings = self._settings.num_ahead_tokens, 0 if model.max_chain else self._settings.num_siblings
         grows_ahead = ahead > 0 and sequence.keyed_by_token
         by_head = bool(model.head) and sequence.keyed_by_token
-        heads = (self._heads, AcceptanceModel(self._of_heads)) if by_head else ()
+        heads = (self._heads, AcceptanceModel(self._of_heads), model.own_nodes) if by_head else ()
         controller: Controller = (
             Adaptive(self._policies[grows_ahead], acceptance, lookup, siblings, model.max_chain, *heads)
             if fixed is None
             else Fixed(min(fixed, model.max_chain or fixed), self._costs, by_head)
         )
-        most_own = (_MAX_ADAPTIVE_DRAFT_TOKENS if fixed is None else fixed) if by_head else 0
+        most_own = model.own_nodes or _MAX_ADAPTIVE_DRAFT_TOKENS if fixed is None else fixed
         span = trace.get_current_span()
         traceparent = telemetry.traceparent()
         wait_s = self._settings.target_wait_s
@@ -183,7 +183,7 @@ class Generator:
                     arrived,
                     # Only a draft that grows ahead has anything for the round after.
                     speculation.next_round if grows_ahead else None,
-                    most_own,
+                    most_own if by_head else 0,
                 ) as target,
                 aclosing(decode(sequence, clock := RoundClock(target), speculation, controller)) as steps,
             ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,29 @@ from target_service.verifier import Verifier
 class TargetSettings(ModelServiceSettings):
     """Serve a target model over gRPC (specdec.v1.TargetService)."""
 
-    head: str = Field("", description="directory of a head (EAGLE) that drafts beside the target; empty: none")
+    head: str = Field(
+        "", description="directory of a head (EAGLE, Medusa, ReDrafter) that drafts beside the target; empty: none"
+    )
+    self_draft: str = Field(
+        "",
+        description="drafting beside the target without a head: recycling (a table of likely next tokens) or"
+        " lookahead:W,N,G (n-grams from parallel guesses); empty: none",
+    )
 
-    @field_validator("head")
+    @field_validator("head", "self_draft")
     @classmethod
     def _is_of_torch(cls, value: str, others: ValidationInfo) -> str:
         if value and others.data.get("engine") != "torch":
             raise ValueError("needs engine torch")
+        return value
+
+    @field_validator("self_draft")
+    @classmethod
+    def _is_known(cls, value: str, others: ValidationInfo) -> str:
+        if value and others.data.get("head"):
+            raise ValueError("head and self_draft are two ways to draft beside the target: set one of them")
+        if value and not re.fullmatch(r"recycling|lookahead(:\d+,\d+,\d+)?", value):
+            raise ValueError("must be recycling or lookahead:W,N,G with three numbers")
         return value
 
 
@@ -37,7 +54,11 @@ def _verifier(settings: TargetSettings) -> Verifier:
 
     if not settings.head:
         runner = load_runner(settings)
-        return LmVerifier(runner, grammars=runner.grammars)
+        if not settings.self_draft:
+            return LmVerifier(runner, grammars=runner.grammars)
+        from target_service.own.by_name import own_drafter
+
+        return LmVerifier(runner, own_drafter(settings.self_draft, runner.info.vocab_size), runner.grammars)
     from target_service.heads.checkpoint import read_head
     from target_service.heads.proof import proved
 

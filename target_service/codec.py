@@ -67,7 +67,7 @@ class TargetCodec:
         if message.return_features and FEATURES not in self._info.capabilities:
             raise InvalidArgument([("return_features", "not possible with this target")])
         if message.max_own and OWN not in self._info.capabilities:
-            raise InvalidArgument([("max_own", "this target has no head")])
+            raise InvalidArgument([("max_own", "this target does not draft by itself")])
         if message.max_own and not spec.keyed_by_token:
             raise InvalidArgument([("max_own", f"must be 0 with {spec.method.value} verification")])
         stop_token_ids = frozenset(message.stop_token_ids)

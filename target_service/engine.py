@@ -20,10 +20,7 @@ from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.batch_delay import BatchDelay
 from specdec.server.step_loop import Key, Results, nothing
 from target_service.admission import Admission
-from target_service.verifier import Decision, Job, TargetOpen, Verifier
-
-MOST_OWN_NODES = 16
-"""Nodes of an own tree at most: each may take a pass of the head, for which all sequences of the pass wait."""
+from target_service.verifier import MOST_OWN_NODES, Decision, Job, TargetOpen, Verifier
 
 _OWN_SALT = b"\0own"
 """Only sequences with own trees have the head's keys and values beside the target's."""

@@ -5,6 +5,7 @@ the model.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from specdec.core.rounds import Logprobs
 from specdec.core.sequence import SequenceSpec
@@ -12,7 +13,6 @@ from specdec.core.tree import EMPTY_TREE
 from specdec.kvcache.block_pool import SequenceCache
 from specdec.passes.rows import Segment
 from specdec.sampling.state import SamplingState
-from target_service.heads.own_trees import HeadMemory
 from target_service.verifier import Decision, Job
 
 
@@ -22,7 +22,7 @@ class Memory:
     sampling: SamplingState | None  # None: the grammar is not compiled yet
     cache: SequenceCache
     num_cached: int = 0  # tokens found in the cache
-    head: HeadMemory | None = None
+    own: Any = None  # of what drafts beside the target
     prompt_logprobs: list[Logprobs] = field(default_factory=list)  # from the prompt's second token on
 
 

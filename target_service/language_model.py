@@ -41,8 +41,8 @@ from specdec.sampling.grammar import Grammars
 from specdec.sampling.logprobs import logprobs_of
 from specdec.sampling.state import SamplingState
 from target_service.decision import decide
-from target_service.heads.own_trees import Growing, HeadMemory, OwnTrees
 from target_service.job_rows import Memory, ends_with_root, prompt_rows, rows_kept, segment_of
+from target_service.own.own_trees import Growing, OwnDrafter, Passed
 from target_service.verifier import Decision, Job
 
 MOST_PROMPT_LOGITS = 64
@@ -60,16 +60,17 @@ class LmVerifier:
     """See target_service.verifier.Verifier. Of ``runner`` only info, backend, chunk, pool, new_cache, forward and
     move are used."""
 
-    def __init__(
-        self, runner: ModelRunner, own_trees: OwnTrees | None = None, grammars: Grammars | None = None
-    ) -> None:
-        """``own_trees``: of a target with a head. ``grammars``: of a model with a tokenizer."""
-        self._runner, self._own_trees, self._grammars = runner, own_trees, grammars
+    def __init__(self, runner: ModelRunner, own: OwnDrafter | None = None, grammars: Grammars | None = None) -> None:
+        """``own``: what drafts beside the target. ``grammars``: of a model with a tokenizer."""
+        self._runner, self._own, self._grammars = runner, own, grammars
         capabilities = (*runner.info.capabilities, TRANSFORMS, RESTRICTIONS, FEATURES, LOGPROBS, CACHE_SALT)
         capabilities = capabilities if grammars is None else (*capabilities, GRAMMAR)
         self.info = dataclasses.replace(runner.info, capabilities=capabilities)
-        if own_trees is not None:
-            self.info = dataclasses.replace(self.info, capabilities=(*capabilities, OWN), head=own_trees.head.kind)
+        if own is not None:
+            capabilities = (*capabilities, OWN)
+            self.info = dataclasses.replace(
+                self.info, capabilities=capabilities, head=own.kind, own_nodes=own.num_nodes
+            )
 
     @property
     def block_size(self) -> int:
@@ -102,8 +103,8 @@ class LmVerifier:
         own_s = time.perf_counter() - started
         started, timer = time.perf_counter(), PassTimer(self._runner.backend.device)
         fed = self._segments(jobs, outcome)
-        heads = {index: head for index in fed if (head := jobs[index].memory.head) is not None}
-        taps = self._own_trees.taps if self._own_trees is not None and heads else None
+        drafting = [index for index in fed if jobs[index].memory.own is not None]
+        taps = self._own.taps if self._own is not None and drafting else None
         with taps.open() if taps is not None else nullcontext():
             outputs = dict(zip(fed, self._runner.forward(list(fed.values())), strict=True)) if fed else {}
         timer.stop()
@@ -111,8 +112,8 @@ class LmVerifier:
         for index in own & decisions.keys():
             decisions[index] = dataclasses.replace(decisions[index], own=jobs[index].tree)
         kept = self._keep(jobs, fed, outputs, decisions, outcome)
-        if self._own_trees is not None and heads:
-            self._tell_heads(self._own_trees, jobs, fed, heads, kept, decisions)
+        if self._own is not None and drafting:
+            self._learn(self._own, jobs, fed, outputs, kept, decisions)
         pass_s = timer.elapsed_s()
         timings = Timings(
             pass_us=int(pass_s * 1e6),
@@ -141,42 +142,42 @@ class LmVerifier:
 
     def _drafted(self, jobs: list[Job], outcome: Sequence[Decision | SpecdecError | None]) -> set[int]:
         """Give own trees to the ``jobs`` that want one. Returns their indices."""
-        if self._own_trees is None:
+        if self._own is None:
             return set()
         growing: dict[int, Growing] = {}
         for index, job in enumerate(jobs):
             memory: Memory = job.memory
-            if job.max_own and memory.head is None:
-                memory.head = self._own_trees.open()
-            if memory.head is None or memory.sampling is None or outcome[index] is not None:
+            if job.max_own and memory.own is None:
+                memory.own = self._own.open(memory.spec.cache_salt)
+            if memory.own is None or memory.sampling is None or outcome[index] is not None:
                 continue
             if job.own and not job.tree:
                 most = min(job.own, self.info.context_length - len(job.ids))
-                growing[index] = Growing(memory.head, memory.cache, memory.sampling, job.ids, most)
-        trees = self._own_trees.grow(list(growing.values())) if growing else []
+                growing[index] = Growing(memory.own, memory.cache, memory.sampling, job.ids, most)
+        trees = self._own.grow(list(growing.values())) if growing else []
         for index, tree in zip(growing, trees, strict=True):
             jobs[index] = dataclasses.replace(jobs[index], tree=tree)
         return {index for index, tree in zip(growing, trees, strict=True) if tree}
 
-    def _tell_heads(
+    def _learn(
         self,
-        own_trees: OwnTrees,
+        own: OwnDrafter,
         jobs: Sequence[Job],
         fed: Mapping[int, Segment],
-        heads: Mapping[int, HeadMemory],
+        outputs: Mapping[int, RowOutputs],
         kept: Mapping[int, Sequence[int]],
         decisions: Mapping[int, Decision],
     ) -> None:
-        """The states of the rows that were kept, and what became of the own trees."""
-        taps = own_trees.taps.take(sum(len(segment.token_ids) for segment in fed.values()))
+        """Tell what the pass computed for each sequence that drafts beside the target."""
+        taps = own.taps.take(sum(len(segment.token_ids) for segment in fed.values())) if own.taps is not None else None
         start = 0
         for index, segment in fed.items():
-            if index in heads and index in kept:
-                rows = taps[indices([start + row for row in kept[index]], taps.device)]
-                cache = jobs[index].memory.cache
-                own_trees.learn(heads[index], cache, jobs[index].ids, segment.num_context, rows)
-                if index in decisions and decisions[index].own:
-                    own_trees.observe(heads[index], decisions[index].accepted)
+            job, decision = jobs[index], decisions.get(index)
+            if job.memory.own is not None and index in kept:
+                rows = None if taps is None else taps[indices([start + row for row in kept[index]], taps.device)]
+                read = outputs[index].behind(len(segment.logit_rows) - 1 - len(job.tree)) if decision else None
+                cache, tree = job.memory.cache, job.tree
+                own.learn(Passed(job.memory.own, cache, job.ids, segment.num_context, rows, tree, read, decision))
             start += len(segment.token_ids)
 
     def _decisions(
@@ -263,8 +264,8 @@ class LmVerifier:
         for index in fed:
             memory: Memory = jobs[index].memory
             # Others find a block once it has the head's rows as well.
-            ids = jobs[index].ids if memory.head is None else jobs[index].ids[: memory.head.num_rows]
-            memory.cache.remember(ids)
+            num_rows = None if self._own is None or memory.own is None else self._own.num_rows(memory.own)
+            memory.cache.remember(jobs[index].ids[:num_rows])
         return every
 
     def _attach(self, jobs: list[Job]) -> list[int]:

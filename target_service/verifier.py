@@ -14,6 +14,9 @@ from specdec.core.rounds import Features, Logprobs, ModelInfo, Timings
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 
+MOST_OWN_NODES = 64
+"""Nodes of an own tree at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class TargetOpen:

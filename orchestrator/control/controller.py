@@ -98,10 +98,11 @@ class Adaptive:
         max_chain: int = 0,
         head: OwnLength | None = None,
         of_head: AcceptanceModel | None = None,
+        own_nodes: int = 0,
     ) -> None:
-        """``max_chain``: see specdec.core.rounds.ModelInfo. ``head``, ``of_head``: of a target with a head; where that
-        pays, no draft is asked."""
-        self._head, self._of_head = head, of_head or acceptance
+        """``max_chain``, ``own_nodes``: see specdec.core.rounds.ModelInfo. ``head``, ``of_head``: of a target that
+        drafts by itself; where that pays, no draft is asked."""
+        self._head, self._of_head, self._own_nodes = head, of_head or acceptance, own_nodes
         self._policy = policy
         self._acceptance = acceptance
         self._lookup = lookup
@@ -155,8 +156,12 @@ class Adaptive:
         """Nodes that the target drafts itself, and their goodput."""
         if self._head is None:
             return 0, 0.0
-        chances = itertools.islice(best_chances(self._of_head.of_ranks), self._head.most)
-        return self._head.choose(list(itertools.accumulate(chances, initial=1.0)))
+        return self._head.choose(self._expected_of_own(self._own_nodes or self._head.most), self._own_nodes)
+
+    def _expected_of_own(self, most: int) -> list[float]:
+        """Tokens of a round by the number of own nodes, at most ``most``."""
+        chances = itertools.islice(best_chances(self._of_head.of_ranks), most)
+        return list(itertools.accumulate(chances, initial=1.0))
 
     def _expected(self, chances: Iterator[float]) -> list[float]:
         """Tokens of a round by the number of draft tokens. Those that the target does not verify give none."""
@@ -194,7 +199,7 @@ class Adaptive:
         if not record.number:
             return
         if self._head is not None:
-            self._head.observe(record)
+            self._head.observe(record, self._expected_of_own(record.num_nodes)[-1] - 1)
         if record.proposal.source is Source.HEAD:
             self._of_head.observe(record.proposal.tree, record.accepted, ended=True)
             return

@@ -1,4 +1,4 @@
-"""How many nodes a target drafts with its own head: the number with the most tokens per second, or none.
+"""How many nodes a target drafts by itself: the number with the most tokens per second, or none.
 
 goodput(k) = E[accepted(k) + 1] / (drafting(n k) + target(n (k + 1))), compared with the target alone. There is no wait
 for another service in it, so rounds stay autonomous.
@@ -20,37 +20,53 @@ PROBE_EVERY, PROBE_ROUNDS = 48, 3
 ON = 1.02
 """Goodput over that of the target alone from which the head drafts."""
 
+_MEMORY_ROUNDS, _PRIOR_TOKENS = 50, 0.05
+"""Rounds that the averages of accepted and expected tokens are about, and the weight of an agreement before these."""
+
 
 class OwnLength:
-    """The policy for all sequences of one orchestrator, where targets have a head."""
+    """The policy for all sequences of one orchestrator, where targets draft by themselves."""
 
     def __init__(self, costs: CostModel, most: int) -> None:
         """``most``: nodes of an own tree at most."""
         self.costs, self.most = costs, most
         self._drafting = Line(0.2)
         self._num_rounds = 0
+        self._accepted = self._expected = 0.0  # tokens of a round, averages
 
-    def choose(self, expected: Sequence[float]) -> tuple[int, float]:
+    def choose(self, expected: Sequence[float], only: int = 0) -> tuple[int, float]:
         """The nodes of the next own trees, and their goodput in tokens per second (0: not known). ``expected``: tokens
-        of a round by the number of nodes."""
-        costs = self.costs
+        of a round by the number of nodes. ``only``: the number of nodes that a method always has; 0: any."""
+        costs, first = self.costs, only or min(START_NODES, self.most)
         if not (costs.target_known and self._drafting.known):
-            return min(START_NODES, self.most), 0.0
-        rates = [tokens / self._seconds(number) for number, tokens in enumerate(expected[: self.most + 1])]
-        best = max(range(len(rates)), key=rates.__getitem__)
-        if best and rates[best] * costs.alone_s >= ON:
+            return first, 0.0
+        rates = {
+            number: (1 + self._came_true * (expected[number] - 1)) / self._seconds(number)
+            for number in ([only] if only else range(1, min(self.most, len(expected) - 1) + 1))
+        }
+        best = max(rates, key=rates.__getitem__)
+        if rates[best] * costs.alone_s >= ON:
             return best, rates[best]
         probes = self._num_rounds % PROBE_EVERY < PROBE_ROUNDS
-        return (min(START_NODES, self.most) if probes else 0), 0.0
+        return (first if probes else 0), 0.0
+
+    @property
+    def _came_true(self) -> float:
+        """The share of what was expected of own trees that was accepted. The chances of ranks are those of one kind of
+        tree, and methods differ in theirs."""
+        return (self._accepted + _PRIOR_TOKENS) / (self._expected + _PRIOR_TOKENS)
 
     def _seconds(self, number: int) -> float:
         live = self.costs.num_live
         drafting_s = self._drafting(live * number) if number else 0.0
         return drafting_s + self.costs.target_s(live * (number + 1))
 
-    def observe(self, record: RoundRecord) -> None:
-        """A round of any sequence with a head has ended; the costs know it already."""
+    def observe(self, record: RoundRecord, expected: float) -> None:
+        """A round of any sequence that its target drafts for has ended; the costs know it already. ``expected``: its
+        accepted tokens."""
         self._num_rounds += 1
         timings = record.timings
         if record.proposal.source is Source.HEAD:
             self._drafting.observe(record.num_nodes * timings.sequences, max(1, timings.own_us) / 1e6)
+            self._accepted += (len(record.accepted) - self._accepted) / _MEMORY_ROUNDS
+            self._expected += (expected - self._expected) / _MEMORY_ROUNDS

@@ -212,7 +212,8 @@ class ModelInfo:
     backend: str = ""  # the backend that computes its passes; empty: unknown
     tokens: tuple[bytes, ...] = field(default=(), repr=False, compare=False)  # of each id; sent on request only
     max_chain: int = 0  # draft tokens of a round at most, of a target that verifies chains alone; 0: it takes trees
-    head: str = ""  # the kind of a target's own head, such as eagle3; empty: none
+    head: str = ""  # what a target drafts with by itself, such as eagle3; empty: nothing
+    own_nodes: int = 0  # nodes of each own tree; 0: as many as asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -323,6 +323,7 @@ def read_info(message: common_pb2.ModelInfo) -> ModelInfo:
         tuple(message.tokens),
         message.max_chain,
         message.head,
+        message.own_nodes,
     )
 
 

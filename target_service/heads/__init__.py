@@ -1,6 +1,5 @@
 """Heads: small drafters that read the target's hidden states, and run beside it.
 
-Imports specdec.backends, specdec.core, specdec.kvcache, specdec.passes, specdec.runner, specdec.sampling and
-specdec.speculation.
-Start at own_trees.py, then recurrent.py.
+Imports specdec.backends, specdec.core, specdec.kvcache, specdec.passes, specdec.runner and target_service.own.
+Start at proof.py, then layer_head.py and medusa.py.
 """

@@ -21,6 +21,7 @@ from specdec.backends.base import Backend
 from specdec.backends.packed_pass import PackedPass
 from specdec.core.device import indices
 from target_service.heads.checkpoint import EAGLE3, HeadFiles
+from target_service.heads.weights import linear, output_of
 
 
 class RecurrentHead(nn.Module):
@@ -52,25 +53,16 @@ class RecurrentHead(nn.Module):
                 f"the head {files.name} reads states of {rows} numbers, and the target's have {self.hidden_size}"
             )
         self.num_taps = columns // rows if self.kind == EAGLE3 else 1
-        ids = files.ids if files.ids is not None else torch.arange(vocab_size)
-        if int(ids.max()) >= vocab_size or int(ids.min()) < 0:
-            raise ValueError(f"the head {files.name} draws tokens that the target does not have")
-        output = weights.get("lm_head.weight")
-        if output is None:
-            output = target.get_output_embeddings().weight[:vocab_size][ids.to(like.device)]
-        if output.shape != (len(ids), self.hidden_size):
-            raise ValueError(f"the output of the head {files.name} has the shape {tuple(output.shape)}")
+        self.output, self.ids = output_of(files, target, vocab_size, weights.get("lm_head.weight"), self.hidden_size)
         self._norms: dict[str, Tensor] = {}
         for name, tensor in weights.items():
             kept = tensor.to(like.device, like.dtype)
             if name.endswith("norm.weight"):
                 self._norms[_attribute(name)] = kept
             elif name.endswith(("o_proj.weight", "down_proj.weight")) or name == "fc.weight":
-                setattr(self, _attribute(name), _linear(kept, weights.get(name.replace(".weight", ".bias"))))
+                setattr(self, _attribute(name), linear(kept, weights.get(name.replace(".weight", ".bias")), like))
         self.to_heads, self._widths = _joined(weights, ("q_proj", "k_proj", "v_proj"), like)
         self.to_features, _ = _joined(weights, ("gate_proj", "up_proj"), like)
-        self.output = _linear(output.to(like.device, like.dtype), None)
-        self.ids = ids.to(like.device)
         half = self._head_dim // 2
         self._rates = files.rope_theta ** (-torch.arange(half, device=like.device, dtype=torch.float32) / half)
         backend.pack(self)
@@ -123,14 +115,6 @@ class RecurrentHead(nn.Module):
         return rows if weight is None else F.rms_norm(rows, rows.shape[-1:], weight, self._eps)
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    made.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        made.bias = nn.Parameter(bias.to(weight.device, weight.dtype), requires_grad=False)
-    return made
-
-
 def _joined(weights: Mapping[str, Tensor], names: Sequence[str], like: Tensor) -> tuple[nn.Linear, list[int]]:
     """Linear layers with the same input as one, and the widths of their outputs."""
     found = [next(weight for name, weight in weights.items() if name.endswith(f"{each}.weight")) for each in names]
@@ -140,7 +124,7 @@ def _joined(weights: Mapping[str, Tensor], names: Sequence[str], like: Tensor) -
         bias = torch.cat(
             [weight.new_zeros(len(weight)) if b is None else b for b, weight in zip(biases, found, strict=True)]
         )
-    return _linear(torch.cat(found).to(like.device, like.dtype), bias), [len(weight) for weight in found]
+    return linear(torch.cat(found), bias, like), [len(weight) for weight in found]
 
 
 def _attribute(name: str) -> str:

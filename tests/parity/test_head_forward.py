@@ -15,9 +15,10 @@ from specdec.backends.taps import Taps
 from specdec.runner.model_runner import ModelRunner
 from target_service.heads import proof
 from target_service.heads.checkpoint import read_head
-from target_service.heads.own_trees import OwnTrees
+from target_service.heads.layer_head import LayerHead
 from target_service.heads.recurrent import RecurrentHead
 from target_service.language_model import LmVerifier
+from target_service.own.own_trees import OwnTrees
 from tests.parity.written_heads import DRAFT_VOCAB, HEAD_DIM, HEADS, HIDDEN, Text, chain, eagle_weights, folder, weights
 
 pytestmark = pytest.mark.slow
@@ -41,17 +42,17 @@ def test_a_folder_of_each_source_gives_the_same_head(kind: str, tmp_path: Path):
     ("spoilt", "words"),
     [
         ("no config", "config.json cannot be read"),
-        ("no weights", "neither model.safetensors nor"),
+        ("no weights", "none of model.safetensors, medusa_lm_head.safetensors,"),
         ("another head", "it has no fc.weight"),
-        ("Medusa", "it has no midlayer.self_attn.q_proj.weight"),
+        ("neither", "it has no midlayer.self_attn.q_proj.weight"),
         ("more", "blocks.0.weight, which is not supported"),
         ("no tensors", "cannot be read"),
     ],
 )
 def test_a_folder_without_a_known_head_is_refused_in_one_sentence(spoilt: str, words: str, tmp_path: Path):
     tensors = weights()
-    if spoilt == "Medusa":
-        tensors = {"0.0.linear.weight": torch.zeros(4, 4)}
+    if spoilt == "neither":
+        tensors = {"speculator.proj.0.weight": torch.zeros(4, 4)}
     if spoilt == "another head":
         del tensors["fc.weight"]
     if spoilt == "more":
@@ -65,6 +66,11 @@ def test_a_folder_without_a_known_head_is_refused_in_one_sentence(spoilt: str, w
         (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs")
     with pytest.raises(ValueError, match=words):
         read_head(tmp_path)
+
+
+def network_of(own: OwnTrees) -> RecurrentHead:
+    assert isinstance(own.head, LayerHead)
+    return own.head.network
 
 
 def reference(own: OwnTrees, embedding: Tensor, ids: Sequence[int], states: Tensor) -> Tensor:
@@ -107,7 +113,8 @@ def test_the_forward_pass_is_the_published_one(own: OwnTrees, target_runner: Mod
     cache = target_runner.new_cache()
     cache.take(len(ids))
     packed_pass = target_runner.packed_pass([chain(ids, cache)])
-    found = own.head.logits(own.head.rows(ids, states, range(len(ids)), packed_pass, 8))
+    network = network_of(own)
+    found = network.logits(network.rows(ids, states, range(len(ids)), packed_pass, 8))
     expected = reference(own, target_runner.model.get_input_embeddings().weight, ids, states)
     cache.release()
     assert torch.allclose(found, expected, atol=1e-4)
@@ -162,7 +169,7 @@ def test_an_eagle_head_reads_the_targets_last_state(
     """The state after the last norm is the input of the output embedding."""
     files = read_head(folder(tmp_path, "original", eagle_weights()))
     head = RecurrentHead(files, target_runner.model, target_runner.info.vocab_size, target_runner.backend)
-    own = OwnTrees(head, target_runner.tap((8,)), target_runner, 8)
+    own = OwnTrees(LayerHead(head, target_runner.tap((8,)), target_runner, 8))
     cache, ids = target_runner.new_cache(), prompts[0][:9]
     cache.take(len(ids))
     rows = dataclasses.replace(chain(ids, cache), logit_rows=range(len(ids)))
@@ -189,7 +196,7 @@ def test_a_head_that_repeats_the_targets_last_state_says_the_token_that_was_just
         tensors[name].zero_()
     files = read_head(folder(tmp_path, "original", tensors))
     head = RecurrentHead(files, target_runner.model, target_runner.info.vocab_size, target_runner.backend)
-    own = OwnTrees(head, target_runner.tap((8,)), target_runner, 8)
+    own = OwnTrees(LayerHead(head, target_runner.tap((8,)), target_runner, 8))
     text = Text(LmVerifier(target_runner, own), prompts[1][:14], 3)
     text.step()
     for _ in range(6):
@@ -208,14 +215,22 @@ def test_the_reading_that_agrees_is_taken(
 ):
     files = read_head(folder(tmp_path, "SpecForge", weights()))
 
-    def agreement(head: RecurrentHead, taps: Taps, *_: Any) -> float:
-        return 0.6 if taps.boundaries == right and head.other_reading else 0.1
+    heads: list[RecurrentHead] = []
+
+    def agreement(_: Any, taps: Taps, *__: Any) -> float:
+        return 0.6 if taps.boundaries == right and heads[0].other_reading else 0.1
+
+    def made(*parts: Any) -> RecurrentHead:
+        heads.append(RecurrentHead(*parts))
+        return heads[-1]
 
     monkeypatch.setattr(proof, "_agreement", agreement)
+    monkeypatch.setattr(proof, "RecurrentHead", made)
     found = proof.proved(files, target_runner)
+    assert found.taps is not None
     found.taps.remove()
     assert found.taps.boundaries == right
-    assert found.head.other_reading
+    assert heads[0].other_reading
 
 
 def test_a_head_of_another_model_is_refused(target_runner: ModelRunner, tmp_path: Path):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.runner.model_runner import ModelRunner
-from target_service.heads.own_trees import OwnTrees
+from specdec.speculation.acceptance import AcceptanceModel
 from target_service.language_model import LmVerifier
+from target_service.own.own_trees import OwnTrees
 from target_service.verifier import Decision, Job
-from tests.cluster import cluster
-from tests.parity.written_heads import Text, own_trees, weights
+from tests.parity.written_heads import Text, own_trees, remove_taps, texts_are_the_targets, weights
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +36,7 @@ def test_what_a_head_drafts_depends_on_the_text_alone(
 ):
     """Fed at once, token by token, along accepted trees of others, after a replay, and after a shared prefix. Where a
     tree grows also depends on what was accepted before, which is not told here."""
-    monkeypatch.setattr(own, "observe", lambda memory, accepted: None)
+    monkeypatch.setattr(AcceptanceModel, "observe", lambda *_, **__: None)
     verifier = LmVerifier(target_runner, own)
     for prompt in prompts[:3]:
         target_runner.pool.forget()
@@ -80,32 +78,10 @@ async def test_the_text_is_the_targets_whatever_the_head_says(
     if spoilt == "infinite output":
         tensors["lm_head.weight"][7] = float("inf")
     head = own_trees(target_runner, tmp_path, tensors)
-    rng = random.Random(1)
-    asked: list[dict[str, Any]] = [
-        {"token_ids": {"token_ids": prompt[: rng.randrange(4, 40)]}, "seed": rng.randrange(99), "max_tokens": 40}
-        for prompt in prompts[:12]
-    ]
     try:
-        async with cluster([LmVerifier(target_runner, head)]) as running:
-
-            async def text(fields: dict[str, Any], number: int | None) -> list[int]:
-                fixed = {} if number is None else {"num_draft_tokens": number}
-                [sample] = await running.client.generate(**fields, **fixed, temperature=temperature)
-                return list(sample.token_ids)
-
-            async def cancelled(fields: dict[str, Any]) -> None:
-                stream = running.client.stream(**fields, num_draft_tokens=5)
-                await anext(stream)
-                await stream.aclose()
-
-            alone = [await text(fields, 0) for fields in asked]
-            leaving = [asyncio.create_task(cancelled(fields)) for fields in asked]
-            numbers = [rng.choice((None, 1, 2, 4, 8, 16)) for _ in asked]
-            found = await asyncio.gather(*(text(each, number) for each, number in zip(asked, numbers, strict=True)))
-            await asyncio.gather(*leaving)
-            assert found == alone
+        await texts_are_the_targets(LmVerifier(target_runner, head), prompts, temperature)
     finally:
-        head.taps.remove()
+        remove_taps(head)
 
 
 def test_nothing_is_copied_while_no_head_is_asked(own: OwnTrees, target_runner: ModelRunner, prompts: list[list[int]]):

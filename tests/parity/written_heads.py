@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,16 @@ from specdec.kvcache.block_pool import SequenceCache
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
 from target_service.heads.checkpoint import read_head
-from target_service.heads.own_trees import OwnTrees
+from target_service.heads.layer_head import LayerHead
 from target_service.heads.recurrent import RecurrentHead
 from target_service.language_model import LmVerifier
+from target_service.own.own_trees import OwnDrafter, OwnTrees
 from target_service.verifier import Decision, Job
+from tests.cluster import cluster
 
 HIDDEN, HEADS, HEAD_DIM, DRAFT_VOCAB = 320, 5, 64, 600
 BOUNDARIES = (2, 4, 5)
+NUMBERS = (None, 1, 2, 4, 8, 16, 40)
 
 
 def weights(seed: int = 0) -> dict[str, Tensor]:
@@ -62,6 +67,37 @@ def eagle_weights(seed: int = 2) -> dict[str, Tensor]:
     return found | {"layers.0.post_attention_layernorm.weight": 1 + 0.1 * of(HIDDEN)}
 
 
+def of(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5
+
+
+def medusa_weights(num_heads: int = 3, num_layers: int = 2) -> dict[str, Tensor]:
+    """Of Medusa's heads beside the demo target, as its authors name them: an output of each head."""
+    found = {}
+    for head in range(num_heads):
+        for layer in range(num_layers):
+            found[f"{head}.{layer}.linear.weight"] = of(10 * head + layer, HIDDEN, HIDDEN)
+            found[f"{head}.{layer}.linear.bias"] = of(50 + 10 * head + layer, HIDDEN)
+        found[f"{head}.{num_layers}.weight"] = of(99 + head, 4096, HIDDEN)
+    return found
+
+
+def redrafter_weights(exit_dim: int = 128, has_rnn: bool = True) -> dict[str, Tensor]:
+    """Of a ReDrafter beside the demo target, as its authors name them, with two blocks."""
+    found = {"input_proj.weight": of(1, exit_dim, 2 * HIDDEN), "input_proj.bias": of(2, exit_dim)}
+    for block in range(2):
+        found[f"lm_head.{block}.linear.weight"] = of(3 + block, exit_dim, exit_dim)
+        found[f"lm_head.{block}.linear.bias"] = of(5 + block, exit_dim)
+    found["lm_head.2.weight"] = of(7, 4096, exit_dim)
+    if has_rnn:
+        found |= {
+            "rnn_u.weight": of(8, HIDDEN, HIDDEN),
+            "rnn_u.bias": of(9, HIDDEN),
+            "rnn_w.weight": of(10, HIDDEN, HIDDEN),
+        }
+    return found if exit_dim != 2 * HIDDEN else {name: found[name] for name in found if "input_proj" not in name}
+
+
 CONFIG = {"num_attention_heads": HEADS, "head_dim": HEAD_DIM, "hidden_size": HIDDEN, "rms_norm_eps": 1e-5}
 LAYERS = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}
 
@@ -88,7 +124,7 @@ def folder(at: Path, kind: str, tensors: dict[str, Tensor]) -> Path:
 def own_trees(runner: ModelRunner, at: Path, tensors: dict[str, Tensor]) -> OwnTrees:
     files = read_head(folder(at, "SpecForge", tensors))
     head = RecurrentHead(files, runner.model, runner.info.vocab_size, runner.backend)
-    return OwnTrees(head, runner.tap(BOUNDARIES), runner, 8)
+    return OwnTrees(LayerHead(head, runner.tap(BOUNDARIES), runner, 8))
 
 
 def chain(ids: Sequence[int], cache: SequenceCache) -> Segment:
@@ -113,3 +149,39 @@ class Text:
         tree = decision.own or tree
         self.trees.append(decision.own)
         self.ids += [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
+
+
+def remove_taps(own: OwnDrafter) -> None:
+    if own.taps is not None:
+        own.taps.remove()
+
+
+async def texts_are_the_targets(
+    verifier: LmVerifier, prompts: Sequence[Sequence[int]], temperature: float, numbers: Sequence[int | None] = NUMBERS
+) -> list[Any]:
+    """Ask 20 questions at once with ``numbers`` of own nodes, while others are cancelled, and each alone. Returns the
+    speculation statistics."""
+    rng = random.Random(1)
+    asked: list[dict[str, Any]] = [
+        {"token_ids": {"token_ids": prompt[: rng.randrange(4, 40)]}, "seed": rng.randrange(99), "max_tokens": 40}
+        for prompt in (list(prompts) * 2)[:20]
+    ]
+    async with cluster([verifier]) as running:
+
+        async def sample(fields: dict[str, Any], number: int | None) -> Any:
+            fixed = {} if number is None else {"num_draft_tokens": number}
+            [found] = await running.client.generate(**fields, **fixed, temperature=temperature)
+            return found
+
+        async def cancelled(fields: dict[str, Any]) -> None:
+            stream = running.client.stream(**fields, num_draft_tokens=5)
+            await anext(stream)
+            await stream.aclose()
+
+        alone = [(await sample(fields, 0)).token_ids for fields in asked]
+        leaving = [asyncio.create_task(cancelled(fields)) for fields in asked]
+        chosen = [rng.choice(numbers) for _ in asked]
+        found = await asyncio.gather(*(sample(each, number) for each, number in zip(asked, chosen, strict=True)))
+        await asyncio.gather(*leaving)
+    assert [each.token_ids for each in found] == alone
+    return [each.finish.speculation for each in found]

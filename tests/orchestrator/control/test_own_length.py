@@ -14,8 +14,9 @@ GOOD = [1.0, 1.8, 2.4, 2.9, 3.3, 3.6, 3.8, 4.0, 4.1]
 BAD = [1.0 + 0.02 * number for number in range(9)]
 
 
-def after_rounds(row_us: int, node_us: int, pass_us: int = 10_000) -> OwnLength:
-    """The policy once it has seen rounds of 0 to 8 nodes, in which a row and a drafted node take so long."""
+def after_rounds(row_us: int, node_us: int, pass_us: int = 10_000, expected: float = 0.0) -> OwnLength:
+    """The policy once it has seen rounds of 0 to 8 nodes, in which a row and a drafted node take so long. No node was
+    accepted, of ``expected``."""
     costs = CostModel()
     policy = OwnLength(costs, 8)
     for number in (0, 3, 0, 8, 0, 1, 5) * 6:
@@ -24,7 +25,7 @@ def after_rounds(row_us: int, node_us: int, pass_us: int = 10_000) -> OwnLength:
         proposal = Proposal(tree, Source.HEAD if number else None)
         record = RoundRecord(1, 5, proposal, (), timings, exchange=Exchange())
         costs.observe(record)
-        policy.observe(record)
+        policy.observe(record, expected)
     return policy
 
 
@@ -48,6 +49,22 @@ def test_where_no_number_pays_none_is_drafted_but_now_and_then():
     drafted = []
     for _ in range(2 * PROBE_EVERY):
         drafted.append(policy.choose(BAD)[0])
-        policy.observe(RoundRecord(1, 5, timings=Timings(pass_us=10_000, rows=1, sequences=1)))
+        policy.observe(RoundRecord(1, 5, timings=Timings(pass_us=10_000, rows=1, sequences=1)), 0.0)
     assert drafted.count(START_NODES) == 2 * PROBE_ROUNDS
     assert set(drafted) == {0, START_NODES}
+
+
+def test_a_method_of_which_less_comes_true_than_its_ranks_promise_is_not_used():
+    assert after_rounds(300, 200).choose(GOOD)[0]
+    assert after_rounds(300, 200, expected=2.0).choose(GOOD)[1] == 0.0
+
+
+def test_a_method_with_trees_of_one_size_has_that_size_or_none():
+    assert OwnLength(CostModel(), 8).choose([1.0] * 20, only=15) == (15, 0.0)
+    assert after_rounds(0, 0).choose([1.0 + 0.1 * number for number in range(16)], only=15)[0] == 15
+    policy = after_rounds(2_000, 1_000)
+    drafted = set()
+    for _ in range(PROBE_EVERY):
+        drafted.add(policy.choose([1.0] * 16, only=15)[0])
+        policy.observe(RoundRecord(1, 5, timings=Timings(pass_us=10_000, rows=1, sequences=1)), 0.0)
+    assert drafted == {0, 15}

@@ -1,0 +1,29 @@
+"""The memory of heads that read one state of the target: that of the last token before the root."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from target_service.own.own_trees import Growing, Guesses, Passed
+
+
+@dataclass(slots=True)
+class LastState:
+    """The state [hidden_size] of the last of ``num_rows`` rows. ``by_depth``: guesses while a tree grows."""
+
+    num_rows: int = 0
+    state: Tensor | None = None
+    by_depth: list[Guesses] = field(default_factory=list)
+
+    def learn(self, passed: Passed) -> None:
+        """Take the state of the last row that was kept."""
+        assert passed.taps is not None
+        self.num_rows, self.state = passed.start + len(passed.taps), passed.taps[-1]
+
+
+def ready(growing: Sequence[Growing]) -> list[Growing]:
+    """Those with the state of the last token before the root."""
+    return [each for each in growing if each.memory.num_rows == len(each.ids) - 1]

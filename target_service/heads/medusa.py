@@ -1,0 +1,101 @@
+"""Medusa: heads that each guess one of the next tokens from the target's last state, without knowing those before it.
+
+Head k at row t guesses token t + 2 + k. The target itself gives token t + 1, the root. (Cai et al. 2024, "Medusa:
+Simple LLM Inference Acceleration Framework with Multiple Decoding Heads".)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.backends.base import Backend
+from specdec.backends.taps import Taps
+from specdec.core.tree import ROOT
+from target_service.heads.checkpoint import MEDUSA, HeadFiles
+from target_service.heads.last_state import LastState, ready
+from target_service.heads.weights import linear, output_of, shaped
+from target_service.own.own_trees import NO_GUESSES, NUM_CHILDREN, Growing, Guesses, Passed
+from target_service.own.ranking import guesses
+
+
+class Medusa(nn.Module):
+    """See target_service.own.own_trees.Head."""
+
+    kind = MEDUSA
+
+    def __init__(self, files: HeadFiles, target: Any, vocab_size: int, backend: Backend, taps: Taps) -> None:
+        """``target`` gives the output where the heads have none. Raises ValueError if they do not fit it."""
+        super().__init__()
+        self.taps = taps
+        self.num_children = max([NUM_CHILDREN, *(1 + rank for path in files.choices for rank in path)])
+        like: Tensor = target.get_output_embeddings().weight
+        width = like.shape[1]
+        self.blocks: Any = nn.ModuleList()
+        self.outputs = nn.ModuleList()
+        for head in itertools.count():
+            names = list(itertools.takewhile(files.weights.__contains__, (f"{head}.{n}.weight" for n in range(9))))
+            if not names:
+                break
+            layers = [
+                linear(shaped(files, name, width, width), files.weights.get(name.replace("weight", "bias")), like)
+                for name in names
+            ]
+            self.blocks.append(nn.ModuleList(layers))
+            if not head or f"{head}.output.weight" in files.weights:  # else they share one
+                own = files.weights.get(f"{head}.output.weight")
+                output, self.ids = output_of(files, target, vocab_size, own, width)
+                self.outputs.append(output)
+        if len(self.outputs) not in (1, len(self.blocks)):
+            raise ValueError(f"of the heads {files.name} some have an output, and others have none")
+        backend.pack(self)
+
+    def logits(self, states: Tensor, head: int) -> Tensor:  # [rows, hidden_size] -> [rows, draft vocabulary]
+        """Of the tokens ``ids``."""
+        for layer in self.blocks[head]:
+            states = states + F.silu(layer(states))
+        found: Tensor = self.outputs[min(head, len(self.outputs) - 1)](states)
+        return found
+
+    def after(self, states: Tensor, tokens: Sequence[int]) -> Tensor:  # [rows, draft vocabulary]
+        """The logits after ``tokens``, each of which follows its state [rows, hidden_size]."""
+        return self.logits(states, 0)
+
+    def open(self, salt: bytes) -> LastState:
+        return LastState()
+
+    def num_rows(self, memory: LastState) -> None:
+        return None
+
+    def learn(self, passed: Passed) -> None:
+        passed.memory.learn(passed)
+
+    def begin(self, growing: Sequence[Growing]) -> list[Growing]:
+        """Make the guesses of all depths at once: at a depth they are the same below every node."""
+        able = ready(growing)
+        for each in able:
+            each.memory.by_depth.clear()
+        for depth in range(len(self.blocks)):
+            asking = [each for each in able if each.max_nodes > depth]
+            if not asking:
+                break
+            logits = self.logits(torch.stack([each.memory.state for each in asking]), depth)
+            draws = [each.sampling.draw(len(each.ids) + depth) for each in asking]
+            for each, found in zip(asking, guesses(logits, self.ids, draws, self.num_children), strict=True):
+                each.memory.by_depth.append(found)
+        return able
+
+    def guess(self, places: Sequence[tuple[Growing, int]]) -> list[Guesses]:
+        found = []
+        for each, node in places:
+            depth, by_depth = 0 if node == ROOT else 1 + each.tree.depths[node], each.memory.by_depth
+            found.append(by_depth[depth] if depth < len(by_depth) else NO_GUESSES)
+        return found
+
+    def end(self, growing: Sequence[Growing]) -> None:
+        pass

@@ -1,0 +1,47 @@
+"""A head's weights as layers beside its target. Knows tensors; does not know what a head computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from target_service.heads.checkpoint import HeadFiles
+
+
+def linear(weight: Tensor, bias: Tensor | None, like: Tensor) -> nn.Linear:
+    """A layer of these weights, on the device and of the dtype of ``like``."""
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    made.weight = nn.Parameter(weight.to(like.device, like.dtype), requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias.to(like.device, like.dtype), requires_grad=False)
+    return made
+
+
+def output_of(
+    files: HeadFiles, target: Any, vocab_size: int, own: Tensor | None, width: int
+) -> tuple[nn.Linear, Tensor]:
+    """The output for states of ``width`` numbers, and the target's id of each of its rows. ``own``: the head's; None:
+    rows of the target's. Raises ValueError if it does not fit."""
+    ids = files.ids if files.ids is not None else torch.arange(vocab_size)
+    if int(ids.max()) >= vocab_size or int(ids.min()) < 0:
+        raise ValueError(f"the head {files.name} draws tokens that the target does not have")
+    weight: Tensor = target.get_output_embeddings().weight
+    ids = ids.to(weight.device)
+    if own is None:
+        own = weight[ids]
+    elif files.ids is None:  # what is behind the vocabulary is padding
+        own = own[:vocab_size]
+    if own.shape != (len(ids), width):
+        raise ValueError(f"the output of the head {files.name} has the shape {tuple(own.shape)}")
+    return linear(own, None, weight), ids
+
+
+def shaped(files: HeadFiles, name: str, rows: int, columns: int) -> Tensor:
+    """A weight of the head. Raises ValueError if it has another shape, or is not there."""
+    found = files.weights.get(name)
+    if found is None or found.shape != (rows, columns):
+        shape = "is missing" if found is None else f"has the shape {tuple(found.shape)}, not {(rows, columns)}"
+        raise ValueError(f"{name} of the head {files.name} {shape}")
+    return found

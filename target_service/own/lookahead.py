@@ -1,0 +1,144 @@
+"""Lookahead decoding: the target guesses for itself, several positions at once, and collects what it said as n-grams.
+
+A tree has two parts. The window is W parallel guesses of the next tokens, N - 1 levels deep, each level what the target
+said after the one before, a pass earlier. The candidates are G n-grams at most that began with the root's token before.
+Any path of both may be accepted. Needs no training. (Fu et al. 2024, "Break the Sequential Dependency of LLM Inference
+Using Lookahead Decoding".)
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from target_service.own.own_trees import Growing, Passed
+from target_service.verifier import MOST_OWN_NODES
+
+Gram = tuple[int, ...]
+
+
+class Pool:
+    """The n-grams that were seen: of each first token the ``size`` latest ones, without that token."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._grams: dict[int, OrderedDict[Gram, None]] = {}
+
+    def add(self, gram: Sequence[int]) -> None:
+        found = self._grams.setdefault(gram[0], OrderedDict())
+        found[tuple(gram[1:])] = None
+        found.move_to_end(tuple(gram[1:]))
+        if len(found) > self._size:
+            found.popitem(last=False)
+
+    def after(self, token: int) -> list[Gram]:
+        """The latest one first."""
+        return list(reversed(self._grams.get(token, ())))
+
+
+@dataclass(slots=True)
+class Window:
+    """``levels``: entry j of level 0 is a guess for position base + j, below entry j - 1 (the root). Entry i of level 1
+    is one for base + i, below entry i - 1 of level 0; entry i of a later level follows entry i of the level before.
+    ``nodes``: those of the entries in the tree that is being verified."""
+
+    pool: Pool
+    levels: list[list[int]] = field(default_factory=list)
+    nodes: list[list[int]] = field(default_factory=list)
+
+
+class Lookahead:
+    """See target_service.own.own_trees.OwnDrafter. ``width``, ``length``, ``candidates``: W, N and G of the paper."""
+
+    kind = "lookahead"
+    taps = None
+
+    def __init__(self, width: int = 4, length: int = 3, candidates: int = 4) -> None:
+        """Raises ValueError unless W is 2 or more, N 3 or more and G 1 or more, and for too large a tree."""
+        if width < 2 or length < 3 or candidates < 1:
+            raise ValueError("lookahead needs W of 2 or more, N of 3 or more and G of 1 or more")
+        self._width, self._length, self._candidates = width, length, candidates
+        self._num_window = width - 1 + width * (length - 2)
+        self.num_nodes = self._num_window + candidates * (length - 1)
+        if self.num_nodes > MOST_OWN_NODES:
+            raise ValueError(
+                f"lookahead verifies {self.num_nodes} nodes with this W, N and G; at most {MOST_OWN_NODES}"
+            )
+
+    def open(self, salt: bytes) -> Window:
+        return Window(Pool(self._candidates))
+
+    def num_rows(self, memory: Window) -> None:
+        return None
+
+    def grow(self, growing: Sequence[Growing]) -> list[TokenTree]:
+        return [self._tree(each.memory, each.ids, each.max_nodes) for each in growing]
+
+    def _tree(self, window: Window, ids: Sequence[int], max_nodes: int) -> TokenTree:
+        """The candidates, the latest first, then the window; without room for the window it is empty."""
+        window.nodes = []
+        if max_nodes < self._num_window:
+            return EMPTY_TREE
+        if not window.levels:
+            window.levels = [_random(ids, self._width - 1)]
+        tree = _Tree()
+        for gram in window.pool.after(ids[-1])[: (max_nodes - self._num_window) // (self._length - 1)]:
+            node = ROOT
+            for token in gram:
+                node = tree.child(node, token)
+        first, above = [], ROOT
+        for token in window.levels[0]:
+            above = tree.child(above, token)
+            first.append(above)
+        window.nodes, parents = [first], [ROOT, *first]
+        for level in window.levels[1:]:
+            parents = [tree.child(parent, token) for parent, token in zip(parents, level, strict=False)]
+            window.nodes.append(parents)
+        return TokenTree(tuple(tree.tokens), tuple(tree.parents))
+
+    def learn(self, passed: Passed) -> None:
+        """Take what the target said after the last level as the next one, and move on by one position."""
+        window: Window = passed.memory
+        nodes, window.nodes = window.nodes, []
+        decision = passed.decision
+        if not nodes or decision is None or len(decision.predictions) <= max(map(max, nodes)) + 1:
+            return  # no tree, or no memory for it
+        root = passed.ids[-1]
+        last = nodes[-1] if len(nodes) > 1 else [ROOT, *nodes[0]]
+        window.levels.append([decision.predictions[1 + node] for node in last])
+        starts = [root, *window.levels[0]]
+        if len(window.levels) < self._length:
+            window.levels = [level[1:] for level in window.levels]
+        else:
+            for entry in range(self._width):
+                window.pool.add([starts[entry], *(level[entry] for level in window.levels[1:])])
+            window.levels = [window.levels[1][1:], *window.levels[2:]]
+        sizes = [self._width - 1] + [self._width] * (len(window.levels) - 1)
+        text = [*passed.ids, decision.next_token]
+        for level, size in zip(window.levels, sizes, strict=True):
+            level += _random(text, size - len(level))
+
+
+class _Tree:
+    """A tree in which equal siblings are one node."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self._nodes: dict[tuple[int, int], int] = {}
+
+    def child(self, parent: int, token: int) -> int:
+        if (parent, token) not in self._nodes:
+            self._nodes[parent, token] = len(self.tokens)
+            self.tokens.append(token)
+            self.parents.append(parent)
+        return self._nodes[parent, token]
+
+
+def _random(ids: Sequence[int], count: int) -> list[int]:
+    """Tokens of the text, the same ones for the same text: guesses where there is nothing better."""
+    chosen = random.Random(len(ids))
+    return [ids[chosen.randrange(len(ids))] for _ in range(count)]
