@@ -23,6 +23,7 @@ from orchestrator.drafting.draft_client import DraftClient
 from orchestrator.drafting.forced_tokens import ForcedTokens
 from orchestrator.drafting.prompt_lookup import HitRates, PromptLookup
 from orchestrator.drafting.speculation import Speculation
+from orchestrator.drafting.text_history import TextHistory
 from orchestrator.outbox import Outbox
 from orchestrator.replicas.pool import Pool
 from orchestrator.request import Chunk, Event, PromptPart, Request, RoundReport
@@ -75,6 +76,7 @@ class Generator:
         self._heads = OwnLength(self._costs, _MAX_ADAPTIVE_DRAFT_TOKENS)
         # What is learnt of all requests is the prior of the next one.
         self._acceptance, self._of_heads, self._hit_rates = AcceptanceModel(), AcceptanceModel(), HitRates()
+        self._history = TextHistory(settings.lookup_history) if settings.lookup_history else None
 
     async def events(self, request: Request, target: ModelInfo, arrived: float) -> AsyncGenerator[Event, None]:
         """All events of all samples, by replicas of the model ``target``. ``arrived``: when the request arrived
@@ -151,7 +153,7 @@ class Generator:
         looks_up = fixed is None and sequence.keyed_by_token
         lookup: PromptLookup | ForcedTokens | None = None
         if looks_up:
-            lookup = PromptLookup(self._hit_rates, request.prediction)
+            lookup = PromptLookup(self._hit_rates, request.prediction, self._history, request.owner)
             if self._grammars is not None and (grammar := request.sampling.grammar):
                 matcher = await self._workers.run(partial(self._grammars.matcher, grammar, model))
                 lookup = ForcedTokens(matcher, sequence.num_prompt_tokens, lookup)
@@ -170,6 +172,7 @@ class Generator:
         traceparent = telemetry.traceparent()
         wait_s = self._settings.target_wait_s
         position = len(received)
+        remembered = sequence.base  # see TextHistory.add
         draft = DraftClient(self._drafts, traceparent)
         speculation = Speculation(draft, ahead, siblings, acceptance, lookup, chains=bool(model.max_chain))
         try:
@@ -216,10 +219,14 @@ class Generator:
                         clock.hands_over()
                         await outbox.put(chunk, park)
                         position += len(step.piece.token_ids)
+                    if self._history is not None:
+                        remembered = self._history.add(request.owner, sequence.ids, remembered)
                     if self._costs.target_known and self._metrics.look_due():
                         self._metrics.target_alone_s = self._costs.alone_s
                     clock.goes_on(handed_over)
         finally:
+            if self._history is not None:
+                self._history.add(request.owner, sequence.ids, remembered, ended=True)
             self._metrics.sample_ended(sequence.statistics)
 
     async def _send_prompt(

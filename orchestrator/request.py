@@ -38,6 +38,7 @@ class Request:
     returns_prompt: bool = False
     returns_rounds: bool = False
     prediction: array[int] = field(default_factory=lambda: array("I"))  # ids that the output is expected to repeat
+    owner: bytes = b""  # what its samples write is proposed in requests of the same owner alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,13 @@ class OrchestratorSettings(ServiceSettings):
     num_siblings: int = Field(
         0, ge=0, le=8, description="runners-up verified beside each draft token; useful if a target's rows cost little"
     )
+    lookup_history: int = Field(
+        0,
+        ge=0,
+        le=1 << 26,
+        description="tokens of past answers that prompt lookup searches, too, for the same API key and cache salt; "
+        "about 30 bytes each; 0: none",
+    )
     request_timeout_s: float = Field(600.0, gt=0, description="longest time that a request may take")
     resolve_every_s: float = Field(5.0, gt=0, description="interval of DNS look-ups of the targets and drafts")
     target_wait_s: float = Field(

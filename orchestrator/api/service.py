@@ -209,9 +209,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _read(self, message: generation_pb2.GenerateRequest, target: ModelInfo, account: Account) -> Request:
         read = partial(read_request, message, target, self._prompts, self._settings.num_draft_tokens, self._defaults)
         request = await self._workers.run(read) if is_long(message) else read()
-        if CACHE_SALT not in target.capabilities:  # it shares no cached prompts
-            return request
-        return dataclasses.replace(request, cache_salt=account.salt(request.cache_salt))
+        owner = account.salt(request.cache_salt)
+        shares = CACHE_SALT in target.capabilities  # cached prompts
+        return dataclasses.replace(request, owner=owner, cache_salt=owner if shares else request.cache_salt)
 
     def _account(self) -> Account:
         """The account of the caller. Raises Unauthenticated."""

@@ -1,8 +1,8 @@
-"""Prompt lookup, a drafter: where the text repeats itself, what followed the last time is proposed.
+"""Prompt lookup, a drafter: where the text repeats itself or another, what followed the last time is proposed.
 
-Knows the ids of one sequence, and how often such proposals came true; does not know what a round costs and what else
-could be verified. Every proposal is compared with what was committed, verified or not, so nothing has to be tried to
-know its worth. (Saxena 2023, "Prompt Lookup Decoding".)
+Knows the ids of one sequence, and how often such proposals came true; does not know what a round costs, what else could
+be verified, and how other texts are kept. Every proposal is compared with what was committed, verified or not, so
+nothing has to be tried to know its worth. (Saxena 2023, "Prompt Lookup Decoding".)
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from array import array
 from bisect import bisect
 from collections.abc import Sequence
+from typing import Protocol
 
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.speculation.acceptance import AcceptanceRate
@@ -18,11 +19,11 @@ from specdec.speculation.acceptance import AcceptanceRate
 MAX_LOOKUP_TOKENS = 16
 """Tokens of one proposal."""
 
-_SHORTEST, _LONGEST = 2, 16
+_SHORTEST, LONGEST = 2, 16
 """Tokens that must agree for a proposal, and beyond which more make no difference. After two, the next is right in
 0.4 of the cases in program text. Lengths are measured apart, so short ones spoil nothing."""
 
-_LENGTHS = (3, 4, 8, 16)
+LENGTHS = (3, 4, 8, 16)
 _PRIORS = (0.2, 0.3, 0.5, 0.7, 0.8)
 """Shares of right tokens by the length of the agreement (2, 3, from 4, 8, 16) before any measurement. Low, so that a
 text that does not repeat itself gets no proposals."""
@@ -43,7 +44,7 @@ _MAX_PAUSE = 4
 _PREDICTED = 8
 """The agreement before a prediction, as far as its chances are concerned."""
 
-_NO_ID = (1 << 32) - 1
+NO_ID = (1 << 32) - 1
 
 _LOW_BYTE = 0 if sys.byteorder == "little" else 3
 
@@ -60,32 +61,46 @@ class HitRates:
 
     def observe(self, num_agreed: int, right: bool) -> None:
         """After ``num_agreed`` tokens."""
-        self._by_length[bisect(_LENGTHS, num_agreed)].observe(right, 1)
+        self._by_length[bisect(LENGTHS, num_agreed)].observe(right, 1)
         if self._of_all is not None:
             self._of_all.observe(num_agreed, right)
 
     def after(self, num_agreed: int) -> float:
         """The chance that the next token is right."""
-        length = bisect(_LENGTHS, num_agreed)
+        length = bisect(LENGTHS, num_agreed)
         if self._of_all is None:
             return self._by_length[length].share()
         return self._by_length[length].share(self._of_all.after(num_agreed), _PRIOR_TRIALS)
+
+
+class OtherTexts(Protocol):
+    """See orchestrator.drafting.text_history."""
+
+    rates: HitRates
+
+    def find(self, owner: bytes, ids: Sequence[int], at_least: int) -> tuple[int, Sequence[int]]: ...
 
 
 class PromptLookup:
     """The lookup of one sequence, of which the tokens must not depend on proposals (greedy and coupled sampling).
 
     A proposal continues as long as it comes true, so most rounds do not search. ``prediction``: ids that the output is
-    expected to repeat. They are searched as if they stood before the prompt, and are the first proposal.
+    expected to repeat. They are searched as if they stood before the prompt, and are the first proposal. ``others``:
+    where to search for a longer agreement, in the texts of ``owner``.
     """
 
-    def __init__(self, of_all: HitRates, prediction: Sequence[int] = ()) -> None:
-        self._rates = HitRates(of_all)
+    def __init__(
+        self, of_all: HitRates, prediction: Sequence[int] = (), others: OtherTexts | None = None, owner: bytes = b""
+    ) -> None:
+        self._others, self._owner = others, owner
+        self._of_own = self._rates = HitRates(of_all)
+        self._of_others = HitRates(others.rates) if others else self._of_own
         # Position 0 stands for no proposal.
-        self._predicted = array("I", [_NO_ID, *prediction] if prediction else [])
-        self._ids: Sequence[int] = ()
+        self._predicted = array("I", [NO_ID, *prediction] if prediction else [])
+        self._copied: Sequence[int] = ()  # a part of another text, if that is what is proposed from
+        self._past: Sequence[int] = ()  # what is proposed from
         self._prints = bytearray()
-        self._source = 0  # position of the next proposed token; 0: none
+        self._source = 0  # position of the next proposed token there; 0: none
         self._agreed = 0  # length of the agreement before it
         self._num_missed = 0  # searches in a row
         self._search_at = 0  # length of the text at the next search
@@ -110,7 +125,7 @@ class PromptLookup:
 
     def propose(self, num_tokens: int) -> TokenTree:
         """A chain of ``num_tokens`` of the tokens that the last ``chances`` were about."""
-        past = list(self._ids[self._source : self._source + num_tokens])
+        past = list(self._past[self._source : self._source + num_tokens])
         # A proposal that reaches the end of the text repeats itself.
         return TokenTree.chain((past * (1 + num_tokens // len(past)))[:num_tokens]) if past else EMPTY_TREE
 
@@ -123,21 +138,21 @@ class PromptLookup:
         if not self._prints:
             self._prints = bytearray(max(0, len(ids) - _WINDOW))  # what lies before is never searched
         seen = len(self._prints)
-        self._ids = ids
+        past = self._past = self._copied or ids
         self._prints += _fingerprints(ids[seen:])
         for position in range(seen, len(ids)):
             if not self._source:
                 break
-            right = ids[self._source] == ids[position]
+            right = past[self._source] == ids[position]
             self._rates.observe(self._agreed, right)
-            if right:
-                self._source += 1
-                self._agreed += 1
-            else:
+            self._source += 1
+            self._agreed += 1
+            if not right or self._source == len(self._copied):
                 self._source = self._num_missed = self._search_at = 0
 
     def _search(self, ids: Sequence[int]) -> None:
-        """Find the longest earlier occurrence of the text's end, of several the latest, in one walk from the end."""
+        """Find the longest earlier occurrence of the text's end, of several the latest, in one walk from the end. Other
+        texts are asked for a longer one, which is taken if such have come true as often."""
         size = len(ids)
         if size < self._search_at or size <= _SHORTEST:
             return
@@ -147,12 +162,18 @@ class PromptLookup:
             if found < 0:
                 break
             end = found + wanted
-            agreed = _agreement(ids, end)
+            agreed = agreement(ids, end, ids)
             if agreed >= wanted:
                 self._source, self._agreed, wanted = end, agreed, agreed + 1
-                if agreed >= _LONGEST or wanted > size:
+                if agreed >= LONGEST or wanted > size:
                     break
             end -= 1
+        self._rates, self._copied, self._past = self._of_own, (), ids
+        if self._others and wanted <= LONGEST:
+            agreed, copied = self._others.find(self._owner, ids, wanted)
+            if agreed and (not self._source or self._of_others.after(agreed) >= self._of_own.after(self._agreed)):
+                self._source, self._agreed = 1, agreed
+                self._rates, self._copied, self._past = self._of_others, copied, copied
         if self._source:
             self._num_missed = 0
         else:
@@ -160,10 +181,11 @@ class PromptLookup:
             self._search_at = size + min(self._num_missed // 4, _MAX_PAUSE)
 
     def _chain(self) -> list[float]:
-        rates = [self._rates.after(length) for length in (_SHORTEST, *_LENGTHS)]
+        rates = [self._rates.after(length) for length in (_SHORTEST, *LENGTHS)]
         chances, chance = [], 1.0
-        for agreed in range(self._agreed, self._agreed + MAX_LOOKUP_TOKENS):
-            chance *= rates[bisect(_LENGTHS, agreed)]
+        num_there = len(self._copied) - self._source if self._copied else MAX_LOOKUP_TOKENS
+        for agreed in range(self._agreed, self._agreed + min(MAX_LOOKUP_TOKENS, num_there)):
+            chance *= rates[bisect(LENGTHS, agreed)]
             if chance < _MIN_CHANCE:
                 break
             chances.append(chance)
@@ -175,10 +197,11 @@ def _fingerprints(ids: Sequence[int]) -> bytes:
     return array("I", ids).tobytes()[_LOW_BYTE::4]
 
 
-def _agreement(ids: Sequence[int], end: int) -> int:
-    """The number of tokens before position ``end`` that equal those at the end of ``ids``, at most _LONGEST."""
-    most = min(end, _LONGEST)
+def agreement(past: Sequence[int], end: int, ids: Sequence[int]) -> int:
+    """The number of tokens of ``past`` before position ``end`` that equal those at the end of ``ids``, at most LONGEST
+    and no more than ``ids`` has."""
+    most = min(end, len(ids), LONGEST)
     for length in range(most):
-        if ids[end - 1 - length] != ids[-1 - length]:
+        if past[end - 1 - length] != ids[-1 - length]:
             return length
     return most
