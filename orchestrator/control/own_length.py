@@ -20,8 +20,9 @@ PROBE_EVERY, PROBE_ROUNDS = 48, 3
 ON = 1.02
 """Goodput over that of the target alone from which the head drafts."""
 
-_MEMORY_ROUNDS, _PRIOR_TOKENS = 50, 0.05
-"""Rounds that the averages of accepted and expected tokens are about, and the weight of an agreement before these."""
+_MEMORY_ROUNDS, _PRIOR_TOKENS = 500, 50.0
+"""Rounds that accepted and expected tokens are counted over, about, and tokens that came true before. Many, as this
+is about the method: what is about one text, its acceptance knows."""
 
 
 class OwnLength:
@@ -32,7 +33,7 @@ class OwnLength:
         self.costs, self.most = costs, most
         self._drafting = Line(0.2)
         self._num_rounds = 0
-        self._accepted = self._expected = 0.0  # tokens of a round, averages
+        self._accepted = self._expected = 0.0  # tokens of own trees
 
     def choose(self, expected: Sequence[float], only: int = 0) -> tuple[int, float]:
         """The nodes of the next own trees, and their goodput in tokens per second (0: not known). ``expected``: tokens
@@ -68,5 +69,5 @@ class OwnLength:
         timings = record.timings
         if record.proposal.source is Source.HEAD:
             self._drafting.observe(record.num_nodes * timings.sequences, max(1, timings.own_us) / 1e6)
-            self._accepted += (len(record.accepted) - self._accepted) / _MEMORY_ROUNDS
-            self._expected += (expected - self._expected) / _MEMORY_ROUNDS
+            self._accepted += len(record.accepted) - self._accepted / _MEMORY_ROUNDS
+            self._expected += expected - self._expected / _MEMORY_ROUNDS

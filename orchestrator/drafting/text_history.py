@@ -3,8 +3,8 @@
 Knows ids and the owner of each text, and shows a text to requests of the same owner alone: else the speed of an answer
 would tell what another owner's said. Does not know what a proposal is worth, and whether it is verified.
 
-(Oliaro et al. 2024, "SuffixDecoding", whose suffix tree takes too long in Python. Like Deutsch 1996, RFC 1951, section
-4, this keeps hashes of the tokens before each position; a hash for each length instead of a chain bounds a search.)
+(Oliaro et al. 2024, "SuffixDecoding". Its suffix tree takes too long in Python. Like Deutsch 1996, RFC 1951, section 4,
+this keeps hashes of the tokens before each position; a hash for each length instead of a chain bounds a search.)
 """
 
 from __future__ import annotations
