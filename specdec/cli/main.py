@@ -103,7 +103,7 @@ for _module, _what in BENCHES.items():
     _add_module(bench, _module.rpartition(".")[2], f"bench.{_module}", _what)
 _add_module(app, "chaos", "bench.chaos", "Break a deployment on purpose, row by row of the fault table.")
 _add_module(ngram, "build", "draft_service.ngram_build", "Count texts for a draft without a model.")
-_add_module(train, "head", "models.training.heads.train", "An EAGLE-3 head, on answers that the target writes.")
+_add_module(train, "head", "models.training.heads.train", "A head (EAGLE-3, Medusa, ReDrafter), on its target's texts.")
 _add_module(train, "draft", "models.training.distill", "A small draft model, on the answers written for a head.")
 
 for _command in (plan, fetch, chat, models, certificates, key):

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from models.training import distill
 from models.training.heads import answers, questions, train
 from models.training.heads.eagle3 import Eagle3
-from models.training.heads.learning import batches, padded
+from models.training.heads.export import Card, save
+from models.training.heads.kinds import KINDS
+from models.training.heads.learning import Lesson, batches, padded
 from specdec.runner.checkpoint import Checkpoint
 from target_service.heads.checkpoint import read_head
 from tests.checkout import DEMO
@@ -39,9 +44,9 @@ TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfo
 def test_a_step_is_what_a_served_head_computes_after_the_steps_before() -> None:
     """Row by row, with the keys that are there then: those of the text up to the row, and those of its own steps."""
     torch.manual_seed(0)
-    head = Eagle3(CONFIG, torch.randn(20, 64))
+    head = Eagle3(CONFIG, torch.randn(20, 64), 3)
     embedded, taps = torch.randn(2, 9, 64), torch.randn(2, 8, 192)
-    found = head.unroll(embedded[:, :8], taps, 3)
+    found = head.unroll(embedded[:, :8], Lesson(taps, taps[..., :0], taps[..., 0]))
     layer, attention = head.midlayer, head.midlayer.self_attn
 
     def turned(x: Tensor, position: int) -> Tensor:
@@ -97,9 +102,149 @@ def test_what_is_trained_can_be_served_and_a_second_run_goes_on(tmp_path: Path, 
     assert own.tokenizer_fingerprint == theirs.tokenizer_fingerprint
 
 
-def _target(directory: Path) -> Path:
+FILES: dict[str, dict[str, tuple[int, ...]]] = {
+    "medusa": {
+        "blocks.0.layers.0.weight": (64, 64),
+        "blocks.0.layers.0.bias": (64,),
+        "blocks.1.layers.0.weight": (64, 64),
+        "blocks.1.layers.0.bias": (64,),
+        "token_map": (256,),
+    },
+    "redrafter": {
+        "input_proj.weight": (64, 128),
+        "input_proj.bias": (64,),
+        "lm_head.0.linear.weight": (64, 64),
+        "lm_head.0.linear.bias": (64,),
+        "lm_head.1.linear.weight": (64, 64),
+        "lm_head.1.linear.bias": (64,),
+        "rnn_u.weight": (64, 64),
+        "rnn_u.bias": (64,),
+        "rnn_w.weight": (64, 64),
+        "d2t": (256,),
+    },
+}
+OUTPUT = {
+    "medusa": {"lm_heads.0.weight": (256, 64), "lm_heads.1.weight": (256, 64)},
+    "redrafter": {"lm_head.2.weight": (256, 64)},
+}
+
+
+class CountedClock:
+    """A clock that goes on by a second whenever it is asked for the progress."""
+
+    def __init__(self, seconds: float, used: float = 0.0) -> None:
+        self._seconds, self.used = seconds, used
+
+    @property
+    def progress(self) -> float:
+        self.used += 1
+        return min(self.used / self._seconds, 1.0)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_trained_head_has_its_files_and_foresees_the_text_and_a_finished_run_makes_no_step(
+    kind: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    target, output = _target(tmp_path / "target", counts=True), tmp_path / "head"
+    asked = tmp_path / "questions.jsonl"
+    asked.write_text("\n".join(json.dumps({"prompt": f"what is {number}?"}) for number in range(40)))
+    flags = [f"--kind={kind}", f"--target={target}", f"--output={output}", f"--data={asked}", "--steps=2", "--tied"]
+    flags += ["--new-tokens=20", "--answers-at-once=8", "--draft-vocab=256", "--batch-tokens=256", "--device=cpu"]
+    monkeypatch.setattr(sys, "argv", ["train", *flags, "--minutes=4"])
+    monkeypatch.setattr(train, "SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr(train, "ANSWER_SHARE", 0.03)
+    monkeypatch.setattr(train, "Clock", CountedClock)
+    train.main()
+    weights = load_file(output / "model.safetensors")
+    assert {name: tuple(value.shape) for name, value in weights.items()} == FILES[kind]
+    model, _ = train.load(str(target), "cpu")
+    written = [answer for shard in sorted(output.glob("answers-*.npz")) for answer in answers.load(shard)]
+    held_out, training = train.parted(written)
+    ids, _ = train.drawn(training, 256, 4096)
+    trained, untrained = (KINDS[kind](CONFIG, model.lm_head.weight[ids].detach(), 2) for _ in range(2))
+    trained.load_state_dict({name: weights[name].float() for name in trained.state_dict()})
+    untrained.start_from(model)
+    before, after = (train.acceptance(head, model, held_out, ids, "cpu") for head in (untrained, trained))
+    assert max(before) < 0.3
+    assert min(after) > 0.8
+    monkeypatch.setattr(train, "loss_of", None)
+    train.main()
+    again = load_file(output / "model.safetensors")
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_plain_forward_of_the_files_is_that_of_the_trainer(kind: str, tied: bool, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    ids = torch.randperm(4096)[:256].sort().values
+    output = torch.randn(256, 64).bfloat16().float()
+    head = KINDS[kind](CONFIG, output, 2)
+    head.load_state_dict({name: value.bfloat16().float() for name, value in head.state_dict().items()})
+    save(head, CONFIG, ids, Card(head.TITLE, "a", "b", 1, "CPU", 1, 1, 1, 1.0, [0.5, 0.5]), tmp_path, tied)
+    stored = load_file(tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert {name: tuple(value.shape) for name, value in stored.items()} == FILES[kind] | (
+        OUTPUT[kind] if not tied else {}
+    )
+    assert (config["vocab_size"], config["hidden_size"], config["dtype"]) == (4096, 64, "bfloat16")
+    embedded, last = torch.randn(1, 5, 64), torch.randn(1, 5, 64)
+    states = head.unroll(embedded, Lesson(last[..., :0], last, last[..., 0]))
+    plain = {"medusa": _plain_medusa, "redrafter": _plain_redrafter}[kind]
+    numbers = {name: value.double().numpy() for name, value in stored.items()}
+    found = plain(config, numbers, output.double().numpy(), last[0].double().numpy(), embedded[0].double().numpy())
+    mapped = numbers["token_map"] if kind == "medusa" else numbers["d2t"] + np.arange(256)
+    assert mapped.tolist() == ids.tolist()
+    for step in range(2):
+        for row in range(4):
+            mine = head.logits(states[step])[0, row].detach().numpy()
+            assert np.allclose(mine, found(row, step), atol=1e-3), (step, row)
+
+
+Arrays = dict[str, Any]
+
+
+def _silu(x: Any) -> Any:
+    return x / (1 + np.exp(-x))
+
+
+def _plain_medusa(config: Any, w: Arrays, rows: Any, last: Any, embedded: Any) -> Callable[[int, int], Any]:
+    assert (config["model_type"], config["num_heads"], config["num_hidden_layers"]) == ("medusa", 2, 1)
+    assert config["original_lm_head"] == ("lm_heads.0.weight" not in w)
+
+    def logits(row: int, step: int) -> Any:
+        x = last[row]
+        x = x + _silu(w[f"blocks.{step}.layers.0.weight"] @ x + w[f"blocks.{step}.layers.0.bias"])
+        return w.get(f"lm_heads.{step}.weight", rows) @ x
+
+    return logits
+
+
+def _plain_redrafter(config: Any, w: Arrays, rows: Any, last: Any, embedded: Any) -> Callable[[int, int], Any]:
+    assert (config["model_type"], config["num_draft_layers"]) == ("recurrent_drafting_drafter", 2)
+    assert config["rnn"]
+    assert config["tie_word_embeddings"] == ("lm_head.2.weight" not in w)
+
+    def logits(row: int, step: int) -> Any:
+        s = np.zeros(64)
+        for token in embedded[row : row + step + 1]:
+            s = _silu(w["rnn_w.weight"] @ token + w["rnn_u.weight"] @ s + w["rnn_u.bias"])
+        x = w["input_proj.weight"] @ np.concatenate([last[row], s]) + w["input_proj.bias"]
+        for block in range(config["num_draft_layers"]):
+            x = x + _silu(w[f"lm_head.{block}.linear.weight"] @ x + w[f"lm_head.{block}.linear.bias"])
+        return w.get("lm_head.2.weight", rows) @ x
+
+    return logits
+
+
+def _target(directory: Path, counts: bool = False) -> Path:
+    """``counts``: its likeliest next token is the next higher id, or the lowest of a group of 16 after its highest."""
     torch.manual_seed(1)
     model = LlamaForCausalLM(CONFIG)
+    if counts:
+        tokens = torch.arange(4096)
+        after = tokens - tokens % 16 + (tokens + 1) % 16
+        model.lm_head.weight.data[after] = 100 * model.model.embed_tokens.weight.data
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0)
     model.save_pretrained(directory)
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")

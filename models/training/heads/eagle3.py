@@ -7,11 +7,25 @@ Row t has token t + 1 and the target's states at t, and predicts token t + 2.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from models.training.heads.learning import Lesson
+
+_CONFIG_KEYS = (
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "vocab_size",
+)
 
 
 class _Attention(nn.Module):
@@ -50,11 +64,17 @@ class _Layer(nn.Module):
 
 
 class Eagle3(nn.Module):
-    """``config`` is the target's. ``output`` are the rows of the target's output embedding that the head can draw,
-    [draft vocabulary, d]; they are not trained."""
+    """As ``Head`` in ``kinds``."""
 
-    def __init__(self, config: Any, output: Tensor) -> None:
+    TITLE: ClassVar[str] = "EAGLE-3"
+    STEPS: ClassVar[int] = 5
+    DECAY: ClassVar[float] = 0.8
+
+    def __init__(self, config: Any, output: Tensor, steps: int) -> None:
         super().__init__()
+        self.steps = steps
+        # The published choice: a low, a middle and a high state.
+        self.boundaries = [2, config.num_hidden_layers // 2, config.num_hidden_layers - 3]
         self.fc = nn.Linear(3 * config.hidden_size, config.hidden_size, bias=False)
         self.midlayer = _Layer(config)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -71,27 +91,45 @@ class Eagle3(nn.Module):
         for mine, theirs in taken:
             mine.load_state_dict({name: value.float() for name, value in theirs.state_dict().items()})
 
-    def unroll(self, embedded: Tensor, taps: Tensor, steps: int) -> list[Tensor]:
-        """The states of ``steps`` steps, [batch, rows, d] each, as if each row began a growth of its own.
+    def unroll(self, embedded: Tensor, found: Lesson) -> list[Tensor]:
+        """The states of all steps, [batch, rows, d] each, as if each row began a growth of its own.
 
-        embedded: the embeddings of token t + 1 in row t, [batch, rows, d]. taps: the target's states, [batch, rows,
-        3 d]. A row of step 0 sees the rows up to its own; a later one instead of its own state's source sees the states
+        A row of step 0 sees the rows up to its own; a later one instead of its own state's source sees the states
         of its own row at the steps before. Only so does a head learn to go on from its own output.
         """
-        state: Tensor = self.fc(taps)
+        state: Tensor = self.fc(found.taps[:, : embedded.shape[1]])
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        found = []
-        for step in range(steps):
+        states = []
+        for step in range(self.steps):
             shifted = F.pad(embedded[:, step:], (0, 0, 0, step))
             state = self._layer(shifted, state, step, keys, values)
-            found.append(state)
-        return found
+            states.append(state)
+        return states
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., d] -> [..., draft vocabulary]."""
         found: Tensor = self.norm(states) @ self.output.T
         return found
+
+    def files(self, config: Any, ids: Tensor, tied: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """config.json, and the tensors beside the trained ones."""
+        drawn = torch.zeros(config.vocab_size, dtype=torch.bool, device=ids.device).index_fill_(0, ids, True)
+        weights = {"d2t": ids - torch.arange(len(ids), device=ids.device), "t2d": drawn}
+        if not tied:
+            weights["lm_head.weight"] = self.output
+        known = {key: getattr(config, key, None) for key in _CONFIG_KEYS}
+        return {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            **{key: value for key, value in known.items() if value is not None},
+            "num_hidden_layers": 1,
+            "rope_theta": config.rope_parameters["rope_theta"],
+            "draft_vocab_size": len(ids),
+            "tie_word_embeddings": tied,
+            # SpecForge counts the outputs of layers, so that k - 1 is our boundary k.
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": [boundary - 1 for boundary in self.boundaries]},
+        }, weights
 
     def _layer(self, embedded: Tensor, state: Tensor, step: int, keys: list[Tensor], values: list[Tensor]) -> Tensor:
         layer = self.midlayer

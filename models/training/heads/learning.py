@@ -31,8 +31,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What the target computed: ``taps`` [texts, length, 3 d], ``last`` [texts, length, d] after its last norm, and
-    ``scale`` [texts, length], the logarithm of the sum of its exponentiated logits, where an answer's token follows."""
+    """What the target computed: ``taps`` [texts, length, d of each boundary], ``last`` [texts, length, d] after its
+    last norm, and ``scale`` [texts, length], the logarithm of the sum of its exponentiated logits, where an answer's
+    token follows."""
 
     taps: Tensor
     last: Tensor
@@ -92,9 +93,9 @@ def padded(group: Sequence[Answer], device: str) -> Batch:
 @torch.no_grad()
 def lesson(model: Any, batch: Batch, boundaries: Sequence[int]) -> Lesson:
     """``boundaries``: of layers; k is the state before layer k. Causal attention needs no mask for what is padded."""
-    states = model.model(input_ids=batch.ids, output_hidden_states=True, use_cache=False)
-    taps = torch.cat([states.hidden_states[boundary] for boundary in boundaries], -1)
+    states = model.model(input_ids=batch.ids, output_hidden_states=bool(boundaries), use_cache=False)
     last = states.last_hidden_state
+    taps = torch.cat([last[..., :0], *(states.hidden_states[boundary] for boundary in boundaries)], -1)
     scale = torch.zeros(batch.ids.shape, device=last.device)
     followed = torch.zeros_like(batch.is_answer)
     followed[:, :-1] = batch.is_answer[:, 1:]

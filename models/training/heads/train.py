@@ -1,6 +1,6 @@
 """Trains a head for a target on texts that the target writes, within a budget of wall-clock time.
 
-    specdec train head --target MODEL --minutes 50 --output DIRECTORY
+    specdec train head --kind eagle3 --target MODEL --minutes 50 --output DIRECTORY
 
 A third of the time the target answers questions; the rest the head learns from the answers. Each part goes on where
 it was if the command ended early. A run of any length ends with a learning rate of zero.
@@ -25,16 +25,14 @@ from transformers.utils import logging as transformers_logging
 from models.training.heads import answers as texts
 from models.training.heads import questions
 from models.training.heads.answers import Answer
-from models.training.heads.eagle3 import Eagle3
 from models.training.heads.export import Card, save
+from models.training.heads.kinds import KINDS, Head
 from models.training.heads.learning import Batch, Clock, Lesson, batches, lesson, padded
 from models.training.optimizer import Rates, ScheduledOptimizer
 
 ANSWER_SHARE = 0.35
 HELD_OUT = 1 / 32
 TEMPERATURES = (0.0, 0.8, 0.0, 1.0)
-DECAY = 0.8
-"""How much less each further step of the unrolled head counts."""
 SAVE_EVERY_S = 60.0
 LOG_EVERY_S = 10.0
 MAX_QUESTION = 160
@@ -50,6 +48,7 @@ class Options:
     device: str
     draft_vocab: int
     steps: int
+    tied: bool
     new_tokens: int
     answers_at_once: int
     batch_tokens: int
@@ -126,11 +125,11 @@ def drawn(training: Sequence[Answer], size: int, vocab_size: int) -> tuple[Tenso
     return chosen, float(counts[chosen].sum() / counts.sum())
 
 
-def loss_of(head: Eagle3, embedding: Any, batch: Batch, found: Lesson, steps: int) -> Tensor:
+def loss_of(head: Head, embedding: Any, batch: Batch, found: Lesson) -> Tensor:
     """Cross entropy with the target's distribution over all its tokens, of which the head can draw some: a row counts
     by the share of it that the head can draw. In nats per row."""
     length = batch.ids.shape[1]
-    states = head.unroll(embedding(batch.ids[:, 1:]), found.taps[:, :-1], steps)
+    states = head.unroll(embedding(batch.ids[:, 1:]), found)
     total = torch.zeros((), device=batch.ids.device)
     for step, state in enumerate(states):
         rows = max(length - 2 - step, 0)
@@ -140,27 +139,19 @@ def loss_of(head: Eagle3, embedding: Any, batch: Batch, found: Lesson, steps: in
             :, None
         ]
         drawn_logs = F.log_softmax(head.logits(state[:, :rows][kept]).float(), -1)
-        total = total - DECAY**step * (wanted.exp() * drawn_logs).sum() / max(len(drawn_logs), 1)
+        total = total - head.DECAY**step * (wanted.exp() * drawn_logs).sum() / max(len(drawn_logs), 1)
     return total
 
 
 @torch.no_grad()
-def acceptance(
-    head: Eagle3,
-    model: Any,
-    held_out: Sequence[Answer],
-    boundaries: Sequence[int],
-    ids: Tensor,
-    steps: int,
-    device: str,
-) -> list[float]:
+def acceptance(head: Head, model: Any, held_out: Sequence[Answer], ids: Tensor, device: str) -> list[float]:
     """For each step, how often its likeliest token is the text's where all steps before were right."""
-    right, asked = [0] * steps, [0] * steps
+    right, asked = [0] * head.steps, [0] * head.steps
     for start in range(0, len(held_out), 8):
         batch = padded(held_out[start : start + 8], device)
-        found = lesson(model, batch, boundaries)
+        found = lesson(model, batch, head.boundaries)
         with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=device != "cpu"):
-            states = head.unroll(model.model.embed_tokens(batch.ids[:, 1:]), found.taps[:, :-1], steps)
+            states = head.unroll(model.model.embed_tokens(batch.ids[:, 1:]), found)
             alive = torch.ones_like(batch.is_answer)
             for step, state in enumerate(states):
                 rows = max(batch.ids.shape[1] - 2 - step, 0)
@@ -172,12 +163,7 @@ def acceptance(
     return [round(good / max(all_, 1), 4) for good, all_ in zip(right, asked, strict=True)]
 
 
-def boundaries_of(num_layers: int) -> list[int]:
-    """The published choice of EAGLE-3: a low, a middle and a high state. k is the state before layer k."""
-    return [2, num_layers // 2, num_layers - 3]
-
-
-def learn(options: Options, head: Eagle3, model: Any, training: Sequence[Answer], boundaries: Sequence[int]) -> int:
+def learn(options: Options, head: Head, model: Any, training: Sequence[Answer]) -> int:
     """Minimise the loss until the time is used up. The number of tokens seen."""
     optimizer = ScheduledOptimizer(head, Rates(options.muon_rate, options.adamw_rate))
     state, used, seen, step = options.output / "state.pt", 0.0, 0, 0
@@ -192,9 +178,9 @@ def learn(options: Options, head: Eagle3, model: Any, training: Sequence[Answer]
     for batch in batches(training, options.batch_tokens, options.device, seed=seen):
         if clock.progress >= 1:
             break
-        found = lesson(model, batch, boundaries)
+        found = lesson(model, batch, head.boundaries)
         with torch.autocast(device_type, torch.bfloat16, enabled=device_type != "cpu"):
-            value = loss_of(head, model.model.embed_tokens, batch, found, options.steps)
+            value = loss_of(head, model.model.embed_tokens, batch, found)
         torch.autograd.backward(value)
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         optimizer.step(clock.progress)
@@ -215,16 +201,18 @@ def parse() -> Options:
     parser.add_argument("--output", type=Path, required=True, help="directory of the head; what is there is resumed")
     parser.add_argument("--minutes", type=float, required=True, help="wall-clock budget")
     parser.add_argument("--data", default="builtin", help='builtin, or a file with {"prompt": "..."} on each line')
-    parser.add_argument("--kind", choices=["eagle3"], default="eagle3", help="what to train")
+    parser.add_argument("--kind", choices=list(KINDS), default="eagle3", help="what to train")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     parser.add_argument("--draft-vocab", type=int, default=8192, help="number of tokens that the head can draw")
-    parser.add_argument("--steps", type=int, default=5, help="steps of the unrolled head")
+    parser.add_argument("--steps", type=int, help="tokens that it learns to draft in a row; of medusa, its heads")
+    parser.add_argument("--tied", action="store_true", help="leave out the output's rows, which are the target's")
     parser.add_argument("--new-tokens", type=int, default=256, help="tokens of an answer")
     parser.add_argument("--answers-at-once", type=int, help="texts in one batch of the target")
     parser.add_argument("--batch-tokens", type=int, help="tokens in one batch of the head")
     parser.add_argument("--muon-rate", type=float, default=0.03)
     parser.add_argument("--adamw-rate", type=float, default=0.004)
     found = parser.parse_args()
+    found.steps = found.steps or KINDS[found.kind].STEPS
     on_cpu = torch.device(found.device).type == "cpu"
     found.answers_at_once = found.answers_at_once or (64 if on_cpu else 4096)
     found.batch_tokens = found.batch_tokens or (2048 if on_cpu else 24576)
@@ -237,17 +225,16 @@ def main() -> None:
     model, tokenizer = load(options.target, options.device)
     found = answered(options, model, tokenizer)
     held_out, training = parted(found)
-    boundaries = boundaries_of(model.config.num_hidden_layers)
     ids, share = drawn(training, options.draft_vocab, model.config.vocab_size)
     report(f"the head can draw {len(ids)} tokens, {share:.3f} of those of the answers")
     torch.manual_seed(1)
-    head = Eagle3(model.config, model.lm_head.weight[ids.to(options.device)].detach().clone()).to(options.device)
-    head.start_from(model)
-    seen = learn(options, head, model, training, boundaries)
-    accepted = acceptance(
-        head, model, held_out[:512], boundaries, ids.to(options.device), options.steps, options.device
-    )
+    ids = ids.to(options.device)
+    head = KINDS[options.kind](model.config, model.lm_head.weight[ids].detach().clone(), options.steps)
+    head.to(options.device).start_from(model)
+    seen = learn(options, head, model, training)
+    accepted = acceptance(head, model, held_out[:512], ids, options.device)
     card = Card(
+        title=head.TITLE,
         target=Path(options.target).name,
         data=options.data,
         minutes=options.minutes,
@@ -258,7 +245,7 @@ def main() -> None:
         share=round(share, 4),
         acceptance=accepted,
     )
-    save(head, model.config, ids, boundaries, card, options.output)
+    save(head, model.config, ids, card, options.output, options.tied)
     report(json.dumps({**asdict(card), "seconds": round(time.monotonic() - started)}))
 
 
