@@ -46,6 +46,7 @@ class Options:
     data: str
     kind: str
     device: str
+    bfloat16: bool
     draft_vocab: int
     steps: int
     tied: bool
@@ -61,10 +62,10 @@ def report(line: str) -> None:
     print(line, flush=True)
 
 
-def load(path: str, device: str) -> tuple[Any, Any]:
-    """The target and its tokenizer; in bfloat16 on a GPU, in float32 on a CPU."""
+def load(path: str, device: str, bfloat16: bool = False) -> tuple[Any, Any]:
+    """The target and its tokenizer; in bfloat16 on a GPU or where asked for, else in float32."""
     transformers_logging.set_verbosity_error()
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    dtype = torch.bfloat16 if bfloat16 or device != "cpu" else torch.float32
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     return model.to(device).eval().requires_grad_(False), AutoTokenizer.from_pretrained(path)
 
@@ -150,7 +151,7 @@ def acceptance(head: Head, model: Any, held_out: Sequence[Answer], ids: Tensor, 
     for start in range(0, len(held_out), 8):
         batch = padded(held_out[start : start + 8], device)
         found = lesson(model, batch, head.boundaries)
-        with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=device != "cpu"):
+        with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=model.dtype == torch.bfloat16):
             states = head.unroll(model.model.embed_tokens(batch.ids[:, 1:]), found)
             alive = torch.ones_like(batch.is_answer)
             for step, state in enumerate(states):
@@ -179,7 +180,7 @@ def learn(options: Options, head: Head, model: Any, training: Sequence[Answer]) 
         if clock.progress >= 1:
             break
         found = lesson(model, batch, head.boundaries)
-        with torch.autocast(device_type, torch.bfloat16, enabled=device_type != "cpu"):
+        with torch.autocast(device_type, torch.bfloat16, enabled=model.dtype == torch.bfloat16):
             value = loss_of(head, model.model.embed_tokens, batch, found)
         torch.autograd.backward(value)
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
@@ -203,6 +204,7 @@ def parse() -> Options:
     parser.add_argument("--data", default="builtin", help='builtin, or a file with {"prompt": "..."} on each line')
     parser.add_argument("--kind", choices=list(KINDS), default="eagle3", help="what to train")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
+    parser.add_argument("--bfloat16", action="store_true", help="also on a CPU: faster where it has instructions")
     parser.add_argument("--draft-vocab", type=int, default=8192, help="number of tokens that the head can draw")
     parser.add_argument("--steps", type=int, help="tokens that it learns to draft in a row; of medusa, its heads")
     parser.add_argument("--tied", action="store_true", help="leave out the output's rows, which are the target's")
@@ -222,7 +224,7 @@ def parse() -> Options:
 def main() -> None:
     options = parse()
     started = time.monotonic()
-    model, tokenizer = load(options.target, options.device)
+    model, tokenizer = load(options.target, options.device, options.bfloat16)
     found = answered(options, model, tokenizer)
     held_out, training = parted(found)
     ids, share = drawn(training, options.draft_vocab, model.config.vocab_size)
