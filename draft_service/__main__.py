@@ -18,12 +18,24 @@ class DraftSettings(ModelServiceSettings):
 
     model: str = Field("", description="checkpoint directory or hub id (safetensors)")
     ngram: str = Field("", description="file of `specdec ngram build`, in place of a model")
+    target_tokenizer: str = Field(
+        "", description="directory with the target's tokenizer.json, for a model with another vocabulary (engine torch)"
+    )
 
     @field_validator("ngram")
     @classmethod
     def _one_of_both(cls, value: str, others: ValidationInfo) -> str:
         if bool(value) == bool(others.data.get("model")):
             raise ValueError("one of model and ngram is required")
+        return value
+
+    @field_validator("target_tokenizer")
+    @classmethod
+    def _of_engine_torch(cls, value: str, others: ValidationInfo) -> str:
+        if value and others.data.get("ngram"):
+            raise ValueError("an n-gram model has its target's vocabulary")
+        if value and others.data.get("engine") == "vllm":
+            raise ValueError("engine vllm drafts in the target's vocabulary only; engine torch has this")
         return value
 
 
@@ -41,6 +53,10 @@ def _drafter(settings: DraftSettings) -> Drafter:
     from specdec.runner.loading import load_runner
 
     runner = load_runner(settings)
+    if settings.target_tokenizer:
+        from draft_service.drafters.translated import TranslatedDrafter
+
+        return TranslatedDrafter.load(runner, settings.model, settings.revision, Path(settings.target_tokenizer))
     return LanguageModelDrafter(runner, runner.grammars)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draft_service.drafter import DraftSequence, Node, Spot
-from draft_service.drafters.proposal import draw, guess
+from draft_service.drafters.proposal import Ranking, draw, guess
 from draft_service.drafters.tree_cache import TreeCache
 from specdec.core.errors import Overloaded, SpecdecError
 from specdec.core.limits import MAX_TREE_ROWS
@@ -44,9 +44,9 @@ class LanguageModelDrafter:
     the rest is fed.
     """
 
-    def __init__(self, runner: ModelRunner, grammars: Grammars | None = None) -> None:
-        """Without ``grammars`` it proposes what a grammar forbids as well."""
-        self._runner, self._grammars = runner, grammars
+    def __init__(self, runner: ModelRunner, grammars: Grammars | None = None, ranking: Ranking | None = None) -> None:
+        """Without ``grammars`` it proposes what a grammar forbids as well. ``ranking``: in place of the backend's."""
+        self._runner, self._grammars, self._ranking = runner, grammars, ranking or runner.backend
         self._caches: set[TreeCache] = set()  # of open sequences
         self.info = dataclasses.replace(
             runner.info, capabilities=(*runner.info.capabilities, AHEAD, SIBLINGS, CACHE_SALT)
@@ -96,7 +96,7 @@ class LanguageModelDrafter:
     def _guess(self, read: Sequence[tuple[DraftSequence, RowOutputs]]) -> None:
         """Store the guesses after the fed rows, also if rows of the same sequence are still to be fed."""
         places = [(each, each.memory.cache.tree, outputs) for each, outputs in read if each.spec.keyed_by_token]
-        for (sequence, *_), guesses in zip(places, guess(places, self._runner.backend), strict=True):
+        for (sequence, *_), guesses in zip(places, guess(places, self._ranking), strict=True):
             sequence.memory.cache.learn(guesses)
             sequence.memory.num_guesses = min(sequence.memory.num_guesses, sequence.num_guesses)
 

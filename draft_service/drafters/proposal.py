@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from draft_service.drafter import DraftSequence, Node
 from draft_service.drafters.tree_cache import Guesses
-from specdec.backends.base import Backend
 from specdec.core.limits import chunked
 from specdec.core.noise import Domain, Key, exponentials_at
 from specdec.core.sequence import Draw
@@ -24,7 +24,15 @@ from specdec.sampling.distributions import probabilities, race, sparse_support
 from specdec.sampling.state import SamplingState, rows_of
 
 
-def guess(places: Sequence[tuple[DraftSequence, TokenTree, RowOutputs]], backend: Backend) -> list[list[Guesses]]:
+class Ranking(Protocol):
+    """Which tokens follow, of a draft's logits. See specdec.backends.base.Backend."""
+
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor: ...
+
+    def leaders(self, logits: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]: ...
+
+
+def guess(places: Sequence[tuple[DraftSequence, TokenTree, RowOutputs]], ranking: Ranking) -> list[list[Guesses]]:
     """Greedy and coupled verification: for each row of a sequence the children that it may get, likeliest first.
 
     The first is the token that the target would draw there if it were this model; the others would be drawn next.
@@ -39,12 +47,12 @@ def guess(places: Sequence[tuple[DraftSequence, TokenTree, RowOutputs]], backend
         ):
             found[index] = [Guesses((token,)) for token in likeliest]
     others = [index for index in range(len(places)) if index not in found]
-    ranked = _ranked([(*places[index][:2], places[index][2].logits) for index in others], backend)
+    ranked = _ranked([(*places[index][:2], places[index][2].logits) for index in others], ranking)
     found.update(zip(others, ranked, strict=True))
     return [found[index] for index in range(len(places))]
 
 
-def _ranked(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]], backend: Backend) -> list[list[Guesses]]:
+def _ranked(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]], ranking: Ranking) -> list[list[Guesses]]:
     """Guesses from logits [n, vocab], which are of the last n of the root and the tree's nodes."""
     if not places:
         return []
@@ -53,12 +61,12 @@ def _ranked(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]], backend: 
     for sequence, tree, logits in places:
         positions = (sequence.base, *(sequence.base + depth + 1 for depth in tree.depths))
         draws += [_state(sequence).draw(position) for position in positions[len(positions) - len(logits) :]]
-    best: list[int] = backend.draw(rows, draws).tolist()
+    best: list[int] = ranking.draw(rows, draws).tolist()
     most = max(sequence.num_guesses for sequence, *_ in places)
     ranked: list[list[int]] = [[] for _ in best]
     confidence = [0] * len(best)
     if most > 1:
-        tokens, scores = backend.leaders(rows, draws, most)
+        tokens, scores = ranking.leaders(rows, draws, most)
         ranked, confidence = tokens.tolist(), confidence_of(scores).tolist()
     distinct = (tuple(dict.fromkeys((first, *others))) for first, others in zip(best, ranked, strict=True))
     guesses = zip(distinct, confidence, strict=True)

@@ -18,8 +18,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from orchestrator.api.chat import conversation
 from orchestrator.tokenizer.chat_template import ChatTemplate
-from orchestrator.tokenizer.token_bytes import TokenBytes
 from specdec.core.errors import ContextExceeded
+from specdec.sampling.token_bytes import TokenBytes
 from specdec.v1 import generation_pb2
 
 Message = generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest

@@ -14,9 +14,9 @@ from orchestrator.rounds import Source
 from orchestrator.sequence import FinishReason
 from orchestrator.statistics import Statistics
 from orchestrator.text import Origin, Piece
-from orchestrator.tokenizer.token_bytes import TokenBytes
 from specdec.core.rounds import ModelInfo
 from specdec.core.sequence import Method
+from specdec.sampling.token_bytes import TokenBytes
 from specdec.transport import wire
 from specdec.transport.logprobs_wire import write_logprobs
 from specdec.transport.rpc import keepalive

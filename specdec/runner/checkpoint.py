@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -67,15 +68,8 @@ class Checkpoint:
         text_config: Any = config.get_text_config()
         if dtype == "auto":
             dtype = _own_dtype(text_config) or _own_dtype(config) or weights.DTYPES.get(stored, "float32")
-        vocab_size, vocabulary = _positive(text_config, "vocab_size"), Vocabulary(())
-        if (directory / files.TOKENIZER).is_file():
-            vocabulary = read_vocabulary(directory / files.TOKENIZER)
-            # Rows beyond the tokenizer's ids are padding, and ids beyond the rows cannot be drawn. Both differ between
-            # models of one family.
-            vocab_size = min(vocab_size, len(vocabulary))
-            vocabulary = vocabulary.below(vocab_size)
+        vocab_size, vocabulary, eos_token_ids = _drawable(directory, config, _positive(text_config, "vocab_size"))
         tokenizer = vocabulary.fingerprint
-        eos_token_ids = _eos_token_ids(directory, config, vocab_size)
         # These affect the tokens that may be drawn, and the end of a text.
         facts = {"dtype": dtype, "vocab_size": vocab_size, "tokenizer": tokenizer, "eos_token_ids": eos_token_ids}
         facts["backend"] = fingerprint
@@ -91,6 +85,33 @@ class Checkpoint:
             tokens=vocabulary.tokens,
         )
         return Checkpoint(directory, dtype, info)
+
+
+def vocabulary_of(directory: Path) -> ModelInfo:
+    """What a model in ``directory``, of which there may be the tokenizer alone, tells of its vocabulary.
+
+    Raises ValueError, with a message for the operator, if there is no tokenizer.
+    """
+    if not (directory / files.TOKENIZER).is_file():
+        raise ValueError(f"{directory} has no {files.TOKENIZER}")
+    has_config = (directory / "config.json").is_file()
+    config = _config(directory) if has_config else PreTrainedConfig()
+    num_rows = _positive(config.get_text_config(), "vocab_size") if has_config else sys.maxsize
+    vocab_size, vocabulary, ends = _drawable(directory, config, num_rows)
+    return ModelInfo("", "", vocab_size, vocabulary.fingerprint, 0, eos_token_ids=ends, tokens=vocabulary.tokens)
+
+
+def _drawable(directory: Path, config: PreTrainedConfig, num_rows: int) -> tuple[int, Vocabulary, tuple[int, ...]]:
+    """Of a model with ``num_rows`` logits: how many tokens can be drawn, which these are if that is known, and which of
+    them end a text."""
+    vocabulary = Vocabulary(())
+    if (directory / files.TOKENIZER).is_file():
+        vocabulary = read_vocabulary(directory / files.TOKENIZER)
+        # Rows beyond the tokenizer's ids are padding, and ids beyond the rows cannot be drawn. Both differ between
+        # models of one family.
+        num_rows = min(num_rows, len(vocabulary))
+        vocabulary = vocabulary.below(num_rows)
+    return num_rows, vocabulary, _eos_token_ids(directory, config, num_rows)
 
 
 def _config(directory: Path) -> PreTrainedConfig:

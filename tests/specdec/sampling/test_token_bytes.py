@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from orchestrator.tokenizer.token_bytes import TokenBytes, byte_of
 from specdec.runner.vocabulary import read_tokenizer
+from specdec.sampling.token_bytes import TokenBytes, byte_of
 from tests.checkout import DEMO
 
 TEXTS = ["def f(x):\n    return x\n", "naïve café — 東京 🦙", "\ttabs  and   spaces ", "a\x00b\x7f"]

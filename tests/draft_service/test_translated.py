@@ -1,0 +1,392 @@
+"""A draft with another vocabulary: the text stays the target's, and shared tokens are proposed as those of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import functools
+import json
+import random
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from draft_service.__main__ import DraftSettings
+from draft_service.drafter import DraftSequence
+from draft_service.drafters.language_model import LanguageModelDrafter
+from draft_service.drafters.translated import LEAST_SHARE, TranslatedDrafter
+from draft_service.drafters.translation import LOOK_BEHIND, DraftText, Translation, Words
+from specdec.core.rounds import AHEAD, SIBLINGS, ModelInfo
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.core.settings import parse
+from specdec.passes.outputs import PassOutputs, RowOutputs
+from specdec.passes.rows import Segment
+from specdec.runner.checkpoint import vocabulary_of
+from specdec.runner.model_runner import ModelRunner
+from specdec.runner.vocabulary import read_tokenizer
+from target_service.language_model import LmVerifier
+from tests.checkout import DEMO
+from tests.cluster import cluster
+from tests.parity.conftest import load
+
+TARGET = DEMO / "target"
+TEXTS = [
+    "def f(x):\n    return x\n",
+    "naïve café — 東京 🦙🦙",
+    "\ttabs  and   spaces ",
+    "<|endoftext|>a",
+    "größe = 'ä'",
+]
+
+
+def permuted(seed: int = 5) -> list[int]:
+    """The token of the bundled tokenizer that is at each id of `other_tokenizer`."""
+    order = list(range(len(bundled().get_vocab())))
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def bundled() -> Tokenizer:
+    return read_tokenizer(TARGET / "tokenizer.json")
+
+
+def other_tokenizer() -> Tokenizer:
+    """The bundled one with other ids, and another name for the end."""
+    plain = bundled()
+    place = {old: new for new, old in enumerate(permuted())}
+    vocab = {token: place[old] for token, old in plain.get_vocab().items() if token != "<|endoftext|>"}
+    vocab["</s>"] = place[0]
+    merges = [tuple(pair) for pair in json.loads(plain.to_str())["model"]["merges"]]
+    found = Tokenizer(models.BPE(vocab, merges))
+    found.pre_tokenizer, found.decoder = plain.pre_tokenizer, plain.decoder
+    found.add_special_tokens([AddedToken("</s>", special=True)])
+    return found
+
+
+def pieces() -> Tokenizer:
+    """As of Llama 2: words begin with a metaspace, a text with <s>, and what is missing falls back to bytes."""
+    byte_tokens = {f"<0x{byte:02X}>": 2 + byte for byte in range(256)}
+    letters = "▁abcdefghijklmnopqrstuvwxyz()=:.\n"
+    vocab = {"<unk>": 0, "<s>": 1, **byte_tokens, **{each: 258 + place for place, each in enumerate(letters)}}
+    merges = [("r", "e"), ("▁", "x"), ("▁", "▁"), ("a", "b"), ("f", "(")]
+    vocab |= {left + right: len(vocab) + place for place, (left, right) in enumerate(merges)}
+    found = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
+    found.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    found.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    found.add_special_tokens(["<s>"])
+    return found
+
+
+def lower_case() -> Tokenizer:
+    """It changes texts, and knows few letters."""
+    vocab = {each: place for place, each in enumerate("[abcdefghijklmnopqrstuvwxyz")}
+    found = Tokenizer(models.BPE(vocab, [], unk_token="["))
+    found.normalizer, found.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.WhitespaceSplit()
+    return found
+
+
+@functools.cache
+def known(make: Callable[[], Tokenizer]) -> Words:
+    tokenizer = make()
+    end = tokenizer.token_to_id("</s>") or 0
+    return Words(tokenizer, max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1, [end])
+
+
+@functools.cache
+def between(make: Callable[[], Tokenizer]) -> Translation:
+    return Translation(known(make), known(bundled))
+
+
+@pytest.fixture(scope="module")
+def target() -> Words:
+    return known(bundled)
+
+
+@pytest.fixture(scope="module")
+def translation() -> Translation:
+    return between(other_tokenizer)
+
+
+class PermutedRunner:
+    """The bundled draft with the ids of `other_tokenizer`. ``spoils``: it gives random logits."""
+
+    def __init__(self, inner: ModelRunner, spoils: float | None = None) -> None:
+        self._inner, self._spoils = inner, spoils
+        self._order = torch.tensor(permuted())
+        self.grammars = None
+        self.num_rows = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    @property
+    def goes_on(self) -> bool:
+        return False
+
+    @property
+    def info(self) -> ModelInfo:
+        ends = (permuted().index(0),)
+        return ModelInfo("permuted", "digest", len(self._order), "other", 2048, eos_token_ids=ends)
+
+    def forward(self, segments: Sequence[Segment]) -> list[RowOutputs]:
+        for segment in segments:
+            segment.token_ids[:] = [int(self._order[token]) for token in segment.token_ids]
+            self.num_rows += len(segment.token_ids)
+        found = []
+        for outputs in self._inner.forward(segments):
+            logits = outputs.logits[:, self._order]
+            if self._spoils is not None:
+                logits = torch.full_like(logits, self._spoils) if self._spoils else torch.randn_like(logits)
+            sound = torch.ones(len(logits), dtype=torch.bool)
+            found.append(PassOutputs(logits, logits, sound, logits.argmax(-1).tolist()).as_one())
+        return found
+
+
+def drafter(translation: Translation, one_by_one: bool, spoils: float | None = None) -> TranslatedDrafter:
+    runner: Any = PermutedRunner(load("draft", "float32"), spoils)
+    if not one_by_one:
+        translation = copy.copy(translation)
+        translation.share = LEAST_SHARE
+    return TranslatedDrafter(runner, translation, vocabulary_of(TARGET))
+
+
+def text_of(found: DraftText, path: Sequence[int] = ()) -> list[int]:
+    return [*found.ids, *(found.latest(path) or ())]
+
+
+PARTS = st.lists(st.integers(1, 9))
+
+# --- texts ------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.text(alphabet="ab x=\n🦙é東", max_size=80),
+    st.lists(st.integers(1, 9)),
+    st.sampled_from([pieces, other_tokenizer]),
+)
+def test_a_text_in_any_parts_is_the_same_bytes(text: str, parts: list[int], make: Callable[[], Tokenizer]) -> None:
+    plain, draft = known(bundled), known(make)
+    found, ids = DraftText(between(make)), plain.tokens(text.encode())
+    while found.num_taken < len(ids):
+        found.take_in(ids, parts.pop() if parts else 5)
+    if ids:
+        # A vocabulary of pieces may begin a text with a space of its own.
+        assert draft.text(text_of(found)) in (text.encode(), b" " + text.encode())
+    assert len(found.latest(()) or ()) <= 4 * LOOK_BEHIND
+
+
+def test_tokens_with_equal_bytes_are_kept_one_by_one(translation: Translation, target: Words) -> None:
+    place = {old: new for new, old in enumerate(permuted())}
+    assert translation.share == pytest.approx(1.0, abs=1e-3)
+    for text in TEXTS:
+        ids, found = target.tokens(text.encode() * 3), DraftText(translation)
+        for end in range(1, len(ids) + 1):
+            found.take_in(ids[:end], 100)
+        assert text_of(found) == [place[token] for token in ids]
+
+
+def test_an_end_has_the_name_that_the_other_vocabulary_gives_it(translation: Translation) -> None:
+    end = permuted().index(0)
+    assert translation.target_of[end] == 0
+    assert translation.proposed([], [end]) == [0]
+
+
+def test_half_a_character_is_spelled_byte_by_byte(translation: Translation, target: Words) -> None:
+    ids = target.tokens("🦙".encode())
+    assert len(ids) > 1
+    found = DraftText(translation)
+    found.take_in(ids[:-1], 100)
+    assert translation.draft.text(text_of(found)) == target.text(ids[:-1])
+
+
+def test_a_proposal_follows_the_text_as_the_target_writes_it(translation: Translation, target: Words) -> None:
+    place = {old: new for new, old in enumerate(permuted())}
+    for text in TEXTS:
+        ids = target.tokens(text.encode())
+        for cut in range(1, len(ids)):
+            assert translation.proposed(ids[:cut], [place[token] for token in ids[cut:]]) == ids[cut:]
+
+
+@pytest.mark.parametrize("make", [pieces, lower_case, other_tokenizer])
+@given(random_=st.randoms(use_true_random=False))
+def test_nothing_breaks_whatever_the_tokens(make: Any, random_: random.Random) -> None:
+    translated = between(make)
+    found, ids = DraftText(translated), array("I")
+    for _ in range(6):
+        ids.extend(random_.randrange(5000) for _ in range(random_.randrange(40)))
+        found.take_in(ids, 30)
+        found.latest([random_.randrange(5000)])
+        assert len(found.latest(()) or ()) <= 4 * LOOK_BEHIND + 100
+        drafted = [random_.randrange(translated.draft.vocab_size) for _ in range(5)]
+        assert all(0 <= each < 4096 for each in translated.proposed(ids, drafted))
+        assert all(0 <= each < 4096 for each in translated.proposed_one_by_one(drafted))
+
+
+# --- proposals --------------------------------------------------------------------------------------------------
+
+
+def chain(drafter: Any, spec: SequenceSpec, num: int) -> list[int]:
+    sequence = DraftSequence(spec, list(spec.token_ids), memory=drafter.open(spec))
+    for _ in range(100):
+        sequence.num_wanted = num - len(sequence.tree)
+        [nodes] = drafter.grow([sequence])
+        if nodes is not None:
+            if not nodes:
+                break
+            sequence.tree = sequence.tree.extended([(each.token_id, each.parent, None, 0) for each in nodes])
+        if len(sequence.tree) == num:
+            break
+    drafter.close(sequence.memory)
+    assert sequence.tree.is_chain
+    return list(sequence.tree.token_ids)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(1.0), SamplingParams(0.8, top_p=0.9)], ids=str)
+def test_one_by_one_it_proposes_what_it_would_in_the_targets_vocabulary(
+    translation: Translation, target: Words, sampling: SamplingParams
+) -> None:
+    plain, other = LanguageModelDrafter(load("draft", "float32")), drafter(translation, one_by_one=True)
+    for number, text in enumerate(TEXTS[:3]):
+        ids = tuple(target.tokens(text.encode() * 4))
+        spec = SequenceSpec(ids, len(ids), sampling, number)
+        assert chain(other, spec, 6) == chain(plain, spec, 6)
+    assert other.cache_use()[0] == 0
+
+
+def test_by_its_text_it_proposes_the_likeliest_tokens(translation: Translation, target: Words) -> None:
+    plain, other = LanguageModelDrafter(load("draft", "float32")), drafter(translation, one_by_one=False)
+    ids = tuple(target.tokens(b"def main(self):\n    for index in range("))
+    greedy = SequenceSpec(ids, len(ids), SamplingParams(0.0), 1)
+    assert chain(other, greedy, 6) == chain(plain, greedy, 6)
+    for method in Method:
+        spec = SequenceSpec(ids, len(ids), SamplingParams(1.0), 1, method)
+        assert chain(other, spec, 6) == chain(plain, greedy, 6), "certain tokens, also where a method corrects"
+
+
+def test_only_the_latest_rows_are_fed_again(translation: Translation, target: Words) -> None:
+    other = drafter(translation, one_by_one=True)
+    runner: Any = other._inner._runner
+    ids = target.tokens(b"def main(self):\n    return self.value\n" * 30)
+    spec = SequenceSpec((), 0, SamplingParams(1.0))
+    sequence = DraftSequence(spec, ids[:400], memory=other.open(spec))
+    assert other.learn([sequence]) == [True]
+    for end in range(400, 420):
+        sequence.ids = ids[:end]
+        runner.num_rows = 0
+        assert other.grow([sequence])[0]
+        assert runner.num_rows <= 3 * LOOK_BEHIND
+    other.close(sequence.memory)
+
+
+def test_a_text_beyond_the_drafts_context_gets_no_proposal(translation: Translation, target: Words) -> None:
+    for one_by_one in (False, True):
+        other = drafter(translation, one_by_one)
+        ids = tuple(target.tokens(b"x = 1\n" * 1000))[:2100]
+        for num in (2040, 2047, 2048, 2049, 2100):
+            assert bool(chain(other, SequenceSpec(ids[:num], num, SamplingParams(1.0)), 5)) == (num <= 2048)
+
+
+# --- the text stays the target's -----------------------------------------------------------------------------------
+
+PROMPTS = [
+    *(
+        "def main(",
+        "import ",
+        "for i in range(",
+        'print("🦙🦙 ',
+        "# größe é — 東京\n",
+        "naïve = '",
+        "\t\t",
+        "🦙",
+        "é",
+        "a",
+    ),
+    *(
+        "class A:\n    def __init__(self",
+        "return {",
+        "x = [1, 2, 3",
+        '"""',
+        "<|endoftext|>",
+        "\n\n\n",
+        "日本語",
+        "==",
+        "0x",
+        "  ",
+    ),
+]
+
+
+@pytest.mark.parametrize("spoils", [None, 0.0, float("nan")], ids=["honest", "random", "nan"])
+@pytest.mark.parametrize("one_by_one", [False, True], ids=["by text", "one by one"])
+async def test_the_text_is_the_targets(translation: Translation, one_by_one: bool, spoils: float | None) -> None:
+    verifier, rng = LmVerifier(load("target", "float32")), random.Random(3)
+    other = drafter(translation, one_by_one, spoils)
+    async with cluster([verifier], [other], tokenizer=str(TARGET), num_ahead_tokens=8) as found:
+
+        async def one(number: int, prompt: str) -> tuple[int, int]:
+            asked: dict[str, Any] = {"text": prompt, "seed": number, "temperature": float(number % 2), "max_tokens": 30}
+            if number % 5 == 0:
+                asked |= {"presence_penalty": 0.5, "logit_bias": {5: 2.0}}
+            if rng.random() < 0.3:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(found.client.generate(**asked, num_draft_tokens=4), 0.05)
+            [sample] = await found.client.generate(**asked, num_draft_tokens=rng.randint(1, 6))
+            [alone] = await found.client.generate(**asked, num_draft_tokens=0)
+            assert sample.token_ids == alone.token_ids
+            stats = sample.finish.speculation
+            return stats.num_draft_tokens, stats.num_accepted_tokens
+
+        told = await asyncio.gather(*(one(*each) for each in enumerate(PROMPTS)))
+        proposed, accepted = map(sum, zip(*told, strict=True))
+        assert spoils is not None or accepted > 0.2 * proposed > 10
+        await found.settled()
+
+
+async def test_methods_that_correct_for_the_draft_and_grammars_are_served(translation: Translation) -> None:
+    verifier = LmVerifier(load("target", "float32"))
+    async with cluster([verifier], [drafter(translation, True)], tokenizer=str(TARGET)) as found:
+        for method in ("VERIFICATION_METHOD_TOKEN", "VERIFICATION_METHOD_BLOCK"):
+            [sample] = await found.client.generate(
+                text="for i in range(", seed=1, max_tokens=60, num_draft_tokens=3, verification=method
+            )
+            assert sample.finish.speculation.num_accepted_tokens
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+def test_less_than_half_of_the_vocabulary_is_refused_with_the_share(target: Words) -> None:
+    runner: Any = PermutedRunner(load("draft", "float32"))
+    vocab = {chr(0x4E00 + place): place for place in range(60)} | {each: 60 + ord(each) - 97 for each in "abcdefgh"}
+    other = Translation(Words(Tokenizer(models.BPE(vocab, [])), 68, ()), target)
+    with pytest.raises(ValueError, match="the target has 12% of the tokens of permuted, and 50% are needed"):
+        TranslatedDrafter(runner, other, vocabulary_of(TARGET))
+
+
+def test_it_tells_the_targets_vocabulary_and_no_trees(translation: Translation) -> None:
+    info, told = drafter(translation, True).info, vocabulary_of(TARGET)
+    assert (info.vocab_size, info.tokenizer_fingerprint, info.tokens) == (4096, told.tokenizer_fingerprint, told.tokens)
+    assert info.eos_token_ids == (0,)
+    assert not {AHEAD, SIBLINGS} & {*info.capabilities}
+
+
+def test_a_directory_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--target-tokenizer: .* has no tokenizer\.json"):
+        TranslatedDrafter.load(load("draft", "float32"), str(DEMO / "draft"), "", tmp_path)
+    loaded = TranslatedDrafter.load(load("draft", "float32"), str(DEMO / "draft"), "", TARGET)
+    assert loaded.info.tokenizer_fingerprint == vocabulary_of(TARGET).tokenizer_fingerprint
+
+
+@pytest.mark.parametrize("other", [["--model=m", "--engine=vllm"], ["--ngram=f"]], ids=str)
+def test_other_engines_refuse_it_by_name(other: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(DraftSettings, [*other, "--target-tokenizer=d"], "draft_service")
+    assert "--target-tokenizer: " in capsys.readouterr().err
