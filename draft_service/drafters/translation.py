@@ -51,7 +51,7 @@ class Words:
 
     def tokens_after(self, before: bytes, text: bytes) -> list[int] | None:
         """The tokens of ``text`` where it follows ``before``; None: there are none with exactly these bytes."""
-        for whole in (before + text, text):
+        for whole in (before + text, text, text.removeprefix(b" ")):  # some begin a text with a space of their own
             ids = self.tokens(whole)
             first, length = len(ids), 0
             while first and length < len(text):
