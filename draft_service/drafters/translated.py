@@ -32,9 +32,8 @@ LEAST_SHARE = 0.5
 """Of the draft's vocabulary that the target must have as well."""
 
 ONE_BY_ONE_SHARE = 0.6
-"""From this share on what is drawn at a temperature is translated token by token. Measured with the Python-source pair
-and a draft of 70 % shared tokens: 1.49 tokens per round by token and 1.39 by text; with tokens taken away 1.42 at 60 %
-and 1.32 at 50 %. Greedy by text is better: 2.19 and 1.62; where all tokens are shared both are equal."""
+"""From this share on what is drawn at a temperature is translated token by token. Greedy texts are better translated as
+texts (bench/LOG.md, 2026-11-28)."""
 
 _TOKENS_PER_PASS = 4096
 """Tokens of a text that are translated between two passes, some milliseconds."""

@@ -350,7 +350,19 @@ async def test_the_text_is_the_targets(translation: Translation, one_by_one: boo
         await found.settled()
 
 
-async def test_methods_that_correct_for_the_draft_and_grammars_are_served(translation: Translation) -> None:
+async def test_a_grammar_is_the_targets_alone(translation: Translation) -> None:
+    """The draft proposes what it forbids as well."""
+    runner = load("target", "float32")
+    asked = {"text": "x = ", "seed": 1, "max_tokens": 12, "regex": "[0-9]{1,6}"}
+    async with cluster(
+        [LmVerifier(runner, None, runner.grammars)], [drafter(translation, True)], tokenizer=str(TARGET)
+    ) as found:
+        texts = [(await found.client.generate(**asked, num_draft_tokens=number))[0].text for number in (0, 3)]
+    assert texts[0] == texts[1]
+    assert texts[0].isdigit()
+
+
+async def test_methods_that_correct_for_the_draft_are_served(translation: Translation) -> None:
     verifier = LmVerifier(load("target", "float32"))
     async with cluster([verifier], [drafter(translation, True)], tokenizer=str(TARGET)) as found:
         for method in ("VERIFICATION_METHOD_TOKEN", "VERIFICATION_METHOD_BLOCK"):
