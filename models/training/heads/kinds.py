@@ -1,7 +1,7 @@
 """The kinds of heads that can be trained, by the names of ``--kind``. What they have in common:
 
 - ``TITLE`` on the model card; ``STEPS``, the published number of steps; ``DECAY``, the weight of a step by that before;
-- ``boundaries``: of the target's layers, whose states it reads beside the last one;
+- ``boundaries``: the states between the target's layers that it reads beside the last one;
 - ``Kind(config, output, steps)``: ``config`` is the target's, ``output`` the rows of its output embedding that the head
   can draw, [draft vocabulary, d]; they are not trained;
 - ``start_from(model)``: the weights before the first step;
