@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -30,6 +30,28 @@ from specdec.cli.processes import StartError
 from specdec.client import Client
 
 ALONE = "target alone"
+
+
+class Method(NamedTuple):
+    """How a method is served: what drafts beside the target, whether there is a draft, and the lookup's history."""
+
+    beside: str = ""
+    drafts: bool = False
+    history: int = 0
+
+
+METHODS = {
+    "lookup": Method(),
+    "history": Method(history=100_000),
+    "draft": Method(drafts=True),
+    "head": Method("head"),
+    "head and draft": Method("head", drafts=True),
+    "recycling": Method("recycling"),
+    "lookahead": Method("lookahead"),
+    "all": Method("head", drafts=True, history=100_000),
+}
+"""By name. Lookup is part of each."""
+
 _OURS = Path(__file__).with_name("questions.json")
 
 
@@ -61,28 +83,29 @@ def read_questions(file: Path | None, per_task: int) -> list[tuple[str, str]]:
 
 async def measure(
     target: Path, draft: Path, head: Path, questions: list[tuple[str, str]], max_tokens: int, temperature: float,
-    threads: int, done: Callable[[], None],
+    names: list[str], threads: int, done: Callable[[], None],
 ) -> list[Answered]:  # fmt: skip
     """Raises StartError, and ValueError if a text differs."""
     shared = [f"--threads={threads}", "--kv-slots=16384"]
+    beside = {"": [], "head": [f"--head={head}"], "recycling": ["--self-draft=recycling"]}
+    beside["lookahead"] = ["--self-draft=lookahead"]
     async with AsyncExitStack() as stack:
         made = await stack.enter_async_context(Processes())
-        plain = await made.model("target_service", f"--model={target}", *shared)
-        headed = await made.model("target_service", f"--model={target}", f"--head={head}", *shared)
-        small = await made.model("draft_service", f"--model={draft}", *shared)
-        fronts = {
-            "lookup": [f"--target={plain.address}"],
-            "draft": [f"--target={plain.address}", f"--draft={small.address}"],
-            "head": [f"--target={headed.address}"],
-            "head and draft": [f"--target={headed.address}", f"--draft={small.address}"],
+        wanted = {"", *(METHODS[name].beside for name in names)}
+        targets = {
+            each: await made.model("target_service", f"--model={target}", *beside[each], *shared)
+            for each in sorted(wanted)
         }
-        clients: dict[str, Client] = {}
-        for name, flags in fronts.items():
-            _, clients[name] = await made.orchestrator(*flags, f"--tokenizer={target}")
-        methods = [
-            (ALONE, clients["lookup"], {"num_draft_tokens": 0}),
-            *((name, each, {}) for name, each in clients.items()),
-        ]
+        if any(METHODS[name].drafts for name in names):
+            small = await made.model("draft_service", f"--model={draft}", *shared)
+        _, alone = await made.orchestrator(f"--target={targets[''].address}", f"--tokenizer={target}")
+        methods: list[tuple[str, Client, dict[str, Any]]] = [(ALONE, alone, {"num_draft_tokens": 0})]
+        for name in names:
+            served = METHODS[name]
+            flags = [f"--target={targets[served.beside].address}", f"--lookup-history={served.history}"]
+            flags += [f"--draft={small.address}"] if served.drafts else []
+            _, client = await made.orchestrator(*flags, f"--tokenizer={target}")
+            methods.append((name, client, {}))
         found: list[Answered] = []
         for number, (task, question) in enumerate([questions[0], *questions]):
             texts = set()
@@ -106,7 +129,7 @@ async def _ask(
         max_tokens=max_tokens,
         temperature=temperature,
         seed=1,
-        cache_salt=f"{time.monotonic_ns()}",  # each reads the prompt itself
+        cache_salt=method,  # each reads the prompt itself, and learns from its own answers alone
         **fields,
     )
     seconds = time.perf_counter() - started
@@ -117,10 +140,10 @@ def table_of(found: list[Answered]) -> tuple[Table, dict[str, dict[str, tuple[fl
     """Per task and method: tokens per pass, and the speed over the target alone (the median over the questions)."""
     figures: dict[str, dict[str, tuple[float, float]]] = {}
     methods = [each for each in dict.fromkeys(answer.method for answer in found) if each != ALONE]
-    methods.sort(key=["lookup", "draft", "head", "head and draft"].index)
-    table = Table(header_style="bold")
+    methods.sort(key=list(METHODS).index)
+    table = Table(header_style="bold", box=None)
     for name in ("task", *methods):
-        table.add_column(name)
+        table.add_column(name.replace(" ", "\n"))
     for task in dict.fromkeys(answer.task for answer in found):
         alone = [answer.seconds for answer in found if (answer.task, answer.method) == (task, ALONE)]
         for method in methods:
@@ -128,7 +151,9 @@ def table_of(found: list[Answered]) -> tuple[Table, dict[str, dict[str, tuple[fl
             length = fmean(each.num_tokens / max(1, each.num_rounds) for each in those)
             speed = median(base / each.seconds for base, each in zip(alone, those, strict=True))
             figures.setdefault(task, {})[method] = length, speed
-        table.add_row(task, *(f"{length:.2f}  {speed:.2f} x" for length, speed in figures[task].values()))
+        table.add_row(
+            task.replace("_", "\n"), *(f"{length:.2f}\n{speed:.2f} x" for length, speed in figures[task].values())
+        )
     return table, figures
 
 
@@ -137,10 +162,15 @@ def main(
     per_task: Annotated[int, typer.Option(min=1, help="questions of each task at most")] = 8,
     tokens: Annotated[int, typer.Option(min=2, help="tokens of an answer at most")] = 64,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy")] = 0.0,
+    methods: Annotated[str, typer.Option(help="some of the methods, separated by commas")] = ",".join(METHODS),
     threads: Annotated[int, typer.Option(min=1, help="of each model")] = 2,
+    chart: Annotated[Path | None, typer.Option(help="file to draw the table into, such as tasks.png")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="file to write all answers' figures to")] = None,
 ) -> None:
     """Tokens per pass and speed over the target alone, by method of drafting and task, on SmolLM2-135M-Instruct."""
+    names = methods.split(",")
+    if unknown := [name for name in names if name not in METHODS]:
+        raise typer.BadParameter(f"there is no method {unknown[0]}: {', '.join(METHODS)}")
     console = Console(highlight=False)
     fetched = SmolLm2.in_cache()
     if not fetched.target.is_dir():
@@ -152,7 +182,7 @@ def main(
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task("Asking", total=1 + len(asked))
             work = measure(
-                fetched.target, fetched.draft, fetched.head, asked, tokens, temperature, threads,
+                fetched.target, fetched.draft, fetched.head, asked, tokens, temperature, names, threads,
                 lambda: progress.advance(bar),
             )  # fmt: skip
             found = asyncio.run(work)
@@ -164,6 +194,14 @@ def main(
     console.print(
         "tokens per pass, and speed over the target alone (medians, by turns); all texts are equal", style="dim"
     )
+    if chart:
+        from bench.tasks.chart import draw
+
+        draw(
+            figures,
+            f"SmolLM2-135M-Instruct, {tokens} tokens, temperature {temperature:g}; tokens per pass below",
+            chart,
+        )
     if json_file:
         result = {"answers": [asdict(each) for each in found], "figures": figures}
         json_file.write_text(json.dumps(result, indent=1) + "\n")

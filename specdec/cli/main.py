@@ -82,6 +82,7 @@ BENCHES = {
     "distance": "Speed with a distant draft.",
     "control": "Draft lengths in simulated deployments.",
     "lookup": "Prompt lookup on a repetitive text.",
+    "load": "What drafting gives at growing load, beside the formula, with table models.",
     "heads": "Tokens per pass of a target with its head.",
     "tasks": "Methods of drafting on tasks of a chat model.",
     "ranking": "Rank of the target's token among the draft's candidates.",

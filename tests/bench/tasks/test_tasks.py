@@ -7,8 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import typer
 
-from bench.tasks.__main__ import ALONE, Answered, read_questions, table_of
+from bench.load import formula
+from bench.tasks.__main__ import ALONE, Answered, main, read_questions, table_of
+from bench.tasks.chart import draw
 
 
 def test_our_questions_are_eight_tasks_of_eight() -> None:
@@ -35,3 +38,25 @@ def test_a_figure_is_the_median_over_questions_beside_the_target_alone() -> None
     length, speed = figures["qa"]["draft"]
     assert speed == 2.0
     assert length == pytest.approx((2 + 2 + 4) / 3)
+
+
+def test_an_unknown_method_is_refused_by_name() -> None:
+    with pytest.raises(typer.BadParameter, match="there is no method else: lookup, history"):
+        main(methods="lookup,else")
+
+
+def test_the_chart_is_drawn(tmp_path: Path) -> None:
+    draw(
+        {"qa": {"lookup": (1.2, 1.1), "head": (2.0, 0.5)}, "math": {"lookup": (1.0, 1.0), "head": (2.4, 1.7)}},
+        "",
+        tmp_path / "t.png",
+    )
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_formula_gives_less_at_more_load_and_never_less_than_the_target_alone() -> None:
+    for method in ("lookup", "draft", "head"):
+        ratios = [formula(method, requests, 160) for requests in (1, 8, 32, 128, 4096)]
+        assert ratios == sorted(ratios, reverse=True)
+        assert ratios[0] > 1.8
+        assert ratios[-1] == pytest.approx(1.0, abs=0.05)
