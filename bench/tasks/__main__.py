@@ -107,7 +107,7 @@ async def measure(
             _, client = await made.orchestrator(*flags, f"--tokenizer={target}")
             methods.append((name, client, {}))
         found: list[Answered] = []
-        for number, (task, question) in enumerate([questions[0], *questions]):
+        for number, (task, question) in enumerate([("", "Say hello."), *questions]):
             texts = set()
             for method, client, fields in methods[number % 2 :] + methods[: number % 2]:
                 answered, text = await _ask(client, task, method, question, max_tokens, temperature, fields)
@@ -141,7 +141,7 @@ def table_of(found: list[Answered]) -> tuple[Table, dict[str, dict[str, tuple[fl
     figures: dict[str, dict[str, tuple[float, float]]] = {}
     methods = [each for each in dict.fromkeys(answer.method for answer in found) if each != ALONE]
     methods.sort(key=list(METHODS).index)
-    table = Table(header_style="bold", box=None)
+    table = Table(header_style="bold", box=None, padding=(0, 1, 0, 0))
     for name in ("task", *methods):
         table.add_column(name.replace(" ", "\n"))
     for task in dict.fromkeys(answer.task for answer in found):
@@ -152,7 +152,7 @@ def table_of(found: list[Answered]) -> tuple[Table, dict[str, dict[str, tuple[fl
             speed = median(base / each.seconds for base, each in zip(alone, those, strict=True))
             figures.setdefault(task, {})[method] = length, speed
         table.add_row(
-            task.replace("_", "\n"), *(f"{length:.2f}\n{speed:.2f} x" for length, speed in figures[task].values())
+            task.replace("_", "\n"), *(f"{length:.2f}\n{speed:.2f}x" for length, speed in figures[task].values())
         )
     return table, figures
 
