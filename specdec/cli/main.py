@@ -114,8 +114,8 @@ for _command in (plan, fetch, chat, models, certificates, key):
 @app.command()
 def up(
     target: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "target"),
-    draft: Annotated[str, typer.Option(help="checkpoint directory or hub id")] = str(demo_.MODELS / "draft"),
-    head: Annotated[str | None, typer.Option(help="directory of a head of the target (EAGLE)")] = None,
+    draft: Annotated[str, typer.Option(help="likewise, or file of specdec ngram build")] = str(demo_.MODELS / "draft"),
+    head: Annotated[str | None, typer.Option(help="directory of a head of the target")] = None,
     no_draft: Annotated[bool, typer.Option("--no-draft", help="run the target alone, with prompt lookup")] = False,
     target_revision: Annotated[str, typer.Option(help="branch, tag or commit of the target's hub id")] = "",
     draft_revision: Annotated[str, typer.Option(help="branch, tag or commit of the draft's hub id")] = "",

@@ -161,7 +161,8 @@ async def deployment(
 
     ``arguments`` are for model services. They use TLS if ``certificates`` is set, a directory made by
     specdec.security.dev_ca. Their logs are kept if the directory ``logs`` is set. ``tell`` gets a line about each wait
-    that is long. ``revisions`` are those of hub ids, by role. ``head``: of the target. Raises StartError.
+    that is long. ``revisions`` are those of hub ids, by role. ``head``: of the target. A ``draft`` that is a
+    file is an n-gram model. Raises StartError.
     """
     models = {"target": target} | ({"draft": draft} if draft is not None else {})
     ports = dict(zip((*models, "orchestrator"), free_ports(len(models) + 1), strict=True))
@@ -170,7 +171,7 @@ async def deployment(
     addresses = {role: f"127.0.0.1:{ports[role]}" if role in models else "" for role in ("target", "draft")}
     # So are revisions.
     at = {role: f"--revision={revisions.get(role, '')}" for role in models}
-    flags = {role: [f"--model={model}", at[role], *arguments] for role, model in models.items()}
+    flags = {role: [_model(role, model), at[role], *arguments] for role, model in models.items()}
     flags["target"] += [f"--head={head}"] if head is not None else []
     flags["orchestrator"] = [
         f"--tokenizer={target}",
@@ -197,6 +198,11 @@ async def _can_generate(services: Sequence[Service], tell: Tell) -> None:
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     await paired(services[-1], tell=tell)
+
+
+def _model(role: str, model: str) -> str:
+    """A checkpoint is a directory or a hub id."""
+    return f"--ngram={model}" if role == "draft" and Path(model).is_file() else f"--model={model}"
 
 
 def _tls_flags(own: Path) -> list[str]:

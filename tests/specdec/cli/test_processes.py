@@ -195,13 +195,13 @@ async def test_without_a_draft_the_target_serves_alone(monkeypatch: pytest.Monke
     assert len(sample.token_ids) == 64
 
 
-async def test_every_service_is_told_the_revision_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tokenizer of another commit than the target's may have other ids."""
+def without_processes(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Nothing is started. What each service would be told comes into the result, by module."""
     told: dict[str, list[str]] = {}
 
     @asynccontextmanager
     async def recorded(module: str, port: int, arguments: Sequence[str], logs: Path | None) -> AsyncIterator[Any]:
-        told[module] = [flag for flag in arguments if flag.startswith("--revision")]
+        told[module] = list(arguments)
         yield SimpleNamespace()
 
     async def at_once(*_: Any) -> None:
@@ -209,12 +209,28 @@ async def test_every_service_is_told_the_revision_of_its_model(monkeypatch: pyte
 
     monkeypatch.setattr(processes, "service", recorded)
     monkeypatch.setattr(processes, "_can_generate", at_once)
+    return told
+
+
+async def test_every_service_is_told_the_revision_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer of another commit than the target's may have other ids."""
+    told = without_processes(monkeypatch)
     async with processes.deployment("someone/large", "someone/small", revisions={"target": "v1", "draft": "v2"}):
-        assert told == {
+        revisions = {module: [each for each in flags if "revision" in each] for module, flags in told.items()}
+        assert revisions == {
             "target_service": ["--revision=v1"],
             "draft_service": ["--revision=v2"],
             "orchestrator": ["--revision=v1"],
         }
+
+
+async def test_a_draft_that_is_a_file_is_an_ngram_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = without_processes(monkeypatch)
+    (tmp_path / "counted").touch()
+    for draft, flag in ((tmp_path / "counted", "--ngram"), (tmp_path, "--model")):
+        async with processes.deployment("someone/large", str(draft), arguments=["--threads=1"]):
+            assert told["draft_service"] == [f"{flag}={draft}", "--revision=", "--threads=1"]
+            assert told["target_service"][0] == "--model=someone/large"
 
 
 @pytest.mark.slow
