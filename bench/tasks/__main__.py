@@ -75,6 +75,7 @@ def main(
     figures = figures_of(found)
     for table in tables(figures):
         console.print(table)
+        console.print()
     console.print("tokens per pass are means, speeds are medians, by turns; all texts are equal", style="dim")
     if chart:
         from bench.tasks.chart import draw

@@ -34,7 +34,7 @@ def tables(figures: Figures) -> list[Table]:
     methods = list(next(iter(figures.values())))
     made = []
     for which, title in ((1, "Speed over the target alone"), (0, "Tokens per pass")):
-        table = Table(title=f"\n{title}", title_justify="left", header_style="bold", box=None, padding=(0, 1, 0, 0))
+        table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 1, 0, 0))
         table.add_column(vertical="bottom", no_wrap=True)
         for task in figures:
             table.add_column(task.replace("_", " "), overflow="fold", min_width=4, vertical="bottom")
