@@ -103,7 +103,7 @@ class LmVerifier:
         own_s = time.perf_counter() - started
         started, timer = time.perf_counter(), PassTimer(self._runner.backend.device)
         fed = self._segments(jobs, outcome)
-        drafting = [index for index in fed if jobs[index].memory.own is not None]
+        drafting = any(jobs[index].memory.own is not None for index in fed)
         taps = self._own.taps if self._own is not None and drafting else None
         with taps.open() if taps is not None else nullcontext():
             outputs = dict(zip(fed, self._runner.forward(list(fed.values())), strict=True)) if fed else {}

@@ -199,7 +199,8 @@ class Adaptive:
         if not record.number:
             return
         if self._head is not None:
-            self._head.observe(record, self._expected_of_own(record.num_nodes)[-1] - 1)
+            num_own = record.num_nodes if record.proposal.source is Source.HEAD else 0
+            self._head.observe(record, self._expected_of_own(num_own)[-1] - 1)
         if record.proposal.source is Source.HEAD:
             self._of_head.observe(record.proposal.tree, record.accepted, ended=True)
             return

@@ -1,4 +1,4 @@
-"""The memory of heads that read one state of the target: that of the last token before the root."""
+"""What heads share that read one state of the target: that of the last token before the root."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from target_service.own.own_trees import Growing, Guesses, Passed
+from target_service.own.own_trees import Growing, Guesses, HeadMemory, Passed
 
 
 @dataclass(slots=True)
@@ -18,12 +18,25 @@ class LastState:
     state: Tensor | None = None
     by_depth: list[Guesses] = field(default_factory=list)
 
+
+class OfLastState:
+    """The part of target_service.own.own_trees.Head that keeps this state."""
+
+    def open(self, salt: bytes) -> LastState:
+        return LastState()
+
+    def num_rows(self, memory: HeadMemory) -> None:
+        return None
+
     def learn(self, passed: Passed) -> None:
         """Take the state of the last row that was kept."""
         assert passed.taps is not None
-        self.num_rows, self.state = passed.start + len(passed.taps), passed.taps[-1]
+        memory: LastState = passed.memory.of_head
+        memory.num_rows, memory.state = passed.start + len(passed.taps), passed.taps[-1]
 
+    def begin(self, growing: Sequence[Growing]) -> list[Growing]:
+        """Those with the state of the last token before the root."""
+        return [each for each in growing if each.memory.of_head.num_rows == len(each.ids) - 1]
 
-def ready(growing: Sequence[Growing]) -> list[Growing]:
-    """Those with the state of the last token before the root."""
-    return [each for each in growing if each.memory.num_rows == len(each.ids) - 1]
+    def end(self, growing: Sequence[Growing]) -> None:
+        pass

@@ -19,7 +19,7 @@ from specdec.kvcache.block_pool import PoolFullError, SequenceCache
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
 from target_service.heads.recurrent import RecurrentHead
-from target_service.own.own_trees import NUM_CHILDREN, Growing, Guesses, Passed
+from target_service.own.own_trees import NUM_CHILDREN, Growing, Guesses, HeadMemory, Passed
 from target_service.own.ranking import guesses
 
 _MOST_PENDING = 64
@@ -51,12 +51,13 @@ class LayerHead:
     def open(self, salt: bytes) -> LayerMemory:
         return LayerMemory()
 
-    def num_rows(self, memory: LayerMemory) -> int:
-        return memory.num_rows
+    def num_rows(self, memory: HeadMemory) -> int:
+        found: LayerMemory = memory.of_head
+        return found.num_rows
 
     def learn(self, passed: Passed) -> None:
         """What was found in the cache has the head's rows as well, but no states."""
-        memory: LayerMemory = passed.memory
+        memory: LayerMemory = passed.memory.of_head
         assert passed.taps is not None
         if memory.next_row != passed.start + 1:
             memory.num_rows, memory.taps = passed.start, []
@@ -66,10 +67,10 @@ class LayerHead:
             self._extend([(memory, passed.cache, passed.ids, min(len(passed.cache), len(passed.ids)))])
 
     def begin(self, growing: Sequence[Growing]) -> list[Growing]:
-        able = [each for each in growing if each.memory.next_row == len(each.ids) == len(each.cache) + 1]
+        able = [each for each in growing if each.memory.of_head.next_row == len(each.ids) == len(each.cache) + 1]
         able = [each for each in able if _takes(each)]
         if able:
-            last = self._extend([(each.memory, each.cache, each.ids, len(each.ids)) for each in able])
+            last = self._extend([(each.memory.of_head, each.cache, each.ids, len(each.ids)) for each in able])
             for each, state in zip(able, last, strict=True):
                 each.states[ROOT] = state
         return able

@@ -6,7 +6,6 @@ Simple LLM Inference Acceleration Framework with Multiple Decoding Heads".)
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,15 +15,14 @@ from torch import Tensor, nn
 
 from specdec.backends.base import Backend
 from specdec.backends.taps import Taps
-from specdec.core.tree import ROOT
 from target_service.heads.checkpoint import MEDUSA, HeadFiles
-from target_service.heads.last_state import LastState, ready
-from target_service.heads.weights import linear, output_of, shaped
-from target_service.own.own_trees import NO_GUESSES, NUM_CHILDREN, Growing, Guesses, Passed
+from target_service.heads.last_state import OfLastState
+from target_service.heads.weights import layer_of, output_of
+from target_service.own.own_trees import NO_GUESSES, NUM_CHILDREN, Growing, Guesses
 from target_service.own.ranking import guesses
 
 
-class Medusa(nn.Module):
+class Medusa(OfLastState, nn.Module):
     """See target_service.own.own_trees.Head."""
 
     kind = MEDUSA
@@ -38,17 +36,13 @@ class Medusa(nn.Module):
         width = like.shape[1]
         self.blocks: Any = nn.ModuleList()
         self.outputs = nn.ModuleList()
-        for head in itertools.count():
-            names = list(itertools.takewhile(files.weights.__contains__, (f"{head}.{n}.weight" for n in range(9))))
-            if not names:
-                break
-            layers = [
-                linear(shaped(files, name, width, width), files.weights.get(name.replace("weight", "bias")), like)
-                for name in names
-            ]
-            self.blocks.append(nn.ModuleList(layers))
-            if not head or f"{head}.output.weight" in files.weights:  # else they share one
-                own = files.weights.get(f"{head}.output.weight")
+        while f"{len(self.blocks)}.0.weight" in files.weights:
+            head, layers = len(self.blocks), nn.ModuleList()
+            while f"{head}.{len(layers)}.weight" in files.weights:
+                layers.append(layer_of(files, f"{head}.{len(layers)}", width, width, like))
+            self.blocks.append(layers)
+            own = files.weights.get(f"{head}.output.weight")
+            if not head or own is not None:  # else they share one
                 output, self.ids = output_of(files, target, vocab_size, own, width)
                 self.outputs.append(output)
         if len(self.outputs) not in (1, len(self.blocks)):
@@ -66,36 +60,24 @@ class Medusa(nn.Module):
         """The logits after ``tokens``, each of which follows its state [rows, hidden_size]."""
         return self.logits(states, 0)
 
-    def open(self, salt: bytes) -> LastState:
-        return LastState()
-
-    def num_rows(self, memory: LastState) -> None:
-        return None
-
-    def learn(self, passed: Passed) -> None:
-        passed.memory.learn(passed)
-
     def begin(self, growing: Sequence[Growing]) -> list[Growing]:
         """Make the guesses of all depths at once: at a depth they are the same below every node."""
-        able = ready(growing)
+        able = super().begin(growing)
         for each in able:
-            each.memory.by_depth.clear()
+            each.memory.of_head.by_depth.clear()
         for depth in range(len(self.blocks)):
             asking = [each for each in able if each.max_nodes > depth]
             if not asking:
                 break
-            logits = self.logits(torch.stack([each.memory.state for each in asking]), depth)
+            logits = self.logits(torch.stack([each.memory.of_head.state for each in asking]), depth)
             draws = [each.sampling.draw(len(each.ids) + depth) for each in asking]
             for each, found in zip(asking, guesses(logits, self.ids, draws, self.num_children), strict=True):
-                each.memory.by_depth.append(found)
+                each.memory.of_head.by_depth.append(found)
         return able
 
     def guess(self, places: Sequence[tuple[Growing, int]]) -> list[Guesses]:
         found = []
         for each, node in places:
-            depth, by_depth = 0 if node == ROOT else 1 + each.tree.depths[node], each.memory.by_depth
+            depth, by_depth = each.position(node) - len(each.ids), each.memory.of_head.by_depth
             found.append(by_depth[depth] if depth < len(by_depth) else NO_GUESSES)
         return found
-
-    def end(self, growing: Sequence[Growing]) -> None:
-        pass

@@ -6,7 +6,6 @@ Language Models"; its beams share prefixes, and so are a tree.)
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,13 +18,13 @@ from specdec.backends.taps import Taps
 from specdec.core.device import indices
 from specdec.core.tree import ROOT
 from target_service.heads.checkpoint import REDRAFTER, HeadFiles
-from target_service.heads.last_state import LastState, ready
-from target_service.heads.weights import linear, output_of, shaped
-from target_service.own.own_trees import NUM_CHILDREN, Growing, Guesses, Passed
+from target_service.heads.last_state import OfLastState
+from target_service.heads.weights import layer_of, output_of
+from target_service.own.own_trees import NUM_CHILDREN, Growing, Guesses
 from target_service.own.ranking import guesses
 
 
-class ReDrafter(nn.Module):
+class ReDrafter(OfLastState, nn.Module):
     """See target_service.own.own_trees.Head."""
 
     kind = REDRAFTER
@@ -42,18 +41,16 @@ class ReDrafter(nn.Module):
         width = 2 * size
         if (found := weights.get("input_proj.weight")) is not None:
             width = len(found)
-            self.enter = linear(shaped(files, "input_proj.weight", width, 2 * size), weights["input_proj.bias"], like)
-        blocks = itertools.takewhile(weights.__contains__, (f"lm_head.{n}.linear.weight" for n in range(99)))
-        self.blocks = nn.ModuleList(
-            linear(shaped(files, name, width, width), weights[name.replace("weight", "bias")], like) for name in blocks
-        )
-        self.output, self.ids = output_of(
-            files, target, vocab_size, weights.get(f"lm_head.{len(self.blocks)}.weight"), width
-        )
+            self.enter = layer_of(files, "input_proj", width, 2 * size, like)
+        self.blocks = nn.ModuleList()
+        while f"lm_head.{len(self.blocks)}.linear.weight" in weights:
+            self.blocks.append(layer_of(files, f"lm_head.{len(self.blocks)}.linear", width, width, like))
+        own = weights.get(f"lm_head.{len(self.blocks)}.weight")
+        self.output, self.ids = output_of(files, target, vocab_size, own, width)
         self.from_token: Any = None
         if "rnn_w.weight" in weights:
-            self.from_token = linear(shaped(files, "rnn_w.weight", size, size), None, like)
-            self.from_state: Any = linear(shaped(files, "rnn_u.weight", size, size), weights.get("rnn_u.bias"), like)
+            self.from_token = layer_of(files, "rnn_w", size, size, like)
+            self.from_state: Any = layer_of(files, "rnn_u", size, size, like)
         backend.pack(self)
 
     def next_states(self, states: Tensor, tokens: Sequence[int]) -> Tensor:  # [rows, hidden_size]
@@ -77,29 +74,12 @@ class ReDrafter(nn.Module):
         """The logits after ``tokens``, each of which follows its state [rows, hidden_size] of the target."""
         return self.logits(states, self.next_states(torch.zeros_like(states), tokens))
 
-    def open(self, salt: bytes) -> LastState:
-        return LastState()
-
-    def num_rows(self, memory: LastState) -> None:
-        return None
-
-    def learn(self, passed: Passed) -> None:
-        passed.memory.learn(passed)
-
-    def begin(self, growing: Sequence[Growing]) -> list[Growing]:
-        return ready(growing)
-
     def guess(self, places: Sequence[tuple[Growing, int]]) -> list[Guesses]:
-        of_target = torch.stack([each.memory.state for each, _ in places])
-        before = [
-            torch.zeros_like(each.memory.state) if node == ROOT else each.states[each.tree.parents[node]]
-            for each, node in places
-        ]
+        of_target = torch.stack([each.memory.of_head.state for each, _ in places])
+        start = torch.zeros_like(of_target[0])
+        before = [start if node == ROOT else each.states[each.tree.parents[node]] for each, node in places]
         states = self.next_states(torch.stack(before), [each.token(node) for each, node in places])
         for (each, node), state in zip(places, states, strict=True):
             each.states[node] = state
         draws = [each.sampling.draw(each.position(node)) for each, node in places]
         return guesses(self.logits(of_target, states), self.ids, draws, NUM_CHILDREN)
-
-    def end(self, growing: Sequence[Growing]) -> None:
-        pass

@@ -38,10 +38,11 @@ def output_of(
     return linear(own, None, weight), ids
 
 
-def shaped(files: HeadFiles, name: str, rows: int, columns: int) -> Tensor:
-    """A weight of the head. Raises ValueError if it has another shape, or is not there."""
-    found = files.weights.get(name)
+def layer_of(files: HeadFiles, name: str, rows: int, columns: int, like: Tensor) -> nn.Linear:
+    """A layer of the head, with a bias where it has one. Raises ValueError if its weight has another shape, or is not
+    there."""
+    found = files.weights.get(f"{name}.weight")
     if found is None or found.shape != (rows, columns):
         shape = "is missing" if found is None else f"has the shape {tuple(found.shape)}, not {(rows, columns)}"
-        raise ValueError(f"{name} of the head {files.name} {shape}")
-    return found
+        raise ValueError(f"{name}.weight of the head {files.name} {shape}")
+    return linear(found, files.weights.get(f"{name}.bias"), like)

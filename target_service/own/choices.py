@@ -7,6 +7,7 @@ tokens. (Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from specdec.core.tree import ROOT, TokenTree
 from specdec.speculation.tree_growth import Open
@@ -14,19 +15,28 @@ from specdec.speculation.tree_growth import Open
 Path = tuple[int, ...]
 
 
-def nodes_of(choices: Sequence[Sequence[int]]) -> list[Path]:
-    """The paths of all nodes, short ones first, then by their ranks. Raises ValueError for anything else."""
-    if not all(path and all(isinstance(rank, int) and 0 <= rank < 64 for rank in path) for path in choices):
+def nodes_of(choices: Any) -> list[Path]:
+    """The paths of all nodes, short ones first, then by their ranks. Raises ValueError for what is no list of paths."""
+    if not (_is_list(choices) and all(_is_list(path) and path and all(map(_is_rank, path)) for path in choices)):
         raise ValueError("a static tree is a list of paths, each a list of ranks from 0 to 63")
     found = {tuple(path[:end]) for path in choices for end in range(1, 1 + len(path))}
     return sorted(found, key=lambda path: (len(path), path))
 
 
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _is_rank(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < 64
+
+
 class RankTree:
     """The places of a static tree, level by level, in the place of a Frontier."""
 
-    def __init__(self, choices: Sequence[Sequence[int]]) -> None:
-        self._to_come = nodes_of(choices)
+    def __init__(self, nodes: Sequence[Path]) -> None:
+        """``nodes``: see nodes_of."""
+        self._to_come = nodes
         self._nodes: dict[Path, int] = {(): ROOT}
         self._taken: list[Path] = []
 

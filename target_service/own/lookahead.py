@@ -117,9 +117,8 @@ class Lookahead:
                 window.pool.add([starts[entry], *(level[entry] for level in window.levels[1:])])
             window.levels = [window.levels[1][1:], *window.levels[2:]]
         sizes = [self._width - 1] + [self._width] * (len(window.levels) - 1)
-        text = [*passed.ids, decision.next_token]
         for level, size in zip(window.levels, sizes, strict=True):
-            level += _random(text, size - len(level))
+            level += _random(passed.ids, size - len(level))
 
 
 class _Tree:

@@ -7,7 +7,7 @@ does not know how a head computes its guesses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,7 +20,7 @@ from specdec.passes.outputs import RowOutputs
 from specdec.sampling.state import SamplingState
 from specdec.speculation.acceptance import PRIOR, AcceptanceModel
 from specdec.speculation.tree_growth import Frontier
-from target_service.own.choices import RankTree
+from target_service.own.choices import RankTree, nodes_of
 from target_service.verifier import Decision
 
 NUM_CHILDREN = len(PRIOR)
@@ -45,8 +45,7 @@ NO_GUESSES = Guesses((), 0)
 
 @dataclass(slots=True)
 class Growing:
-    """The drafting of one sequence. Its text ``ids`` is cached but for the last id. ``memory``: see OwnDrafter.open;
-    while a head drafts, see Head.open."""
+    """The drafting of one sequence. Its text ``ids`` is cached but for the last id. ``memory``: see OwnDrafter.open."""
 
     memory: Any
     cache: SequenceCache
@@ -114,7 +113,7 @@ class OwnDrafter(Protocol):
 
 
 class Head(Protocol):
-    """What guesses the children of nodes. Of ``memory`` only its own part."""
+    """What guesses the children of nodes. Of every ``memory`` it knows ``of_head``, which it opened."""
 
     @property
     def kind(self) -> str: ...
@@ -126,7 +125,7 @@ class Head(Protocol):
 
     def learn(self, passed: Passed) -> None: ...
 
-    def num_rows(self, memory: Any) -> int | None: ...
+    def num_rows(self, memory: HeadMemory) -> int | None: ...
 
     def begin(self, growing: Sequence[Growing]) -> Sequence[Growing]:
         """Prepare the drafting of those that can be drafted for, and return these."""
@@ -152,42 +151,39 @@ class OwnTrees:
     num_nodes = 0
 
     def __init__(self, head: Head, choices: Sequence[Sequence[int]] = ()) -> None:
-        """``choices``: of a static tree, see RankTree; without them a tree grows where it is likeliest."""
+        """``choices``: of a static tree (see nodes_of); without them a tree grows where it is likeliest."""
         self.head, self.kind, self.taps = head, head.kind, head.taps
-        self._choices = choices
+        self._nodes = nodes_of(choices)
         self._chances = AcceptanceModel()
 
     def open(self, salt: bytes) -> HeadMemory:
         return HeadMemory(AcceptanceModel(self._chances), self.head.open(salt))
 
     def num_rows(self, memory: HeadMemory) -> int | None:
-        return self.head.num_rows(memory.of_head)
+        return self.head.num_rows(memory)
 
     def learn(self, passed: Passed) -> None:
         memory: HeadMemory = passed.memory
         if passed.decision is not None and passed.decision.own:
             memory.chances.observe(passed.decision.own, passed.decision.accepted, ended=True)
-        self.head.learn(replace(passed, memory=memory.of_head))
+        self.head.learn(passed)
 
     @torch.inference_mode()
     def grow(self, growing: Sequence[Growing]) -> list[TokenTree]:
-        chances = {id(each): each.memory.chances for each in growing}
-        for each in growing:
-            each.memory = each.memory.of_head
         able = self.head.begin(growing)
         try:
             self._guess([(each, ROOT) for each in able])
-            places = [self._places(each, chances[id(each)]) for each in able]
+            places = [self._places(each) for each in able]
             while self._add_level(able, places):
                 pass
         finally:
             self.head.end(able)
         return [each.tree for each in growing]
 
-    def _places(self, each: Growing, chances: AcceptanceModel) -> Frontier | RankTree:
-        if self._choices:
-            return RankTree(self._choices)
-        return Frontier(chances.at_confidence, each.tree, min(each.max_nodes, _MOST_LEVELS))
+    def _places(self, each: Growing) -> Frontier | RankTree:
+        if self._nodes:
+            return RankTree(self._nodes)
+        return Frontier(each.memory.chances.at_confidence, each.tree, min(each.max_nodes, _MOST_LEVELS))
 
     def _add_level(self, growing: Sequence[Growing], places: Sequence[Frontier | RankTree]) -> bool:
         """Add the next children to each tree, after guessing those of their parents. False: all trees are complete."""

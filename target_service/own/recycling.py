@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from target_service.own.own_trees import NO_GUESSES, NUM_CHILDREN, Growing, Guesses, Passed
+from target_service.own.own_trees import NO_GUESSES, NUM_CHILDREN, Growing, Guesses, HeadMemory, Passed
 from target_service.own.ranking import guesses
 
 _TOP = 8
@@ -27,8 +27,8 @@ class Table:
 
     def __init__(self, vocab_size: int) -> None:
         # Zeros take no memory before they are written.
-        self.tokens = np.zeros((vocab_size, _TOP), np.int32)
-        self.logits = np.zeros((vocab_size, _TOP), np.float32)
+        self.tokens = np.zeros((vocab_size, min(_TOP, vocab_size)), np.int32)
+        self.logits = np.zeros((vocab_size, min(_TOP, vocab_size)), np.float32)
         self.known = np.zeros(vocab_size, bool)
 
 
@@ -51,15 +51,15 @@ class Recycling:
         self._tables.move_to_end(salt)
         return self._tables[salt]
 
-    def num_rows(self, memory: Table) -> None:
+    def num_rows(self, memory: HeadMemory) -> None:
         return None
 
     @torch.inference_mode()
     def learn(self, passed: Passed) -> None:
-        table: Table = passed.memory
+        table: Table = passed.memory.of_head
         if passed.decision is None or passed.outputs is None:
             return
-        best = passed.outputs.logits[: 1 + len(passed.tree)].float().topk(_TOP)
+        best = passed.outputs.logits[: 1 + len(passed.tree)].float().topk(table.tokens.shape[1])
         logits = (best.values - best.values[:, :1]).cpu().numpy()
         tokens = best.indices.cpu().numpy()
         at = np.array([passed.ids[-1], *passed.tree.token_ids])
@@ -73,7 +73,7 @@ class Recycling:
         return growing
 
     def guess(self, places: Sequence[tuple[Growing, int]]) -> list[Guesses]:
-        rows = [(each.memory, each.token(node)) for each, node in places]
+        rows = [(each.memory.of_head, each.token(node)) for each, node in places]
         logits = torch.from_numpy(np.stack([table.logits[token] for table, token in rows]))
         tokens = torch.from_numpy(np.stack([table.tokens[token] for table, token in rows])).long()
         draws = [each.sampling.draw(each.position(node)) for each, node in places]

@@ -1,3 +1,19 @@
 """Fixtures of all tests below."""
 
+from __future__ import annotations
+
+import pytest
+
+from draft_service.drafters.translation import Translation, Words
+from tests.draft_service.vocabularies import between, bundled, known, other_tokenizer
 from tests.one_thread import one_thread  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def target() -> Words:
+    return known(bundled)
+
+
+@pytest.fixture(scope="module")
+def translation() -> Translation:
+    return between(other_tokenizer)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from specdec.runner.vocabulary import read_tokenizer, read_vocabulary
 from target_service.language_model import LmVerifier
 from tests.checkout import DEMO, ROOT
 from tests.cluster import cluster
+from tests.draft_service.beside_the_target import equal_texts
 from tests.parity.conftest import load
 
 TEXTS = st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=4)
@@ -93,23 +91,10 @@ def model() -> NgramModel:
 
 @pytest.mark.parametrize("settings", [{}, {"num_siblings": 2}, {"num_ahead_tokens": 16}], ids=str)
 async def test_the_text_is_the_targets(model: NgramModel, settings: dict[str, Any]) -> None:
-    verifier, rng = LmVerifier(load("target", "float32")), random.Random(3)
+    verifier = LmVerifier(load("target", "float32"))
     prompts = ["def main(", "import ", "class A:\n    def __init__(self", "for i in range(", "return "] * 4
     async with cluster([verifier], [NgramDrafter(model, "code")], tokenizer=str(DEMO / "target"), **settings) as found:
-
-        async def one(number: int, prompt: str) -> tuple[int, int]:
-            asked = {"text": prompt, "seed": number, "temperature": float(number % 2), "max_tokens": 40}
-            if rng.random() < 0.2:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(found.client.generate(**asked, num_draft_tokens=4), 0.05)
-            [sample] = await found.client.generate(**asked, num_draft_tokens=rng.randint(1, 6))
-            [alone] = await found.client.generate(**asked, num_draft_tokens=0)
-            assert sample.token_ids == alone.token_ids
-            stats = sample.finish.speculation
-            return stats.num_draft_tokens, stats.num_accepted_tokens
-
-        told = await asyncio.gather(*(one(*each) for each in enumerate(prompts)))
-        proposed, accepted = map(sum, zip(*told, strict=True))
+        proposed, accepted = await equal_texts(found, prompts, 0.2)
         assert accepted > 0.05 * proposed > 10
 
 

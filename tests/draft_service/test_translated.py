@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import copy
-import functools
-import json
-import random
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models
 
 from draft_service.__main__ import DraftSettings
 from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.drafters.translated import LEAST_SHARE, TranslatedDrafter
-from draft_service.drafters.translation import LOOK_BEHIND, DraftText, Translation, Words
+from draft_service.drafters.translation import LOOK_BEHIND, Translation, Words
 from specdec.core.rounds import AHEAD, SIBLINGS, ModelInfo
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.settings import parse
@@ -31,88 +23,16 @@ from specdec.passes.outputs import PassOutputs, RowOutputs
 from specdec.passes.rows import Segment
 from specdec.runner.checkpoint import vocabulary_of
 from specdec.runner.model_runner import ModelRunner
-from specdec.runner.vocabulary import read_tokenizer
 from target_service.language_model import LmVerifier
 from tests.checkout import DEMO
 from tests.cluster import cluster
+from tests.draft_service.beside_the_target import equal_texts
+from tests.draft_service.vocabularies import (
+    TARGET,
+    TEXTS,
+    permuted,
+)
 from tests.parity.conftest import load
-
-TARGET = DEMO / "target"
-TEXTS = [
-    "def f(x):\n    return x\n",
-    "naïve café — 東京 🦙🦙",
-    "\ttabs  and   spaces ",
-    "<|endoftext|>a",
-    "größe = 'ä'",
-]
-
-
-def permuted(seed: int = 5) -> list[int]:
-    """The token of the bundled tokenizer that is at each id of `other_tokenizer`."""
-    order = list(range(len(bundled().get_vocab())))
-    random.Random(seed).shuffle(order)
-    return order
-
-
-def bundled() -> Tokenizer:
-    return read_tokenizer(TARGET / "tokenizer.json")
-
-
-def other_tokenizer() -> Tokenizer:
-    """The bundled one with other ids, and another name for the end."""
-    plain = bundled()
-    place = {old: new for new, old in enumerate(permuted())}
-    vocab = {token: place[old] for token, old in plain.get_vocab().items() if token != "<|endoftext|>"}
-    vocab["</s>"] = place[0]
-    merges = [tuple(pair) for pair in json.loads(plain.to_str())["model"]["merges"]]
-    found = Tokenizer(models.BPE(vocab, merges))
-    found.pre_tokenizer, found.decoder = plain.pre_tokenizer, plain.decoder
-    found.add_special_tokens([AddedToken("</s>", special=True)])
-    return found
-
-
-def pieces() -> Tokenizer:
-    """As of Llama 2: words begin with a metaspace, a text with <s>, and what is missing falls back to bytes."""
-    byte_tokens = {f"<0x{byte:02X}>": 2 + byte for byte in range(256)}
-    letters = "▁abcdefghijklmnopqrstuvwxyz()=:.\n"
-    vocab = {"<unk>": 0, "<s>": 1, **byte_tokens, **{each: 258 + place for place, each in enumerate(letters)}}
-    merges = [("r", "e"), ("▁", "x"), ("▁", "▁"), ("a", "b"), ("f", "(")]
-    vocab |= {left + right: len(vocab) + place for place, (left, right) in enumerate(merges)}
-    found = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
-    found.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    found.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    found.add_special_tokens(["<s>"])
-    return found
-
-
-def lower_case() -> Tokenizer:
-    """It changes texts, and knows few letters."""
-    vocab = {each: place for place, each in enumerate("[abcdefghijklmnopqrstuvwxyz")}
-    found = Tokenizer(models.BPE(vocab, [], unk_token="["))
-    found.normalizer, found.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.WhitespaceSplit()
-    return found
-
-
-@functools.cache
-def known(make: Callable[[], Tokenizer]) -> Words:
-    tokenizer = make()
-    end = tokenizer.token_to_id("</s>") or 0
-    return Words(tokenizer, max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1, [end])
-
-
-@functools.cache
-def between(make: Callable[[], Tokenizer]) -> Translation:
-    return Translation(known(make), known(bundled))
-
-
-@pytest.fixture(scope="module")
-def target() -> Words:
-    return known(bundled)
-
-
-@pytest.fixture(scope="module")
-def translation() -> Translation:
-    return between(other_tokenizer)
 
 
 class PermutedRunner:
@@ -156,78 +76,6 @@ def drafter(translation: Translation, one_by_one: bool, spoils: float | None = N
         translation = copy.copy(translation)
         translation.share = LEAST_SHARE
     return TranslatedDrafter(runner, translation, vocabulary_of(TARGET))
-
-
-def text_of(found: DraftText, path: Sequence[int] = ()) -> list[int]:
-    return [*found.ids, *(found.latest(path) or ())]
-
-
-PARTS = st.lists(st.integers(1, 9))
-
-# --- texts ------------------------------------------------------------------------------------------------------
-
-
-@given(
-    st.text(alphabet="ab x=\n🦙é東", max_size=80),
-    st.lists(st.integers(1, 9)),
-    st.sampled_from([pieces, other_tokenizer]),
-)
-def test_a_text_in_any_parts_is_the_same_bytes(text: str, parts: list[int], make: Callable[[], Tokenizer]) -> None:
-    plain, draft = known(bundled), known(make)
-    found, ids = DraftText(between(make)), plain.tokens(text.encode())
-    while found.num_taken < len(ids):
-        found.take_in(ids, parts.pop() if parts else 5)
-    if ids:
-        # A vocabulary of pieces may begin a text with a space of its own.
-        assert draft.text(text_of(found)) in (text.encode(), b" " + text.encode())
-    assert len(found.latest(()) or ()) <= 4 * LOOK_BEHIND
-
-
-def test_tokens_with_equal_bytes_are_kept_one_by_one(translation: Translation, target: Words) -> None:
-    place = {old: new for new, old in enumerate(permuted())}
-    assert translation.share == pytest.approx(1.0, abs=1e-3)
-    for text in TEXTS:
-        ids, found = target.tokens(text.encode() * 3), DraftText(translation)
-        for end in range(1, len(ids) + 1):
-            found.take_in(ids[:end], 100)
-        assert text_of(found) == [place[token] for token in ids]
-
-
-def test_an_end_has_the_name_that_the_other_vocabulary_gives_it(translation: Translation) -> None:
-    end = permuted().index(0)
-    assert translation.target_of[end] == 0
-    assert translation.proposed([], [end]) == [0]
-
-
-def test_half_a_character_is_spelled_byte_by_byte(translation: Translation, target: Words) -> None:
-    ids = target.tokens("🦙".encode())
-    assert len(ids) > 1
-    found = DraftText(translation)
-    found.take_in(ids[:-1], 100)
-    assert translation.draft.text(text_of(found)) == target.text(ids[:-1])
-
-
-def test_a_proposal_follows_the_text_as_the_target_writes_it(translation: Translation, target: Words) -> None:
-    place = {old: new for new, old in enumerate(permuted())}
-    for text in TEXTS:
-        ids = target.tokens(text.encode())
-        for cut in range(1, len(ids)):
-            assert translation.proposed(ids[:cut], [place[token] for token in ids[cut:]]) == ids[cut:]
-
-
-@pytest.mark.parametrize("make", [pieces, lower_case, other_tokenizer])
-@given(random_=st.randoms(use_true_random=False))
-def test_nothing_breaks_whatever_the_tokens(make: Any, random_: random.Random) -> None:
-    translated = between(make)
-    found, ids = DraftText(translated), array("I")
-    for _ in range(6):
-        ids.extend(random_.randrange(5000) for _ in range(random_.randrange(40)))
-        found.take_in(ids, 30)
-        found.latest([random_.randrange(5000)])
-        assert len(found.latest(()) or ()) <= 4 * LOOK_BEHIND + 100
-        drafted = [random_.randrange(translated.draft.vocab_size) for _ in range(5)]
-        assert all(0 <= each < 4096 for each in translated.proposed(ids, drafted))
-        assert all(0 <= each < 4096 for each in translated.proposed_one_by_one(drafted))
 
 
 # --- proposals --------------------------------------------------------------------------------------------------
@@ -327,25 +175,12 @@ PROMPTS = [
 @pytest.mark.parametrize("spoils", [None, 0.0, float("nan")], ids=["honest", "random", "nan"])
 @pytest.mark.parametrize("one_by_one", [False, True], ids=["by text", "one by one"])
 async def test_the_text_is_the_targets(translation: Translation, one_by_one: bool, spoils: float | None) -> None:
-    verifier, rng = LmVerifier(load("target", "float32")), random.Random(3)
-    other = drafter(translation, one_by_one, spoils)
+    def more(number: int) -> dict[str, Any]:
+        return {"presence_penalty": 0.5, "logit_bias": {5: 2.0}} if number % 5 == 0 else {}
+
+    verifier, other = LmVerifier(load("target", "float32")), drafter(translation, one_by_one, spoils)
     async with cluster([verifier], [other], tokenizer=str(TARGET), num_ahead_tokens=8) as found:
-
-        async def one(number: int, prompt: str) -> tuple[int, int]:
-            asked: dict[str, Any] = {"text": prompt, "seed": number, "temperature": float(number % 2), "max_tokens": 30}
-            if number % 5 == 0:
-                asked |= {"presence_penalty": 0.5, "logit_bias": {5: 2.0}}
-            if rng.random() < 0.3:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(found.client.generate(**asked, num_draft_tokens=4), 0.05)
-            [sample] = await found.client.generate(**asked, num_draft_tokens=rng.randint(1, 6))
-            [alone] = await found.client.generate(**asked, num_draft_tokens=0)
-            assert sample.token_ids == alone.token_ids
-            stats = sample.finish.speculation
-            return stats.num_draft_tokens, stats.num_accepted_tokens
-
-        told = await asyncio.gather(*(one(*each) for each in enumerate(PROMPTS)))
-        proposed, accepted = map(sum, zip(*told, strict=True))
+        proposed, accepted = await equal_texts(found, PROMPTS, 0.3, more)
         assert spoils is not None or accepted > 0.2 * proposed > 10
         await found.settled()
 

@@ -62,7 +62,7 @@ class Paper:
                 self.pool[first] = [*grams, gram][-self.candidates :]
             self.levels = [self.levels[1][1:], *self.levels[2:], said]
         for level, row in enumerate(self.levels):
-            row += _random([*text, found[-1]], self.width - (level == 0) - len(row))
+            row += _random(text, self.width - (level == 0) - len(row))
         return found
 
 

@@ -1,0 +1,81 @@
+"""Vocabularies other than the bundled one, and what is between them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from collections.abc import Callable
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from draft_service.drafters.translation import Translation, Words
+from specdec.runner.vocabulary import read_tokenizer
+from tests.checkout import DEMO
+
+TARGET = DEMO / "target"
+TEXTS = [
+    "def f(x):\n    return x\n",
+    "naïve café — 東京 🦙🦙",
+    "\ttabs  and   spaces ",
+    "<|endoftext|>a",
+    "größe = 'ä'",
+]
+
+
+def permuted(seed: int = 5) -> list[int]:
+    """The token of the bundled tokenizer that is at each id of `other_tokenizer`."""
+    order = list(range(len(bundled().get_vocab())))
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def bundled() -> Tokenizer:
+    return read_tokenizer(TARGET / "tokenizer.json")
+
+
+def other_tokenizer() -> Tokenizer:
+    """The bundled one with other ids, and another name for the end."""
+    plain = bundled()
+    place = {old: new for new, old in enumerate(permuted())}
+    vocab = {token: place[old] for token, old in plain.get_vocab().items() if token != "<|endoftext|>"}
+    vocab["</s>"] = place[0]
+    merges = [tuple(pair) for pair in json.loads(plain.to_str())["model"]["merges"]]
+    found = Tokenizer(models.BPE(vocab, merges))
+    found.pre_tokenizer, found.decoder = plain.pre_tokenizer, plain.decoder
+    found.add_special_tokens([AddedToken("</s>", special=True)])
+    return found
+
+
+def pieces() -> Tokenizer:
+    """As of Llama 2: words begin with a metaspace, a text with <s>, and what is missing falls back to bytes."""
+    byte_tokens = {f"<0x{byte:02X}>": 2 + byte for byte in range(256)}
+    letters = "▁abcdefghijklmnopqrstuvwxyz()=:.\n"
+    vocab = {"<unk>": 0, "<s>": 1, **byte_tokens, **{each: 258 + place for place, each in enumerate(letters)}}
+    merges = [("r", "e"), ("▁", "x"), ("▁", "▁"), ("a", "b"), ("f", "(")]
+    vocab |= {left + right: len(vocab) + place for place, (left, right) in enumerate(merges)}
+    found = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
+    found.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    found.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    found.add_special_tokens(["<s>"])
+    return found
+
+
+def lower_case() -> Tokenizer:
+    """It changes texts, and knows few letters."""
+    vocab = {each: place for place, each in enumerate("[abcdefghijklmnopqrstuvwxyz")}
+    found = Tokenizer(models.BPE(vocab, [], unk_token="["))
+    found.normalizer, found.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.WhitespaceSplit()
+    return found
+
+
+@functools.cache
+def known(make: Callable[[], Tokenizer]) -> Words:
+    tokenizer = make()
+    end = tokenizer.token_to_id("</s>") or 0
+    return Words(tokenizer, max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1, [end])
+
+
+@functools.cache
+def between(make: Callable[[], Tokenizer]) -> Translation:
+    return Translation(known(make), known(bundled))
