@@ -35,6 +35,9 @@ def output_of(
         own = own[:vocab_size]
     if own.shape != (len(ids), width):
         raise ValueError(f"the output of the head {files.name} has the shape {tuple(own.shape)}")
+    first = sorted({token: row for row, token in reversed([*enumerate(ids.tolist())])}.values())
+    if len(first) < len(ids):  # rows of padding: siblings of a tree have different tokens
+        own, ids = own[first], ids[first]
     return linear(own, None, weight), ids
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,27 @@ def model() -> NgramModel:
     texts = [tokenizer.encode(file.read_text(), add_special_tokens=False).ids for file in files]
     vocabulary = read_vocabulary(DEMO / "target" / "tokenizer.json")
     return build(texts, len(vocabulary), vocabulary.fingerprint)
+
+
+@pytest.mark.parametrize("counted", ["the answers", "random tokens"])
+async def test_the_text_is_the_targets_whatever_was_counted(model: NgramModel, counted: str) -> None:
+    verifier, rng = LmVerifier(load("target", "float32")), random.Random(1)
+    prompts = [
+        f"def {name}({' ' * spaces}" for name in ("main", "read", "write", "load", "find") for spaces in range(4)
+    ]
+    texts = [[rng.randrange(4096) for _ in range(100_000)]]
+    if counted == "the answers":
+        texts = []
+        async with cluster([verifier], tokenizer=str(DEMO / "target")) as found:
+            for number, text in enumerate(prompts):
+                asked = {"text": text, "seed": number, "temperature": float(number % 2), "max_tokens": 40}
+                texts.append(list((await found.client.generate(**asked))[0].token_ids))
+    drafter = NgramDrafter(build(texts, 4096, model.fingerprint), counted)
+    async with cluster([verifier], [drafter], tokenizer=str(DEMO / "target")) as found:
+        proposed, accepted = await equal_texts(found, prompts, 0.3)
+    assert proposed > 100
+    # Of the request's own text some is right in any case.
+    assert (accepted > 0.5 * proposed) == (counted == "the answers")
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_siblings": 2}, {"num_ahead_tokens": 16}], ids=str)

@@ -280,6 +280,17 @@ def test_a_method_that_is_not_possible_is_refused():
             own_drafter(name, 100)
 
 
+def test_rows_of_padding_that_repeat_a_token_are_left_out(target_runner: ModelRunner, tmp_path: Path):
+    """Else a tree could have the same token twice below a node."""
+    weights = medusa_weights()
+    weights = {name: tensor[:6] if name.endswith(".2.weight") else tensor for name, tensor in weights.items()}
+    weights["token_map"] = torch.tensor([7, 9, 100, 7, 0, 0])
+    head = medusa(target_runner, written(tmp_path, weights))
+    assert head.ids.tolist() == [7, 9, 100, 0]
+    assert head.logits(torch.zeros(2, HIDDEN), 0).shape == (2, 4)
+    head.taps.remove()
+
+
 def test_a_head_without_biases_is_read(target_runner: ModelRunner, tmp_path: Path):
     tensors = {name: tensor for name, tensor in redrafter_weights().items() if not name.endswith("bias")}
     head = redrafter(target_runner, written(tmp_path, tensors))

@@ -157,16 +157,20 @@ def remove_taps(own: OwnDrafter) -> None:
 
 
 async def texts_are_the_targets(
-    verifier: LmVerifier, prompts: Sequence[Sequence[int]], temperature: float, numbers: Sequence[int | None] = NUMBERS
+    verifier: LmVerifier,
+    prompts: Sequence[Sequence[int]],
+    temperature: float,
+    numbers: Sequence[int | None] = NUMBERS,
+    **settings: Any,
 ) -> list[Any]:
-    """Ask 20 questions at once with ``numbers`` of own nodes, while others are cancelled, and each alone. Returns the
-    speculation statistics."""
+    """Ask 20 questions at once with ``numbers`` of own nodes, while others are cancelled, and each alone. ``settings``:
+    of the cluster. Returns the speculation statistics."""
     rng = random.Random(1)
     asked: list[dict[str, Any]] = [
         {"token_ids": {"token_ids": prompt[: rng.randrange(4, 40)]}, "seed": rng.randrange(99), "max_tokens": 40}
         for prompt in (list(prompts) * 2)[:20]
     ]
-    async with cluster([verifier]) as running:
+    async with cluster([verifier], **settings) as running:
 
         async def sample(fields: dict[str, Any], number: int | None) -> Any:
             fixed = {} if number is None else {"num_draft_tokens": number}
