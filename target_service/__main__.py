@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,8 +37,11 @@ class TargetSettings(ModelServiceSettings):
     def _is_known(cls, value: str, others: ValidationInfo) -> str:
         if value and others.data.get("head"):
             raise ValueError("head and self_draft are two ways to draft beside the target: set one of them")
-        if value and not re.fullmatch(r"recycling|lookahead(:\d+,\d+,\d+)?", value):
-            raise ValueError("must be recycling or lookahead:W,N,G with three numbers")
+        if value:
+            # Here, since it imports torch.
+            from target_service.own.by_name import own_drafter
+
+            own_drafter(value, vocab_size=1)  # refused before the model is loaded
         return value
 
 

@@ -1,4 +1,4 @@
-"""The shapes of the two models, and their checkpoints on disk."""
+"""The shapes of the models, and their checkpoints on disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from models.training import tokenizer as bpe
 
 @dataclass(frozen=True)
 class Shape:
-    """The parameters that differ between the two models."""
+    """The parameters that differ between the models."""
 
     hidden: int
     layers: int
@@ -26,6 +26,9 @@ class Shape:
 SHAPES = {
     "target": Shape(hidden=320, layers=8, heads=5, feed_forward=864),
     "draft": Shape(hidden=128, layers=2, heads=2, feed_forward=352),
+    # Not bundled: what a smaller and a larger draft would be worth (docs/choosing-a-draft.md).
+    "draft-small": Shape(hidden=64, layers=1, heads=1, feed_forward=176),
+    "draft-large": Shape(hidden=256, layers=4, heads=4, feed_forward=704),
 }
 
 

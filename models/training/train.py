@@ -1,4 +1,4 @@
-"""Trains one model of the pair on the CPU, within a budget of wall-clock time.
+"""Trains a target or a draft for it on the CPU, within a budget of wall-clock time.
 
     python -m models.training.train target --minutes 56
     python -m models.training.train draft --minutes 19

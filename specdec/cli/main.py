@@ -83,6 +83,7 @@ BENCHES = {
     "control": "Draft lengths in simulated deployments.",
     "lookup": "Prompt lookup on a repetitive text.",
     "load": "What drafting gives at growing load, beside the formula, with table models.",
+    "drafts": "What smaller and larger drafts of a target are worth.",
     "heads": "Tokens per pass of a target with its head.",
     "tasks": "Methods of drafting on tasks of a chat model.",
     "ranking": "Rank of the target's token among the draft's candidates.",

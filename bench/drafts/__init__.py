@@ -1,0 +1,1 @@
+"""``specdec bench drafts``: drafts of one target beside each other."""
