@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -27,8 +27,8 @@ from specdec.cli.processes import StartError
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 
 
-def tables(sizes: Mapping[str, int], found: Sequence[Figures]) -> list[Table]:
-    """Tokens per round and speeds: a row for each draft."""
+def tables(sizes: Sequence[tuple[str, int]], found: Sequence[Figures]) -> list[Table]:
+    """Tokens per round and speeds: a row for each draft, of this name and number of parameters."""
     made = []
     shown: tuple[tuple[str, Callable[[Figure], str]], ...] = (
         ("Tokens per round, by draft tokens", lambda each: f"{each.length:.2f}"),
@@ -39,7 +39,7 @@ def tables(sizes: Mapping[str, int], found: Sequence[Figures]) -> list[Table]:
         table.add_column("draft", overflow="fold")
         for column in ("parameters", "first right", *map(_name, NUMBERS)):
             table.add_column(column, justify="right", no_wrap=True)
-        for (name, size), figures in zip(sizes.items(), found, strict=True):
+        for (name, size), figures in zip(sizes, found, strict=True):
             row = (show(figures[number]) for number in NUMBERS)
             table.add_row(name, f"{size / 1e6:.2f} M", f"{figures[1].acceptance:.2f}", *row)
         made.append(table)
@@ -61,7 +61,7 @@ def main(
     """Tokens per round and speed over the target alone, by draft and by the number of draft tokens (greedy)."""
     console = Console(highlight=False)
     try:
-        sizes = {draft.name: num_parameters(draft) for draft in drafts}
+        sizes = [(draft.name, num_parameters(draft)) for draft in drafts]
         of_target = num_parameters(target)
         texts = [str(each["text"]) for each in json.loads(prompts.read_text())]
         console.print(f"target: {of_target / 1e6:.2f} M parameters; {os.cpu_count()} cores", markup=False)
@@ -79,7 +79,7 @@ def main(
     if chart:
         from bench.drafts.chart import draw
 
-        draw([size / of_target for size in sizes.values()], found, chart)
+        draw([size / of_target for _, size in sizes], found, chart)
 
 
 if __name__ == "__main__":
