@@ -6,7 +6,6 @@ does not know how a head computes its guesses.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -32,12 +31,6 @@ _MOST_LEVELS = 16
 
 _PASS_ROWS = 1.0
 """A pass of a head costs hardly more than its rows, so a tree grows at its likeliest places one after the other."""
-
-_FIRST = (ROOT, 0)
-"""Parent and rank of the node that every tree has, so that its chance is learnt."""
-
-_GAIN = 0.1
-"""Share of a new time in the mean."""
 
 
 class Guesses(NamedTuple):
@@ -113,7 +106,7 @@ class OwnDrafter(Protocol):
         """Take in a pass, whether it verified an own tree or not."""
 
     def grow(self, growing: Sequence[Growing]) -> list[TokenTree]:
-        """A tree for each sequence; empty where there is none."""
+        """A tree for each sequence, the same whatever the company; empty where there is none."""
 
     def num_rows(self, memory: Any) -> int | None:
         """Rows of the text that are complete in the pool; None: all that the target has."""
@@ -162,7 +155,6 @@ class OwnTrees:
         self.head, self.kind, self.taps = head, head.kind, head.taps
         self._nodes = nodes_of(choices)
         self._chances = AcceptanceModel()
-        self._grown_at = self._pass_s = self._level_s = 0.0  # a pass of the target; the guesses of one level
 
     def open(self, salt: bytes) -> HeadMemory:
         return HeadMemory(AcceptanceModel(self._chances), self.head.open(salt))
@@ -174,24 +166,18 @@ class OwnTrees:
         memory: HeadMemory = passed.memory
         if passed.decision is not None and passed.decision.own:
             memory.chances.observe(passed.decision.own, passed.decision.accepted, ended=True)
-            if self._grown_at:  # the first sequence of the pass
-                self._pass_s = _mean(self._pass_s, time.perf_counter() - self._grown_at)
-                self._grown_at = 0.0
         self.head.learn(passed)
 
     @torch.inference_mode()
     def grow(self, growing: Sequence[Growing]) -> list[TokenTree]:
-        # A right node saves a pass. What is less likely takes longer than it saves. Nodes of static trees count as 1.
-        least = min(1.0, self._level_s / self._pass_s) if self._pass_s else 0.0
         able = self.head.begin(growing)
         try:
             self._guess([(each, ROOT) for each in able])
             places = [self._places(each) for each in able]
-            while self._add_level(able, places, least):
+            while self._add_level(able, places):
                 pass
         finally:
             self.head.end(able)
-        self._grown_at = time.perf_counter()
         return [each.tree for each in growing]
 
     def _places(self, each: Growing) -> Frontier | RankTree:
@@ -199,21 +185,17 @@ class OwnTrees:
             return RankTree(self._nodes)
         return Frontier(each.memory.chances.at_confidence, each.tree, min(each.max_nodes, _MOST_LEVELS))
 
-    def _add_level(self, growing: Sequence[Growing], places: Sequence[Frontier | RankTree], least: float) -> bool:
-        """Add the next children to each tree, after guessing those of their parents. False: all trees are complete.
-        ``least``: the chance of a node at least."""
+    def _add_level(self, growing: Sequence[Growing], places: Sequence[Frontier | RankTree]) -> bool:
+        """Add the next children to each tree, after guessing those of their parents. False: all trees are complete."""
         wanted: list[list[tuple[int, int]]] = []
         lacking: list[tuple[Growing, int]] = []
         for each, open_places in zip(growing, places, strict=True):
             opens = open_places.take(each.max_nodes - len(each.tree), _PASS_ROWS)
-            opens = [found for found in opens if found.chance >= least or found[1:] == _FIRST]
             wanted.append([(found.parent, found.rank) for found in opens])
             parents = dict.fromkeys(found.parent for found in opens)
             lacking += [(each, parent) for parent in parents if parent not in each.guesses]
         if lacking:
-            started = time.perf_counter()
             self._guess(lacking)
-            self._level_s = _mean(self._level_s, time.perf_counter() - started)
         for each, open_places, children_wanted in zip(growing, places, wanted, strict=True):
             new = []
             for parent, rank in children_wanted:
@@ -228,7 +210,3 @@ class OwnTrees:
     def _guess(self, places: Sequence[tuple[Growing, int]]) -> None:
         for (each, node), guesses in zip(places, self.head.guess(places) if places else (), strict=True):
             each.guesses[node] = guesses
-
-
-def _mean(before: float, seconds: float) -> float:
-    return before + _GAIN * (seconds - before) if before else seconds
