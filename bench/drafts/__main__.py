@@ -20,19 +20,20 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.drafts.measuring import CHOSEN, NUMBERS, Figure, Figures, measure, num_parameters
+from bench.drafts.measuring import CHOSEN, NUMBERS, Figure, Figures, by_parameters, measure, num_parameters
 from bench.harness.command import run_benchmark
 from specdec.cli.processes import StartError
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 
 
-def tables(sizes: Sequence[tuple[str, int]], found: Sequence[Figures]) -> list[Table]:
+def tables(sizes: Sequence[tuple[str, int]], of_target: int, found: Sequence[Figures]) -> list[Table]:
     """Tokens per round and speeds: a row for each draft, of this name and number of parameters."""
     made = []
-    shown: tuple[tuple[str, Callable[[Figure], str]], ...] = (
-        ("Tokens per round, by draft tokens", lambda each: f"{each.length:.2f}"),
-        ("Speed over the target alone", lambda each: f"{each.speed:.2f} x"),
+    shown: tuple[tuple[str, Callable[[Figure, int | None, float], str]], ...] = (
+        ("Tokens per round, by draft tokens", lambda each, *_: f"{each.length:.2f}"),
+        ("Speed over the target alone, here", lambda each, *_: f"{each.speed:.2f} x"),
+        ("Speed if passes took as long as they have parameters", _by_parameters),
     )
     for title, show in shown:
         table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
@@ -40,10 +41,14 @@ def tables(sizes: Sequence[tuple[str, int]], found: Sequence[Figures]) -> list[T
         for column in ("parameters", "first right", *map(_name, NUMBERS)):
             table.add_column(column, justify="right", no_wrap=True)
         for (name, size), figures in zip(sizes, found, strict=True):
-            row = (show(figures[number]) for number in NUMBERS)
+            row = (show(figures[number], number, size / of_target) for number in NUMBERS)
             table.add_row(name, f"{size / 1e6:.2f} M", f"{figures[1].acceptance:.2f}", *row)
         made.append(table)
     return made
+
+
+def _by_parameters(figure: Figure, number: int | None, share: float) -> str:
+    return "" if number is CHOSEN else f"{by_parameters(figure, number, share):.2f} x"
 
 
 def _name(number: int | None) -> str:
@@ -71,11 +76,11 @@ def main(
     except (StartError, ValueError) as error:
         console.print(str(error), markup=False)
         raise typer.Exit(1) from error
-    for table in tables(sizes, found):
+    for table in tables(sizes, of_target, found):
         console.print(table)
         console.print()
-    told = "first right: the share of accepted tokens at one draft token; speeds are medians, all texts are equal"
-    console.print(told, style="dim")
+    told = "first right: the share of accepted tokens at one draft token; the chosen number has prompt lookup beside it"
+    console.print(f"{told}; speeds are medians; all texts are equal", style="dim")
     if chart:
         from bench.drafts.chart import draw
 

@@ -9,21 +9,22 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Page
 
-from bench.drafts.measuring import CHOSEN, NUMBERS, Figure, Figures
+from bench.drafts.measuring import CHOSEN, NUMBERS, Figure, Figures, by_parameters
 
 _INK, _FAINT, _GRID = "#22262b", "#7a828c", "#e6e8eb"
-_COLOURS = dict(zip(NUMBERS, ("#a8d5c5", "#5fb397", "#2f7d64", "#1c5142", "#d08a2e"), strict=True))
+_FIXED = [number for number in NUMBERS if number is not CHOSEN]
+_COLOURS = dict(zip(_FIXED, ("#a8d5c5", "#5fb397", "#2f7d64", "#1c5142"), strict=True))
 
 
 def draw(shares: Sequence[float], found: Sequence[Figures], file: Path) -> None:
-    """Draw tokens per round and speed over the draft's ``shares`` of the target's parameters, a line per number of
-    draft tokens."""
+    """Draw tokens per round, and the speed that they allow, over the draft's ``shares`` of the target's parameters: a
+    line per number of draft tokens."""
     page = Page(figsize=(9.6, 3.9), facecolor="white")
     FigureCanvasAgg(page)
     axes = page.subplots(1, 2)
     order = sorted(range(len(shares)), key=shares.__getitem__)
-    _panel(axes[0], "Tokens per round", shares, found, order, lambda each: each.length)
-    _panel(axes[1], "Speed over the target alone", shares, found, order, lambda each: each.speed)
+    _panel(axes[0], "Tokens per round", shares, found, order, lambda each, *_: each.length)
+    _panel(axes[1], "Speed if passes took as long as they have parameters", shares, found, order, by_parameters)
     axes[1].axhline(1, color=_FAINT, linewidth=1, linestyle=":")
     axes[1].legend(frameon=False, fontsize=8.5, labelcolor=_INK, title="draft tokens", title_fontsize=8.5)
     page.tight_layout()
@@ -36,19 +37,18 @@ def _panel(
     shares: Sequence[float],
     found: Sequence[Figures],
     order: Sequence[int],
-    height: Callable[[Figure], float],
+    height: Callable[[Figure, int, float], float],
 ) -> None:
-    for number in NUMBERS:
-        heights = [height(found[place][number]) for place in order]
-        name = "chosen" if number is CHOSEN else str(number)
+    for number in _FIXED:
+        heights = [height(found[place][number], number, shares[place]) for place in order]
         places = [100 * shares[place] for place in order]
-        axes.plot(places, heights, "o-", color=_COLOURS[number], label=name, linewidth=1.8, markersize=5)
+        axes.plot(places, heights, "o-", color=_COLOURS[number], label=str(number), linewidth=1.8, markersize=5)
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK)
     axes.set_xscale("log")
     axes.set_xticks([100 * share for share in shares], [f"{100 * share:.0f} %" for share in shares])
     axes.minorticks_off()
     axes.set_ylim(0)
-    axes.set_xlabel("parameters of the draft, of the target's", fontsize=9, color=_FAINT)
+    axes.set_xlabel("the draft's parameters, in % of the target's", fontsize=9, color=_FAINT)
     axes.tick_params(labelsize=8.5, colors=_FAINT, length=0)
     axes.grid(axis="y", color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)

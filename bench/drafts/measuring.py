@@ -33,6 +33,12 @@ Figures = Mapping[int | None, Figure]
 """By the number of draft tokens."""
 
 
+def by_parameters(figure: Figure, number: int, share: float) -> float:
+    """The speed over the target alone if a pass took as long as its model has parameters, as it does where memory
+    bandwidth is the limit, and messages took no time. ``share``: the draft's parameters over the target's."""
+    return figure.length / (1 + number * share)
+
+
 def num_parameters(model: Path) -> int:
     """The numbers in a checkpoint's tensors. Raises ValueError if there is none."""
     files = sorted(model.glob("*.safetensors"))

@@ -26,18 +26,19 @@ def test_a_checkpoint_has_as_many_parameters_as_its_tensors_have_numbers(tmp_pat
 
 def test_tables_have_a_row_for_each_draft_in_80_columns() -> None:
     text = StringIO()
-    for table in tables([("draft", 310_000), ("draft", 4_300_000)], [figures(1.2), figures(0.8)]):
+    for table in tables([("draft", 1_000_000), ("draft", 5_000_000)], 10_000_000, [figures(1.2), figures(0.8)]):
         Console(file=text, width=80).print(table)
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    assert [line.split()[0] for line in lines if "M  " in line] == ["draft"] * 4
+    assert [line.split()[0] for line in lines if "M  " in line] == ["draft"] * 6
     assert sum("1.20 x" in line for line in lines) == 1
+    assert "2.14 x" in lines[-2], "3 tokens in one pass of the target and four of a tenth"
 
 
 def test_a_chart_is_drawn_whatever_the_order_of_sizes(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     draw([0.3, 0.08], [figures(0.9), figures(1.3)], tmp_path / "drafts.svg")
-    assert "Speed over the target alone" in (tmp_path / "drafts.svg").read_text()
+    assert "Tokens per round" in (tmp_path / "drafts.svg").read_text()
 
 
 @pytest.mark.slow
