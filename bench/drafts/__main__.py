@@ -9,7 +9,6 @@ the target alone. All texts must be equal. The drafts share this machine with th
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +19,16 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.drafts.measuring import CHOSEN, NUMBERS, Figure, Figures, by_parameters, measure, num_parameters
+from bench.drafts.measuring import (
+    CHOSEN,
+    NUMBERS,
+    Figure,
+    Figures,
+    by_parameters,
+    measure,
+    num_parameters,
+    read_prompts,
+)
 from bench.harness.command import run_benchmark
 from specdec.cli.processes import StartError
 
@@ -33,7 +41,7 @@ def tables(sizes: Sequence[tuple[str, int]], of_target: int, found: Sequence[Fig
     shown: tuple[tuple[str, Callable[[Figure, int | None, float], str]], ...] = (
         ("Tokens per round, by draft tokens", lambda each, *_: f"{each.length:.2f}"),
         ("Speed over the target alone, here", lambda each, *_: f"{each.speed:.2f} x"),
-        ("Speed if passes took as long as they have parameters", _by_parameters),
+        ("Speed where time grows with parameters", _by_parameters),
     )
     for title, show in shown:
         table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
@@ -68,7 +76,7 @@ def main(
     try:
         sizes = [(draft.name, num_parameters(draft)) for draft in drafts]
         of_target = num_parameters(target)
-        texts = [str(each["text"]) for each in json.loads(prompts.read_text())]
+        texts = read_prompts(prompts)
         console.print(f"target: {of_target / 1e6:.2f} M parameters; {os.cpu_count()} cores", markup=False)
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task("Asking", total=1 + len(texts))

@@ -24,7 +24,7 @@ def draw(shares: Sequence[float], found: Sequence[Figures], file: Path) -> None:
     axes = page.subplots(1, 2)
     order = sorted(range(len(shares)), key=shares.__getitem__)
     _panel(axes[0], "Tokens per round", shares, found, order, lambda each, *_: each.length)
-    _panel(axes[1], "Speed if passes took as long as they have parameters", shares, found, order, by_parameters)
+    _panel(axes[1], "Speed where time grows with parameters", shares, found, order, by_parameters)
     axes[1].axhline(1, color=_FAINT, linewidth=1, linestyle=":")
     axes[1].legend(frameon=False, fontsize=8.5, labelcolor=_INK, title="draft tokens", title_fontsize=8.5)
     page.tight_layout()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,17 @@ def num_parameters(model: Path) -> int:
     return total
 
 
+def read_prompts(file: Path) -> list[str]:
+    """Raises ValueError for a file of another form, or without a prompt."""
+    try:
+        texts = [str(each["text"]) for each in json.loads(file.read_text())]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f'{file} is no JSON list of {{"text": ...}}: {error!r}') from error
+    if not texts:
+        raise ValueError(f"{file} has no prompt")
+    return texts
+
+
 async def measure(
     target: Path, drafts: Sequence[Path], prompts: Sequence[str], tokens: int, threads: int, done: Callable[[], None]
 ) -> list[Figures]:
@@ -74,7 +86,8 @@ async def measure(
                         raise ValueError(f"the texts of a prompt differ: {prompt[:60]}")
                     accepted, drafted = stats.num_accepted_tokens, stats.num_draft_tokens
                     found = Figure(accepted / max(drafted, 1), len(text) / stats.num_rounds, seconds / own_seconds)
-                    figures[number] += [found] * bool(place)
+                    if place:
+                        figures[number].append(found)
             done()
     return [{number: _typical(some) for number, some in figures.items()} for figures in told]
 

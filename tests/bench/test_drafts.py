@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bench.drafts.__main__ import tables
 from bench.drafts.chart import draw
-from bench.drafts.measuring import NUMBERS, Figure, Figures, measure, num_parameters
+from bench.drafts.measuring import NUMBERS, Figure, Figures, measure, num_parameters, read_prompts
 from tests.checkout import DEMO
 
 
@@ -22,6 +22,15 @@ def test_a_checkpoint_has_as_many_parameters_as_its_tensors_have_numbers(tmp_pat
     assert num_parameters(DEMO / "draft") == 926_336
     with pytest.raises(ValueError, match="is no checkpoint"):
         num_parameters(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '["def"]', "def", '[{"prompt": "def"}]'])
+def test_a_file_without_prompts_is_refused(content: str, tmp_path: Path) -> None:
+    assert len(read_prompts(DEMO / "prompts.json")) > 20
+    (tmp_path / "prompts.json").write_text(content)
+    for file in ("prompts.json", "none.json"):
+        with pytest.raises(ValueError, match=file):
+            read_prompts(tmp_path / file)
 
 
 def test_tables_have_a_row_for_each_draft_in_80_columns() -> None:
