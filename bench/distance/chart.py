@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from bench.distance.modes import ADAPTIVE, AHEAD, ALONE, is_fixed
 from bench.distance.row import Row
 from bench.distance.table import sections
+from bench.harness.chart_style import INK, style_lines
 
-_INK, _FAINT, _GRID = "#22262b", "#7a828c", "#e6e8eb"
 _NAMED = {AHEAD.name: "#1f6fb5", ALONE.name: "#7a828c", ADAPTIVE.name: "#d08a2e"}
 _FIXED = ("#a8d5c5", "#5fb397", "#2f7d64", "#1c5142")
 _BLOCK = ("#d9b8dd", "#b07ab8", "#7d4488", "#55285f")
@@ -29,18 +29,17 @@ def draw(rows: Sequence[Row], labels: Mapping[str, str], file: Path) -> None:
     FigureCanvasAgg(figure)
     left = 0.3 / width
     title = "Tokens per second with the draft at a distance"
-    figure.text(left, 1 - 0.3 / height, title, fontsize=15, fontweight="bold", color=_INK, va="center")
+    figure.text(left, 1 - 0.3 / height, title, fontsize=15, fontweight="bold", color=INK, va="center")
     for place, (pair, temperature, some) in enumerate(panels):
         column, line = place % columns, place // columns
         top = height - header - 3.9 * line
         axes = figure.add_axes(((6.1 * column + 0.6) / width, (top - 3.35) / height, 4.1 / width, 3.0 / height))
         label = labels[pair].partition(":")[0]
-        axes.set_title(f"{label}, T = {temperature:g}", loc="left", fontsize=11, fontweight="bold", color=_INK)
-        _panel(axes, some, _colours([row.mode for row in rows if row.pair == pair]))
+        _panel(axes, f"{label}, T = {temperature:g}", some, _colours([row.mode for row in rows if row.pair == pair]))
     figure.savefig(file, dpi=160)
 
 
-def _panel(axes: Axes, rows: Sequence[Row], colours: Mapping[str, str]) -> None:
+def _panel(axes: Axes, title: str, rows: Sequence[Row], colours: Mapping[str, str]) -> None:
     farthest_ms = max(row.round_trip_ms or 0.0 for row in rows)
     ends: dict[str, float] = {}
     for mode in dict.fromkeys(row.mode for row in rows):
@@ -67,13 +66,7 @@ def _panel(axes: Axes, rows: Sequence[Row], colours: Mapping[str, str]) -> None:
             arrowprops={"arrowstyle": "-", "color": colours[mode], "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0},
         )
     axes.set_xticks(sorted({row.round_trip_ms or 0.0 for row in rows} - {1.0}))
-    axes.set_xlabel("round trip to the draft, ms", fontsize=9, color=_FAINT)
-    axes.tick_params(labelsize=8.5, colors=_FAINT, length=0)
-    axes.grid(axis="y", color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color("#d5d9de")
+    style_lines(axes, title, "round trip to the draft, ms")
 
 
 def _colours(of_rows: Sequence[str]) -> dict[str, str]:

@@ -10,8 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Page
 
 from bench.drafts.measuring import CHOSEN, NUMBERS, Figure, Figures, by_parameters
+from bench.harness.chart_style import FAINT, INK, style_lines
 
-_INK, _FAINT, _GRID = "#22262b", "#7a828c", "#e6e8eb"
 _FIXED = [number for number in NUMBERS if number is not CHOSEN]
 _COLOURS = dict(zip(_FIXED, ("#a8d5c5", "#5fb397", "#2f7d64", "#1c5142"), strict=True))
 
@@ -25,8 +25,8 @@ def draw(shares: Sequence[float], found: Sequence[Figures], file: Path) -> None:
     order = sorted(range(len(shares)), key=shares.__getitem__)
     _panel(axes[0], "Tokens per round", shares, found, order, lambda each, *_: each.length)
     _panel(axes[1], "Speed where time grows with parameters", shares, found, order, by_parameters)
-    axes[1].axhline(1, color=_FAINT, linewidth=1, linestyle=":")
-    axes[1].legend(frameon=False, fontsize=8.5, labelcolor=_INK, title="draft tokens", title_fontsize=8.5)
+    axes[1].axhline(1, color=FAINT, linewidth=1, linestyle=":")
+    axes[1].legend(frameon=False, fontsize=8.5, labelcolor=INK, title="draft tokens", title_fontsize=8.5)
     page.tight_layout()
     page.savefig(file, dpi=160)
 
@@ -43,15 +43,8 @@ def _panel(
         heights = [height(found[place][number], number, shares[place]) for place in order]
         places = [100 * shares[place] for place in order]
         axes.plot(places, heights, "o-", color=_COLOURS[number], label=str(number), linewidth=1.8, markersize=5)
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK)
     axes.set_xscale("log")
     axes.set_xticks([100 * share for share in shares], [f"{100 * share:.0f} %" for share in shares])
     axes.minorticks_off()
     axes.set_ylim(0)
-    axes.set_xlabel("the draft's parameters, in % of the target's", fontsize=9, color=_FAINT)
-    axes.tick_params(labelsize=8.5, colors=_FAINT, length=0)
-    axes.grid(axis="y", color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color("#d5d9de")
+    style_lines(axes, title, "the draft's parameters, in % of the target's")

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from bench.harness.chart_style import FAINT, INK
 from bench.peers.contender import Kind
 from bench.peers.measuring import Row
 from bench.peers.table import best_peer
@@ -23,7 +24,6 @@ _COLOURS = {
     Kind.ALONE: "#8fb8de",
     Kind.OURS: "#1f6fb5",
 }
-_INK, _FAINT = "#22262b", "#7a828c"
 
 
 def draw(rows: Sequence[Row], title: str, subtitle: str, file: Path) -> None:
@@ -36,15 +36,15 @@ def draw(rows: Sequence[Row], title: str, subtitle: str, file: Path) -> None:
     height = header + footer + sum(bar * count for count in heights) + gap * len(heights)
     figure = Figure(figsize=(9.5, height), facecolor="white")
     FigureCanvasAgg(figure)
-    figure.text(0.025, 1 - 0.32 / height, title, fontsize=15, fontweight="bold", color=_INK, va="center")
-    figure.text(0.025, 1 - 0.62 / height, subtitle, fontsize=9.5, color=_FAINT, va="center")
+    figure.text(0.025, 1 - 0.32 / height, title, fontsize=15, fontweight="bold", color=INK, va="center")
+    figure.text(0.025, 1 - 0.62 / height, subtitle, fontsize=9.5, color=FAINT, va="center")
     top = height - header
     for (streams, block), count in zip(blocks.items(), heights, strict=True):
         top -= gap * 0.62
         size = bar * count
         axes = figure.add_axes((0.21, (top - size) / height, 0.765, size / height))
         heading = "1 request" if streams == 1 else f"{streams} requests at a time"
-        figure.text(0.025, (top + 0.13) / height, heading, fontsize=11, fontweight="bold", color=_INK, va="center")
+        figure.text(0.025, (top + 0.13) / height, heading, fontsize=11, fontweight="bold", color=INK, va="center")
         _panel(axes, block)
         top -= size + gap * 0.38
     figure.savefig(file, dpi=160)
@@ -58,7 +58,7 @@ def _panel(axes: Axes, block: Sequence[Row]) -> None:
     for place, row in zip(places, block, strict=True):
         if len(row.runs) > 1:
             values = [run.tokens_per_s for run in row.runs]
-            axes.plot(values, [place] * len(values), "o", markersize=2.6, color=_INK, alpha=0.45, markeredgewidth=0)
+            axes.plot(values, [place] * len(values), "o", markersize=2.6, color=INK, alpha=0.45, markeredgewidth=0)
     peer = best_peer(block)
     for place, row in zip(places, block, strict=True):
         label = f"{row.tokens_per_s:.0f}" if row.tokens_per_s >= 100 else f"{row.tokens_per_s:.1f}"
@@ -71,10 +71,10 @@ def _panel(axes: Axes, block: Sequence[Row]) -> None:
             textcoords="offset points",
             va="center",
             fontsize=9,
-            color=_INK,
+            color=INK,
             fontweight="bold" if row.kind is Kind.OURS else "normal",
         )
-    axes.set_yticks(places, [str(row.kind) for row in block], fontsize=9, color=_INK)
+    axes.set_yticks(places, [str(row.kind) for row in block], fontsize=9, color=INK)
     axes.set_xlim(0, max(max(run.tokens_per_s for run in row.runs) for row in block) * 1.5)
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
