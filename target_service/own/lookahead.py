@@ -20,15 +20,22 @@ from target_service.verifier import MOST_OWN_NODES
 Gram = tuple[int, ...]
 
 
+_MOST_FIRST_TOKENS = 4096
+"""Of the n-grams of a text: about 4 MiB by default. Those with the first token that was seen longest ago are forgotten."""
+
+
 class Pool:
     """The n-grams that were seen: of each first token the ``size`` latest ones, without that token."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._grams: dict[int, OrderedDict[Gram, None]] = {}
+        self._grams: OrderedDict[int, OrderedDict[Gram, None]] = OrderedDict()
 
     def add(self, gram: Sequence[int]) -> None:
         found = self._grams.setdefault(gram[0], OrderedDict())
+        self._grams.move_to_end(gram[0])
+        if len(self._grams) > _MOST_FIRST_TOKENS:
+            self._grams.popitem(last=False)
         found[tuple(gram[1:])] = None
         found.move_to_end(tuple(gram[1:]))
         if len(found) > self._size:

@@ -9,7 +9,7 @@ import pytest
 
 from specdec.core.tree import ROOT, TokenTree
 from specdec.speculation.verification import descend
-from target_service.own.lookahead import Lookahead, Window, _random
+from target_service.own.lookahead import Lookahead, Pool, Window, _random
 from target_service.own.own_trees import Growing, Passed
 from target_service.verifier import Decision
 
@@ -92,6 +92,16 @@ def test_the_tokens_of_each_round_are_those_of_the_paper(width: int, length: int
         assert {token: list(reversed(window.pool.after(token))) for token in paper.pool} == paper.pool
         ids, rounds = [*ids, *expected], rounds + 1
     assert rounds < 380  # it pays
+
+
+def test_a_long_text_has_the_n_grams_of_its_latest_tokens():
+    pool = Pool(2)
+    for token in range(100_000):
+        pool.add([token % 50_000, token, token])
+    found = [token for token in range(50_000) if pool.after(token)]
+    assert found == list(range(50_000 - len(found), 50_000))
+    assert 1000 < len(found) < 10_000
+    assert pool.after(49_999) == [(99_999, 99_999)]
 
 
 def test_rounds_of_other_trees_leave_the_window_as_it_is():
