@@ -21,7 +21,7 @@ Gram = tuple[int, ...]
 
 
 _MOST_FIRST_TOKENS = 4096
-"""Of the n-grams of a text: about 4 MiB by default. Those with the first token that was seen longest ago are forgotten."""
+"""Of the n-grams of a text: about 4 MiB by default. What began with the oldest first token goes."""
 
 
 class Pool:
