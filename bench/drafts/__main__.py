@@ -30,9 +30,8 @@ from bench.drafts.measuring import (
     read_prompts,
 )
 from bench.harness.command import run_benchmark
+from specdec.cli.demo import MODELS
 from specdec.cli.processes import StartError
-
-DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 
 
 def tables(sizes: Sequence[tuple[str, int]], of_target: int, found: Sequence[Figures]) -> list[Table]:
@@ -65,8 +64,8 @@ def _name(number: int | None) -> str:
 
 def main(
     drafts: Annotated[list[Path], typer.Argument(help="checkpoints with the target's vocabulary")],
-    target: Annotated[Path, typer.Option(help="checkpoint")] = DEMO / "target",
-    prompts: Annotated[Path, typer.Option(help='JSON: a list of {"text": ...}')] = DEMO / "prompts.json",
+    target: Annotated[Path, typer.Option(help="checkpoint")] = MODELS / "target",
+    prompts: Annotated[Path, typer.Option(help='JSON: a list of {"text": ...}')] = MODELS / "prompts.json",
     tokens: Annotated[int, typer.Option(min=2, help="tokens of each text")] = 64,
     threads: Annotated[int, typer.Option(min=1, help="of each model")] = 2,
     chart: Annotated[Path | None, typer.Option(help="file to draw the figures into, such as drafts.png")] = None,

@@ -9,11 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Page
 
-from bench.drafts.measuring import CHOSEN, NUMBERS, Figure, Figures, by_parameters
+from bench.drafts.measuring import FIXED, Figure, Figures, by_parameters
 from bench.harness.chart_style import FAINT, INK, style_lines
 
-_FIXED = [number for number in NUMBERS if number is not CHOSEN]
-_COLOURS = dict(zip(_FIXED, ("#a8d5c5", "#5fb397", "#2f7d64", "#1c5142"), strict=True))
+_COLOURS = dict(zip(FIXED, ("#a8d5c5", "#5fb397", "#2f7d64", "#1c5142"), strict=True))
 
 
 def draw(shares: Sequence[float], found: Sequence[Figures], file: Path) -> None:
@@ -39,7 +38,7 @@ def _panel(
     order: Sequence[int],
     height: Callable[[Figure, int, float], float],
 ) -> None:
-    for number in _FIXED:
+    for number in FIXED:
         heights = [height(found[place][number], number, shares[place]) for place in order]
         places = [100 * shares[place] for place in order]
         axes.plot(places, heights, "o-", color=_COLOURS[number], label=str(number), linewidth=1.8, markersize=5)

@@ -17,7 +17,9 @@ from bench.harness.deployment import Processes
 from specdec.client import Client
 
 CHOSEN = None
-NUMBERS = (1, 2, 4, 8, CHOSEN)
+FIXED = (1, 2, 4, 8)
+NUMBERS = (*FIXED, CHOSEN)
+"""Of draft tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,8 @@ async def measure(
         clients: list[Client] = []
         for draft in drafts:
             of_draft = (await made.model("draft_service", f"--model={draft}", *shared)).address
-            clients.append(
-                (await made.orchestrator(f"--target={at}", f"--tokenizer={target}", f"--draft={of_draft}"))[1]
-            )
+            _, client = await made.orchestrator(f"--target={at}", f"--tokenizer={target}", f"--draft={of_draft}")
+            clients.append(client)
         told: list[dict[int | None, list[Figure]]] = [{number: [] for number in NUMBERS} for _ in drafts]
         for place, prompt in enumerate([prompts[0], *prompts]):  # the first one warms up
             seconds, alone, _ = await _ask(clients[0], prompt, tokens, 0)
@@ -93,7 +94,7 @@ async def measure(
 
 
 async def _ask(client: Client, prompt: str, tokens: int, number: int | None) -> tuple[float, list[int], Any]:
-    fixed = {} if number is None else {"num_draft_tokens": number}
+    fixed = {} if number is CHOSEN else {"num_draft_tokens": number}
     started = time.perf_counter()
     [sample] = await client.generate(text=prompt, max_tokens=tokens, temperature=0.0, ignore_eos=True, **fixed)
     return time.perf_counter() - started, list(sample.token_ids), sample.finish.speculation

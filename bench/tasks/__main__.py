@@ -76,7 +76,7 @@ def main(
     for table in tables(figures):
         console.print(table)
         console.print()
-    console.print("tokens per pass are means, speeds are medians, by turns; all texts are equal", style="dim")
+    console.print("medians and means are over turns; all texts are equal", style="dim")
     if chart:
         from bench.tasks.chart import draw
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,9 +36,10 @@ def output_of(
         own = own[:vocab_size]
     if own.shape != (len(ids), width):
         raise ValueError(f"the output of the head {files.name} has the shape {tuple(own.shape)}")
-    first = sorted({token: row for row, token in reversed([*enumerate(ids.tolist())])}.values())
+    _, first = np.unique(ids.cpu().numpy(), return_index=True)
     if len(first) < len(ids):  # rows of padding: siblings of a tree have different tokens
-        own, ids = own[first], ids[first]
+        kept = np.sort(first)
+        own, ids = own[kept], ids[kept]
     return linear(own, None, weight), ids
 
 

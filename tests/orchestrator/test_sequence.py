@@ -15,7 +15,7 @@ from specdec.core.rounds import CACHE_SALT, TRANSFORMS, Verdict
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from tests import checkout
-from tests.orchestrator.test_text import mixed
+from tests.orchestrator.streamed_text import mixed
 
 MIXED = mixed()
 TOKENIZER = Tokenizer.from_file(str(checkout.TOKENIZER))

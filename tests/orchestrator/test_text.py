@@ -1,114 +1,23 @@
-"""Streaming text: never half a character, never part of a stop string, ids only after all of their text."""
+"""Streaming text: never half a character, and ids only after all of their text."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from orchestrator.text import Origin, Output, Piece
-from tests.checkout import TOKENIZER
-
-END = 0  # <|endoftext|>, special: without text
-
-
-def demo() -> Tokenizer:
-    return Tokenizer.from_file(str(TOKENIZER))
-
-
-def sentencepiece() -> Tokenizer:
-    """As Llama 2 has it: words with a leading "▁", and every byte as a token of its own."""
-    words = ["<s>", "▁", "▁the", "▁a", "a", "b", "▁b", "\n", "é", "▁日"]
-    vocab = {word: index for index, word in enumerate(words)}
-    vocab |= {f"<0x{byte:02X}>": len(vocab) + byte for byte in range(256)}
-    made = Tokenizer(models.BPE(vocab, [], byte_fallback=True, unk_token="<s>"))
-    made.add_special_tokens([AddedToken("<s>", special=True)])
-    made.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return made
-
-
-def mixed() -> Tokenizer:
-    """Byte-level with tokens that hold a whole character and part of the next, as GPT-2's has."""
-    # In the byte-level alphabet: Ġ is a space, ð Ł ĺ Ģ the four bytes of 😀, Ã © those of é.
-    words = ["a", "b", "Ġ", "ð", "Ł", "ĺ", "Ģ", "Ã", "©", "Ġð", "að", "©a", "Ģb", "ŁĺĢ", "©Ã"]
-    made = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, []))
-    made.decoder = decoders.ByteLevel()
-    return made
-
-
-TOKENIZERS = {"demo": demo(), "sentencepiece": sentencepiece(), "mixed": mixed()}
-SIZES = {name: max(t.get_vocab().values()) + 1 for name, t in TOKENIZERS.items()}
-FIRST_BYTE = TOKENIZERS["sentencepiece"].token_to_id("<0x00>")
-SNIPPETS = ["def f(x):", "\n", "  ", "é", "e\u0301", "😀", "👩‍👩‍👧", "日本語", "ß", "\u200d", "return", "\ufffd"]
-
-
-def whole(tokenizer: Tokenizer, ids: list[int]) -> str | None:
-    """The text of the ids; None while its end is not a whole character."""
-    text = tokenizer.decode(ids, skip_special_tokens=True)
-    return None if text.endswith("\ufffd") else text
-
-
-def reference(tokenizer: Tokenizer, ids: list[int], stops: list[str]) -> tuple[str, list[int], list[int], str | None]:
-    """Text, ids, text ends and the stop found, by decoding everything again after every token."""
-    text, ends = "", []
-    for count in range(1, len(ids) + 1):
-        now = whole(tokenizer, ids[:count])
-        ends.append(None)
-        if now is None or now == text:
-            continue
-        text = now
-        ends = [len(text) if end is None else end for end in ends]
-        if found := [(text.find(stop), stop) for stop in stops if stop in text]:
-            start, stop = min(found)
-            kept = sum(end <= start for end in ends)
-            return text[:start], ids[:kept], ends[:kept], stop
-    full = tokenizer.decode(ids, skip_special_tokens=True)
-    if full.startswith(text):
-        text += full[len(text) :].rstrip("\ufffd")
-    if found := [(text.find(stop), stop) for stop in stops if stop in text]:
-        start, stop = min(found)
-        kept = sum(end is not None and end <= start for end in ends)
-        return text[:start], ids[:kept], ends[:kept], stop
-    return text, ids, [len(text) if end is None else end for end in ends], None
-
-
-def stream(tokenizer: Tokenizer | None, ids: list[int], stops=(), prompt=(), take_every: int = 1):
-    """Text, ids, text ends and the stop, as a client puts the pieces together; and the pieces."""
-    output, pieces, stop = Output(tokenizer, list(prompt), list(stops)), [], None
-    for number, token_id in enumerate(ids):
-        stop = output.push(token_id, Origin.DRAFT)
-        if stop is not None:
-            break
-        if number % take_every == 0:
-            pieces.append(output.take())
-    else:
-        stop = output.finish()
-    pieces.append(output.take(finished=True))
-    text = "".join(piece.text for piece in pieces)
-    sent = [token_id for piece in pieces for token_id in piece.token_ids]
-    ends = [end for piece in pieces for end in piece.text_ends]
-    return text, sent, ends, stop, pieces
-
-
-@st.composite
-def texts(draw, name: str) -> list[int]:
-    """Ids of sensible text, mixed with ids at random and with single bytes."""
-    tokenizer, ids = TOKENIZERS[name], []
-    for _ in range(draw(st.integers(0, 5))):
-        if name == "sentencepiece":
-            # Its decoder takes back a run of bytes once one that is no UTF-8 follows: see the test of that.
-            snippet = draw(st.sampled_from(SNIPPETS)).encode()
-            ids += [FIRST_BYTE + byte for byte in snippet] + draw(st.lists(st.integers(0, FIRST_BYTE - 1), max_size=4))
-        elif name == "demo" and draw(st.booleans()):
-            ids += tokenizer.encode(draw(st.sampled_from(SNIPPETS))).ids
-        elif name == "demo" and draw(st.booleans()):
-            ids += draw(st.lists(st.integers(1, 260), max_size=4))
-        else:
-            ids += draw(st.lists(st.integers(0, SIZES[name] - 1), max_size=4))
-    return ids
+from tests.orchestrator.streamed_text import (
+    END,
+    FIRST_BYTE,
+    SIZES,
+    TOKENIZERS,
+    reference,
+    sentencepiece,
+    stream,
+    texts,
+    whole,
+)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -143,26 +52,6 @@ def test_no_character_is_split_and_no_id_comes_before_its_text(name, data):
         assert text.startswith(tokenizer.decode(ids[:num_ids], skip_special_tokens=True))
         if whole(tokenizer, ids[:count]) is not None and text and ids[count - 1] != END:
             assert num_ids == count, "nothing is held back without a reason"
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-@given(data=st.data())
-def test_the_earliest_stop_string_wins_and_nothing_of_it_is_shown(name, data):
-    tokenizer, ids = TOKENIZERS[name], data.draw(texts(name))
-    full = tokenizer.decode(ids, skip_special_tokens=True)
-    stops = []
-    for _ in range(data.draw(st.integers(1, 3))):
-        start = data.draw(st.integers(0, max(0, len(full) - 1)))
-        length = data.draw(st.integers(1, 6))
-        stops.append(full[start : start + length] or "x")
-    stops += data.draw(st.lists(st.sampled_from(["ab", "aa", "\n\n", "é", "zz"]), max_size=2))
-    text, sent, ends, stop, pieces = stream(tokenizer, ids, stops, take_every=data.draw(st.integers(1, 3)))
-    assert (text, sent, ends, stop) == reference(tokenizer, ids, stops)
-    shown = ""
-    for piece in pieces:
-        shown += piece.text
-        assert text.startswith(shown), "a part of the stop string was shown"
-    assert not any(s in text for s in stops)
 
 
 @pytest.mark.parametrize("name", ["demo", "sentencepiece"])
@@ -270,59 +159,6 @@ def test_whole_characters_before_half_a_one_at_the_end_are_shown():
     assert output.take().token_ids == (a,), "it may still become something else"
     assert output.finish() is None
     assert output.take(finished=True) == Piece("é", (half, both), (Origin.DRAFT,) * 2, (2, 2))
-
-
-def test_a_stop_string_that_shares_its_last_token_with_half_a_character_is_found_at_the_end():
-    tokenizer = TOKENIZERS["mixed"]
-    ids = [tokenizer.token_to_id(token) for token in ("a", "b", "Ã", "©Ã")]
-    assert stream(tokenizer, ids, ["bé"])[:4] == ("a", ids[:1], [1], "bé")
-
-
-@pytest.mark.parametrize("received", [False, True])
-def test_of_a_long_output_only_what_is_unsent_or_in_reach_of_a_stop_string_is_kept(received):
-    tokenizer = TOKENIZERS["demo"]
-    ids = tokenizer.encode("abcdefgh").ids * 500
-    output = Output(tokenizer, [], ["xyz", "gh" * 20 + "x"])
-    ends: list[int] = []
-    for token_id in ids:
-        output.push(token_id, Origin.DRAFT)
-        ends += output.take().text_ends
-        assert max(len(kept) for kept in vars(output).values() if isinstance(kept, str)) < 100
-    if received:
-        output.skip()
-    last = [stop for token_id in tokenizer.encode("gh" * 30 + "x").ids if (stop := output.push(token_id, Origin.DRAFT))]
-    assert last == ["gh" * 20 + "x"]
-    ends += output.take(finished=True).text_ends
-    assert ends == sorted(ends)
-    assert ends[-1] <= len(tokenizer.decode(ids)) + 20
-
-
-def test_what_may_become_a_stop_string_waits_and_is_shown_when_it_does_not():
-    tokenizer = TOKENIZERS["demo"]
-    a, b, c = (tokenizer.encode(letter).ids for letter in "abc")
-    output = Output(tokenizer, [], ["abc"])
-    for letter in (a, b):
-        assert output.push(letter[0], Origin.DRAFT) is None
-        assert output.take() == Piece()
-    assert output.push(a[0], Origin.DRAFT) is None
-    assert output.take().text == "ab"
-    assert output.push(b[0], Origin.DRAFT) is None
-    assert output.push(c[0], Origin.DRAFT) == "abc"
-    assert output.take(finished=True) == Piece()
-
-
-def test_of_overlapping_stop_strings_the_one_that_begins_first_wins():
-    tokenizer = TOKENIZERS["demo"]
-    ids = tokenizer.encode("return self").ids
-    text, _, _, stop, _ = stream(tokenizer, ids, ["self", "urn s", "n se"])
-    assert (text, stop) == ("ret", "urn s")
-
-
-def test_a_tail_held_back_comes_at_the_end_if_no_stop_string_came_of_it():
-    tokenizer = TOKENIZERS["demo"]
-    text, sent, _, stop, pieces = stream(tokenizer, ids := tokenizer.encode("xab").ids, ["abc"])
-    assert (text, sent, stop) == ("xab", ids, None)
-    assert "".join(piece.text for piece in pieces[:-1]) == "x"
 
 
 def test_special_tokens_have_no_text():

@@ -88,7 +88,7 @@ class KnownTable(Recycling):
     def __init__(self, vocab_size: int, text: Sequence[int]) -> None:
         super().__init__(vocab_size)
         self._table = table = Table(vocab_size)
-        table.logits[:] = np.arange(0, -8, -1) * 0.1
+        table.tokens[:], table.logits[:] = np.arange(8), np.arange(0, -8, -1) * 0.1
         for token, following in pairwise(text):
             others = [each for each in table.tokens[token] if each != following]
             table.tokens[token], table.known[token] = [following, *others[:7]], True

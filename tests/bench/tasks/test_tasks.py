@@ -21,7 +21,7 @@ from bench.tasks.chart import draw
 from bench.tasks.methods import ALONE, METHODS, beside_flag, chosen
 from bench.tasks.questions import Question, read_questions
 from bench.tasks.serving import count_help
-from bench.tasks.table import figures_of, tables
+from bench.tasks.table import Figure, figures_of, tables
 from draft_service.drafters.ngram_model import NgramModel, OwnText, ranked
 from specdec.cli.fetch import SmolLm2
 from specdec.runner.vocabulary import read_tokenizer, read_vocabulary
@@ -122,27 +122,30 @@ def test_a_figure_is_the_median_over_questions_beside_the_target_alone() -> None
     for seconds in (1.0, 2.0, 4.0):
         found += [Answered("qa", ALONE, seconds, 20, 20), Answered("qa", "draft", seconds / 2, 20, 10)]
     found[-1] = Answered("qa", "draft", 400.0, 20, 5)
-    length, speed = figures_of(found)["qa"]["draft"]
+    length, speed, speed_of_all = figures_of(found)["qa"]["draft"]
     assert speed == 2.0
+    assert speed_of_all == 7 / 401.5
     assert length == pytest.approx((2 + 2 + 4) / 3)
 
 
 def test_the_tables_fit_80_columns_with_every_method_and_the_tasks_of_spec_bench() -> None:
     tasks = [f"{word}_{number}" for number, word in enumerate(["summarization", "qa", "math_reasoning"] * 4)]
-    figures = {task: dict.fromkeys(METHODS, (3.25, 1.5)) | {"all": (4.25, 1.2)} for task in (*tasks, "rag")}
+    one, every = Figure(3.25, 1.5, 1.6), Figure(4.25, 1.2, 0.8)
+    figures = {task: dict.fromkeys(METHODS, one) | {"all": every} for task in (*tasks, "rag")}
     shown = StringIO()
     for table in tables(figures):
         Console(file=shown, width=80).print(table)
     lines = [line.split() for line in shown.getvalue().splitlines()]
     assert ["head", "and", "draft", *["1.50"] * 13] in lines
     assert ["recycling", *["3.25"] * 13] in lines
-    assert ["all", "/", "best", *["0.80"] * 13] in lines
+    for ratio in ("0.80", "0.50"):
+        assert ["all", "/", "best", *[ratio] * 13] in lines
 
 
 @pytest.mark.parametrize(("name", "start"), [("t.png", b"\x89PNG"), ("t.svg", b"<?xml")])
 def test_the_chart_is_drawn(name: str, start: bytes, tmp_path: Path) -> None:
     draw(
-        {"qa": {"lookup": (1.2, 1.1), "head": (2.0, 0.5)}, "math": {"lookup": (1.0, 1.0), "head": (2.4, 1.7)}},
+        {task: {"lookup": Figure(1.2, 1.1, 1.1), "head": Figure(2.0, 0.5, 0.6)} for task in ("qa", "math")},
         "",
         tmp_path / name,
     )
