@@ -19,13 +19,16 @@ async def equal_texts(
     """Ask a cluster all prompts at once, every second one at temperature 1, and a share of them also to be cancelled.
     ``more``: further fields of each. Returns how many tokens were proposed, and how many accepted."""
     rng = random.Random(3)
+    # Drawn here, where the order is always the same.
+    drawn = [(rng.random() < cancelled, rng.randint(1, 6)) for _ in prompts]
 
     async def one(number: int, prompt: str) -> tuple[int, int]:
+        is_cancelled, num_draft_tokens = drawn[number]
         asked = {"text": prompt, "seed": number, "temperature": float(number % 2), "max_tokens": 40, **more(number)}
-        if rng.random() < cancelled:
+        if is_cancelled:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(found.client.generate(**asked, num_draft_tokens=4), 0.05)
-        [sample] = await found.client.generate(**asked, num_draft_tokens=rng.randint(1, 6))
+        [sample] = await found.client.generate(**asked, num_draft_tokens=num_draft_tokens)
         [alone] = await found.client.generate(**asked, num_draft_tokens=0)
         assert sample.token_ids == alone.token_ids
         stats = sample.finish.speculation

@@ -181,7 +181,8 @@ async def test_the_text_is_the_targets(translation: Translation, one_by_one: boo
     verifier, other = LmVerifier(load("target", "float32")), drafter(translation, one_by_one, spoils)
     async with cluster([verifier], [other], tokenizer=str(TARGET), num_ahead_tokens=8) as found:
         proposed, accepted = await equal_texts(found, PROMPTS, 0.3, more)
-        assert spoils is not None or accepted > 0.2 * proposed > 10
+        # A random draft has next to nothing accepted.
+        assert spoils is not None or accepted > 0.1 * proposed > 10
         await found.settled()
 
 
