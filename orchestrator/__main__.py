@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 async def serve(settings: OrchestratorSettings) -> None:
     server = OrchestratorServer(settings)
     await server.start()
+    server.prepare()
     freeze_garbage()
     log.info("serving", extra={"address": settings.address(server.port)})
     try:

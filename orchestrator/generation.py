@@ -34,7 +34,6 @@ from orchestrator.target_client import TargetClient
 from orchestrator.telemetry.metrics import Metrics
 from orchestrator.telemetry.round_clock import PARTS, RoundClock, Split
 from orchestrator.text import Piece, pieces_of
-from orchestrator.tokenizer.grammars import Grammars
 from orchestrator.workers import Workers
 from specdec.core.noise import derive_seed
 from specdec.core.rounds import Logprobs, ModelInfo
@@ -66,7 +65,6 @@ class Generator:
         self._targets = targets
         self._drafts = drafts
         self._tokenizer = tokenizer
-        self._grammars = Grammars(tokenizer) if tokenizer is not None else None
         self._settings = settings
         self._metrics = metrics
         self._workers = workers
@@ -154,9 +152,8 @@ class Generator:
         lookup: PromptLookup | ForcedTokens | None = None
         if looks_up:
             lookup = PromptLookup(self._hit_rates, request.prediction, self._history, request.owner)
-            if self._grammars is not None and (grammar := request.sampling.grammar):
-                matcher = await self._workers.run(partial(self._grammars.matcher, grammar, model))
-                lookup = ForcedTokens(matcher, sequence.num_prompt_tokens, lookup)
+            if request.grammar is not None:
+                lookup = ForcedTokens(request.grammar, sequence.num_prompt_tokens, lookup)
         acceptance = AcceptanceModel(self._acceptance)
         ahead, siblings = self._settings.num_ahead_tokens, 0 if model.max_chain else self._settings.num_siblings
         grows_ahead = ahead > 0 and sequence.keyed_by_token

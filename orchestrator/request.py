@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from orchestrator.rounds import RoundRecord
@@ -14,6 +15,7 @@ from orchestrator.sequence import FinishReason, Sequence
 from orchestrator.statistics import Statistics
 from orchestrator.text import Piece
 from specdec.core.sequence import Method, SamplingParams
+from specdec.sampling.grammar import Compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Request:
     returns_prompt: bool = False
     returns_rounds: bool = False
     prediction: array[int] = field(default_factory=lambda: array("I"))  # ids that the output is expected to repeat
+    grammar: Future[Compiled] | None = None  # of ``sampling.grammar``
     owner: bytes = b""  # what its samples write is proposed in requests of the same owner alone
 
 

@@ -8,12 +8,15 @@ likeliest tokens if the pass has returned these.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from specdec.backends.base import Backend
+from specdec.core.device import indices
+from specdec.core.errors import SpecdecError
 from specdec.core.limits import chunked
 from specdec.core.noise import Domain, Key, exponentials, uniforms
 from specdec.core.sequence import Draw, Method
@@ -21,13 +24,14 @@ from specdec.core.tree import EMPTY_TREE, SparseDistribution, TokenTree
 from specdec.passes.outputs import RowOutputs
 from specdec.sampling.distributions import dense_from_sparse, probabilities, race
 from specdec.sampling.draft_draws import drawn_as_said
-from specdec.sampling.state import SamplingState, rows_of
+from specdec.sampling.state import NO_TOKEN, SamplingState, or_no_token, rows_of
 from specdec.speculation.verification import descend, verify_block, verify_token
 from target_service.verifier import Decision, Job
 
 
-def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs], backend: Backend) -> list[Decision]:
-    """Verify each job's tree against the outputs of the pass for its root and each of its nodes.
+def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs], backend: Backend) -> list[Decision | SpecdecError]:
+    """Verify each job's tree against the outputs of the pass for its root and each of its nodes. An error ends that
+    sequence only: after its text every token is forbidden.
 
     ``job.memory.sampling`` is the sequence's SamplingState, which has taken in the job's ids. A decision does not
     depend on the other jobs.
@@ -63,7 +67,10 @@ def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs], backend: Backend)
         decisions[index] = Decision(tuple(nodes), next_token, tuple(of_job))
     for (index, number), next_token in zip(num_accepted.items(), tokens[start:], strict=True):
         decisions[index] = Decision(tuple(range(number)), next_token, refused=jobs[index] is not given[index])
-    return [decisions[index] for index in range(len(jobs))]
+    return [
+        _state(job).no_token if decisions[index].next_token == NO_TOKEN else decisions[index]
+        for index, job in enumerate(jobs)
+    ]
 
 
 def _without_lies(jobs: Sequence[Job]) -> list[Job]:
@@ -86,15 +93,18 @@ def _target_tokens(jobs: Sequence[Job], logits: Sequence[Tensor], backend: Backe
     for job in jobs:
         state, base = _state(job), len(job.ids)
         draws += [state.draw(base), *(state.draw(base + depth + 1) for depth in job.tree.depths)]
-    return backend.draw(rows_of(logits, [(_state(job), job.tree) for job in jobs]), draws)
+    places = [(_state(job), job.tree) for job in jobs]
+    rows = rows_of(logits, places)
+    return or_no_token(backend.draw(rows, draws), rows, places)
 
 
 def _verify_chains(method: Method, jobs: Sequence[Job], logits: Sequence[Tensor]) -> tuple[list[int], Tensor]:
     """Token or block: how many nodes of each job are accepted, and the token after them, [jobs] int64."""
     num_nodes = [len(job.tree) for job in jobs]
     params = [_state(job).spec.sampling for job in jobs for _ in range(1 + len(job.tree))]
-    rows = rows_of(logits, [(_state(job), job.tree) for job in jobs])
-    target_probs = probabilities(rows, params)  # [rows, vocab]
+    places = [(_state(job), job.tree) for job in jobs]
+    rows = rows_of(logits, places)
+    target_probs = probabilities(rows, params).nan_to_num_(0.0)  # [rows, vocab]; 0: every token is forbidden
     draft_probs = _draft_probs([job.tree for job in jobs], target_probs)
     token_ids = [token for job in jobs for token in job.tree.token_ids]
     keys = [Key(_state(job).spec.seed, len(job.ids) + i, len(job.ids)) for job in jobs for i in range(len(job.tree))]
@@ -104,7 +114,9 @@ def _verify_chains(method: Method, jobs: Sequence[Job], logits: Sequence[Tensor]
         Key(_state(job).spec.seed, len(job.ids) + num, len(job.ids)) for job, num in zip(jobs, accepted, strict=True)
     ]
     noise = exponentials(after, Domain.CORRECTION, target_probs.shape[-1], target_probs.device)
-    return accepted, race(following.log(), noise)
+    starts = itertools.accumulate(num_nodes, lambda start, num: start + 1 + num, initial=0)
+    last = indices([start + num for start, num in zip(starts, accepted, strict=False)], rows.device)
+    return accepted, or_no_token(race(following.log(), noise), rows[last], places)
 
 
 def _draft_probs(trees: Sequence[TokenTree], like: Tensor) -> Tensor:  # [nodes of all trees, vocab] float64

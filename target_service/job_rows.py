@@ -4,6 +4,8 @@ the model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +14,7 @@ from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE
 from specdec.kvcache.block_pool import SequenceCache
 from specdec.passes.rows import Segment
+from specdec.sampling.grammar import Compiled
 from specdec.sampling.state import SamplingState
 from target_service.verifier import Decision, Job
 
@@ -19,11 +22,32 @@ from target_service.verifier import Decision, Job
 @dataclass(slots=True)
 class Memory:
     spec: SequenceSpec  # without ids once there is a state
+    grammar: Future[Compiled] | None
     sampling: SamplingState | None  # None: the grammar is not compiled yet
     cache: SequenceCache
     num_cached: int = 0  # tokens found in the cache
+    num_held: int = 0  # passes in a row for which its grammar had no time
     own: Any = None  # of what drafts beside the target
     prompt_logprobs: list[Logprobs] = field(default_factory=list)  # from the prompt's second token on
+
+
+def held_back(jobs: Sequence[Job], ready: set[int], room_s: float) -> set[int]:
+    """The indices of ``ready`` jobs whose grammars have no time in a pass with ``room_s`` for all of them. They take
+    turns, and one is always in the pass."""
+    costs = {index: jobs[index].memory.sampling.transforms.mask_s(1 + len(jobs[index].tree)) for index in ready}
+    held: set[int] = set()
+    if sum(costs.values()) <= room_s:
+        return held
+    left_s = room_s
+    for index in sorted(costs, key=lambda index: (-jobs[index].memory.num_held, index)):
+        memory: Memory = jobs[index].memory
+        if costs[index] > left_s and left_s < room_s:
+            held.add(index)
+            memory.num_held += 1
+        else:
+            left_s -= costs[index]
+            memory.num_held = 0
+    return held
 
 
 def rows_kept(segment: Segment, job: Job, decision: Decision | None) -> list[int]:

@@ -5,6 +5,7 @@ Knows the model and its cache; does not know sampling (target_service.decision),
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import itertools
 import time
@@ -41,7 +42,7 @@ from specdec.sampling.grammar import Grammars
 from specdec.sampling.logprobs import logprobs_of
 from specdec.sampling.state import SamplingState
 from target_service.decision import decide
-from target_service.job_rows import Memory, ends_with_root, prompt_rows, rows_kept, segment_of
+from target_service.job_rows import Memory, ends_with_root, held_back, prompt_rows, rows_kept, segment_of
 from target_service.own.own_trees import Growing, OwnDrafter, Passed
 from target_service.verifier import Decision, Job
 
@@ -52,8 +53,11 @@ MOST_BLOCKS_PER_PASS = 4096
 """Blocks to look up in one pass, about 5 ms of work: no sequence waits for the long prompts of another request."""
 
 
-MOST_GRAMMAR_BYTES = 1 << 15
-"""Of new grammars that are compiled before one pass, about: other sequences wait for some ten milliseconds."""
+MAX_MASK_S = 0.05
+"""Processor time of grammars in one pass, about. Sequences beyond it wait for the next pass."""
+
+_COMPILE_S = 0.005
+"""How long a pass waits for grammars if there is nothing else to do."""
 
 
 class LmVerifier:
@@ -77,14 +81,15 @@ class LmVerifier:
         return self._runner.pool.block_size
 
     def open(self, spec: SequenceSpec) -> Memory:
-        memory = Memory(spec, None, self._runner.new_cache(spec.cache_salt))
-        if self._grammars is None or self._grammars.knows(spec.sampling.grammar):
+        grammar = self._grammars.start(spec.sampling.grammar, spec.cache_salt) if self._grammars is not None else None
+        memory = Memory(spec, grammar, None, self._runner.new_cache(spec.cache_salt))
+        if grammar is None:
             self._begin(memory)
         return memory
 
     def _begin(self, memory: Memory) -> None:
         """Raises InvalidArgument for a bad grammar, or an output that does not follow it."""
-        mask = self._grammars.mask(memory.spec.sampling.grammar) if self._grammars is not None else None
+        mask = memory.grammar.result().mask() if memory.grammar is not None else None
         memory.sampling = SamplingState(memory.spec, mask)
         memory.spec = dataclasses.replace(memory.spec, token_ids=())
 
@@ -98,17 +103,17 @@ class LmVerifier:
         outcome: list[Decision | SpecdecError | None]
         jobs, outcome = list(jobs), [None] * len(jobs)
         started = time.perf_counter()
-        self._take_in(jobs, outcome)
-        own = self._drafted(jobs, outcome)
+        ready = self._take_in(jobs, outcome)
+        own = self._drafted(jobs, ready)
         own_s = time.perf_counter() - started
         started, timer = time.perf_counter(), PassTimer(self._runner.backend.device)
-        fed = self._segments(jobs, outcome)
+        fed = self._segments(jobs, ready, outcome)
         drafting = any(jobs[index].memory.own is not None for index in fed)
         taps = self._own.taps if self._own is not None and drafting else None
         with taps.open() if taps is not None else nullcontext():
             outputs = dict(zip(fed, self._runner.forward(list(fed.values())), strict=True)) if fed else {}
         timer.stop()
-        decisions = self._decisions(jobs, fed, outputs)
+        decisions = self._decisions(jobs, fed, outputs, outcome)
         for index in own & decisions.keys():
             decisions[index] = dataclasses.replace(decisions[index], own=jobs[index].tree)
         kept = self._keep(jobs, fed, outputs, decisions, outcome)
@@ -124,23 +129,25 @@ class LmVerifier:
         )
         return outcome, timings
 
-    def _take_in(self, jobs: Sequence[Job], outcome: list[Decision | SpecdecError | None]) -> None:
-        """Count the ids of each job. Some jobs with new grammars still have no state afterwards, and wait."""
-        room = MOST_GRAMMAR_BYTES
+    def _take_in(self, jobs: Sequence[Job], outcome: list[Decision | SpecdecError | None]) -> set[int]:
+        """Count the ids of each job. Returns the indices of those that can be in this pass: the others have an error,
+        a grammar that is not compiled yet, or one that has no time."""
+        compiling = [job.memory.grammar for job in jobs if job.memory.sampling is None]
+        if len(compiling) == len(jobs):
+            concurrent.futures.wait(compiling, _COMPILE_S, concurrent.futures.FIRST_COMPLETED)
         for index, job in enumerate(jobs):
             memory: Memory = job.memory
-            grammar = memory.spec.sampling.grammar
-            is_new = self._grammars is not None and not self._grammars.knows(grammar)
-            if memory.sampling is None and (room > 0 or not is_new):
-                room -= len(grammar) if is_new else 0
-                try:
+            try:
+                if memory.sampling is None and memory.grammar is not None and memory.grammar.done():
                     self._begin(memory)
-                except SpecdecError as error:
-                    outcome[index] = error
+            except SpecdecError as error:
+                outcome[index] = error
             if memory.sampling is not None:
                 outcome[index] = memory.sampling.take_in(job.ids)
+        ready = {i for i, job in enumerate(jobs) if job.memory.sampling is not None and outcome[i] is None}
+        return ready - held_back(jobs, ready, MAX_MASK_S)
 
-    def _drafted(self, jobs: list[Job], outcome: Sequence[Decision | SpecdecError | None]) -> set[int]:
+    def _drafted(self, jobs: list[Job], ready: set[int]) -> set[int]:
         """Give own trees to the ``jobs`` that want one. Returns their indices."""
         if self._own is None:
             return set()
@@ -149,7 +156,7 @@ class LmVerifier:
             memory: Memory = job.memory
             if job.max_own and memory.own is None:
                 memory.own = self._own.open(memory.spec.cache_salt)
-            if memory.own is None or memory.sampling is None or outcome[index] is not None:
+            if memory.own is None or memory.sampling is None or index not in ready:
                 continue
             if job.own and not job.tree:
                 most = min(job.own, self.info.context_length - len(job.ids))
@@ -181,14 +188,24 @@ class LmVerifier:
             start += len(segment.token_ids)
 
     def _decisions(
-        self, jobs: Sequence[Job], fed: Mapping[int, Segment], outputs: Mapping[int, RowOutputs]
+        self,
+        jobs: Sequence[Job],
+        fed: Mapping[int, Segment],
+        outputs: Mapping[int, RowOutputs],
+        outcome: list[Decision | SpecdecError | None],
     ) -> dict[int, Decision]:
-        """By index of the jobs with all text cached; a prefill that continues in the next pass has none."""
+        """By index of the jobs with all text cached; a prefill that continues in the next pass has none, and a job that
+        cannot be decided has an error as its ``outcome``."""
         self._note_prompts(jobs, fed, outputs)
         deciding = [index for index, segment in fed.items() if ends_with_root(segment, jobs[index])]
         own = {i: outputs[i].behind(len(fed[i].logit_rows) - 1 - len(jobs[i].tree)) for i in deciding}
-        found = decide([jobs[index] for index in deciding], list(own.values()), self._runner.backend)
-        decisions = dict(zip(deciding, found, strict=True))
+        decided = decide([jobs[index] for index in deciding], list(own.values()), self._runner.backend)
+        decisions = {}
+        for index, decision in zip(deciding, decided, strict=True):
+            if isinstance(decision, SpecdecError):
+                outcome[index] = decision
+            else:
+                decisions[index] = decision
         asked = {
             index: (outputs[index].features, decisions[index]) for index in deciding if jobs[index].return_features
         }
@@ -252,6 +269,8 @@ class LmVerifier:
         every: dict[int, list[int]] = {}
         for index, segment in fed.items():
             decision = decisions.get(index)
+            if isinstance(outcome[index], SpecdecError):
+                continue
             kept = rows_kept(segment, jobs[index], decision)
             sound = outputs[index].sound  # read after the decisions, so that the device does not idle between the two
             if not all(sound[row] for row in kept):
@@ -268,14 +287,14 @@ class LmVerifier:
             memory.cache.remember(jobs[index].ids[:num_rows])
         return every
 
-    def _attach(self, jobs: list[Job]) -> list[int]:
+    def _attach(self, jobs: list[Job], ready: set[int]) -> list[int]:
         """Look up the texts that are not cached yet, MOST_BLOCKS_PER_PASS blocks of them. Returns the indices of the
-        jobs of which nothing is left to look up; the others wait for the next pass."""
+        ``ready`` jobs of which nothing is left to look up; the others wait for the next pass."""
         pool = self._runner.pool
         most, attached = pool.num_looked_up + MOST_BLOCKS_PER_PASS, []
         for index, job in enumerate(jobs):
             cache = job.memory.cache
-            if job.memory.sampling is None:
+            if index not in ready:
                 continue
             # What is cached has no logits.
             if len(job.ids) - len(cache) > 1 and not prompt_rows(job, len(cache)):
@@ -287,10 +306,12 @@ class LmVerifier:
             attached.append(index)
         return attached
 
-    def _segments(self, jobs: list[Job], outcome: list[Decision | SpecdecError | None]) -> dict[int, Segment]:
-        """The segments of the pass, by index of the jobs without an ``outcome``. A job with no memory for its text gets
-        the outcome Preempted. A job with no memory for its tree loses the tree in ``jobs``: texts come first."""
-        attached = self._attach(jobs)
+    def _segments(
+        self, jobs: list[Job], ready: set[int], outcome: list[Decision | SpecdecError | None]
+    ) -> dict[int, Segment]:
+        """The segments of the pass, by index of the ``ready`` jobs. A job with no memory for its text gets the outcome
+        Preempted. A job with no memory for its tree loses the tree in ``jobs``: texts come first."""
+        attached = self._attach(jobs, ready)
         fed: dict[int, int] = {}  # rows of text
         texts = [(jobs[index].memory.cache, jobs[index].ids) for index in attached]
         prompt_logits = MOST_PROMPT_LOGITS
@@ -299,7 +320,7 @@ class LmVerifier:
                 num_rows = min(num_rows, prompt_logits)
                 prompt_logits -= num_rows
             try:
-                if num_rows and outcome[index] is None:
+                if num_rows:
                     jobs[index].memory.cache.take(num_rows)
                     fed[index] = num_rows
             except PoolFullError as error:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from specdec.backends.choice import choose
+from specdec.core.errors import SpecdecError
 from specdec.core.tree import TokenTree
 from specdec.passes.outputs import PassOutputs
 from specdec.sampling.grammar import Grammars
@@ -33,6 +34,8 @@ class TargetSampler:
         decisions = decide(list(sound.values()), outputs, self._backend)
         sampled = [Sampled() for _ in jobs]
         for (place, job), decision in zip(sound.items(), decisions, strict=True):
+            if isinstance(decision, SpecdecError):
+                continue
             accepted = job.tree.token_ids[: len(decision.accepted)]
             sampled[place] = Sampled((*accepted, decision.next_token), decision.refused)
         return sampled

@@ -40,8 +40,8 @@ class VllmVerifier:
         return self._engine.block_size
 
     def open(self, spec: SequenceSpec) -> _Memory:
-        if self._engine.grammars is not None:
-            self._engine.grammars.mask(spec.sampling.grammar)  # a bad one is refused here, and not in the workers
+        if self._engine.grammars is not None and spec.sampling.grammar:
+            self._engine.grammars.compiled(spec.sampling.grammar)  # a bad one is refused here, not in the workers
         return _Memory(dataclasses.replace(spec, token_ids=()))
 
     def close(self, memory: _Memory) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from pydantic import Field
@@ -68,7 +67,7 @@ class BlankRunner:
 
 def main() -> None:
     settings = parse(BlankSettings, sys.argv[1:], "bench.models.blank_service")
-    followed = Grammars(Path(settings.tokenizer), settings.vocab_size, [0]) if settings.tokenizer else None
+    followed = Grammars(settings.tokenizer, settings.vocab_size, [0]) if settings.tokenizer else None
     verifier = LmVerifier(BlankRunner(settings), grammars=followed)  # type: ignore[arg-type]
     run(settings, "target", lambda: lambda: create_server(verifier, settings))
 

@@ -5,9 +5,11 @@ Ahead of the verdict it proposes a tree. Each node is fed once.
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from draft_service.drafter import DraftSequence, Node, Spot
@@ -23,17 +25,23 @@ from specdec.passes.outputs import RowOutputs
 from specdec.passes.prefill import fair_share, rows_to_feed
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
-from specdec.sampling.grammar import Grammars
+from specdec.sampling.grammar import Compiled, Grammars
 from specdec.sampling.state import SamplingState
 
 _MAX_FURTHER_ROWS = 64
 """Further rows after a pass, of all sequences together: a large budget must not decide about memory or time."""
 
 
+_COMPILE_S = 0.005
+"""How long a step waits for grammars if there is nothing else to do."""
+
+
 @dataclass(slots=True)
 class _Memory:
     cache: TreeCache
-    sampling: SamplingState
+    spec: SequenceSpec
+    grammar: Future[Compiled] | None
+    sampling: SamplingState | None = None  # None: the grammar is not compiled yet
     num_guesses: int = 0  # per cached row, at least
 
 
@@ -53,8 +61,10 @@ class LanguageModelDrafter:
         )
 
     def open(self, spec: SequenceSpec) -> _Memory:
-        mask = self._grammars.mask(spec.sampling.grammar) if self._grammars is not None else None
-        memory = _Memory(TreeCache(self._runner.new_cache(spec.cache_salt)), SamplingState(spec, mask))
+        grammar = self._grammars.start(spec.sampling.grammar, spec.cache_salt) if self._grammars is not None else None
+        memory = _Memory(TreeCache(self._runner.new_cache(spec.cache_salt)), spec, grammar)
+        if grammar is None:
+            memory.sampling = SamplingState(spec)
         self._caches.add(memory.cache)
         return memory
 
@@ -74,12 +84,32 @@ class LanguageModelDrafter:
         return self._feed(sequences, ends, [()] * len(ends))[0]
 
     def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
+        outcomes = self._take_in(sequences)
+        ready = [index for index, outcome in enumerate(outcomes) if outcome is True]
+        grown = self._grow([sequences[index] for index in ready]) if ready else []
+        nodes = dict(zip(ready, grown, strict=True))
+        return [nodes[index] if outcome is True else outcome or None for index, outcome in enumerate(outcomes)]
+
+    def _take_in(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
+        """Count the ids of each sequence. False: its grammar is not compiled yet."""
+        compiling = [sequence.memory.grammar for sequence in sequences if sequence.memory.sampling is None]
+        if len(compiling) == len(sequences):
+            concurrent.futures.wait(compiling, _COMPILE_S, concurrent.futures.FIRST_COMPLETED)
+        outcomes: list[SpecdecError | bool] = []
+        for sequence in sequences:
+            memory: _Memory = sequence.memory
+            try:
+                if memory.sampling is None and memory.grammar is not None and memory.grammar.done():
+                    memory.sampling = SamplingState(memory.spec, memory.grammar.result().mask())
+            except SpecdecError as error:
+                outcomes.append(error)
+            else:
+                outcomes.append(memory.sampling is not None and (memory.sampling.take_in(sequence.ids) or True))
+        return outcomes
+
+    def _grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
         spots = [each.spots or (Spot(len(each.tree) - 1, 1 + each.num_siblings),) for each in sequences]
         done, read = self._feed(sequences, [sequence.base for sequence in sequences], spots)
-        for index in sorted(read):
-            if error := sequences[index].memory.sampling.take_in(sequences[index].ids):
-                done[index] = error
-                del read[index]
         self._guess([(sequences[index], outputs) for index, outputs in read.items()])
         ready = {index: sequences[index] for index, outcome in enumerate(done) if outcome is True}
         keyed = {index: sequence for index, sequence in ready.items() if sequence.spec.keyed_by_token}

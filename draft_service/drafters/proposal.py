@@ -21,7 +21,7 @@ from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.passes.outputs import RowOutputs
 from specdec.sampling.confidence import confidence_of
 from specdec.sampling.distributions import probabilities, race, sparse_support
-from specdec.sampling.state import SamplingState, rows_of
+from specdec.sampling.state import NO_TOKEN, SamplingState, or_no_token, rows_of
 
 
 class Ranking(Protocol):
@@ -56,19 +56,23 @@ def _ranked(places: Sequence[tuple[DraftSequence, TokenTree, Tensor]], ranking: 
     """Guesses from logits [n, vocab], which are of the last n of the root and the tree's nodes."""
     if not places:
         return []
-    rows = rows_of([logits for *_, logits in places], [(_state(sequence), tree) for sequence, tree, _ in places])
+    states = [(_state(sequence), tree) for sequence, tree, _ in places]
+    rows = rows_of([logits for *_, logits in places], states)
     draws: list[Draw] = []
     for sequence, tree, logits in places:
         positions = (sequence.base, *(sequence.base + depth + 1 for depth in tree.depths))
         draws += [_state(sequence).draw(position) for position in positions[len(positions) - len(logits) :]]
-    best: list[int] = ranking.draw(rows, draws).tolist()
+    best: list[int] = or_no_token(ranking.draw(rows, draws), rows, states).tolist()
     most = max(sequence.num_guesses for sequence, *_ in places)
     ranked: list[list[int]] = [[] for _ in best]
     confidence = [0] * len(best)
     if most > 1:
         tokens, scores = ranking.leaders(rows, draws, most)
         ranked, confidence = tokens.tolist(), confidence_of(scores).tolist()
-    distinct = (tuple(dict.fromkeys((first, *others))) for first, others in zip(best, ranked, strict=True))
+    distinct = (
+        tuple(dict.fromkeys((first, *others))) if first != NO_TOKEN else ()
+        for first, others in zip(best, ranked, strict=True)
+    )
     guesses = zip(distinct, confidence, strict=True)
     return [
         [

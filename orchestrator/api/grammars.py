@@ -1,38 +1,47 @@
-"""The grammar that a request asks for: from its four forms to llguidance's. Knows requests; does not know tokens."""
+"""The grammar that a request asks for. Knows requests and their owners; does not know how a grammar is compiled."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from typing import NamedTuple
+from weakref import WeakValueDictionary
 
-from llguidance import LLMatcher
+from tokenizers import Tokenizer
 
+from orchestrator.drafting.forced_tokens import BUDGET
 from specdec.core.errors import InvalidArgument
+from specdec.core.limits import MAX_GRAMMAR_BYTES
 from specdec.core.rounds import GRAMMAR, ModelInfo
-from specdec.transport.sampling_wire import MAX_GRAMMAR_BYTES
+from specdec.sampling.grammar import GRAMMAR_FIELD, Compiled, Grammars
+from specdec.sampling.grammar_sandbox import GrammarSandbox
 from specdec.v1 import generation_pb2
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
 _FORMS = ("grammar", "json_schema", "regex", "choices")
-_SPACES: JsonCompileOptions = {"whitespace_pattern": r"[\x20\n\r\t]{0,16}"}
-"""Between the parts of JSON: without a bound, weak models write spaces for ever. A schema's x-guidance overrides it."""
 
 _NOT_WITH = ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words")
 """Each could forbid all that the grammar allows."""
 
+_KEPT = 256
+"""Answers of the sandbox that are kept for later requests."""
 
-def problems(message: generation_pb2.GenerateRequest, target: ModelInfo) -> Iterator[tuple[str, str]]:
+
+def problems(
+    message: generation_pb2.GenerateRequest, target: ModelInfo, has_tokenizer: bool
+) -> Iterator[tuple[str, str]]:
     """(field, problem), without a look at the grammar itself."""
-    given = [name for name in _FORMS if getattr(message, name) or (name != "choices" and message.HasField(name))]
+    given = _given(message)
     if not given:
         return
     if len(given) > 1:
         yield given[1], f"not possible with {given[0]}"
     if GRAMMAR not in target.capabilities:
         yield given[0], "not supported by this target"
+    elif not has_tokenizer:
+        yield given[0], "this server has no tokenizer"
     for name in _NOT_WITH:
         if getattr(message, name):
             yield name, f"not possible with {given[0]}"
@@ -43,31 +52,73 @@ def problems(message: generation_pb2.GenerateRequest, target: ModelInfo) -> Iter
         yield given[0], f"at most {MAX_GRAMMAR_BYTES // 2} bytes, not {size}"
 
 
-def read(message: generation_pb2.GenerateRequest) -> str:
-    """The grammar that a request asks for, checked; empty: none. Takes up to some ten milliseconds. Raises
-    InvalidArgument."""
-    name, grammar = _of(message)
-    if name:
-        is_error, found = LLMatcher.validate_grammar_with_warnings(grammar)
-        if is_error:
-            raise InvalidArgument([(name, " ".join(found[0].split())[:500])])
-        if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
-            raise InvalidArgument([(name, f"at most {MAX_GRAMMAR_BYTES} bytes as llguidance writes it")])
-    return grammar
+def of_caller(error: InvalidArgument, message: generation_pb2.GenerateRequest) -> InvalidArgument:
+    """A target's error with the names of the caller's fields."""
+    names = {"spec.token_ids": "resume", GRAMMAR_FIELD: next(iter(_given(message)), GRAMMAR_FIELD)}
+    return InvalidArgument(
+        [(names.get(name, name.removeprefix("spec.sampling.")), what) for name, what in error.violations]
+    )
 
 
-def _of(message: generation_pb2.GenerateRequest) -> tuple[str, str]:
-    """The field and its grammar in llguidance's form."""
-    if message.HasField("json_schema"):
-        try:
-            return "json_schema", LLMatcher.grammar_from_json_schema(message.json_schema, defaults=_SPACES)
-        except ValueError as error:
-            raise InvalidArgument([("json_schema", f"is not JSON: {error}")]) from error
-    if message.HasField("regex"):
-        return "regex", LLMatcher.grammar_from_regex(message.regex)
-    if message.choices:
-        texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in message.choices)
-        return "choices", LLMatcher.grammar_from_lark(f"start: {texts}")
-    if message.HasField("grammar"):
-        return "grammar", LLMatcher.grammar_from_lark(message.grammar)
-    return "", ""
+class RequestGrammars:
+    """The grammars of requests. What is known of a grammar is kept by owner, as compiled ones are."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._models: dict[tuple[int, tuple[int, ...]], asyncio.Task[_OfModel]] = {}
+        self._read: OrderedDict[tuple[str, bytes, str, str], asyncio.Task[str]] = OrderedDict()
+        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+
+    async def prepare(self, target: ModelInfo) -> _OfModel:
+        """What grammars of requests to this target need: a first request takes some hundred milliseconds without."""
+        key = target.vocab_size, tuple(target.eos_token_ids)
+        if key not in self._models:
+            self._models[key] = asyncio.create_task(_OfModel.make(self._tokenizer, *key))
+        return await asyncio.shield(self._models[key])
+
+    async def read(
+        self, message: generation_pb2.GenerateRequest, target: ModelInfo, owner: bytes
+    ) -> tuple[str, Future[Compiled] | None]:
+        """The grammar in llguidance's form, and compiled here for the tokens that it forces. Empty: there is none.
+        Raises InvalidArgument."""
+        form = next(iter(_given(message)), None)
+        if form is None:
+            return "", None
+        text = json.dumps(list(message.choices)) if form == "choices" else getattr(message, form)
+        key = target.model_digest, owner, form, text
+        model = await self.prepare(target)
+        if key not in self._read:
+            self._read[key] = asyncio.create_task(self._checked(model.sandbox, owner, form, text))
+            self._read[key].add_done_callback(lambda task: task.cancelled() or task.exception())
+            if len(self._read) > _KEPT:
+                self._read.popitem(last=False)
+        self._read.move_to_end(key)
+        grammar = await asyncio.shield(self._read[key])
+        return grammar, model.grammars.start(grammar, owner)
+
+    async def _checked(self, sandbox: GrammarSandbox, owner: bytes, form: str, text: str) -> str:
+        # One at a time for each owner, so that one owner's grammars do not take every child.
+        async with self._turns.setdefault(owner, asyncio.Lock()):
+            return await sandbox.checked(form, text)
+
+    async def close(self) -> None:
+        for task in (*self._read.values(), *self._models.values()):
+            task.cancel()
+        for model in await asyncio.gather(*self._models.values(), return_exceptions=True):
+            if isinstance(model, _OfModel):
+                await model.sandbox.close()
+
+
+class _OfModel(NamedTuple):
+    sandbox: GrammarSandbox
+    grammars: Grammars
+
+    @staticmethod
+    async def make(tokenizer: Tokenizer, vocab_size: int, end_token_ids: tuple[int, ...]) -> _OfModel:
+        text = await asyncio.to_thread(tokenizer.to_str)
+        sandbox = GrammarSandbox(text, vocab_size, end_token_ids)
+        return _OfModel(sandbox, await asyncio.to_thread(Grammars, text, vocab_size, end_token_ids, BUDGET))
+
+
+def _given(message: generation_pb2.GenerateRequest) -> list[str]:
+    return [name for name in _FORMS if getattr(message, name) or (name != "choices" and message.HasField(name))]

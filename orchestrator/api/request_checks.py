@@ -66,7 +66,7 @@ def check_request(
     problems += _stop_problems(message, target, prompts)
     problems += _logprobs_problems(message, target)
     problems += _text_option_problems(message, prompts)
-    problems += grammars.problems(message, target)
+    problems += grammars.problems(message, target, prompts.tokenizer is not None)
     problems += [] if is_long(message) else _foreign_ids(message, target)
     if problems:
         raise InvalidArgument(problems)
@@ -79,8 +79,10 @@ def read_request(
     prompts: Prompts,
     num_draft_tokens: int | None,
     defaults: Defaults = OWN_DEFAULTS,
+    grammar: str = "",
 ) -> Request:
     """The request, checked by ``check_request`` before. ``num_draft_tokens``: for requests that name none.
+    ``grammar``: the one that it asks for, in llguidance's form.
 
     Its time grows with the prompt and the ids to resume. Raises InvalidArgument with all violations, or
     ContextExceeded.
@@ -92,7 +94,6 @@ def read_request(
     problems += _length_problems(message, prompt_ids, max_tokens)
     bad_words = list(_bad_words(message, prompts))
     problems += [("bad_words", "has a text without tokens")] if not all(bad_words) else []
-    grammar = grammars.read(message)
     if problems:
         raise InvalidArgument(problems)
     stop_token_ids = _stop_token_ids(message, target, prompts)

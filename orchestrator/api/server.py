@@ -85,7 +85,7 @@ class OrchestratorServer:
         self._server = rpc.Server(settings, [SERVICE], options, tls=certificates, public=True)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, self._server.grpc)
         self._stack = AsyncExitStack()
-        self._readiness: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def port(self) -> int:
@@ -105,12 +105,16 @@ class OrchestratorServer:
         await self._stack.enter_async_context(self.targets)
         await self._stack.enter_async_context(self.drafts)
         follow = readiness.follow(self.targets, self._server.set_serving, self._settings.target_wait_s)
-        self._readiness = asyncio.create_task(follow)
+        self._tasks.append(asyncio.create_task(follow))
+
+    def prepare(self) -> None:
+        """Start, in the background, what a first request would wait for otherwise."""
+        self._tasks.append(asyncio.create_task(self._servicer.prepare()))
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Accept no new connections and requests, let running ones end within the grace period, then close."""
-        if self._readiness is not None:
-            self._readiness.cancel()
+        for task in self._tasks:
+            task.cancel()
         # Connections get GOAWAY first, so that their clients send the next request elsewhere.
         until = time.monotonic() + grace_s
         closing = asyncio.create_task(self._server.stop(grace_s))
@@ -125,6 +129,7 @@ class OrchestratorServer:
             closing.cancel()
         await asyncio.gather(closing, return_exceptions=True)
         await self._server.stop(0)
+        await self._servicer.close()
         await self._stack.aclose()
         await self._process_metrics.stop()
 

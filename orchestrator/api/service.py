@@ -22,6 +22,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from orchestrator.api.admission import Admission
 from orchestrator.api.api_keys import Account, ApiKeys
 from orchestrator.api.bounds import MAX_DETOKENIZED_IDS, MAX_REQUEST_ID, is_long, prompt_size_problems
+from orchestrator.api.grammars import RequestGrammars, of_caller
 from orchestrator.api.prompts import Prompts
 from orchestrator.api.request_checks import (
     check_request,
@@ -68,6 +69,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._generator = Generator(targets, drafts, prompts.tokenizer, settings, metrics, self._workers)
         self._admission = Admission(settings.max_live_sequences, settings.max_waiting_requests)
         self._api_keys = ApiKeys(settings.api_keys_file)
+        self._grammars = RequestGrammars(prompts.tokenizer) if prompts.tokenizer is not None else None
         self._num_calls = 0  # running calls of Generate
 
     @property
@@ -77,6 +79,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     @property
     def waiting_requests(self) -> int:
         return self._admission.waiting
+
+    async def prepare(self) -> None:
+        """What a first request would wait for otherwise."""
+        if self._grammars is not None:
+            await self._grammars.prepare(await self._target_info())
+
+    async def close(self) -> None:
+        if self._grammars is not None:
+            await self._grammars.close()
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until the running requests have ended; the server accepts no new ones by then."""
@@ -201,17 +212,23 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                         num_prompt_tokens=len(request.prompt_ids),
                     )
                 )
-                async for event in events:
-                    if isinstance(event, Chunk):
-                        account.spend(len(event.piece.token_ids))
-                    yield write_event(event, self._prompts.token_bytes)
+                try:
+                    async for event in events:
+                        if isinstance(event, Chunk):
+                            account.spend(len(event.piece.token_ids))
+                        yield write_event(event, self._prompts.token_bytes)
+                except InvalidArgument as error:
+                    raise of_caller(error, message) from error
 
     async def _read(self, message: generation_pb2.GenerateRequest, target: ModelInfo, account: Account) -> Request:
-        read = partial(read_request, message, target, self._prompts, self._settings.num_draft_tokens, self._defaults)
+        owner = account.salt(message.cache_salt.encode())
+        grammar, compiled = await self._grammars.read(message, target, owner) if self._grammars else ("", None)
+        settings = self._settings
+        read = partial(read_request, message, target, self._prompts, settings.num_draft_tokens, self._defaults, grammar)
         request = await self._workers.run(read) if is_long(message) else read()
-        owner = account.salt(request.cache_salt)
         shares = CACHE_SALT in target.capabilities  # cached prompts
-        return dataclasses.replace(request, owner=owner, cache_salt=owner if shares else request.cache_salt)
+        salt = owner if shares else request.cache_salt
+        return dataclasses.replace(request, owner=owner, cache_salt=salt, grammar=compiled)
 
     def _account(self) -> Account:
         """The account of the caller. Raises Unauthenticated."""

@@ -16,6 +16,9 @@ _Name = TypeVar("_Name")
 MAX_TREE_ROWS = 1 + MAX_TREE_NODES
 """Roots and nodes in one pass (prompt rows do not count): room for at least the largest tree."""
 
+MAX_GRAMMAR_BYTES = 1 << 16
+"""Of a grammar in llguidance's form."""
+
 MAX_CHAIN_NODES = 64
 """Nodes of a chain under token or block verification, which needs all rows of the chain at once."""
 

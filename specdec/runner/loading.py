@@ -105,7 +105,7 @@ def _prepared(
 def grammars(directory: Path, info: ModelInfo) -> Grammars | None:
     """Of a checkpoint that has a tokenizer and end tokens."""
     file = directory / "tokenizer.json"
-    return Grammars(file, info.vocab_size, info.eos_token_ids) if file.exists() and info.eos_token_ids else None
+    return Grammars(str(file), info.vocab_size, info.eos_token_ids) if file.exists() and info.eos_token_ids else None
 
 
 def _refuse_without_room(directory: Path, dtype: str, device: torch.device) -> None:

@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.core.device import sent
-from specdec.core.errors import InvalidArgument
+from specdec.core.device import indices, sent
+from specdec.core.errors import InvalidArgument, SpecdecError
 from specdec.core.sequence import SequenceSpec
-from specdec.core.tree import ROOT, TokenTree
+from specdec.core.tree import TokenTree
 
 _ENTRIES_AT_ONCE = 1 << 18
 """Chunk limit: rows times penalized tokens computed in one call, 2 MiB in float64."""
@@ -39,11 +39,20 @@ class Mask(Protocol):
     def advance(self, token_id: int) -> bool:
         """Append a token. Returns False, without a change, if the token is forbidden here."""
 
-    def rewind(self, num_tokens: int) -> None:
-        """Remove the last ``num_tokens`` tokens."""
+    def copy(self) -> Mask:
+        """The same state, for another continuation."""
 
-    def mask(self, row: Tensor) -> None:
-        """Write -inf into row [vocab] for every token that is forbidden here."""
+    def allowed(self) -> bytes | None:
+        """A bit for each token, the lowest of a byte first; as many bytes as there are, the other tokens are forbidden.
+        None: every token is allowed."""
+
+    @property
+    def problem(self) -> SpecdecError | None:
+        """Why no token is allowed any more."""
+
+    @property
+    def call_s(self) -> float:
+        """Processor time of ``advance`` or ``allowed``, on average."""
 
 
 class Transforms:
@@ -75,7 +84,17 @@ class Transforms:
                 self._counts.add(token_id, count)
         self._bad_words.take_in(output)
         if self._mask is not None and not all(map(self._mask.advance, output)):
-            raise InvalidArgument([("spec.token_ids", "the output so far does not follow the grammar")])
+            problem = InvalidArgument([("spec.token_ids", "the output so far does not follow the grammar")])
+            raise self._mask.problem or problem
+
+    @property
+    def problem(self) -> SpecdecError | None:
+        """Why the grammar allows no token any more."""
+        return self._mask.problem if self._mask is not None else None
+
+    def mask_s(self, num_rows: int) -> float:
+        """Processor time that the grammar takes for so many rows, about."""
+        return 2 * num_rows * self._mask.call_s if self._mask is not None else 0.0
 
     def collect(self, edits: _Edits, first_row: int, num_rows: int, tree: TokenTree) -> None:
         """Add the edits of ``num_rows`` rows to ``edits``: those of the last ``num_rows`` of root and tree nodes."""
@@ -98,6 +117,8 @@ class Transforms:
             edits.allowed.append((range(first_row, first_row + num_rows), np.array(params.allowed_token_ids, np.int64)))
         if params.bad_words:
             possible = set(params.allowed_token_ids)
+            if num_missing > 0:
+                possible -= set(params.end_token_ids)
             for row, tokens in zip(rows.tolist(), self._bad_words.after(tree)[-num_rows:], strict=True):
                 # Where no other token is left, the word is not kept out: some token has to be drawn.
                 if tokens and not (possible and possible <= tokens):
@@ -106,27 +127,28 @@ class Transforms:
     def mask(self, rows: Tensor, tree: TokenTree) -> None:
         """Apply the grammar to rows [n, vocab], which belong to the last n of the root and the nodes of ``tree``.
 
-        Depth first, with one grammar state. Rows of forbidden nodes, and of nodes below them, do not change.
+        Each node has the state of its text, a copy of its parent's. After a forbidden node, or one beyond the limits of
+        the grammar, no token is allowed.
         """
         if self._mask is None:
             return
         first = 1 + len(tree) - len(rows)  # index into root + nodes
-        children: list[list[int]] = [[] for _ in range(1 + len(tree))]
-        for node, parent in enumerate(tree.parents):
-            children[1 + parent].append(node)
-        ahead, depth = [(ROOT, 0)], 0
-        while ahead:
-            node, node_depth = ahead.pop()
-            self._mask.rewind(depth - max(0, node_depth - 1))
-            depth = max(0, node_depth - 1)
-            if node != ROOT:
-                if not self._mask.advance(tree.token_ids[node]):
-                    continue
-                depth += 1
-            if 1 + node >= first:
-                self._mask.mask(rows[1 + node - first])
-            ahead += [(child, node_depth + 1) for child in children[1 + node]]
-        self._mask.rewind(depth)
+        states: list[Mask | None] = [self._mask.copy()]
+        for token_id, parent in zip(tree.token_ids, tree.parents, strict=True):
+            above = states[1 + parent]
+            state = above.copy() if above is not None else None
+            states.append(state if state is not None and state.advance(token_id) else None)
+        width = (rows.shape[-1] + 7) // 8
+        masked = {
+            row: bits.ljust(width, b"\0")[:width]
+            for row, state in enumerate(states[first:])
+            if (bits := state.allowed() if state is not None else b"") is not None
+        }
+        if masked:
+            packed = torch.frombuffer(bytearray(b"".join(masked.values())), dtype=torch.uint8).view(-1, width, 1)
+            one_each = sent(packed, rows.device) >> torch.arange(8, dtype=torch.uint8, device=rows.device) & 1
+            which = indices(list(masked), rows.device)
+            rows[which] = rows[which].masked_fill_(one_each.flatten(1)[:, : rows.shape[-1]] == 0, -torch.inf)
 
 
 def transformed(logits: Sequence[Tensor], places: Sequence[tuple[Transforms, TokenTree]]) -> Tensor:  # [rows, vocab]

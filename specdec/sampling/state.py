@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from specdec.core.errors import SpecdecError
+from specdec.core.errors import InvalidArgument, SpecdecError
 from specdec.core.sequence import Draw, SequenceSpec
 from specdec.core.tree import TokenTree
+from specdec.sampling.grammar import GRAMMAR_FIELD
 from specdec.sampling.logits_processors import Mask, Transforms, transformed
+
+NO_TOKEN = -1
 
 
 class SamplingState:
@@ -46,6 +50,22 @@ class SamplingState:
         except SpecdecError as error:
             return error
         return None
+
+    @property
+    def no_token(self) -> SpecdecError:
+        """The error of a sequence with NO_TOKEN drawn after its text."""
+        if self.transforms.problem is not None:
+            return self.transforms.problem
+        if self.spec.sampling.grammar:
+            return InvalidArgument([(GRAMMAR_FIELD, "is too complex at this place of the output")])
+        return InvalidArgument([("spec.sampling", "every token is forbidden at this place of the output")])
+
+
+def or_no_token(tokens: Tensor, rows: Tensor, places: Sequence[tuple[SamplingState, TokenTree]]) -> Tensor:
+    """The ``tokens`` [rows] drawn from rows [rows, vocab] of `rows_of`: NO_TOKEN where a row forbids every token."""
+    if not any(state.transforms.active for state, _ in places):
+        return tokens
+    return torch.where(rows.amax(-1) == -torch.inf, NO_TOKEN, tokens)
 
 
 def rows_of(logits: Sequence[Tensor], places: Sequence[tuple[SamplingState, TokenTree]]) -> Tensor:  # [rows, vocab]

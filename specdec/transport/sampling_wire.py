@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from specdec.core.limits import MAX_GRAMMAR_BYTES
 from specdec.core.sequence import SamplingParams
 from specdec.v1 import common_pb2
 
@@ -22,7 +23,6 @@ MAX_BIAS = 100.0
 MIN_REPETITION, MAX_REPETITION = 0.01, 10.0
 MAX_ALLOWED_TOKENS = 4096
 MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 256, 64
-MAX_GRAMMAR_BYTES = 1 << 16
 
 
 def sampling_problems(sampling: SamplingParams, vocab_size: int) -> list[tuple[str, str]]:

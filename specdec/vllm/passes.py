@@ -74,9 +74,11 @@ class Memories:
     def of(self, job: WorkerJob) -> Memory:
         memory = self._by_key.get(job.key)
         if memory is None:
-            grammar = job.payload.sampling.grammar
-            mask = self._grammars.mask(grammar) if self._grammars is not None else None
-            memory = self._by_key[job.key] = Memory(SamplingState(job.payload, mask))
+            spec = job.payload
+            grammars = self._grammars
+            grammar = grammars.start(spec.sampling.grammar, spec.cache_salt) if grammars is not None else None
+            mask = grammar.result().mask() if grammar is not None else None
+            memory = self._by_key[job.key] = Memory(SamplingState(spec, mask))
         return memory
 
     def forget(self, key: str) -> None:

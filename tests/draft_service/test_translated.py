@@ -186,6 +186,7 @@ async def test_the_text_is_the_targets(translation: Translation, one_by_one: boo
         await found.settled()
 
 
+@pytest.mark.slow
 async def test_a_grammar_is_the_targets_alone(translation: Translation) -> None:
     """The draft proposes what it forbids as well."""
     runner = load("target", "float32")

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-
-from torch import Tensor
 
 
 class Automaton:
     """See specdec.sampling.logits_processors.Mask. ``edges[state][token]`` is the next state; what has no edge is
     forbidden."""
 
-    def __init__(self, edges: Sequence[Mapping[int, int]]) -> None:
-        self._edges = edges
-        self.states = [0]
+    problem = None
+    call_s = 0.0
+
+    def __init__(self, edges: Sequence[Mapping[int, int]], state: int = 0) -> None:
+        self._edges, self.state = edges, state
 
     def advance(self, token_id: int) -> bool:
-        if token_id not in self._edges[self.states[-1]]:
+        if token_id not in self._edges[self.state]:
             return False
-        self.states.append(self._edges[self.states[-1]][token_id])
+        self.state = self._edges[self.state][token_id]
         return True
 
-    def rewind(self, num_tokens: int) -> None:
-        assert 0 <= num_tokens < len(self.states)
-        del self.states[len(self.states) - num_tokens :]
+    def copy(self) -> Automaton:
+        return Automaton(self._edges, self.state)
 
-    def mask(self, row: Tensor) -> None:
-        allowed = list(self._edges[self.states[-1]])
-        kept = row[allowed].clone()
-        row.fill_(-math.inf)
-        row[allowed] = kept
+    def allowed(self) -> bytes:
+        bits = sum(1 << token_id for token_id in self._edges[self.state])
+        return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
 
     def accepts(self, token_ids: Sequence[int]) -> bool:
         state = 0

@@ -23,9 +23,11 @@ from specdec.runner.model_runner import ModelRunner
 from specdec.transport.wire import write_method
 from specdec.v1 import generation_pb2
 from target_service.language_model import LmVerifier
-from target_service.verifier import Job
+from target_service.verifier import Decision, Job
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
+
+pytestmark = pytest.mark.slow
 
 STOP = generation_pb2.FINISH_REASON_STOP
 KEYS = ("name", "age", "is_open", "tags", "next", "größe", 'a "quoted" key')
@@ -72,7 +74,6 @@ async def answers(served: Cluster, **fields: Any) -> Sample:
     return found
 
 
-@pytest.mark.slow
 async def test_every_answer_that_its_grammar_ended_is_valid(served: Cluster) -> None:
     rng = random.Random(7)
     schemas = [schema_of(rng) for _ in range(200)]
@@ -194,19 +195,22 @@ async def test_methods_that_correct_for_the_draft_follow_grammars_too(served: Cl
         assert found.finish.speculation.num_accepted_tokens
 
 
-def test_new_grammars_are_compiled_a_few_per_pass_and_known_ones_at_once(target_runner: ModelRunner) -> None:
+def test_a_pass_does_not_wait_for_a_grammar_that_is_being_compiled(target_runner: ModelRunner) -> None:
     verifier = LmVerifier(target_runner, grammars=grammars(DEMO / "target", target_runner.info))
-    texts = [LLMatcher.grammar_from_lark("start: " + " | ".join(f'"{n} {m}"' for m in range(2500))) for n in range(3)]
+    grammar = LLMatcher.grammar_from_lark("start: " + " | ".join(f'"{number}"' for number in range(2500)))
 
     def opened(grammar: str) -> Job:
         spec = SequenceSpec((5, 6, 7), 3, SamplingParams(0.0, grammar=grammar))
         return Job(verifier.open(spec), spec.token_ids, EMPTY_TREE)
 
-    jobs = [opened(text) for text in (*texts, texts[0])]
-    outcomes, _ = verifier.verify(jobs)
-    assert [outcome is not None for outcome in outcomes] == [True, True, False, True]
-    [waited], _ = verifier.verify(jobs[2:3])
-    assert waited is not None
+    jobs = [opened(""), opened(grammar)]
+    [plain, _], _ = verifier.verify(jobs)
+    assert plain is not None
+    started = jobs[1].memory.grammar
+    assert started is not None
+    started.result()
+    [after], _ = verifier.verify(jobs[1:])
+    assert isinstance(after, Decision)
     for job in jobs:
         verifier.close(job.memory)
 

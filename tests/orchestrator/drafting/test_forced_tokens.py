@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from typing import Any
+
 import pytest
 
 from orchestrator.drafting.forced_tokens import ForcedTokens
@@ -14,20 +17,22 @@ class Script:
     def __init__(self, *tokens: int) -> None:
         self.tokens, self.at = tokens, 0
 
-    def try_consume_tokens(self, tokens: list[int]) -> int:
-        self.at += 1
-        return 1
+    def mask(self) -> Script:
+        return self
 
-    def compute_ff_tokens(self) -> list[int]:
+    def advance(self, token_id: int) -> bool:
+        self.at += 1
+        return True
+
+    def forced(self) -> list[int]:
         rest = self.tokens[self.at :]
         return list(rest[: rest.index(0)] if 0 in rest else rest)
 
-    def is_stopped(self) -> bool:
-        return self.at >= len(self.tokens)
-
 
 def drafter(*tokens: int) -> ForcedTokens:
-    return ForcedTokens(Script(*tokens), 2, PromptLookup(HitRates()))
+    compiled: Future[Any] = Future()
+    compiled.set_result(Script(*tokens))
+    return ForcedTokens(compiled, 2, PromptLookup(HitRates()))
 
 
 def test_forced_tokens_are_proposed_in_order_and_only_they() -> None:

@@ -1,0 +1,183 @@
+"""Reads and compiles grammars of callers in processes of their own, before a process that others share does.
+
+A grammar is a caller's program: it may overflow the stack of its compiler, take all memory or never end. A child has
+limits for the three, and its death is an answer. Knows the forms of a grammar; does not know requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher
+
+from specdec.core.errors import InvalidArgument
+from specdec.core.limits import MAX_GRAMMAR_BYTES
+from specdec.sampling.grammar import Grammars
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+NUM_CHILDREN = 2
+
+_CPU_S, _WALL_S = 0.5, 10.0
+"""Of one grammar. The second one is for a machine without time."""
+
+_MEMORY_BYTES = 512 << 20
+"""That a grammar may take beside the tokenizer."""
+
+_STACK_BYTES = 2 << 20
+"""Less than what the threads of services have: what fits here fits there."""
+
+_NICENESS = 5
+
+_SPACES: JsonCompileOptions = {"whitespace_pattern": r"[\x20\n\r\t]{0,16}"}
+"""Between the parts of JSON: without a bound, weak models write spaces for ever. A schema's x-guidance overrides it."""
+
+_TOO_LARGE = "takes too much time, memory or depth to compile"
+
+
+class GrammarSandbox:
+    """Children for one tokenizer. A child is started before it is needed, and replaced once it has died."""
+
+    def __init__(self, tokenizer: str, vocab_size: int, end_token_ids: Sequence[int]) -> None:
+        """``tokenizer``: the text of a tokenizer.json."""
+        self._origin = json.dumps([tokenizer, vocab_size, list(end_token_ids)]).encode()
+        self._children = {_Child(self._origin) for _ in range(NUM_CHILDREN)}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._idle: asyncio.Queue[_Child] = asyncio.Queue()
+        for child in self._children:
+            self._idle.put_nowait(child)
+
+    async def checked(self, form: str, text: str) -> str:
+        """The grammar in llguidance's form. Raises InvalidArgument that names ``form``, which is one of json_schema,
+        regex, choices (a list in JSON) and grammar (in Lark's form)."""
+        child = await self._idle.get()
+        try:
+            answer = await child.ask({"form": form, "text": text})
+        finally:
+            if child.is_dead:
+                self._end(child)
+                self._children.add(child := _Child(self._origin))
+            self._idle.put_nowait(child)
+        if answer is None:
+            raise InvalidArgument([(form, _TOO_LARGE)])
+        if "problem" in answer:
+            raise InvalidArgument([(form, answer["problem"])])
+        return str(answer["grammar"])
+
+    def _end(self, child: _Child) -> None:
+        self._children.remove(child)
+        ending = asyncio.create_task(child.end())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        for child in list(self._children):
+            self._end(child)
+        await asyncio.gather(*self._ending)
+
+
+class _Child:
+    def __init__(self, origin: bytes) -> None:
+        self._starting = asyncio.create_task(self._start(origin))
+        self.is_dead = False
+
+    async def _start(self, origin: bytes) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", __name__),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            limit=8 * MAX_GRAMMAR_BYTES,
+        )
+        assert process.stdin is not None
+        process.stdin.write(origin + b"\n")
+        return process
+
+    async def ask(self, question: dict[str, str]) -> dict[str, Any] | None:
+        """None: the child has died of it."""
+        answer = None
+        try:
+            process = await asyncio.shield(self._starting)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps(question).encode() + b"\n")
+            try:
+                async with asyncio.timeout(_WALL_S):
+                    line = await process.stdout.readline()
+            except TimeoutError:
+                process.kill()
+                raise
+            answer = json.loads(line) if line.endswith(b"\n") else None
+        except (TimeoutError, ConnectionError):
+            pass
+        finally:  # also after a cancellation, because its answer would be taken for the next one's
+            self.is_dead = answer is None
+        return answer
+
+    async def end(self) -> None:
+        """A child ends with its input, at the latest when its time is over."""
+        process = await self._starting
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+
+
+def _answer(grammars: Grammars, form: str, text: str) -> dict[str, str]:
+    try:
+        grammar = _read(form, text)
+        if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
+            return {"problem": f"at most {MAX_GRAMMAR_BYTES} bytes as llguidance writes it"}
+        grammars.compiled(grammar)
+    except InvalidArgument as error:
+        return {"problem": error.violations[0][1]}
+    return {"grammar": grammar}
+
+
+def _read(form: str, text: str) -> str:
+    if form == "json_schema":
+        try:
+            return LLMatcher.grammar_from_json_schema(text, defaults=_SPACES)
+        except ValueError as error:
+            raise InvalidArgument([(form, f"is not JSON: {error}")]) from error
+    if form == "regex":
+        return LLMatcher.grammar_from_regex(text)
+    if form == "choices":
+        choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
+        return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+    return LLMatcher.grammar_from_lark(text)
+
+
+def main() -> None:
+    """A child: answers questions, a line of JSON each, until its input ends."""
+    os.nice(_NICENESS)
+    tokenizer, vocab_size, end_token_ids = json.loads(sys.stdin.readline())
+    grammars = Grammars(tokenizer, vocab_size, end_token_ids)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_BYTES, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.stack_size(_STACK_BYTES)
+    thread = threading.Thread(target=_serve, args=(grammars,))
+    thread.start()
+    thread.join()
+
+
+def _serve(grammars: Grammars) -> None:
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, _CPU_S)  # its signal ends the process
+        answer = _answer(grammars, **json.loads(line))
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

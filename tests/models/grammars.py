@@ -1,0 +1,51 @@
+"""Grammars for tests, in llguidance's form, and the bundled tokenizer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llguidance import LLMatcher
+
+from tests.checkout import DEMO
+
+TOKENIZER = DEMO / "target" / "tokenizer.json"
+VOCAB = 4096
+
+
+def of_schema(schema: dict[str, Any]) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": r"[ \n]{0,4}"})
+
+
+_ITEM = {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "array", "items": {"$ref": "#/$defs/item"}}]}
+
+GRAMMARS = {
+    "object": of_schema({"type": "object"}),
+    "anything": of_schema({}),
+    "arrays": of_schema({"type": "array", "items": {"type": "array", "items": {"type": "number"}}}),
+    "recursive": of_schema({"$defs": {"item": _ITEM}, "$ref": "#/$defs/item"}),
+    "closed": of_schema(
+        {
+            "type": "object",
+            "properties": {"a": {"enum": ["x", "xy", "xyz"]}, "ab": {"type": "integer"}, "abc": {"type": "boolean"}},
+            "additionalProperties": False,
+        }
+    ),
+    "strings": of_schema({"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 5}),
+    "dates": of_schema({"type": "array", "items": {"type": "string", "format": "date-time"}}),
+    "regex": LLMatcher.grammar_from_regex(r"([a-z]+ ?)+\."),
+    "overlap": LLMatcher.grammar_from_regex(r"(a|ab|abc|[0-9]+|[0-9]+\.[0-9]+)*"),
+    "numbers": LLMatcher.grammar_from_lark('start: NUM ("," NUM)*\nNUM: /-?[0-9]+(\\.[0-9]+)?/'),
+    "expression": LLMatcher.grammar_from_lark(
+        'start: sum\nsum: sum "+" term | term\nterm: "(" sum ")" | NUM | NAME\nNUM: /[0-9]+(\\.[0-9]+)?/\nNAME: /[a-z]+/'
+    ),
+    "keywords": LLMatcher.grammar_from_lark('start: (WORD " "?)*\nWORD: "if" | "in" | "int" | /[a-z]+[0-9]*/'),
+}
+
+AMBIGUOUS = LLMatcher.grammar_from_lark('start: s\ns: s s s s s | /a/ | /[ab]/ | ""')
+"""A mask takes longer with each token: 0.2 s after 240."""
+
+AMBIGUOUS_AFTER_A = LLMatcher.grammar_from_lark(
+    'start: "b" /[0-9]+/ | "a" s\ns: s s s s s s s | /a/ | /[ab]/ | /[a-z]/ | ""'
+)
+"""The first mask behind an "a" is beyond the limits."""
