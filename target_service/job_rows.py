@@ -41,7 +41,7 @@ def held_back(jobs: Sequence[Job], ready: set[int], room_s: float) -> set[int]:
     left_s = room_s
     for index in sorted(costs, key=lambda index: (-jobs[index].memory.num_held, index)):
         memory: Memory = jobs[index].memory
-        if costs[index] > left_s and left_s < room_s:
+        if costs[index] > max(0.0, left_s) and left_s < room_s:
             held.add(index)
             memory.num_held += 1
         else:

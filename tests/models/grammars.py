@@ -37,7 +37,8 @@ GRAMMARS = {
     "overlap": LLMatcher.grammar_from_regex(r"(a|ab|abc|[0-9]+|[0-9]+\.[0-9]+)*"),
     "numbers": LLMatcher.grammar_from_lark('start: NUM ("," NUM)*\nNUM: /-?[0-9]+(\\.[0-9]+)?/'),
     "expression": LLMatcher.grammar_from_lark(
-        'start: sum\nsum: sum "+" term | term\nterm: "(" sum ")" | NUM | NAME\nNUM: /[0-9]+(\\.[0-9]+)?/\nNAME: /[a-z]+/'
+        'start: sum\nsum: sum "+" term | term\nterm: "(" sum ")" | NUM | NAME\n'
+        "NUM: /[0-9]+(\\.[0-9]+)?/\nNAME: /[a-z]+/"
     ),
     "keywords": LLMatcher.grammar_from_lark('start: (WORD " "?)*\nWORD: "if" | "in" | "int" | /[a-z]+[0-9]*/'),
 }
