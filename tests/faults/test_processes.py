@@ -17,7 +17,7 @@ from bench.chaos.lab import Deployment, Lab, Process
 from bench.chaos.traffic import Answer, Asked, Traffic, ask
 from bench.models.table_model import Table
 from specdec.cli.processes import is_serving
-from specdec.core.errors import NoReplica, ReplicaLost
+from specdec.core.errors import GivenUp, ReplicaLost
 
 PATIENCE_S = 120.0
 """Seconds that only a broken service takes, however busy the machine."""
@@ -150,7 +150,7 @@ async def test_a_request_that_ends_processes_ends_after_two_of_them(found: Deplo
             answers = await traffic.finished(PATIENCE_S)
         finally:
             restarts.cancel()
-    assert isinstance(poison.error, NoReplica)
+    assert isinstance(poison.error, GivenUp)
     assert all_same(answers)
     ended = sum(process.returncode is not None for process in found.targets)
     assert sum(process.num_starts for process in found.targets) - before + ended == 2
