@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from specdec.core.errors import (
     ContextExceeded,
     DeadlineExceeded,
+    GivenUp,
     InvalidArgument,
     ModelMismatch,
     NoReplica,
@@ -22,6 +23,8 @@ from specdec.core.errors import (
 )
 
 _RETRY_AFTER_S = 1.0
+_NO_RETRY = {"x-should-retry": "false"}
+"""OpenAI's clients repeat a request after a status of 500 or above, unless they find this header."""
 
 
 class HttpError(Exception):
@@ -64,7 +67,10 @@ def http_error(error: Exception) -> HttpError:
         )
     if isinstance(error, DeadlineExceeded):
         # Another try would cost as much and end in the same way.
-        return HttpError(504, message, "server_error", "timeout", headers={"x-should-retry": "false"})
+        return HttpError(504, message, "server_error", "timeout", headers=_NO_RETRY)
+    if isinstance(error, GivenUp):
+        # Another try would cost more replicas.
+        return HttpError(503, message, "server_error", headers=_NO_RETRY)
     if isinstance(error, (NoReplica, ReplicaLost, ModelMismatch)):
         return HttpError(503, message, "server_error", headers=_retry_after(_RETRY_AFTER_S))
     if isinstance(error, SpecdecError):

@@ -104,7 +104,7 @@ class TargetClient:
         Allows ``num_autonomous`` autonomous tokens after it, and ``own`` nodes of own trees. Sends the next round
         ``next_round_after_s`` after this one, unless the verdict comes before that.
 
-        Raises NoReplica if no replica can be reached, or if too many failed under this request.
+        Raises NoReplica if no replica can be reached, GivenUp if too many failed under this request.
         """
         if self._lane is not None and self._lane.lost and not self._rounds:
             self.park()  # no round was unanswered, so this sequence did not end the replica: no suspect

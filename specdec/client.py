@@ -17,9 +17,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specdec.core.errors import DeadlineExceeded, ModelMismatch, ReplicaLost, SpecdecError
+from specdec.core.errors import DeadlineExceeded, Draining, GivenUp, ModelMismatch, ReplicaLost, SpecdecError
 from specdec.security.tls import Tls
 from specdec.transport import rpc
+from specdec.transport.endpoint import is_refused
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
 __all__ = ["Client", "Sample", "SpecdecError", "Tls"]
@@ -30,6 +31,10 @@ _ROUNDS = 3
 """Attempts per address in a row without new ids before a request fails."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 2.0
 """The doubling pause between attempts. There is none after the first loss, which probably is of one server only."""
+_MAX_DEATHS, _MAX_DEATHS_IN_ALL = 2, 4
+"""A request may be what ends its orchestrators. So many deaths in a row end it; with new ids between them, twice as
+many do, because new ids prove the text so far harmless."""
+_FATE_TIMEOUT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -93,10 +98,11 @@ class Client:
         model_digest: str | None = None  # set at the first admission
         num_prompt_tokens = 0  # received
         lost_in_a_row = 0  # losses since the last new ids; an admission alone is no progress
+        losses: list[_Loss] = []
         while True:
             at = self._at
             try:
-                responses_of = self._once(at, request, _left_s(started, timeout_s), metadata)
+                responses_of = self._once(at, request, _left_s(started, timeout_s), metadata, losses)
                 async with aclosing(responses_of) as responses:
                     async for response in responses:
                         if response.HasField("chunk"):
@@ -125,6 +131,7 @@ class Client:
                     return
             except ReplicaLost as error:
                 lost_in_a_row += 1
+                await self._refuse_harm(losses, lost_in_a_row, metadata, _left_s(started, timeout_s))
                 if len(self._lines) == 1 or lost_in_a_row >= _ROUNDS * len(self._lines):
                     raise
                 if self._at == at:  # many requests lose one address together; only the first one moves on
@@ -138,18 +145,41 @@ class Client:
                 await asyncio.sleep(pause_s)
 
     async def _once(
-        self, at: int, request: generation_pb2.GenerateRequest, timeout_s: float | None, metadata: Metadata
+        self,
+        at: int,
+        request: generation_pb2.GenerateRequest,
+        timeout_s: float | None,
+        metadata: Metadata,
+        losses: list[_Loss],
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+        """The responses of one attempt. Its failure is appended to ``losses``."""
         async with self._lines[at].stub() as stub:
             call = stub.Generate(request, timeout=timeout_s, metadata=(*self._metadata, *metadata))
             try:
+                instance = str((await call.initial_metadata()).get(rpc.INSTANCE, ""))
                 async for response in call:
                     yield response
             except grpc.aio.AioRpcError as error:
-                raise rpc.error_of(error) from error
+                raised = rpc.error_of(error)
+                losses.append(_Loss(self._lines[at], "" if isinstance(raised, Draining) else instance))
+                raise raised from error
             finally:
                 # Without this an abandoned call is never collected as garbage.
                 call.cancel()
+
+    async def _refuse_harm(
+        self, losses: list[_Loss], lost_in_a_row: int, metadata: Metadata, left_s: float | None
+    ) -> None:
+        """Raises GivenUp if too many orchestrators died under a request. It asks only once enough of them are lost, so
+        that a first loss costs no time."""
+        metadata = (*self._metadata, *metadata)
+        wait_s = _FATE_TIMEOUT_S if left_s is None else min(left_s, _FATE_TIMEOUT_S)
+        for some, limit in ((losses[-lost_in_a_row:], _MAX_DEATHS), (losses, _MAX_DEATHS_IN_ALL)):
+            lines = {loss.instance: loss.line for loss in some if loss.instance}
+            if len(lines) >= limit:
+                asked = (line.died(instance, metadata, wait_s) for instance, line in lines.items())
+                if (num_deaths := sum(await asyncio.gather(*asked))) >= limit:
+                    raise GivenUp(f"orchestrators died {num_deaths} times under this request; it is not tried again")
 
     async def generate(self, timeout_s: float | None = None, **fields: Any) -> list[Sample]:
         """All samples of a request, by index. Raises SpecdecError.
@@ -244,6 +274,22 @@ class _Line:
             self._num_calls[channel] -= 1
             await self._close_unused(channel)
 
+    async def died(self, instance: str, metadata: Metadata, timeout_s: float) -> bool:
+        """Whether this process, which was lost without a drain, has died: its address refuses connections, or another
+        process answers there. False if that cannot be learned in time.
+
+        Behind a name of several orchestrators the answer may be a neighbour's, and the loss a cut in the network. It
+        counts as a death all the same: that may end one request, while the opposite may cost every orchestrator there.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self.stub() as stub:
+                try:
+                    info = await stub.GetServerInfo(generation_pb2.GetServerInfoRequest(), metadata=metadata)
+                except grpc.aio.AioRpcError:
+                    return await is_refused(self.address)
+                return bool(info.instance != instance)
+        return False
+
     async def _close_unused(self, channel: grpc.aio.Channel) -> None:
         if channel is not self.channel and not self._num_calls.get(channel, 1):
             del self._num_calls[channel]
@@ -252,6 +298,14 @@ class _Line:
     async def close(self) -> None:
         for channel in self._num_calls:
             await channel.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """A failed attempt. ``instance``: the process that had the request; empty if none had it, or if it drained."""
+
+    line: _Line
+    instance: str
 
 
 def _pause_s(lost_in_a_row: int) -> float:

@@ -36,7 +36,7 @@ async def row_19(lab: Lab, seed: int, short: bool) -> Outcome:
                 answers = await traffic.finished(60.0)
                 restarts.cancel()
             reason = getattr(end.error, "reason", str(end.error))
-            outcome.check(reason == "NO_REPLICA", f"{flag}: the poison ends with {reason}: {end.error}")
+            outcome.check(reason == "GIVEN_UP", f"{flag}: the poison ends with {reason}: {end.error}")
             check_same(outcome, answers, lab.reference, "others")
             crashes = sum(each.num_starts - 1 for each in found.targets)
             crashes += sum(each.returncode is not None for each in found.targets)

@@ -39,10 +39,10 @@ from orchestrator.settings import OrchestratorSettings
 from orchestrator.telemetry.metrics import Metrics, RequestClock
 from orchestrator.tokenizer.defaults import Defaults
 from orchestrator.workers import Workers
-from specdec.core.errors import CALLERS_FAULTS, DeadlineExceeded, InvalidArgument, NoReplica
+from specdec.core.errors import CALLERS_FAULTS, DeadlineExceeded, Draining, InvalidArgument, NoReplica
 from specdec.core.rounds import CACHE_SALT, ModelInfo
 from specdec.telemetry import setup as telemetry
-from specdec.transport.rpc import request_metadata
+from specdec.transport.rpc import INSTANCE, request_metadata
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._api_keys = ApiKeys(settings.api_keys_file)
         self._grammars = RequestGrammars(prompts.tokenizer) if prompts.tokenizer is not None else None
         self._num_calls = 0  # running calls of Generate
+        self._deadlines: set[asyncio.Timeout] = set()  # of running calls
+        self._cut_off = False  # a drain is over, and these calls end with it
+        self._instance = uuid.uuid4().hex
 
     @property
     def live_sequences(self) -> int:
@@ -90,13 +93,18 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             await self._grammars.close()
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until the running requests have ended; the server accepts no new ones by then."""
+        """Wait until the running requests have ended; the server accepts no new ones by then. After ``timeout_s`` they
+        end with Draining."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self._num_calls:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         except TimeoutError:
             log.warning("requests did not end in time", extra={"live_sequences": self._admission.live})
+            self._cut_off = True
+            for deadline in self._deadlines:
+                if not deadline.expired():
+                    deadline.reschedule(0.0)  # long past
 
     async def GetServerInfo(
         self, request: generation_pb2.GetServerInfoRequest, context: Any
@@ -104,6 +112,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         load, operator = (self.live_sequences, self._admission.waiting), self._account().operator
         info = write_server_info(self._targets, self._drafts, *load, self._settings.methods, operator)
         info.model_name = self._settings.model_name or info.target.name
+        info.instance = self._instance
         if self._prompts.tokenizer is not None:
             info.tokenizer.bos_token = self._prompts.special_tokens.get("bos_token", "")
             info.tokenizer.eos_token = self._prompts.special_tokens.get("eos_token", "")
@@ -156,8 +165,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             set_status_on_exception=False,
         ) as span:
             try:
+                # Before anything that may end this process: so the client knows which process has its request.
+                await context.send_initial_metadata(((INSTANCE, self._instance),))
                 account = self._account()
-                async with _within(deadline_s), aclosing(self._responses(request, request_id, account)) as responses:
+                async with (
+                    self._within(deadline_s),
+                    aclosing(self._responses(request, request_id, account)) as responses,
+                ):
                     async for response in responses:
                         await context.write(response)
                         if response.HasField("chunk") or response.HasField("admission"):
@@ -171,7 +185,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 if isinstance(error, NoReplica):
                     log.warning("no replica for a request", extra={"request_id": request_id, "problem": str(error)})
                     if account is None or not account.operator:
-                        raise NoReplica(error.for_clients) from error
+                        raise type(error)(error.for_clients) from error
                 raise
             finally:
                 self._num_calls -= 1
@@ -241,12 +255,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         assert replica.info is not None, "a replica that can be used has told its model"
         return replica.info
 
-
-@asynccontextmanager
-async def _within(deadline_s: float) -> AsyncIterator[None]:
-    try:
-        # One timer per request. Not wait_for: in Python 3.11 it loses a cancellation that comes with the result.
-        async with asyncio.timeout(max(0.0, deadline_s)):
-            yield
-    except TimeoutError:
-        raise DeadlineExceeded("the deadline passed before the generation ended") from None
+    @asynccontextmanager
+    async def _within(self, deadline_s: float) -> AsyncIterator[None]:
+        try:
+            # One timer per request. Not wait_for: in Python 3.11 it loses a cancellation that comes with the result.
+            async with asyncio.timeout(max(0.0, deadline_s)) as deadline:
+                self._deadlines.add(deadline)
+                try:
+                    yield
+                finally:
+                    self._deadlines.discard(deadline)
+        except TimeoutError:
+            if self._cut_off:
+                raise Draining("this orchestrator ends, and the time for running requests is over") from None
+            raise DeadlineExceeded("the deadline passed before the generation ended") from None

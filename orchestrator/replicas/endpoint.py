@@ -1,8 +1,7 @@
-"""Questions to an endpoint outside of a stream: whether a process is there, and which model it serves."""
+"""A question to an endpoint outside of a stream: which model it serves."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import grpc
@@ -12,20 +11,6 @@ from specdec.transport import rpc, wire
 from specdec.v1 import common_pb2
 
 _INFO_TIMEOUT_S = 2.0
-
-
-async def is_refused(address: str) -> bool:
-    """Whether no process listens there."""
-    host, _, port = address.rpartition(":")
-    try:
-        async with asyncio.timeout(_INFO_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except ConnectionRefusedError:
-        return True
-    except OSError:  # TimeoutError is one too
-        return False
-    writer.close()
-    return False
 
 
 async def model_info(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from orchestrator.replicas.link import WatchdogFired
 from orchestrator.replicas.replica import Replica
-from specdec.core.errors import Draining, NoReplica, PassFailed, ReplicaLost, SpecdecError
+from specdec.core.errors import Draining, GivenUp, PassFailed, ReplicaLost, SpecdecError
 
 MAX_HARM, MAX_HARM_IN_ALL = 4, 8
 _HARM_OF_CRASH, _HARM_OF_FAILED_PASS = 2, 1
@@ -56,12 +56,12 @@ class Losses:
         return len(self._losses) > self._num_harmless
 
     async def refuse(self) -> None:
-        """Raises NoReplica after too much harm. A lost stream is a crash only if its process ended, or stood still."""
+        """Raises GivenUp after too much harm. A lost stream is a crash only if its process ended, or stood still."""
         recent = self._losses[self._num_harmless :]
         if len(recent) * _HARM_OF_CRASH < MAX_HARM and len(self._losses) * _HARM_OF_CRASH < MAX_HARM_IN_ALL:
             return
         if await _harm(recent) >= MAX_HARM or await _harm(self._losses) >= MAX_HARM_IN_ALL:
-            raise NoReplica(f"replicas failed {len(self._losses)} times under this request; it is not tried again")
+            raise GivenUp(f"replicas failed {len(self._losses)} times under this request; it is not tried again")
 
 
 async def _harm(losses: Iterable[_Loss]) -> int:

@@ -19,7 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from orchestrator.replicas.endpoint import is_refused, model_info
+from orchestrator.replicas.endpoint import model_info
 from orchestrator.replicas.lane import Lane
 from orchestrator.replicas.link import HostileReplica, Link, WatchdogFired
 from specdec.core.errors import ModelMismatch, ReplicaLost, SpecdecError
@@ -27,6 +27,7 @@ from specdec.core.rounds import Load, ModelInfo
 from specdec.security.tls import Tls
 from specdec.security.tls_diagnosis import tls_trouble
 from specdec.transport import rpc
+from specdec.transport.endpoint import is_refused
 
 log = logging.getLogger(__name__)
 

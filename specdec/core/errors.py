@@ -12,6 +12,7 @@ SpecdecError
 │   ├── PassFailed       UNAVAILABLE          use another replica; the model failed on this one
 │   └── Draining         UNAVAILABLE          use another replica; this one is draining
 ├── NoReplica            UNAVAILABLE          retry when the deployment has recovered
+│   └── GivenUp          UNAVAILABLE          do not retry: too many replicas or orchestrators failed under this request
 ├── ModelMismatch        FAILED_PRECONDITION  fix the deployment
 └── DeadlineExceeded     DEADLINE_EXCEEDED    -
 
@@ -116,6 +117,10 @@ class NoReplica(SpecdecError):
         self.for_clients = message
 
 
+class GivenUp(NoReplica):
+    pass
+
+
 class ModelMismatch(SpecdecError):
     code = code_pb2.FAILED_PRECONDITION
 
@@ -139,6 +144,7 @@ _BY_REASON: dict[str, type[SpecdecError]] = {
         PassFailed,
         Draining,
         NoReplica,
+        GivenUp,
         ModelMismatch,
         DeadlineExceeded,
     )

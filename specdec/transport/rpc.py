@@ -81,6 +81,9 @@ _PUBLIC = {
 LIVENESS = "liveness"
 """The health service that tells whether the process must be restarted; the others tell whether to send it work."""
 
+INSTANCE = "specdec-instance"
+"""The initial metadata of Generate: GetServerInfoResponse.instance of the process that has the request."""
+
 request_metadata: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("request_metadata")
 """The text metadata of the current call, for trace context and request ids."""
 

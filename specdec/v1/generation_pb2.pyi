@@ -339,7 +339,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("target", "draft", "replicas", "live_sequences", "waiting_requests", "keepalive", "methods", "model_name", "tokenizer")
+    __slots__ = ("target", "draft", "replicas", "live_sequences", "waiting_requests", "keepalive", "methods", "model_name", "tokenizer", "instance")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +349,7 @@ class GetServerInfoResponse(_message.Message):
     METHODS_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     target: _common_pb2.ModelInfo
     draft: _common_pb2.ModelInfo
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
@@ -358,7 +359,8 @@ class GetServerInfoResponse(_message.Message):
     methods: _containers.RepeatedScalarFieldContainer[_common_pb2.VerificationMethod]
     model_name: str
     tokenizer: TokenizerInfo
-    def __init__(self, target: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., draft: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., live_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., keepalive: _Optional[_Union[_common_pb2.Keepalive, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[_common_pb2.VerificationMethod, str]]] = ..., model_name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ...) -> None: ...
+    instance: str
+    def __init__(self, target: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., draft: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., live_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., keepalive: _Optional[_Union[_common_pb2.Keepalive, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[_common_pb2.VerificationMethod, str]]] = ..., model_name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class TokenizerInfo(_message.Message):
     __slots__ = ("bos_token", "eos_token", "chat_template")

@@ -63,14 +63,17 @@ class GenerationServiceServicer:
         """Generates n samples. The output follows the target's distribution: speculation changes only its speed. The first
         message is sent at admission. Repeating a request with the same seed gives the same text if it is greedy or
         COUPLED; with TOKEN and BLOCK the text also depends on the draft tokens, and the drafts must be honest. If the
-        deployment has API keys, the caller sends one as metadata, "authorization: Bearer KEY". Statuses:
+        deployment has API keys, the caller sends one as metadata, "authorization: Bearer KEY". The initial metadata names
+        the process, before anything is done with the request: "specdec-instance" (as GetServerInfoResponse.instance).
+        Statuses:
         INVALID_ARGUMENT    malformed, unknown or unsupported field (BadRequest names it)
         OUT_OF_RANGE        prompt + max_tokens exceeds the context (with the limit); or the text exceeds a smaller KV
         cache of the target, possibly in mid-stream
         UNAUTHENTICATED     missing or unknown API key
         RESOURCE_EXHAUSTED  too many requests, or the key's quota is used up (RetryInfo tells when to retry)
-        UNAVAILABLE         no target was reachable in time, or too many failed during this request (ErrorInfo:
-        NO_REPLICA); without an ErrorInfo this server is lost: resume at another one
+        UNAVAILABLE         no target was reachable in time (ErrorInfo: NO_REPLICA), or too many failed during this
+        request (GIVEN_UP: do not repeat it); this server drains (DRAINING) or, without an ErrorInfo,
+        is lost: resume at another one
         FAILED_PRECONDITION the targets' model was replaced while the request ran
         DEADLINE_EXCEEDED   the caller's deadline or request_timeout_s passed
         """

@@ -9,6 +9,7 @@ import asyncio
 import re
 import signal
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 
 import pytest
 import pytest_asyncio
@@ -17,7 +18,8 @@ from bench.chaos.lab import Deployment, Lab, Process
 from bench.chaos.traffic import Answer, Asked, Traffic, ask
 from bench.models.table_model import Table
 from specdec.cli.processes import is_serving
-from specdec.core.errors import NoReplica, ReplicaLost
+from specdec.client import Client
+from specdec.core.errors import GivenUp, ReplicaLost
 
 PATIENCE_S = 120.0
 """Seconds that only a broken service takes, however busy the machine."""
@@ -150,10 +152,41 @@ async def test_a_request_that_ends_processes_ends_after_two_of_them(found: Deplo
             answers = await traffic.finished(PATIENCE_S)
         finally:
             restarts.cancel()
-    assert isinstance(poison.error, NoReplica)
+    assert isinstance(poison.error, GivenUp)
     assert all_same(answers)
     ended = sum(process.returncode is not None for process in found.targets)
     assert sum(process.num_starts for process in found.targets) - before + ended == 2
+
+
+async def test_a_request_under_which_two_orchestrators_died_is_not_sent_to_a_third(found: Deployment) -> None:
+    """It has no id from either of them, because the targets stand still."""
+
+    async def ends_processes(orchestrators: Sequence[Process]) -> None:
+        """What a request does that no orchestrator survives."""
+        for process in orchestrators:
+            async with Client(process.address) as client:
+                while not (await client.server_info()).live_sequences:
+                    await asyncio.sleep(0.01)
+            await process.kill()
+
+    targets = ",".join(each.address for each in found.targets)
+    async with Lab(1).processes() as make, AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
+        orchestrators = [make("orchestrator", f"--target={targets}", "--watchdog-s=600") for _ in range(3)]
+        for process in orchestrators:
+            await process.start()
+        for process in orchestrators:
+            await process.healthy()
+        client = await stack.enter_async_context(Client(*(each.address for each in orchestrators)))
+        for each in found.targets:
+            stack.callback(each.thaw)
+            each.freeze()
+        fate = asyncio.create_task(ends_processes(orchestrators))
+        answer = await ask(client, REQUESTS[0])
+        fate.cancel()
+        assert isinstance(answer.error, GivenUp)
+        assert str(answer.error) == "orchestrators died 2 times under this request; it is not tried again"
+        assert [each.returncode for each in orchestrators] == [-signal.SIGKILL, -signal.SIGKILL, None]
+    assert await found.freed(PATIENCE_S) < PATIENCE_S
 
 
 async def test_a_target_and_a_draft_told_to_end_hand_over_and_exit_with_0(found: Deployment) -> None:

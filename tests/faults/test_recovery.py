@@ -14,7 +14,7 @@ from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client, Sample
-from specdec.core.errors import NoReplica, PassFailed
+from specdec.core.errors import GivenUp, NoReplica, PassFailed
 from specdec.core.settings import EngineSettings
 from target_service.server import create_server as create_target_server
 from tests.cluster import Cluster, cluster, connected, live
@@ -90,7 +90,7 @@ async def poisoned(found: Cluster) -> list[int]:
     good = [found.client.generate(token_ids=PROMPT, max_tokens=60, temperature=0.0, seed=seed) for seed in range(4)]
     tasks = [asyncio.create_task(request) for request in good]
     await live(found.orchestrator, 4)
-    with pytest.raises(NoReplica, match="replicas failed 4 times under this request"):
+    with pytest.raises(GivenUp, match="replicas failed 4 times under this request"):
         await found.client.generate(token_ids=POISON, max_tokens=5)
     samples = [sample for [sample] in await asyncio.gather(*tasks)]
     for seed, sample in enumerate(samples):
@@ -140,7 +140,7 @@ async def test_a_request_that_targets_stand_still_under_stops_two_at_most():
     verifiers = [Misbehaving(TableVerifier(Table()), closes_on=1000) for _ in range(4)]
     async with cluster(verifiers, watchdog_s=8.0, stuck_after_s=0.3) as found:
         try:
-            with pytest.raises(NoReplica, match="replicas failed 2 times under this request"):
+            with pytest.raises(GivenUp, match="replicas failed 2 times under this request"):
                 await found.client.generate(token_ids=POISON, max_tokens=5)
             assert sum(each.entered.is_set() for each in verifiers) == 2
         finally:

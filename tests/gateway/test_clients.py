@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import subprocess
 import sys
 from contextlib import AsyncExitStack
@@ -12,8 +14,10 @@ from typing import Any
 import openai
 import pytest
 
+from bench.models.table_model import TableVerifier
 from gateway.server import GatewayServer
 from gateway.settings import GatewaySettings
+from orchestrator.replicas.poison import MAX_HARM
 from specdec.telemetry.prometheus import Scrape
 from tests.checkout import DEMO
 from tests.cluster import cluster
@@ -157,3 +161,25 @@ async def test_a_stream_survives_the_loss_of_its_orchestrator():
                 await one.orchestrator.stop(0.0)
         assert killed
         assert text == expected.message.content
+
+
+async def test_a_request_under_which_targets_fail_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_passes = 0
+
+    def fail(*_: Any) -> None:
+        nonlocal num_passes
+        num_passes += 1
+        raise RuntimeError("planted")
+
+    keys = tmp_path / "keys.jsonl"
+    keys.write_text(json.dumps({"name": "me", "sha256": hashlib.sha256(b"secret").hexdigest()}))
+    async with serving(api_keys_file=str(keys)) as running:
+        monkeypatch.setattr(TableVerifier, "verify", fail)
+        async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="secret") as asking:
+            with pytest.raises(openai.InternalServerError, match="it is not tried again") as told:
+                await asking.completions.create(model=MODEL, prompt="a", max_tokens=4)
+        assert told.value.status_code == 503
+        assert "retry-after" not in told.value.response.headers
+        assert num_passes == MAX_HARM, "OpenAI's client repeats other answers of 503"

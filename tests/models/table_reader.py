@@ -94,6 +94,8 @@ class Wire:
 
     def time_remaining(self) -> None: ...
 
+    async def send_initial_metadata(self, metadata: Any) -> None: ...
+
     async def write(self, response: Any) -> None:
         await self.written.put(response)
         await self.written.join()

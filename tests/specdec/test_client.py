@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,15 @@ from typing import Any
 import grpc
 import pytest
 
+from bench.chaos.fault_proxy import FaultProxy
 from bench.models.table_model import Table, TableVerifier
 from specdec import client
 from specdec.client import Client, Sample
-from specdec.core.errors import DeadlineExceeded, ReplicaLost
+from specdec.core.errors import DeadlineExceeded, GivenUp, ReplicaLost
 from specdec.security import dev_ca as certificates
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
+from tests.balancer import Balancer
 from tests.certificates import stranger
 from tests.cluster import cluster
 
@@ -93,6 +95,95 @@ async def test_a_deadline_holds_while_it_tries_again(monkeypatch: pytest.MonkeyP
     async with two(Dying()) as caller, asyncio.timeout(PATIENCE_S):
         with pytest.raises(DeadlineExceeded):
             await caller.generate(timeout_s=0.2, text="a")
+
+
+class Mortal(generation_pb2_grpc.GenerationServiceServicer):
+    """An orchestrator on a port. A request gets ``num_ids`` new ids, and then meets its ``fate``."""
+
+    def __init__(self, instance: str, fate: Callable[[Mortal], Any], num_ids: int = 0) -> None:
+        self._instance, self._fate, self._num_ids = instance, fate, num_ids
+        self.num_requests = 0
+
+    async def start(self, port: int = 0) -> int:
+        self._server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        await self._server.start()
+        return self.port
+
+    async def die(self) -> None:
+        await self._server.stop(0)
+
+    async def die_and_start_again(self) -> None:
+        await self.die()
+        self._instance += "'"
+        await self.start(self.port)
+
+    async def GetServerInfo(self, request: Any, context: Any) -> generation_pb2.GetServerInfoResponse:
+        return generation_pb2.GetServerInfoResponse(instance=self._instance)
+
+    async def Generate(self, request: generation_pb2.GenerateRequest, context: Any) -> AsyncIterator[Any]:
+        self.num_requests += 1
+        await context.send_initial_metadata(((rpc.INSTANCE, self._instance),))
+        for position in range(at := len(request.resume[0].token_ids), at + self._num_ids):
+            yield generation_pb2.GenerateResponse(
+                chunk=generation_pb2.Chunk(token_ids=[position], first_position=position)
+            )
+        ending = asyncio.create_task(self._fate(self))  # no part of the call that it ends
+        await asyncio.wait({ending})
+        finish = generation_pb2.Finish(reason=generation_pb2.FINISH_REASON_LENGTH)
+        yield generation_pb2.GenerateResponse(
+            chunk=generation_pb2.Chunk(finish=finish, first_position=at + self._num_ids)
+        )
+
+
+@asynccontextmanager
+async def mortals(count: int, fate: Callable[[Mortal], Any], num_ids: int = 0) -> AsyncIterator[list[Mortal]]:
+    async with AsyncExitStack() as stack:
+        servicers = [Mortal(str(number), fate, num_ids) for number in range(count)]
+        for each in servicers:
+            await each.start()
+            stack.push_async_callback(each.die)
+        yield servicers
+
+
+@pytest.mark.parametrize("fate", [Mortal.die, Mortal.die_and_start_again])
+@pytest.mark.parametrize(("num_ids", "num_deaths"), [(0, 2), (1, 4)])
+async def test_a_request_that_ends_orchestrators_is_given_up(
+    fate: Callable[[Mortal], Any], num_ids: int, num_deaths: int
+) -> None:
+    """After two of them; after four, if it had new ids from each."""
+    async with mortals(num_deaths + 1, fate, num_ids) as servers, asyncio.timeout(PATIENCE_S):
+        async with Client(*(f"localhost:{each.port}" for each in servers)) as caller:
+            with pytest.raises(GivenUp, match=f"orchestrators died {num_deaths} times under this request"):
+                await caller.generate(text="a")
+        assert [each.num_requests for each in servers] == [1] * num_deaths + [0]
+
+
+async def test_a_request_that_ends_orchestrators_behind_one_name_is_given_up() -> None:
+    async with mortals(4, Mortal.die) as servers, asyncio.timeout(PATIENCE_S):
+        alive = lambda: [("127.0.0.1", each.port) for each in servers if not each.num_requests]  # noqa: E731
+        async with Balancer(alive) as name, Client(name.address, name.address) as caller:
+            with pytest.raises(GivenUp):
+                await caller.generate(text="a")
+        assert sum(each.num_requests for each in servers) == 2
+
+
+async def test_cuts_in_the_network_are_no_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_FIRST_PAUSE_S", 0.001)
+    num_cuts = client._ROUNDS * 2 - 1
+
+    async def cut(_: Mortal) -> None:
+        if sum(each.num_requests for each in servers) <= num_cuts:
+            for proxy in proxies:
+                proxy.reset()
+
+    async with mortals(2, cut) as servers, AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
+        proxies = [await stack.enter_async_context(FaultProxy(each.port)) for each in servers]
+        caller = await stack.enter_async_context(Client(*(f"127.0.0.1:{proxy.port}" for proxy in proxies)))
+        [sample] = await caller.generate(text="a")
+        assert sample.finished
+        assert sum(each.num_requests for each in servers) == num_cuts + 1
 
 
 def connections_to(port: int) -> int:

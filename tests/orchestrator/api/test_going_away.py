@@ -14,7 +14,7 @@ from bench.models.table_model import Table, TableVerifier
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
-from specdec.core.errors import ReplicaLost
+from specdec.core.errors import Draining
 from specdec.v1 import generation_pb2
 from target_service.language_model import LmVerifier
 from tests.balancer import Balancer
@@ -65,16 +65,42 @@ async def test_what_runs_is_finished_and_the_next_request_goes_to_another_orches
         await stopping
 
 
-async def test_a_request_that_does_not_end_in_the_grace_is_cut_off() -> None:
+@pytest.mark.parametrize("grace_s", [0.2, 1.0])
+async def test_a_request_that_does_not_end_in_the_grace_is_cut_off(grace_s: float) -> None:
     verifier = Misbehaving(LmVerifier(runner()))
     async with target(verifier) as service, orchestrator([service.server.port]) as (server, client):
         verifier.gate.clear()
         held = asyncio.create_task(client.generate(**IDS, max_tokens=20))
         await live(server, 1)
-        await asyncio.wait_for(server.stop(0.2), PATIENCE_S)
-        with pytest.raises(ReplicaLost):
+        await asyncio.wait_for(server.stop(grace_s), PATIENCE_S)
+        with pytest.raises(Draining):
             await asyncio.wait_for(held, PATIENCE_S)
         verifier.gate.set()
+
+
+async def test_a_request_outlives_a_rolling_restart_of_all_orchestrators() -> None:
+    """It gets no id in all that time: orchestrators that end in good order did not die under it."""
+    verifier = Misbehaving(LmVerifier(runner()))
+    async with target(verifier) as service, AsyncExitStack() as stack, asyncio.timeout(2 * PATIENCE_S):
+        servers = [await _started(service.server.port) for _ in range(3)]
+        client = await stack.enter_async_context(Client(*(f"127.0.0.1:{server.port}" for server in servers)))
+        [expected] = await client.generate(**IDS, max_tokens=20, seed=1)
+        verifier.gate.clear()
+        held = asyncio.create_task(client.generate(**IDS, max_tokens=20, seed=1))
+        for place, server in enumerate(servers):
+            await live(server, 1)
+            await server.stop(0.5)
+            servers[place] = await _started(service.server.port, server.port)
+            stack.push_async_callback(servers[place].stop)
+        await live(servers[0], 1)
+        verifier.gate.set()
+        assert (await held)[0].token_ids == expected.token_ids
+
+
+async def _started(target_port: int, port: int = 0) -> OrchestratorServer:
+    server = OrchestratorServer(OrchestratorSettings(target=[f"127.0.0.1:{target_port}"], port=port))
+    await server.start()
+    return server
 
 
 async def test_connections_that_age_spread_over_all_and_no_request_fails() -> None:

@@ -30,6 +30,8 @@ class Unread:
 
     def time_remaining(self) -> None: ...
 
+    async def send_initial_metadata(self, metadata: Any) -> None: ...
+
     async def write(self, response: generation_pb2.GenerateResponse) -> None:
         self.responses.append(response)
         if len(self.responses) > 1:

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.replicas.link import WatchdogFired
 from orchestrator.replicas.poison import Losses
-from specdec.core.errors import Draining, NoReplica, PassFailed, Preempted, ReplicaLost, SpecdecError
+from specdec.core.errors import Draining, GivenUp, PassFailed, Preempted, ReplicaLost, SpecdecError
 
 
 class FakeReplica:
@@ -32,7 +32,7 @@ def losses_of(replica: Any, *ends: tuple[SpecdecError, str]) -> Losses:
 async def refused(losses: Losses) -> bool:
     try:
         await losses.refuse()
-    except NoReplica:
+    except GivenUp:
         return True
     return False
 
