@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Sequence
 from typing import Any
 
 from llguidance import LLMatcher
 
+from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.sampling.grammar import GrammarMask
 from tests.checkout import DEMO
 
 TOKENIZER = DEMO / "target" / "tokenizer.json"
@@ -50,3 +54,32 @@ AMBIGUOUS_AFTER_A = LLMatcher.grammar_from_lark(
     'start: "b" /[0-9]+/ | "a" s\ns: s s s s s s s | /a/ | /[ab]/ | /[a-z]/ | ""'
 )
 """The first mask behind an "a" is beyond the limits."""
+
+
+def random_tree(rng: random.Random, mask: GrammarMask, output: Sequence[int], truth: Sequence[int] = ()) -> TokenTree:
+    """A tree below ``output``: some of the tokens that come in ``truth``, and random ones that the grammar allows, so
+    that siblings begin other lexemes. ``mask``: at the beginning of an output."""
+    tree, states = EMPTY_TREE, [mask.copy()]
+    assert all(map(states[0].advance, output))
+    parent = ROOT
+    for token in truth[: rng.randint(0, 3)]:
+        tree, parent = _with_child(tree, states, parent, token), len(tree)
+    for _ in range(rng.randint(1, 5)):
+        parent = rng.randrange(ROOT, len(tree))
+        if possible := tokens_of(states[1 + parent].copy()):
+            tree = _with_child(tree, states, parent, rng.choice(possible))
+    return tree
+
+
+def _with_child(tree: TokenTree, states: list[GrammarMask], parent: int, token: int) -> TokenTree:
+    state = states[1 + parent].copy()
+    if (parent, token) in zip(tree.parents, tree.token_ids, strict=True) or not state.advance(token):
+        return tree
+    states.append(state)
+    return tree.extended([(token, parent, None, 0)])
+
+
+def tokens_of(mask: GrammarMask) -> list[int]:
+    """What is allowed, but for the end."""
+    bits = mask.allowed() or b""
+    return [token for token in range(1, VOCAB) if token // 8 < len(bits) and bits[token // 8] >> token % 8 & 1]

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import jsonschema
@@ -17,7 +17,7 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.client import Sample
 from specdec.core.errors import InvalidArgument
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
-from specdec.core.tree import EMPTY_TREE
+from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.runner.loading import grammars
 from specdec.runner.model_runner import ModelRunner
 from specdec.transport.wire import write_method
@@ -26,6 +26,7 @@ from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
+from tests.models.grammars import GRAMMARS, random_tree
 
 pytestmark = pytest.mark.slow
 
@@ -213,6 +214,39 @@ def test_a_pass_does_not_wait_for_a_grammar_that_is_being_compiled(target_runner
     assert isinstance(after, Decision)
     for job in jobs:
         verifier.close(job.memory)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_trees_of_other_lexemes_do_not_change_what_a_grammar_allows(
+    target_runner: ModelRunner, name: str, temperature: float
+) -> None:
+    followed = grammars(DEMO / "target", target_runner.info)
+    assert followed is not None
+    verifier, mask = LmVerifier(target_runner, grammars=followed), followed.compiled(GRAMMARS[name]).mask()
+    followed.start(GRAMMARS[name], b"").result()
+    sampling = SamplingParams(temperature, grammar=GRAMMARS[name])
+    rng = random.Random(name)
+    for seed in range(2):
+        alone = text_of(verifier, SequenceSpec((5, 6, 7), 3, sampling, seed), lambda _: EMPTY_TREE)
+        found = text_of(
+            verifier,
+            SequenceSpec((5, 6, 7), 3, sampling, seed),
+            lambda output, alone=alone: random_tree(rng, mask, output, alone[3 + len(output) :]),
+        )
+        assert found[: len(alone)] == alone
+
+
+def text_of(verifier: LmVerifier, spec: SequenceSpec, draft: Callable[[list[int]], TokenTree]) -> list[int]:
+    """Forty tokens, or fewer if the grammar is complete."""
+    memory, ids = verifier.open(spec), list(spec.token_ids)
+    while len(ids) < 43 and verifier.info.eos_token_ids[0] not in ids[3:]:
+        tree = draft(ids[3:])
+        [decision], _ = verifier.verify([Job(memory, ids, tree)])
+        assert isinstance(decision, Decision)
+        ids += [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
+    verifier.close(memory)
+    return ids
 
 
 async def test_samples_of_a_request_follow_the_grammar_each(served: Cluster) -> None:

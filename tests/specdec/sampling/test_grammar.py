@@ -16,7 +16,7 @@ from specdec.sampling.grammar import Budget, Grammars
 from specdec.sampling.logits_processors import transformed
 from specdec.sampling.state import SamplingState
 from tests.checkout import DEMO
-from tests.models.grammars import AMBIGUOUS, AMBIGUOUS_AFTER_A, GRAMMARS, TOKENIZER, VOCAB
+from tests.models.grammars import AMBIGUOUS, AMBIGUOUS_AFTER_A, GRAMMARS, TOKENIZER, VOCAB, random_tree
 
 END = 0
 
@@ -37,19 +37,6 @@ def allowed(state: SamplingState, tree: TokenTree) -> list[list[int]]:
     return [row.isfinite().nonzero().flatten().tolist() for row in rows]
 
 
-def random_tree(rng: random.Random, state: SamplingState) -> TokenTree:
-    """Of allowed tokens mostly; siblings differ in the lexemes that they begin."""
-    tree = EMPTY_TREE
-    for _ in range(rng.randint(1, 4)):
-        rows = allowed(state, tree)
-        parent = rng.randrange(-1, len(tree))
-        siblings = {token for token, above in zip(tree.token_ids, tree.parents, strict=True) if above == parent}
-        possible = [token for token in rows[1 + parent] if token not in siblings and token != END]
-        if possible and len(possible) < VOCAB:
-            tree = tree.extended([(rng.choice(possible), parent, None, 0)])
-    return tree
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_each_branch_is_masked_as_by_a_matcher_of_its_text_alone(grammars: Grammars, name: str) -> None:
@@ -59,7 +46,7 @@ def test_each_branch_is_masked_as_by_a_matcher_of_its_text_alone(grammars: Gramm
         spec = SequenceSpec((5,), 1, SamplingParams(grammar=GRAMMARS[name]))
         state, output = SamplingState(spec, compiled.mask()), []
         for _ in range(12):
-            tree = random_tree(rng, state)
+            tree = random_tree(rng, compiled.mask(), output)
             num_trees += 1
             fresh = []
             for node in range(-1, len(tree)):
