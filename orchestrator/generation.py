@@ -148,14 +148,14 @@ class Generator:
             None if index else request.num_prompt_logprobs,
         )
         # Detokenizing many ids takes long and must not block the event loop.
-        sequence = await self._workers.run(make) if len(received) > _MANY_RECEIVED_IDS else make()
+        sequence = await self._workers.run(make, request.account) if len(received) > _MANY_RECEIVED_IDS else make()
         fixed = request.num_draft_tokens
         looks_up = fixed is None and sequence.keyed_by_token
         lookup: PromptLookup | ForcedTokens | None = None
         if looks_up:
             lookup = PromptLookup(self._hit_rates, request.prediction, self._history, request.owner)
             if self._grammars is not None and (grammar := request.sampling.grammar):
-                matcher = await self._workers.run(partial(self._grammars.matcher, grammar, model))
+                matcher = await self._workers.run(partial(self._grammars.matcher, grammar, model), request.account)
                 lookup = ForcedTokens(matcher, sequence.num_prompt_tokens, lookup)
         acceptance = AcceptanceModel(self._acceptance)
         ahead, siblings = self._settings.num_ahead_tokens, 0 if model.max_chain else self._settings.num_siblings

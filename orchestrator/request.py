@@ -39,6 +39,12 @@ class Request:
     returns_rounds: bool = False
     prediction: array[int] = field(default_factory=lambda: array("I"))  # ids that the output is expected to repeat
     owner: bytes = b""  # what its samples write is proposed in requests of the same owner alone
+    account: str = ""  # of the caller
+
+    @property
+    def num_given_ids(self) -> int:
+        """What the caller sent to be read: prompt, prediction, and the output to resume."""
+        return len(self.prompt_ids) + len(self.prediction) + sum(map(len, self.resume.values()))
 
 
 @dataclass(frozen=True, slots=True)
