@@ -85,7 +85,7 @@ async def test_a_bad_value_is_refused_by_the_name_of_its_field():
         assert (await running.http.post("/v1/completions", json=COMPLETION)).status_code == 200
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"[" * 100_000, b"\xff\xfe", b'{"prompt": NaN}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"[" * 10_000, b"\xff\xfe", b'{"prompt": NaN}'])
 async def test_a_body_that_is_no_object_is_refused(content):
     async with serving() as running:
         response = await running.http.post("/v1/completions", content=content)
