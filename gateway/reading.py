@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -28,7 +30,7 @@ class Bodies:
     def __init__(self, accept_unknown: bool) -> None:
         self._accept_unknown = accept_unknown
         self._held = 0
-        self._parsing = asyncio.Lock()  # threads would not be faster together, and take more memory
+        self._thread = ThreadPoolExecutor(1, "body")  # more would not be faster, and take more memory
 
     async def read(
         self,
@@ -56,19 +58,19 @@ class Bodies:
                     self._held += len(data) - held
                     held = len(data)
                     if self._held > _MAX_HELD_BYTES:
-                        raise HttpError(503, "too many large bodies at a time", "server_error", headers=_SOON)
+                        raise HttpError(
+                            503, "too many large bodies at a time", "server_error", headers={"retry-after": "1"}
+                        )
             if not held:
                 return self._read(bytes(data), kind, translate)
-            async with self._parsing:
-                return await asyncio.to_thread(self._read, bytes(data), kind, translate)
+            reading = partial(self._read, bytes(data), kind, translate)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, reading)
         except TimeoutError:
-            raise HttpError(408, f"the body did not arrive within {_BODY_S:g} s") from None
+            message = f"the body did not arrive within {_BODY_S:g} s"
+            raise HttpError(408, message, headers={"connection": "close"}) from None
         finally:
             self._held -= held
 
     def _read(self, data: bytes, kind: type[Body], translate: Callable[[Body], T]) -> tuple[Body, T]:
         body = parsed(data, kind, self._accept_unknown)
         return body, translate(body)
-
-
-_SOON = {"retry-after": "1"}

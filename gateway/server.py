@@ -60,6 +60,10 @@ class GatewayServer:
     def port(self) -> int:
         return int(self._socket.getsockname()[1])
 
+    @property
+    def num_connections(self) -> int:
+        return len(self._server.server_state.connections)
+
     async def start(self) -> None:
         self._process_metrics.start()
         self._serving = asyncio.create_task(self._server.serve([self._socket]))
