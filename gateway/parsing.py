@@ -27,7 +27,7 @@ def parsed(data: bytes, kind: type[Body], accept_unknown: bool) -> Body:
     try:
         value = from_json(data, allow_inf_nan=False)
     except ValueError as error:
-        raise HttpError(400, f"the body is not JSON: {error}") from error
+        raise HttpError(400, f"the body cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise HttpError(400, "the body is not a JSON object")
     unsupported: dict[str, str] = getattr(kind, "UNSUPPORTED", {})

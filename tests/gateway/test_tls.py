@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from cryptography import x509
@@ -47,6 +48,7 @@ def test_a_certificate_that_is_none_for_a_gateway_ends_it_at_the_start(
     flags = [f"--{name.replace('_', '-')}={file}" for name, file in files(own, owner).items()]
     monkeypatch.setattr("sys.argv", ["gateway", "--orchestrator", "127.0.0.1:1", *flags])
     monkeypatch.setattr("specdec.telemetry.setup.set_up", lambda *_: None)
+    monkeypatch.setattr("specdec.transport.rpc.signalled", AsyncMock())  # what starts ends at once
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
