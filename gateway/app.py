@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -26,24 +25,25 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from gateway import sse, translation
+from gateway import callers, sse, translation
 from gateway.answers import Answer
 from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, Generation, TokenizeBody
 from gateway.errors import HttpError, http_error
 from gateway.metrics import Metrics
 from gateway.openapi import document
-from gateway.parsing import read_body
+from gateway.parsing import Body
+from gateway.reading import Bodies
 from gateway.settings import GatewaySettings
 from gateway.sources import responses
 from gateway.structure import NamedChoice
 from gateway.tools import SPECIAL, Format, Parser, format_of
-from specdec.client import Client, Metadata
+from specdec.client import Client
 from specdec.core.errors import SpecdecError
 from specdec.telemetry.prometheus import CONTENT_TYPE, Scrape
+from specdec.v1 import generation_pb2
 
 log = logging.getLogger(__name__)
 
-MAX_REQUEST_ID = 128
 _MODEL_NAME_S = 5.0
 _PLAYGROUND = Path(__file__).parent / "playground"
 _PAGE = {
@@ -54,6 +54,7 @@ _PAGE = {
 _NO_MODEL = HttpError(503, "no target is ready", "server_error", headers={"retry-after": "1"})
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
 
 
 class Gateway:
@@ -64,7 +65,7 @@ class Gateway:
         self._settings = settings
         self._metrics = Metrics()
         self._scrape = scrape
-        self._accept = settings.accept_unknown_fields
+        self._bodies = Bodies(settings.accept_unknown_fields)
         self._model_name, self._template, self._named_at = "", "", -_MODEL_NAME_S
 
     def app(self) -> Starlette:
@@ -109,12 +110,11 @@ class Gateway:
     # --- generation --------------------------------------------------------------------------------------------
 
     async def _completions(self, request: Request) -> Response:
-        body = await read_body(request, CompletionBody, self._accept)
-        return await self._generate(request, body, translation.of_completion(body))
+        body, requests = await self._read(request, CompletionBody, translation.of_completion)
+        return await self._generate(request, body, requests)
 
     async def _chat(self, request: Request) -> Response:
-        body = await read_body(request, ChatBody, self._accept)
-        fields = translation.of_chat(body)
+        body, fields = await self._read(request, ChatBody, translation.of_chat)
         if self._reads_calls(body) and self._settings.tool_format in ("auto", *SPECIAL):
             fields.setdefault("skip_special_tokens", False)  # some formats are made of them
         return await self._generate(request, body, [fields])
@@ -140,7 +140,7 @@ class Gateway:
         request.state.request_id = request_id
         parser = self._parser(body) if isinstance(body, ChatBody) else Parser
         answer = Answer(body, len(requests), request_id, model, parser)
-        source = responses(self._client, requests, _metadata(request), self._settings.request_timeout_s)
+        source = responses(self._client, requests, callers.metadata(request), self._settings.request_timeout_s)
         try:
             if not body.stream:
                 return JSONResponse(await _while_connected(request, _whole(answer, source)))
@@ -180,7 +180,7 @@ class Gateway:
         return JSONResponse(found)
 
     async def _described(self, request: Request) -> dict[str, Any]:
-        info = await self._client.server_info(metadata=_metadata(request))
+        info = await self._info(request)
         if not info.HasField("target"):
             raise _NO_MODEL
         return {
@@ -192,23 +192,23 @@ class Gateway:
         }
 
     async def _tokenize(self, request: Request) -> Response:
-        body = await read_body(request, TokenizeBody, self._accept)
+        body, fields = await self._read(request, TokenizeBody, translation.of_tokenize)
         try:
-            found = await self._client.tokenize(metadata=_metadata(request), **translation.of_tokenize(body))
+            found = await self._client.tokenize(metadata=callers.metadata(request), **fields)
         except (ValueError, TypeError) as error:
             raise HttpError(400, str(error)) from error
-        info = await self._client.server_info(metadata=_metadata(request))
+        info = await self._info(request)
         told: dict[str, Any] = {"count": len(found.token_ids), "max_model_len": info.target.context_length}
         told["tokens"] = list(found.token_ids)
         strings = [data.decode("utf-8", "replace") for data in found.tokens]
         return JSONResponse(told | {"token_strs": strings if body.return_token_strs else None})
 
     async def _detokenize(self, request: Request) -> Response:
-        body = await read_body(request, DetokenizeBody, self._accept)
-        return JSONResponse({"prompt": await self._client.detokenize(body.tokens, metadata=_metadata(request))})
+        _, ids = await self._read(request, DetokenizeBody, lambda body: body.tokens)
+        return JSONResponse({"prompt": await self._client.detokenize(ids, metadata=callers.metadata(request))})
 
     async def _tokenizer_info(self, request: Request) -> Response:
-        info = await self._client.server_info(metadata=_metadata(request))
+        info = await self._info(request)
         if not info.HasField("tokenizer"):
             raise HttpError(404, "this server has no tokenizer")
         told = info.tokenizer
@@ -230,11 +230,11 @@ class Gateway:
         return JSONResponse({"version": version("specdec")})
 
     async def _load(self, request: Request) -> Response:
-        info = await self._client.server_info(metadata=_metadata(request))
+        info = await self._info(request)
         return JSONResponse({"server_load": info.live_sequences + info.waiting_requests})
 
     async def _metrics_page(self, request: Request) -> Response:
-        await self._client.server_info(metadata=_metadata(request))  # it checks the key
+        await self._info(request)  # it checks the key
         return Response(await asyncio.to_thread(self._scrape.text), media_type=CONTENT_TYPE)
 
     async def _playground(self, _: Request) -> Response:
@@ -242,6 +242,13 @@ class Gateway:
 
     async def _openapi(self, _: Request) -> Response:
         return JSONResponse(document(self._settings.root_path))
+
+    async def _info(self, request: Request) -> generation_pb2.GetServerInfoResponse:
+        """What an orchestrator is. Raises SpecdecError, for an unknown key, too."""
+        return await self._client.server_info(metadata=callers.metadata(request))
+
+    async def _read(self, request: Request, kind: type[Body], translate: Callable[[Body], T]) -> tuple[Body, T]:
+        return await self._bodies.read(request, kind, translate, partial(self._info, request))
 
     # --- what surrounds a request ------------------------------------------------------------------------------
 
@@ -251,9 +258,9 @@ class Gateway:
 
         async def serve(request: Request) -> Response:
             started = time.monotonic()
-            given = request.headers.get("x-request-id", "")[:MAX_REQUEST_ID]
-            request.state.request_id = given if given.isascii() and given.isprintable() and given else uuid.uuid4().hex
+            request.state.request_id = callers.request_id(request)
             try:
+                callers.check_page(request, self._settings.allowed_origins)
                 response = await endpoint(request)
             except ClientDisconnect:
                 response = Response(status_code=499)
@@ -271,8 +278,9 @@ class Gateway:
     async def _checked_model(self, request: Request, name: str | None) -> str:
         """The name of the served model. Raises HttpError if the request names another one."""
         now = time.monotonic()
-        if now - self._named_at > _MODEL_NAME_S:
-            info = await self._client.server_info(metadata=_metadata(request))
+        # To callers without a key all names are alike: what the name is, is asked with the key.
+        if now - self._named_at > _MODEL_NAME_S or (name and name != self._model_name):
+            info = await self._info(request)
             self._model_name, self._template = info.model_name, info.tokenizer.chat_template
             self._named_at = now if self._model_name else self._named_at
         if name and self._model_name and name != self._model_name:
@@ -280,21 +288,11 @@ class Gateway:
         return self._model_name
 
 
-def _metadata(request: Request) -> Metadata:
-    """What the orchestrators get of the caller: key, request id, trace."""
-    found = [("x-request-id", request.state.request_id)]
-    found += [(name, value) for name in ("authorization", "traceparent") if (value := request.headers.get(name))]
-    return [(name, value) for name, value in found if value.isascii() and value.isprintable()]
-
-
 async def _whole(answer: Answer, source: AsyncGenerator[Any, None]) -> dict[str, Any]:
     async with aclosing(source):
         async for prompt, response in source:
             answer.take(prompt, response)
     return answer.whole()
-
-
-T = TypeVar("T")
 
 
 async def _while_connected(request: Request, work: Awaitable[T]) -> T:

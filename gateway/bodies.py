@@ -9,11 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from gateway.base import StrictBody
+from gateway.base import Few, StrictBody
 from gateway.structure import Choice, ResponseFormat, StructuredOutputs, Tool
+from specdec.transport.sampling_wire import MAX_BIASES
 
 Count = Annotated[int, Field(ge=0, lt=1 << 32)]
-Ids = list[Count]
+Ids = Annotated[list[Count], Field(max_length=1 << 20, fail_fast=True)]
 
 
 class StreamOptions(StrictBody):
@@ -37,7 +38,7 @@ class Generation(StrictBody):
     temperature: float | None = None
     top_p: float | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
-    stop: str | list[str] | None = None
+    stop: str | Few[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
@@ -54,7 +55,7 @@ class Generation(StrictBody):
     truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=1 << 32)] | None = None
     prompt_logprobs: Count | None = None
     allowed_token_ids: Ids | None = None
-    bad_words: list[str] | None = None
+    bad_words: Few[str] | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
@@ -94,17 +95,19 @@ class Generation(StrictBody):
     def _as_list(cls, value: str | list[str] | None) -> list[str] | None:
         return [value] if isinstance(value, str) else value
 
-    @field_validator("logit_bias")
+    @field_validator("logit_bias", mode="before")
     @classmethod
-    def _ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        for key in value or ():
+    def _ids(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_BIASES:
+            raise ValueError(f"at most {MAX_BIASES} tokens, not {len(value)}")
+        for key in value if isinstance(value, dict) else ():
             if not (key.isascii() and key.isdigit() and len(key) < 10):
                 raise ValueError(f"{key!r} is not a token id")
         return value
 
 
 class CompletionBody(Generation):
-    prompt: str | list[str] | Ids | list[Ids]
+    prompt: str | Few[str] | Ids | Few[Ids]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -140,17 +143,17 @@ class Message(StrictBody):
     """``content`` in parts: their texts, joined by line ends."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Few[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Few[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     refusal: None = None
-    annotations: list[Any] | None = None
+    annotations: Few[Any] | None = None
 
 
 class ChatBody(Generation):
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[Few[Message], Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=1 << 32)] | None = None
@@ -158,9 +161,9 @@ class ChatBody(Generation):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=128)] | None = None
+    tools: Annotated[Few[Tool], Field(min_length=1, max_length=128)] | None = None
     tool_choice: Choice | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Few[Literal["text"]] | None = None
 
     UNSUPPORTED: ClassVar[dict[str, str]] = {
         **Generation.UNSUPPORTED,
@@ -175,7 +178,7 @@ class ChatBody(Generation):
 class TokenizeBody(StrictBody):
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Few[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -19,6 +19,7 @@ from specdec.core.errors import (
     PermissionDenied,
     ReplicaLost,
     SpecdecError,
+    TooLarge,
     Unauthenticated,
 )
 
@@ -57,6 +58,8 @@ def http_error(error: Exception) -> HttpError:
         return HttpError(400, message, param=error.violations[0][0] if error.violations else None)
     if isinstance(error, ContextExceeded):
         return HttpError(400, message, code="context_length_exceeded")
+    if isinstance(error, TooLarge):
+        return HttpError(413, message)
     if isinstance(error, Unauthenticated):
         return HttpError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
     if isinstance(error, PermissionDenied):

@@ -38,7 +38,7 @@ _READ: dict[str, tuple[str, list[str]]] = {
     "/load": ("Requests that run or wait", ["server_load"]),
     "/version": ("The version", ["version"]),
 }
-_REFUSALS = ("400", "401", "404", "413", "429", "503", "504")
+_REFUSALS = ("400", "401", "403", "404", "408", "413", "429", "431", "503", "504")
 
 
 def document(root_path: str) -> dict[str, Any]:

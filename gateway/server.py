@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import uvicorn
 
 from gateway.app import Gateway
+from gateway.connections import Connection
 from gateway.settings import GatewaySettings
 from specdec.client import Client
-from specdec.security.tls import Tls
+from specdec.security import tls
 from specdec.telemetry.process_metrics import ProcessMetrics
 from specdec.telemetry.prometheus import Scrape
 
@@ -29,13 +30,15 @@ class _Uvicorn(uvicorn.Server):
 
 
 class GatewayServer:
-    """Listens once started. Create it on the serving event loop. Raises OSError if it cannot listen there."""
+    """Listens once started. Create it on the serving event loop. Raises OSError if it cannot listen there, and
+    ValueError, with the reason in words, if its certificate is none for a gateway."""
 
     def __init__(self, settings: GatewaySettings, scrape: Scrape) -> None:
         self._settings = settings
+        certificates = tls.of(settings, never=("target", "draft"))
         # The orchestrators authenticate callers by their keys, which are passed on.
-        tls = Tls(settings.tls_ca) if settings.tls_ca else None
-        self._client = Client(*settings.orchestrator, tls=tls)
+        ca = tls.Tls(settings.tls_ca) if settings.tls_ca else None
+        self._client = Client(*settings.orchestrator, tls=ca)
         self._socket = _listening(settings.host, settings.port)
         config = uvicorn.Config(
             Gateway(self._client, settings, scrape).app(),
@@ -45,8 +48,9 @@ class GatewayServer:
             server_header=False,
             root_path=settings.root_path,
             timeout_graceful_shutdown=max(1, int(settings.shutdown_grace_s)),
-            ssl_certfile=settings.tls_cert or None,
-            ssl_keyfile=settings.tls_key or None,
+            http=Connection,
+            limit_concurrency=settings.max_connections,
+            ssl_context_factory=(lambda *_: certificates.https_context()) if certificates else None,
         )
         self._server = _Uvicorn(config)
         self._process_metrics = ProcessMetrics("gateway")
@@ -55,6 +59,10 @@ class GatewayServer:
     @property
     def port(self) -> int:
         return int(self._socket.getsockname()[1])
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._server.server_state.connections)
 
     async def start(self) -> None:
         self._process_metrics.start()

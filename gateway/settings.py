@@ -29,6 +29,11 @@ class GatewaySettings(ServiceSettings):
     root_path: str = Field("", description="path under which a proxy serves the gateway, such as /llm")
     accept_unknown_fields: bool = Field(False, description="ignore fields of a body that the gateway does not know")
     keep_alive_s: float = Field(15.0, gt=0, description="silence of a stream after which a comment is sent")
+    max_connections: int = Field(
+        1024,
+        gt=0,
+        description="connections at a time; beyond it the one that has waited longest for a request is closed",
+    )
     request_timeout_s: float = Field(600.0, gt=0, description="longest time that a request may take")
 
     @field_validator("orchestrator", "allowed_origins", mode="before")

@@ -9,11 +9,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from gateway.base import StrictBody
+from gateway.base import Few, StrictBody
 from gateway.errors import HttpError
 
+_DEFINITIONS = ("$defs", "definitions")
 ANY_OBJECT = '{"type": "object"}'
 
 
@@ -42,7 +43,7 @@ class StructuredOutputs(StrictBody):
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Few[str] | None = None
     grammar: str | None = None
     json_object: Literal[True] | None = None
 
@@ -52,6 +53,14 @@ class Function(StrictBody):
     description: str | None = None
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
     strict: bool | None = None
+
+    @field_validator("parameters")
+    @classmethod
+    def _of_schemas(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in _DEFINITIONS:
+            if not isinstance(value.get(name, {}), dict):
+                raise ValueError(f"{name} is not an object")
+        return value
 
 
 class Tool(StrictBody):
@@ -126,7 +135,7 @@ def of_tools(tools: Sequence[Tool], choice: Choice, most: int) -> dict[str, Any]
     # References are by path from the root of a schema, so what they lead to moves there.
     definitions: dict[str, Any] = {}
     for tool in tools:
-        for key in ("$defs", "definitions"):
+        for key in _DEFINITIONS:
             for name, schema in tool.function.parameters.get(key, {}).items():
                 if definitions.setdefault(key, {}).setdefault(name, schema) != schema:
                     raise HttpError(400, f"tools: two of them define {name!r} in {key}, and not alike", param="tools")

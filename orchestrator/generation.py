@@ -146,7 +146,7 @@ class Generator:
             None if index else request.num_prompt_logprobs,
         )
         # Detokenizing many ids takes long and must not block the event loop.
-        sequence = await self._workers.run(make) if len(received) > _MANY_RECEIVED_IDS else make()
+        sequence = await self._workers.run(make, request.account) if len(received) > _MANY_RECEIVED_IDS else make()
         fixed = request.num_draft_tokens
         looks_up = fixed is None and sequence.keyed_by_token
         lookup: PromptLookup | ForcedTokens | None = None

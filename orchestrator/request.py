@@ -42,6 +42,12 @@ class Request:
     prediction: array[int] = field(default_factory=lambda: array("I"))  # ids that the output is expected to repeat
     grammar: Future[Compiled] | None = None  # of ``sampling.grammar``
     owner: bytes = b""  # what its samples write is proposed in requests of the same owner alone
+    account: str = ""  # of the caller
+
+    @property
+    def num_given_ids(self) -> int:
+        """What the caller sent to be read: prompt, prediction, and the output to resume."""
+        return len(self.prompt_ids) + len(self.prediction) + sum(map(len, self.resume.values()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class RequestGrammars:
         self._tokenizer = tokenizer
         self._models: dict[tuple[int, tuple[int, ...]], asyncio.Task[_OfModel]] = {}
         self._read: OrderedDict[tuple[str, bytes, str, str], asyncio.Task[str]] = OrderedDict()
-        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def prepare(self, target: ModelInfo) -> _OfModel:
         """What grammars of requests to this target need: a first request takes some hundred milliseconds without."""
@@ -77,10 +77,10 @@ class RequestGrammars:
         return await asyncio.shield(self._models[key])
 
     async def read(
-        self, message: generation_pb2.GenerateRequest, target: ModelInfo, owner: bytes
+        self, message: generation_pb2.GenerateRequest, target: ModelInfo, owner: bytes, account: str
     ) -> tuple[str, Future[Compiled] | None]:
         """The grammar in llguidance's form, and compiled here for the tokens that it forces. Empty: there is none.
-        Raises InvalidArgument."""
+        Accounts take turns at the sandbox. Raises InvalidArgument."""
         form = next(iter(_given(message)), None)
         if form is None:
             return "", None
@@ -88,7 +88,7 @@ class RequestGrammars:
         key = target.model_digest, owner, form, text
         model = await self.prepare(target)
         if key not in self._read:
-            self._read[key] = asyncio.create_task(self._checked(model.sandbox, owner, form, text))
+            self._read[key] = asyncio.create_task(self._checked(model.sandbox, account, form, text))
             self._read[key].add_done_callback(lambda task: task.cancelled() or task.exception())
             if len(self._read) > _KEPT:
                 self._read.popitem(last=False)
@@ -96,9 +96,9 @@ class RequestGrammars:
         grammar = await asyncio.shield(self._read[key])
         return grammar, model.grammars.start(grammar, owner)
 
-    async def _checked(self, sandbox: GrammarSandbox, owner: bytes, form: str, text: str) -> str:
-        # One at a time for each owner, so that one owner's grammars do not take every child.
-        async with self._turns.setdefault(owner, asyncio.Lock()):
+    async def _checked(self, sandbox: GrammarSandbox, account: str, form: str, text: str) -> str:
+        # One at a time for each account, so that one account's grammars do not take every child.
+        async with self._turns.setdefault(account, asyncio.Lock()):
             return await sandbox.checked(form, text)
 
     async def close(self) -> None:

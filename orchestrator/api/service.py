@@ -68,6 +68,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._workers = Workers()
         self._generator = Generator(targets, drafts, prompts.tokenizer, settings, metrics, self._workers)
         self._admission = Admission(settings.max_live_sequences, settings.max_waiting_requests)
+        # Beside that of samples: what takes milliseconds does not wait behind what takes minutes.
+        self._text_admission = Admission(settings.max_live_sequences, settings.max_waiting_requests)
         self._api_keys = ApiKeys(settings.api_keys_file)
         self._grammars = RequestGrammars(prompts.tokenizer) if prompts.tokenizer is not None else None
         self._num_calls = 0  # running calls of Generate
@@ -120,20 +122,22 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return info
 
     async def Tokenize(self, request: generation_pb2.TokenizeRequest, context: Any) -> generation_pb2.TokenizeResponse:
-        self._account()
+        account = self._account()
         problems = [*prompt_size_problems(request)] or [
             *unknown_problems(request),
             *text_problems(request, self._prompts),
         ]
         if problems:
             raise InvalidArgument(problems)
-        ids = await self._workers.run(partial(self._prompts.tokenized, request))
-        return await self._workers.run(partial(write_tokens, ids, self._prompts.token_bytes))
+        async with account.used_by(1), self._text_admission.admitted(1):
+            ids = await self._workers.run(partial(self._prompts.tokenized, request), account.name)
+            account.spend(len(ids))
+            return await self._workers.run(partial(write_tokens, ids, self._prompts.token_bytes), account.name)
 
     async def Detokenize(
         self, request: generation_pb2.DetokenizeRequest, context: Any
     ) -> generation_pb2.DetokenizeResponse:
-        self._account()
+        account = self._account()
         tokenizer, ids = self._prompts.tokenizer, request.token_ids
         problems = unknown_problems(request)
         if tokenizer is None:
@@ -143,7 +147,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         if problems or tokenizer is None:
             raise InvalidArgument(problems)
         decode = partial(tokenizer.decode, ids[:], skip_special_tokens=request.skip_special_tokens)
-        return generation_pb2.DetokenizeResponse(text=await self._workers.run(decode))
+        async with account.used_by(1), self._text_admission.admitted(1):
+            account.spend(len(ids))
+            return generation_pb2.DetokenizeResponse(text=await self._workers.run(decode, account.name))
 
     # Writes to the context instead of yielding, so that the deadline also ends a write to a client that does not read.
     async def Generate(
@@ -217,7 +223,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 check_request(message, target, self._prompts, self._settings.methods, self._defaults)
             request = await self._read(message, target, account)
             async with aclosing(self._generator.events(request, target, arrived)) as events:
-                account.spend(len(request.prompt_ids))
+                account.spend(request.num_given_ids)
                 yield generation_pb2.GenerateResponse(
                     admission=generation_pb2.Admission(
                         request_id=request_id,
@@ -236,13 +242,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def _read(self, message: generation_pb2.GenerateRequest, target: ModelInfo, account: Account) -> Request:
         owner = account.salt(message.cache_salt.encode())
-        grammar, compiled = await self._grammars.read(message, target, owner) if self._grammars else ("", None)
+        grammar, compiled = (
+            await self._grammars.read(message, target, owner, account.name) if self._grammars else ("", None)
+        )
         settings = self._settings
         read = partial(read_request, message, target, self._prompts, settings.num_draft_tokens, self._defaults, grammar)
-        request = await self._workers.run(read) if is_long(message) else read()
+        request = await self._workers.run(read, account.name) if is_long(message) else read()
         shares = CACHE_SALT in target.capabilities  # cached prompts
         salt = owner if shares else request.cache_salt
-        return dataclasses.replace(request, owner=owner, cache_salt=salt, grammar=compiled)
+        return dataclasses.replace(request, owner=owner, account=account.name, cache_salt=salt, grammar=compiled)
 
     def _account(self) -> Account:
         """The account of the caller. Raises Unauthenticated."""

@@ -4,6 +4,7 @@ SpecdecError
 ├── InvalidArgument      INVALID_ARGUMENT     fix the named fields
 ├── ContextExceeded      OUT_OF_RANGE         shorten the request
 ├── Overloaded           RESOURCE_EXHAUSTED   retry after retry_after_s
+├── TooLarge             RESOURCE_EXHAUSTED   shorten the message or its metadata
 ├── Unauthenticated      UNAUTHENTICATED      send a valid token
 ├── PermissionDenied     PERMISSION_DENIED    use the certificate of a permitted client
 ├── OutOfStep            ABORTED              replay: caller and replica disagree about the sequence's base
@@ -79,6 +80,12 @@ class Overloaded(SpecdecError):
         self.retry_after_s = retry_after_s
 
 
+class TooLarge(SpecdecError):
+    """gRPC's own refusal of a message or metadata, which has no details."""
+
+    code = code_pb2.RESOURCE_EXHAUSTED
+
+
 class Unauthenticated(SpecdecError):
     code = code_pb2.UNAUTHENTICATED
 
@@ -129,13 +136,17 @@ class DeadlineExceeded(SpecdecError):
     code = code_pb2.DEADLINE_EXCEEDED
 
 
-CALLERS_FAULTS = (InvalidArgument, ContextExceeded, Unauthenticated, PermissionDenied)
+CALLERS_FAULTS = (InvalidArgument, ContextExceeded, TooLarge, Unauthenticated, PermissionDenied)
 """Errors of the request, which say nothing about the health of the deployment."""
+
+_TOO_LARGE = re.compile(r"(Sent|Received) message larger than max|metadata size exceeds")
+"""How gRPC refuses what is too large, with a status that else means that another try may help."""
 
 _BY_REASON: dict[str, type[SpecdecError]] = {
     cls.__new__(cls).reason: cls
     for cls in (
         ContextExceeded,
+        TooLarge,
         Unauthenticated,
         PermissionDenied,
         OutOfStep,
@@ -203,7 +214,10 @@ def from_status(status: status_pb2.Status) -> SpecdecError:
     if status.code == code_pb2.INVALID_ARGUMENT:
         violations = [(v.field, v.description) for v in bad_request.field_violations]
         return InvalidArgument(violations or [("request", status.message)])
-    if status.code == code_pb2.RESOURCE_EXHAUSTED:
+    if status.code == code_pb2.RESOURCE_EXHAUSTED and info.reason != "TOO_LARGE":
+        if not there[0] and (found := _TOO_LARGE.search(status.message)):
+            what = "the metadata" if "metadata" in found[0] else "the message"
+            return TooLarge(f"{what} of the call is larger than its receiver accepts")
         if not there[-1]:
             return Overloaded(status.message)
         delay_s = retry.retry_delay.ToNanoseconds() / 1e9

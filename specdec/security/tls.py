@@ -6,7 +6,9 @@ Knows files, X.509 and gRPC's credentials; does not know access rights (specdec.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+import logging
+import ssl
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,6 +19,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from specdec.core.settings import ServiceSettings
 from specdec.security.watched_files import Changing
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +38,15 @@ class Tls:
     """Certificates of this side. Changed files are read again; invalid ones are logged, and the last valid stay in use.
 
     ``ca`` has one or more trusted certificates. ``cert`` and ``key`` are this side's own; a caller of the public API
-    needs none. ``owner`` is a DNS name that the certificate must have. Raises ValueError with a readable message.
+    needs none. ``owner`` is a DNS name that the certificate must have, and ``never`` are those that it must not have.
+    Raises ValueError with a readable message.
     """
 
-    def __init__(self, ca: str, cert: str = "", key: str = "", owner: str = "") -> None:
+    def __init__(self, ca: str, cert: str = "", key: str = "", owner: str = "", never: Collection[str] = ()) -> None:
         if bool(cert) != bool(key):
             raise ValueError("a certificate and its key go together: one of the two is missing")
         self.files = (ca, cert, key)
-        self._owner = owner
+        self._owner, self._never = owner, never
         try:
             self._changing = Changing(self.files, self._read)
         except OSError as error:
@@ -101,6 +106,29 @@ class Tls:
         fetch = cast(Callable[[], grpc.ServerCertificateConfiguration], changed)
         return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=ask_callers)
 
+    def https_context(self) -> ssl.SSLContext:
+        """A server's context without gRPC, which reads the current files at every handshake, too."""
+        context, used = self._context(), self.version
+
+        def changed(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+            nonlocal context, used
+            if self.changed_since(used):
+                try:
+                    context, used = self._context(), self.version
+                except OSError as error:  # the files are just being replaced: at the next handshake
+                    log.warning("the new certificate cannot be used yet", extra={"reason": str(error)})
+            connection.context = context
+
+        first = context
+        first.sni_callback = changed
+        return first
+
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols(["http/1.1"])
+        context.load_cert_chain(*self.files[1:])
+        return context
+
     def _read(self) -> Pems:
         ca, cert, key = (_bytes(file) for file in self.files)
         assert ca is not None, "a caller without a CA has no Tls"
@@ -123,18 +151,22 @@ class Tls:
             raise ValueError(f"{cert_file} expired at {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
         if now < own.not_valid_before_utc:
             raise ValueError(f"{cert_file} is not valid before {own.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
-        if self._owner and self._owner not in (names := _dns_names(own)):
+        names = _dns_names(own)
+        if foreign := [name for name in self._never if name in names]:
+            raise ValueError(f"{cert_file} is made out to {foreign[0]}, which is another service")
+        if self._owner and self._owner not in names:
             raise ValueError(
                 f"{cert_file} is made out to {', '.join(names) or 'no name'} (DNS names in its subjectAltName),"
                 f" not to {self._owner}"
             )
 
 
-def of(settings: ServiceSettings, owner: str) -> Tls | None:
-    """The certificates in a service's settings; None for no TLS. Raises ValueError with a readable message."""
+def of(settings: ServiceSettings, owner: str = "", never: Collection[str] = ()) -> Tls | None:
+    """The certificates in a service's settings, with names as of ``Tls``; None for no TLS. Raises ValueError with a
+    readable message."""
     if not settings.tls_ca:
         return None
-    return Tls(settings.tls_ca, settings.tls_cert, settings.tls_key, owner)
+    return Tls(settings.tls_ca, settings.tls_cert, settings.tls_key, owner, never)
 
 
 def _bytes(file: str) -> bytes | None:

@@ -17,6 +17,11 @@ JSON = {"response_format": {"type": "json_object"}}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "now"}}]}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
 
+
+def with_definitions(name: str, value: object) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "now", "parameters": {"type": "object", name: value}}}
+
+
 BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("completions", {"max_tokens": 4}, "prompt"),
     ("completions", {**COMPLETION, "prompt": []}, "prompt"),
@@ -58,6 +63,11 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("completions", {**COMPLETION, "structured_outputs": {"json": {}, "json_object": True}}, "structured_outputs"),
     ("chat/completions", {**CHAT, **TOOLS, "tool_choice": OTHER}, "tool_choice"),
     ("chat/completions", {**CHAT, "chat_template": "x"}, "chat_template"),
+    *(
+        ("chat/completions", {**CHAT, "tools": [with_definitions(name, value)], "tool_choice": "required"}, "tools[0].")
+        for name in ("$defs", "definitions")
+        for value in ([], [1], "a", 1, True, None)
+    ),
     (
         "chat/completions",
         {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
@@ -85,12 +95,30 @@ async def test_a_bad_value_is_refused_by_the_name_of_its_field():
         assert (await running.http.post("/v1/completions", json=COMPLETION)).status_code == 200
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"[" * 100_000, b"\xff\xfe", b'{"prompt": NaN}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"[" * 10_000, b"\xff\xfe", b'{"prompt": NaN}'])
 async def test_a_body_that_is_no_object_is_refused(content):
     async with serving() as running:
         response = await running.http.post("/v1/completions", content=content)
         assert response.status_code == 400
         assert is_an_error(response.json())
+
+
+@pytest.mark.parametrize("depth", [50, 190, 300, 975, 5_000])
+@pytest.mark.parametrize("size", [0, 300_000])  # a large body is read by a thread, with another stack
+async def test_depth_is_no_defect_of_the_server(depth, size):
+    schema = '{"items":' * depth + "{}" + "}" * depth
+    tools = f'[{{"type": "function", "function": {{"name": "now", "parameters": {schema}}}}}]'
+    forms = [
+        f'"structured_outputs": {{"json": {schema}}}',
+        f'"response_format": {{"type": "json_schema", "json_schema": {{"schema": {schema}}}}}',
+        f'"tools": {tools}, "tool_choice": "required"',
+        f'"chat_template_kwargs": {schema}',
+    ]
+    async with serving() as running:
+        for form in forms:
+            body = f'{{"messages": [{{"role": "user", "content": "a"}}], "user": "{"a" * size}", {form}}}'
+            response = await running.http.post("/v1/chat/completions", content=body)
+            assert response.status_code in (200, 400), response.text
 
 
 async def test_statuses_and_headers_are_those_that_clients_expect():

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 import logging
 import os
+import threading
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,8 +18,10 @@ from typing import Any
 import grpc
 import pytest
 
+from bench.models.table_model import Table, TableVerifier
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator.api.api_keys import Account, ApiKeys, Key, read_keys
+from orchestrator.api.prompts import Prompts
 from specdec.cli.processes import is_serving
 from specdec.client import Client
 from specdec.core.errors import InvalidArgument, NoReplica, Overloaded, Unauthenticated
@@ -27,6 +32,7 @@ from specdec.transport import rpc
 from specdec.transport.wire import MAX_SALT_BYTES
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.language_model import LmVerifier
+from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
 from tests.contract.bad import runner
 from tests.models.misbehaving import Misbehaving
@@ -215,6 +221,15 @@ async def guarded(keys: Path, verifier: Any = None) -> AsyncIterator[Cluster]:
         yield running
 
 
+@asynccontextmanager
+async def of_texts(keys: Path) -> AsyncIterator[Cluster]:
+    verifier = TableVerifier(Table(vocab_size=4096, context_length=1024))
+    verifier.info = dataclasses.replace(verifier.info, tokenizer_fingerprint="")
+    settings = {"client": {"api_key": "a-token"}, "api_keys_file": str(keys), "tokenizer": str(DEMO / "target")}
+    async with cluster([verifier], [], **settings) as running:
+        yield running
+
+
 async def test_without_a_known_token_nothing_is_told_but_health(keys: Path) -> None:
     async with guarded(keys) as running:
         address = f"127.0.0.1:{running.orchestrator.port}"
@@ -269,6 +284,47 @@ async def test_over_its_quota_a_key_is_told_when_to_come_back(keys: Path) -> Non
         assert 1 < refused.value.retry_after_s <= 24
         write(keys, line("alice", "a-token"))
         await running.client.generate(**REQUEST)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.tokenize(text="def f(x): return x\n" * 40),
+        lambda client: client.detokenize([5] * 400),
+        lambda client: client.generate(text="a", max_tokens=1, prediction="def f(x): return x\n" * 40),
+        lambda client: client.generate(**REQUEST | {"max_tokens": 600, "resume": {0: {"token_ids": [5] * 400}}}),
+    ],
+    ids=["tokenize", "detokenize", "prediction", "resume"],
+)
+async def test_whatever_a_caller_sends_to_be_read_counts_against_its_quota(keys: Path, call: Any) -> None:
+    write(keys, line("alice", "a-token", max_sequences=2, tokens_per_minute=300))
+    async with of_texts(keys) as running:
+        await call(running.client)
+        with pytest.raises(Overloaded, match="300 tokens per minute"):
+            await running.client.tokenize(text="a")
+
+
+async def test_texts_occupy_the_samples_of_a_key(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, end = threading.Semaphore(0), threading.Event()
+
+    def encoded(*_: object) -> array[int]:
+        begun.release()
+        assert end.wait(30)
+        return array("I", [1])
+
+    monkeypatch.setattr(Prompts, "encoded", encoded)
+    write(keys, line("alice", "a-token", max_sequences=2))
+    async with of_texts(keys) as running:
+        busy = [asyncio.create_task(running.client.tokenize(text="a")) for _ in range(2)]
+        for _ in busy:
+            assert await asyncio.to_thread(begun.acquire, timeout=30)
+        with pytest.raises(Overloaded, match="alice has 2 of its 2 samples"):
+            await running.client.tokenize(text="a")
+        with pytest.raises(Overloaded, match="alice has 2 of its 2 samples"):
+            await running.client.detokenize([1])
+        end.set()
+        await asyncio.gather(*busy)
+        await running.client.detokenize([1])
 
 
 async def test_a_key_that_is_busy_does_not_keep_others_out(keys: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.core import errors
-from specdec.core.errors import InvalidArgument, Overloaded, ReplicaLost, SpecdecError, from_status, to_status
+from specdec.core.errors import InvalidArgument, Overloaded, ReplicaLost, SpecdecError, TooLarge, from_status, to_status
 
 CLASSES = [
     cls
@@ -83,6 +83,25 @@ def test_a_foreign_status_becomes_an_error_of_ours(code):
         assert type(error) is ReplicaLost
     if code == code_pb2.RESOURCE_EXHAUSTED:
         assert error.retry_after_s > 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "SERVER: Received message larger than max (5242885 vs. 4194304)",
+        "CLIENT: Sent message larger than max (17825797 vs. 16777216)",
+        "received metadata size exceeds soft limit (9592 vs. 8192);  :path:80B :authority:57B",
+        "received metadata size exceeds hard limit (value length 40000 vs. 16384)",
+    ],
+)
+def test_what_grpc_finds_too_large_is_not_to_be_sent_again(message):
+    error = from_status(status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message=message))
+    assert type(error) is TooLarge
+    assert str(error) in (
+        f"the {what} of the call is larger than its receiver accepts" for what in ("message", "metadata")
+    )
+    quoted = to_status(Overloaded(message, 3.0))  # by a servicer, which says when to come again
+    assert type(from_status(quoted)) is Overloaded
 
 
 def test_an_unknown_reason_or_code_is_a_lost_replica():

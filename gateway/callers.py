@@ -1,0 +1,74 @@
+"""What the headers of a request say of its caller: what the orchestrators get of it, and which pages may call.
+
+Does not know bodies.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Collection
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from gateway.errors import HttpError
+from specdec.client import Metadata
+
+MAX_REQUEST_ID = 128
+_MAX_KEY_BYTES = 4096
+"""The metadata of a call may have 8 KiB."""
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def request_id(request: Request) -> str:
+    """The client's, or a fresh one."""
+    given = request.headers.get("x-request-id", "")[:MAX_REQUEST_ID]
+    return given if given.isascii() and given.isprintable() and given else uuid.uuid4().hex
+
+
+def metadata(request: Request) -> Metadata:
+    """What the orchestrators get of the caller: key, request id, trace. Raises HttpError for a key that is none."""
+    found = [("x-request-id", request.state.request_id)]
+    key = request.headers.get("authorization", "")
+    if len(key) > _MAX_KEY_BYTES:
+        raise HttpError(431, f"authorization: at most {_MAX_KEY_BYTES} bytes, not {len(key)}")
+    if key and key.isascii() and key.isprintable():
+        found.append(("authorization", key))
+    if _TRACEPARENT.fullmatch(trace := request.headers.get("traceparent", "")):
+        found.append(("traceparent", trace))
+    return found
+
+
+def check_page(request: Request, allowed_origins: Collection[str]) -> None:
+    """Raises HttpError if a web page calls that is neither allowed nor from here.
+
+    A browser names the page with every call that can do something. Pages from elsewhere may send a body without asking
+    first (as text/plain), and a page under a name that was made to lead to this machine is taken for one from here. So
+    a page without TLS counts as from here only under a name that none can register.
+    """
+    origin = request.headers.get("origin")
+    if origin is None or origin in allowed_origins or "*" in allowed_origins:
+        return
+    if request.headers.get("sec-fetch-site") == "same-origin":  # told of pages with TLS or of this machine alone
+        return
+    if not _is_from(origin, request.headers.get("host", "")):
+        raise HttpError(403, f"the page {origin[:256]} may not call this API; allowed_origins names those that may")
+
+
+def _is_from(origin: str, host: str) -> bool:
+    try:
+        page = urlsplit(origin)
+        return page.netloc == host and (page.scheme == "https" or _is_local(page.hostname or ""))
+    except ValueError:
+        return False
+
+
+def _is_local(host: str) -> bool:
+    """Whether ``host`` is an address, or a name that is not of the public DNS."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return "." not in host or host.endswith((".localhost", ".local", ".internal"))
+    return True
