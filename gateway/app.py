@@ -29,6 +29,7 @@ from starlette.staticfiles import StaticFiles
 from gateway import sse, translation
 from gateway.answers import Answer
 from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, Generation, TokenizeBody
+from gateway.calls import SPECIAL, Format, format_of
 from gateway.errors import HttpError, http_error
 from gateway.metrics import Metrics
 from gateway.openapi import document
@@ -36,7 +37,7 @@ from gateway.parsing import read_body
 from gateway.settings import GatewaySettings
 from gateway.sources import responses
 from gateway.structure import NamedChoice
-from gateway.tools import SPECIAL, Format, Parser, format_of
+from gateway.tools import Parser
 from specdec.client import Client, Metadata
 from specdec.core.errors import SpecdecError
 from specdec.telemetry.prometheus import CONTENT_TYPE, Scrape
@@ -141,32 +142,31 @@ class Gateway:
         parser = self._parser(body) if isinstance(body, ChatBody) else Parser
         answer = Answer(body, len(requests), request_id, model, parser)
         source = responses(self._client, requests, _metadata(request), self._settings.request_timeout_s)
-        try:
+        with translation.names_of(body):
             if not body.stream:
                 return JSONResponse(await _while_connected(request, _whole(answer, source)))
             # What is wrong is an HTTP error, so the answer begins with the admission.
             first = await _while_connected(request, anext(source))
-        except (ValueError, TypeError) as error:  # a value that does not fit its field, such as half a character
-            raise HttpError(400, str(error)) from error
-        events = self._events(answer, first, source)
+        events = self._events(answer, first, source, request_id)
         return sse.streaming(events, {"x-request-id": request_id}, self._settings.keep_alive_s)
 
     async def _events(
-        self, answer: Answer, first: Any, source: AsyncGenerator[Any, None]
+        self, answer: Answer, first: Any, source: AsyncGenerator[Any, None], request_id: str
     ) -> AsyncGenerator[bytes, None]:
         with self._metrics.streaming():
             async with aclosing(source):
                 try:
                     for chunk in (*answer.chunks(*first), *answer.begins()):
                         yield sse.event(chunk)
-                    async for prompt, response in source:
-                        for chunk in answer.chunks(prompt, response):
-                            yield sse.event(chunk)
+                    with translation.names_of(answer.body):
+                        async for prompt, response in source:
+                            for chunk in answer.chunks(prompt, response):
+                                yield sse.event(chunk)
                     for chunk in answer.ends():
                         yield sse.event(chunk)
                     yield sse.DONE
-                except SpecdecError as error:
-                    yield sse.event(http_error(error).body)
+                except Exception as error:
+                    yield sse.event(_answer_to(error, request_id).body)
 
     # --- everything else ---------------------------------------------------------------------------------------
 
@@ -193,10 +193,8 @@ class Gateway:
 
     async def _tokenize(self, request: Request) -> Response:
         body = await read_body(request, TokenizeBody, self._accept)
-        try:
+        with translation.names_of(body):
             found = await self._client.tokenize(metadata=_metadata(request), **translation.of_tokenize(body))
-        except (ValueError, TypeError) as error:
-            raise HttpError(400, str(error)) from error
         info = await self._client.server_info(metadata=_metadata(request))
         told: dict[str, Any] = {"count": len(found.token_ids), "max_model_len": info.target.context_length}
         told["tokens"] = list(found.token_ids)
@@ -205,7 +203,8 @@ class Gateway:
 
     async def _detokenize(self, request: Request) -> Response:
         body = await read_body(request, DetokenizeBody, self._accept)
-        return JSONResponse({"prompt": await self._client.detokenize(body.tokens, metadata=_metadata(request))})
+        with translation.names_of(body):
+            return JSONResponse({"prompt": await self._client.detokenize(body.tokens, metadata=_metadata(request))})
 
     async def _tokenizer_info(self, request: Request) -> Response:
         info = await self._client.server_info(metadata=_metadata(request))
@@ -257,11 +256,8 @@ class Gateway:
                 response = await endpoint(request)
             except ClientDisconnect:
                 response = Response(status_code=499)
-            except (SpecdecError, HttpError) as error:
-                response = http_error(error).response()
             except Exception as error:
-                log.exception("a request failed", extra={"request_id": request.state.request_id})
-                response = http_error(error).response()
+                response = _answer_to(error, request.state.request_id).response()
             response.headers["x-request-id"] = request.state.request_id
             self._metrics.answered(route, response.status_code, time.monotonic() - started)
             return response
@@ -285,6 +281,12 @@ def _metadata(request: Request) -> Metadata:
     found = [("x-request-id", request.state.request_id)]
     found += [(name, value) for name in ("authorization", "traceparent") if (value := request.headers.get(name))]
     return [(name, value) for name, value in found if value.isascii() and value.isprintable()]
+
+
+def _answer_to(error: Exception, request_id: str) -> HttpError:
+    if not isinstance(error, (SpecdecError, HttpError)):
+        log.error("a request failed", exc_info=error, extra={"request_id": request_id})
+    return http_error(error)
 
 
 async def _whole(answer: Answer, source: AsyncGenerator[Any, None]) -> dict[str, Any]:

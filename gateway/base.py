@@ -6,4 +6,5 @@ from pydantic import BaseModel, ConfigDict
 
 
 class StrictBody(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    # A bound on a string has it read as UTF-8, which refuses half a surrogate pair; this bound is none.
+    model_config = ConfigDict(extra="forbid", strict=True, str_min_length=0)

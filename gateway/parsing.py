@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from gateway.errors import HttpError
@@ -43,7 +43,7 @@ def _parsed(data: bytes, kind: type[Body], accept_unknown: bool) -> Body:
     try:
         return kind.model_validate(rest | known)
     except ValidationError as error:
-        problems = [(_path(each["loc"]), each["msg"]) for each in error.errors(include_url=False)]
+        problems = [(_path(each, value), each["msg"]) for each in error.errors(include_url=False)]
         message = "; ".join(f"{path}: {what}" for path, what in problems[:8])
         # Of the branches of a union, the one that fits best fails at the deepest place.
         raise HttpError(400, message, param=max((path for path, _ in problems), key=len)) from error
@@ -51,14 +51,14 @@ def _parsed(data: bytes, kind: type[Body], accept_unknown: bool) -> Body:
         raise HttpError(400, "the body is nested too deeply") from error
 
 
-def _path(places: Sequence[int | str]) -> str:
-    """Such as messages[1].content. What pydantic names a branch of a union by is left out."""
+def _path(error: ErrorDetails, value: Any) -> str:
+    """Such as messages[1].content. What pydantic names a branch of a union by is no place in ``value``."""
     found = ""
-    for place in places:
+    for place in error["loc"]:
         if isinstance(place, int):
-            found += f"[{place}]"
-        elif place.isidentifier() and place not in ("str", "int"):
-            found += f".{place}" if found else place
+            found, value = f"{found}[{place}]", value[place]
+        elif isinstance(value, dict) and (place in value or error["type"] == "missing"):
+            found, value = f"{found}.{place}" if found else place, value.get(place)
     return found or "body"
 
 

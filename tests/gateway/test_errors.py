@@ -9,23 +9,40 @@ from typing import Any
 
 import pytest
 
+from gateway.answers import Answer
 from tests.gateway.conftest import MODEL, serving
 
 COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 4}
+HALF = "\ud800"  # of a surrogate pair
 OTHER = {"type": "function", "function": {"name": "other"}}
 JSON = {"response_format": {"type": "json_object"}}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "now"}}]}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+
+
+def called(name: str, arguments: str) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+
+
+def tool(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
 
 BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("completions", {"max_tokens": 4}, "prompt"),
     ("completions", {**COMPLETION, "prompt": []}, "prompt"),
     ("completions", {**COMPLETION, "prompt": [[]]}, "prompt"),
     ("completions", {**COMPLETION, "prompt": [[1], []]}, "prompt"),
-    ("completions", {**COMPLETION, "prompt": ""}, "text"),
-    ("completions", {**COMPLETION, "prompt": [[99999]]}, "token_ids"),
+    ("completions", {**COMPLETION, "prompt": ""}, "prompt"),
+    ("completions", {**COMPLETION, "prompt": [[99999]]}, "prompt"),
     ("completions", {**COMPLETION, "prompt": {"a": 1}}, "prompt"),
-    ("completions", {**COMPLETION, "prompt": "\ud800"}, None),
+    ("completions", {**COMPLETION, "prompt": HALF}, "prompt"),
+    ("completions", {**COMPLETION, "prompt": ["a", HALF]}, "prompt[1]"),
+    ("completions", {**COMPLETION, "stop": ["a", HALF]}, "stop[1]"),
+    *(("completions", {**COMPLETION, name: HALF}, name) for name in ("user", "model", "cache_salt", "request_id")),
+    ("completions", {**COMPLETION, "bad_words": [HALF]}, "bad_words[0]"),
+    ("completions", {**COMPLETION, "logit_bias": {HALF: 1}}, "logit_bias"),
+    ("completions", {**COMPLETION, "structured_outputs": {"regex": HALF}}, "structured_outputs.regex"),
     ("completions", {**COMPLETION, "max_tokens": 0}, "max_tokens"),
     ("completions", {**COMPLETION, "max_tokens": -1}, "max_tokens"),
     ("completions", {**COMPLETION, "max_tokens": "4"}, "max_tokens"),
@@ -42,7 +59,7 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("completions", {**COMPLETION, "stop": ["a"] * 17}, "stop"),
     ("completions", {**COMPLETION, "stop": [1]}, "stop[0]"),
     ("completions", {**COMPLETION, "guided_json": {}}, "guided_json"),
-    ("completions", {**COMPLETION, "no_such_field": 1}, "no_such_field"),
+    *(("completions", {**COMPLETION, name: 1}, name) for name in ("no_such_field", "top-k", "str", "1", " ")),
     *(("completions", {**COMPLETION, "request_id": each}, "request_id") for each in ("", "é", "a b", "a" * 129)),
     ("completions", {**COMPLETION, "verification": "magic"}, "verification"),
     ("chat/completions", {"max_tokens": 4}, "messages"),
@@ -50,12 +67,40 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("chat/completions", {**CHAT, "messages": [{"role": "pirate", "content": "a"}]}, "messages[0].role"),
     ("chat/completions", {**CHAT, "top_logprobs": 2}, "top_logprobs"),
     ("chat/completions", {**CHAT, "tools": []}, "tools"),
-    ("chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "json_schema"),  # no table model can
+    ("chat/completions", {**CHAT, **JSON}, "response_format"),  # no table model can
+    ("chat/completions", {**CHAT, **TOOLS, "tool_choice": "required"}, "tools"),
+    ("chat/completions", {**CHAT, "structured_outputs": {"json_object": True}}, "structured_outputs.json_object"),
+    ("completions", {**COMPLETION, "structured_outputs": {"json": {"a": HALF}}}, "structured_outputs.json"),
+    ("completions", {**COMPLETION, "structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+    ("completions", {**COMPLETION, "structured_outputs": {"grammar": "a"}}, "structured_outputs.grammar"),
+    ("chat/completions", {**CHAT, "max_tokens": 5, "max_completion_tokens": 3, "min_tokens": 4}, "min_tokens"),
+    ("chat/completions", {**CHAT, "messages": [{"role": "user", "content": HALF}]}, "messages[0].content"),
+    ("chat/completions", {**CHAT, "messages": [called("f", "[1]")]}, "messages[0].tool_calls[0].function.arguments"),
+    ("chat/completions", {**CHAT, "messages": [called("", "{}")]}, "messages[0].tool_calls[0].function.name"),
+    (
+        "chat/completions",
+        {**CHAT, "messages": [called("f", '{"a": "\\ud800"}')]},
+        "messages[0].tool_calls[0].function.arg",
+    ),
+    ("chat/completions", {**CHAT, "tools": [tool({"a": HALF})]}, "tools"),
+    ("chat/completions", {**CHAT, "chat_template_kwargs": {"a": HALF}}, "chat_template_kwargs"),
+    ("chat/completions", {**CHAT, "chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs"),
+    ("chat/completions", {**CHAT, "continue_final_message": True, "add_generation_prompt": True}, "continue_final_mes"),
     ("chat/completions", {**CHAT, "response_format": {"type": "json_schema"}}, "response_format"),
     ("chat/completions", {**CHAT, "tool_choice": "required"}, "tool_choice"),
     ("chat/completions", {**CHAT, **JSON, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ("chat/completions", {**CHAT, **JSON, **TOOLS, "tool_choice": "required"}, "tool_choice"),
-    ("completions", {**COMPLETION, "structured_outputs": {"json": {}, "json_object": True}}, "structured_outputs"),
+    *(
+        ("completions", {**COMPLETION, "structured_outputs": each}, "structured_outputs")
+        for each in (
+            {"json": {}, "json_object": True},
+            {},
+            {"regex": None},
+            {"choice": []},
+            {"choice": ["a"], "regex": "a"},
+        )
+    ),
+    ("completions", {**COMPLETION, "allowed_token_ids": []}, "allowed_token_ids"),
     ("chat/completions", {**CHAT, **TOOLS, "tool_choice": OTHER}, "tool_choice"),
     ("chat/completions", {**CHAT, "chat_template": "x"}, "chat_template"),
     (
@@ -91,6 +136,35 @@ async def test_a_body_that_is_no_object_is_refused(content):
         response = await running.http.post("/v1/completions", content=content)
         assert response.status_code == 400
         assert is_an_error(response.json())
+
+
+async def test_names_in_an_error_are_those_of_the_caller():
+    async with serving() as running:
+        body = {**COMPLETION, "structured_outputs": {"regex": "a"}, "ignore_eos": True}
+        response = await running.http.post("/v1/completions", json=body)
+        assert "ignore_eos: not possible with structured_outputs.regex" in response.json()["error"]["message"]
+        response = await running.http.post("/detokenize", json={"tokens": [1] * (1 << 20 | 1)})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "tokens")
+        response = await running.http.post("/tokenize", json={"prompt": ""})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+
+
+async def test_what_the_gateway_does_not_expect_ends_a_stream_with_an_error(monkeypatch, caplog):
+    def broken(answer: Answer, prompt: int, response: Any) -> Any:
+        if response.HasField("chunk"):
+            raise ValueError("a secret")
+        yield {"choices": []}
+
+    monkeypatch.setattr(Answer, "chunks", broken)
+    async with serving() as running:
+        response = await running.http.post("/v1/completions", json=COMPLETION)
+        assert response.status_code == 500
+        streamed = await running.http.post("/v1/completions", json={**COMPLETION, "stream": True})
+        *_, last = streamed.text.strip().split("\n\n")
+        assert json.loads(last.removeprefix("data: ")) == response.json()
+        assert is_an_error(response.json())
+        assert "secret" not in response.text
+        assert caplog.text.count("ValueError: a secret") == 2
 
 
 async def test_statuses_and_headers_are_those_that_clients_expect():
