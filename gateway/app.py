@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -17,14 +18,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import sse, translation
 from gateway.answers import Answer
@@ -46,6 +48,8 @@ log = logging.getLogger(__name__)
 
 MAX_REQUEST_ID = 128
 _MODEL_NAME_S = 5.0
+_LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
+_W3C_TRACE = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _PLAYGROUND = Path(__file__).parent / "playground"
 _PAGE = {
     "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
@@ -84,13 +88,14 @@ class Gateway:
             Route("/metrics", self._served(self._metrics_page)),
             Route("/openapi.json", self._openapi),
             Route("/", self._playground),
+            Route("/playground", self._playground),
+            Route("/playground/", self._one_above),
             Mount("/playground", StaticFiles(directory=_PLAYGROUND)),
         ]
         middleware = []
         if self._settings.host in ("127.0.0.1", "::1", "localhost"):
             # A web page under a name that leads to this machine must not reach what has no keys.
-            hosts = ["localhost", "127.0.0.1", "[::1]", "testserver"]
-            middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False))
+            middleware.append(Middleware(_KnownHosts))
         if self._settings.allowed_origins:
             middleware.append(
                 Middleware(
@@ -239,6 +244,9 @@ class Gateway:
     async def _playground(self, _: Request) -> Response:
         return FileResponse(_PLAYGROUND / "index.html", headers=_PAGE)
 
+    async def _one_above(self, _: Request) -> Response:
+        return RedirectResponse("../playground")
+
     async def _openapi(self, _: Request) -> Response:
         return JSONResponse(document(self._settings.root_path))
 
@@ -276,11 +284,24 @@ class Gateway:
         return self._model_name
 
 
+class _KnownHosts:
+    """Refuses requests to other names than this machine's."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        known = _LOOPBACK.fullmatch(Headers(scope=scope).get("host", ""))
+        refused = HttpError(400, "the header host does not name this machine").response()
+        await (self._app if known else refused)(scope, receive, send)
+
+
 def _metadata(request: Request) -> Metadata:
     """What the orchestrators get of the caller: key, request id, trace."""
     found = [("x-request-id", request.state.request_id)]
-    found += [(name, value) for name in ("authorization", "traceparent") if (value := request.headers.get(name))]
-    return [(name, value) for name, value in found if value.isascii() and value.isprintable()]
+    key, trace = (request.headers.get(name, "") for name in ("authorization", "traceparent"))
+    found += [("authorization", key)] if key.isascii() and key.isprintable() and key else []
+    return found + ([("traceparent", trace)] if _W3C_TRACE.fullmatch(trace) else [])
 
 
 def _answer_to(error: Exception, request_id: str) -> HttpError:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from typing import Any
 
 import pytest
 
 from gateway.answers import Answer
+from specdec.client import Client
+from specdec.v1 import generation_pb2
 from tests.gateway.conftest import MODEL, serving
 
 COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 4}
@@ -184,8 +187,13 @@ async def test_statuses_and_headers_are_those_that_clients_expect():
         assert is_an_error(wrong.json())
         large = await post("/v1/completions", content=b" " * ((1 << 22) + 1))
         assert large.status_code == 413
-        foreign = await running.http.get("/v1/models", headers={"host": "evil.example"})
-        assert foreign.status_code == 400
+        port = running.gateway.port
+        for host in ("evil.example", f"evil.example:{port}", "", "localhost.evil.example", "evil@localhost", "[::1"):
+            foreign = await running.http.get("/v1/models", headers={"host": host})
+            assert foreign.status_code == 400
+            assert is_an_error(foreign.json())
+        for host in ("localhost", f"LOCALHOST:{port}", f"127.0.0.1:{port}", "[::1]"):
+            assert (await running.http.get("/v1/models", headers={"host": host})).status_code == 200
 
 
 async def test_a_full_server_says_when_to_come_again():
@@ -270,3 +278,29 @@ async def test_what_the_server_is_can_be_asked():
         assert back == {"prompt": "def f("}
         chat = (await running.http.post("/tokenize", json={"messages": CHAT["messages"]})).json()
         assert chat["count"] > 3
+
+
+async def test_the_page_is_at_each_of_its_addresses():
+    async with serving() as running:
+        pages = [await running.http.get(path, follow_redirects=True) for path in ("/", "/playground", "/playground/")]
+        assert {(page.status_code, page.text) for page in pages} == {(200, pages[0].text)}
+        for page in pages:
+            for asset in re.findall(r'(?:src|href)="(playground/[^"]+)"', page.text):
+                assert (await running.http.get(str(page.url.join(asset)))).status_code == 200
+
+
+async def test_a_trace_is_passed_on_in_its_own_form_alone(monkeypatch):
+    told = []
+
+    async def info(self: Client, timeout_s: float = 5.0, metadata: Any = ()) -> generation_pb2.GetServerInfoResponse:
+        told.append([value for name, value in metadata if name == "traceparent"])
+        return generation_pb2.GetServerInfoResponse()
+
+    one, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    good = f"00-{one}-{span}-01"
+    bad = [f"ff-{one}-{span}-01", f"00-{'0' * 32}-{span}-01", f"00-{one}-{'0' * 16}-01", good + "-x" * 99, "a"]
+    async with serving() as running:
+        monkeypatch.setattr(Client, "server_info", info)
+        for given in (good, *bad, good.upper()):
+            await running.http.get("/load", headers={"traceparent": given})
+    assert told == [[good], *([] for _ in bad), []]
