@@ -114,7 +114,7 @@ STREAMED = {"stream": True, "prompt_logprobs": None}
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 5])
 async def test_offsets_are_the_same_however_the_answer_is_cut(num_draft_tokens):
-    """A stop string that ends within a token, the rest of which is text without a token, in a chunk of several tokens."""
+    """A stop string cuts a token: what is left of it is text without a token, in a chunk of several tokens."""
     async with serving() as running:
         body = {**BODY, "logprobs": 0, "num_draft_tokens": num_draft_tokens}
         [whole] = (await running.http.post("/v1/completions", json=body)).json()["choices"]

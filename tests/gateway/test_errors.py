@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from gateway.answers import Answer
-from specdec.client import Client
-from specdec.v1 import generation_pb2
 from tests.gateway.conftest import MODEL, serving
 
 COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 4}
@@ -287,20 +285,3 @@ async def test_the_page_is_at_each_of_its_addresses():
         for page in pages:
             for asset in re.findall(r'(?:src|href)="(playground/[^"]+)"', page.text):
                 assert (await running.http.get(str(page.url.join(asset)))).status_code == 200
-
-
-async def test_a_trace_is_passed_on_in_its_own_form_alone(monkeypatch):
-    told = []
-
-    async def info(self: Client, timeout_s: float = 5.0, metadata: Any = ()) -> generation_pb2.GetServerInfoResponse:
-        told.append([value for name, value in metadata if name == "traceparent"])
-        return generation_pb2.GetServerInfoResponse()
-
-    one, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-    good = f"00-{one}-{span}-01"
-    bad = [f"ff-{one}-{span}-01", f"00-{'0' * 32}-{span}-01", f"00-{one}-{'0' * 16}-01", good + "-x" * 99, "a"]
-    async with serving() as running:
-        monkeypatch.setattr(Client, "server_info", info)
-        for given in (good, *bad, good.upper()):
-            await running.http.get("/load", headers={"traceparent": given})
-    assert told == [[good], *([] for _ in bad), []]
