@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -26,13 +24,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import sse, translation
 from gateway.answers import Answer
 from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, Generation, TokenizeBody
 from gateway.calls import SPECIAL, Format, format_of
 from gateway.errors import HttpError, http_error
+from gateway.hosts import OfThisMachine
 from gateway.metrics import Metrics
 from gateway.openapi import document
 from gateway.parsing import read_body
@@ -48,7 +46,6 @@ log = logging.getLogger(__name__)
 
 MAX_REQUEST_ID = 128
 _MODEL_NAME_S = 5.0
-_LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
 _PLAYGROUND = Path(__file__).parent / "playground"
 _PAGE = {
     "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
@@ -94,7 +91,7 @@ class Gateway:
         middleware = []
         if self._settings.host in ("127.0.0.1", "::1", "localhost"):
             # A web page under a name that leads to this machine must not reach what has no keys.
-            middleware.append(Middleware(_KnownHosts))
+            middleware.append(Middleware(OfThisMachine))
         if self._settings.allowed_origins:
             middleware.append(
                 Middleware(
@@ -281,18 +278,6 @@ class Gateway:
         if name and self._model_name and name != self._model_name:
             raise _unknown_model(name)
         return self._model_name
-
-
-class _KnownHosts:
-    """Refuses requests to other names than this machine's."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        known = _LOOPBACK.fullmatch(Headers(scope=scope).get("host", ""))
-        refused = HttpError(400, "the header host does not name this machine").response()
-        await (self._app if known else refused)(scope, receive, send)
 
 
 def _metadata(request: Request) -> Metadata:
