@@ -13,7 +13,8 @@ from typing import Any
 
 from gateway import logprobs
 from gateway.bodies import ChatBody, CompletionBody, Generation
-from gateway.tools import Call, Parser, Part, Reasoning, Text
+from gateway.calls import Call
+from gateway.tools import Parser, Part, Reasoning, Text
 from gateway.usage import Usage
 from specdec.v1 import generation_pb2
 
@@ -40,11 +41,13 @@ class _Sample:
     origins: list[str] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)
     num_rounds_sent: int = 0
+    has_prompt: bool = False  # its ids were sent
     parser: Parser = field(default_factory=Parser)
     calls: list[dict[str, Any]] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     num_characters: int = 0
+    num_echoed: int = 0  # of these, the prompt's
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -123,8 +126,11 @@ class Answer:
         if self.body.prompt_logprobs is not None:
             found["prompt_logprobs"] = logprobs.of_prompt(self._prompts[prompt], self.body.prompt_logprobs)
         if self.body.return_token_ids:
-            found["prompt_token_ids"] = [token_id for part in self._prompts[prompt] for token_id in part.token_ids]
+            found["prompt_token_ids"] = self._prompt_ids(prompt)
         return found
+
+    def _prompt_ids(self, prompt: int) -> list[int]:
+        return [token_id for part in self._prompts[prompt] for token_id in part.token_ids]
 
     # --- chunk by chunk ----------------------------------------------------------------------------------------
 
@@ -146,7 +152,12 @@ class Answer:
             self._samples[prompt * self.num_samples + response.round.index].rounds.append(_round(response.round))
         elif response.HasField("chunk"):
             self.usage.add(prompt, response.chunk)
-            yield self._chunk(self._delta(prompt, response.chunk))
+            found = self._chunk(choice := self._delta(prompt, response.chunk))
+            sample = self._samples[choice["index"]]
+            if self.body.return_token_ids and not sample.has_prompt:
+                sample.has_prompt = True
+                (found if self.is_chat else choice)["prompt_token_ids"] = self._prompt_ids(prompt)
+            yield found
 
     def ends(self) -> Iterator[dict[str, Any]]:
         """The last chunk of a stream, with the usage, if it is requested."""
@@ -161,6 +172,7 @@ class Answer:
             return
         for index in range(prompt * self.num_samples, (prompt + 1) * self.num_samples):
             found = self._extended(index, part, part.text)
+            self._samples[index].num_echoed += len(part.text)
             yield self._chunk({"index": index, "text": part.text, "logprobs": found, "finish_reason": None})
 
     def _delta(self, prompt: int, chunk: generation_pb2.Chunk) -> dict[str, Any]:
@@ -184,6 +196,8 @@ class Answer:
             if sample.calls and sample.finish_reason == "stop" and not sample.parser.is_named:
                 sample.finish_reason = "tool_calls"
             sample.stop_reason = getattr(chunk.finish, matched) if matched else None
+            if matched == "stop_token_id" and sample.stop_reason not in (self.body.stop_token_ids or ()):
+                sample.stop_reason = None  # the model's end token
         choice: dict[str, Any] = {"index": index, "logprobs": found, "finish_reason": sample.finish_reason}
         choice |= {"delta": delta} if self.is_chat else {"text": text}
         if sample.finish_reason:
@@ -209,7 +223,8 @@ class Answer:
             if isinstance(body, ChatBody):
                 found = logprobs.of_chat(told, body.top_logprobs or 0, self._as_ids)
             elif isinstance(body, CompletionBody):
-                found = logprobs.of_completion([told], body.logprobs or 0, self._as_ids, sample.num_characters)
+                base = 0 if isinstance(told, generation_pb2.Prompt) else sample.num_echoed
+                found = logprobs.of_completion(told, body.logprobs or 0, self._as_ids, sample.num_characters, base)
             sample.logprobs.append(found)
         sample.text.append(text)
         sample.num_characters += len(text)

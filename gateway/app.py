@@ -19,16 +19,17 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from gateway import callers, sse, translation
 from gateway.answers import Answer
 from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, Generation, TokenizeBody
+from gateway.calls import SPECIAL, Format, format_of
 from gateway.errors import HttpError, http_error
+from gateway.hosts import OfThisMachine
 from gateway.metrics import Metrics
 from gateway.openapi import document
 from gateway.parsing import Body
@@ -36,7 +37,7 @@ from gateway.reading import Bodies
 from gateway.settings import GatewaySettings
 from gateway.sources import responses
 from gateway.structure import NamedChoice
-from gateway.tools import SPECIAL, Format, Parser, format_of
+from gateway.tools import Parser
 from specdec.client import Client
 from specdec.core.errors import SpecdecError
 from specdec.telemetry.prometheus import CONTENT_TYPE, Scrape
@@ -84,13 +85,14 @@ class Gateway:
             Route("/metrics", self._served(self._metrics_page)),
             Route("/openapi.json", self._openapi),
             Route("/", self._playground),
+            Route("/playground", self._playground),
+            Route("/playground/", self._one_above),
             Mount("/playground", StaticFiles(directory=_PLAYGROUND)),
         ]
         middleware = []
         if self._settings.host in ("127.0.0.1", "::1", "localhost"):
             # A web page under a name that leads to this machine must not reach what has no keys.
-            hosts = ["localhost", "127.0.0.1", "[::1]", "testserver"]
-            middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False))
+            middleware.append(Middleware(OfThisMachine))
         if self._settings.allowed_origins:
             middleware.append(
                 Middleware(
@@ -141,32 +143,31 @@ class Gateway:
         parser = self._parser(body) if isinstance(body, ChatBody) else Parser
         answer = Answer(body, len(requests), request_id, model, parser)
         source = responses(self._client, requests, callers.metadata(request), self._settings.request_timeout_s)
-        try:
+        with translation.names_of(body):
             if not body.stream:
                 return JSONResponse(await _while_connected(request, _whole(answer, source)))
             # What is wrong is an HTTP error, so the answer begins with the admission.
             first = await _while_connected(request, anext(source))
-        except (ValueError, TypeError) as error:  # a value that does not fit its field, such as half a character
-            raise HttpError(400, str(error)) from error
-        events = self._events(answer, first, source)
+        events = self._events(answer, first, source, request_id)
         return sse.streaming(events, {"x-request-id": request_id}, self._settings.keep_alive_s)
 
     async def _events(
-        self, answer: Answer, first: Any, source: AsyncGenerator[Any, None]
+        self, answer: Answer, first: Any, source: AsyncGenerator[Any, None], request_id: str
     ) -> AsyncGenerator[bytes, None]:
         with self._metrics.streaming():
             async with aclosing(source):
                 try:
                     for chunk in (*answer.chunks(*first), *answer.begins()):
                         yield sse.event(chunk)
-                    async for prompt, response in source:
-                        for chunk in answer.chunks(prompt, response):
-                            yield sse.event(chunk)
+                    with translation.names_of(answer.body):
+                        async for prompt, response in source:
+                            for chunk in answer.chunks(prompt, response):
+                                yield sse.event(chunk)
                     for chunk in answer.ends():
                         yield sse.event(chunk)
                     yield sse.DONE
-                except SpecdecError as error:
-                    yield sse.event(http_error(error).body)
+                except Exception as error:
+                    yield sse.event(_answer_to(error, request_id).body)
 
     # --- everything else ---------------------------------------------------------------------------------------
 
@@ -193,10 +194,8 @@ class Gateway:
 
     async def _tokenize(self, request: Request) -> Response:
         body, fields = await self._read(request, TokenizeBody, translation.of_tokenize)
-        try:
+        with translation.names_of(body):
             found = await self._client.tokenize(metadata=callers.metadata(request), **fields)
-        except (ValueError, TypeError) as error:
-            raise HttpError(400, str(error)) from error
         info = await self._info(request)
         told: dict[str, Any] = {"count": len(found.token_ids), "max_model_len": info.target.context_length}
         told["tokens"] = list(found.token_ids)
@@ -204,8 +203,9 @@ class Gateway:
         return JSONResponse(told | {"token_strs": strings if body.return_token_strs else None})
 
     async def _detokenize(self, request: Request) -> Response:
-        _, ids = await self._read(request, DetokenizeBody, lambda body: body.tokens)
-        return JSONResponse({"prompt": await self._client.detokenize(ids, metadata=callers.metadata(request))})
+        body, ids = await self._read(request, DetokenizeBody, lambda body: body.tokens)
+        with translation.names_of(body):
+            return JSONResponse({"prompt": await self._client.detokenize(ids, metadata=callers.metadata(request))})
 
     async def _tokenizer_info(self, request: Request) -> Response:
         info = await self._info(request)
@@ -240,6 +240,9 @@ class Gateway:
     async def _playground(self, _: Request) -> Response:
         return FileResponse(_PLAYGROUND / "index.html", headers=_PAGE)
 
+    async def _one_above(self, _: Request) -> Response:
+        return RedirectResponse("../playground")
+
     async def _openapi(self, _: Request) -> Response:
         return JSONResponse(document(self._settings.root_path))
 
@@ -264,11 +267,8 @@ class Gateway:
                 response = await endpoint(request)
             except ClientDisconnect:
                 response = Response(status_code=499)
-            except (SpecdecError, HttpError) as error:
-                response = http_error(error).response()
             except Exception as error:
-                log.exception("a request failed", extra={"request_id": request.state.request_id})
-                response = http_error(error).response()
+                response = _answer_to(error, request.state.request_id).response()
             response.headers["x-request-id"] = request.state.request_id
             self._metrics.answered(route, response.status_code, time.monotonic() - started)
             return response
@@ -286,6 +286,12 @@ class Gateway:
         if name and self._model_name and name != self._model_name:
             raise _unknown_model(name)
         return self._model_name
+
+
+def _answer_to(error: Exception, request_id: str) -> HttpError:
+    if not isinstance(error, (SpecdecError, HttpError)):
+        log.error("a request failed", exc_info=error, extra={"request_id": request_id})
+    return http_error(error)
 
 
 async def _whole(answer: Answer, source: AsyncGenerator[Any, None]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from gateway.base import Few, StrictBody
 from gateway.structure import Choice, ResponseFormat, StructuredOutputs, Tool
@@ -54,7 +54,7 @@ class Generation(StrictBody):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=1 << 32)] | None = None
     prompt_logprobs: Count | None = None
-    allowed_token_ids: Ids | None = None
+    allowed_token_ids: Annotated[Ids, Field(min_length=1)] | None = None
     bad_words: Few[str] | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
@@ -139,6 +139,9 @@ class ToolCall(StrictBody):
     function: FunctionCall
 
 
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
+
+
 class Message(StrictBody):
     """``content`` in parts: their texts, joined by line ends."""
 
@@ -148,8 +151,15 @@ class Message(StrictBody):
     tool_calls: Few[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
-    refusal: None = None
     annotations: Few[Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nothing(cls, value: Any) -> Any:
+        """Clients send an answer back with all fields that its class has: what is null or empty asks for nothing."""
+        if not isinstance(value, dict):
+            return value
+        return {name: each for name, each in value.items() if name in cls.model_fields or each not in _NOTHING}
 
 
 class ChatBody(Generation):

@@ -10,6 +10,9 @@ from specdec.v1 import generation_pb2
 
 Told = generation_pb2.Chunk | generation_pb2.Prompt
 
+_LOWEST = -9999.0
+"""For minus infinity, which JSON cannot write, as with vLLM."""
+
 
 @dataclass(frozen=True, slots=True)
 class Token:
@@ -27,12 +30,14 @@ def tokens_of(told: Told) -> Iterator[Token]:
     data = list(told.tokens) or [b""] * len(told.token_ids)
     top_data = list(told.top_tokens) or [b""] * len(logprobs.top_ids)
     num_top = len(logprobs.top_ids) // max(1, len(logprobs.logprobs))
-    top = list(zip(logprobs.top_ids, top_data, logprobs.top_logprobs, strict=True))
+    bounded = (max(_LOWEST, each) for each in logprobs.top_logprobs)
+    top = list(zip(logprobs.top_ids, top_data, bounded, strict=True))
     for place, token_id in enumerate(told.token_ids):
         if (at := place - lacking) < 0:
             yield Token(token_id, data[place], None)
         else:
-            yield Token(token_id, data[place], logprobs.logprobs[at], top[at * num_top : (at + 1) * num_top])
+            likeliest = top[at * num_top : (at + 1) * num_top]
+            yield Token(token_id, data[place], max(_LOWEST, logprobs.logprobs[at]), likeliest)
 
 
 def shown(token_id: int, data: bytes, as_ids: bool) -> str:
@@ -40,24 +45,16 @@ def shown(token_id: int, data: bytes, as_ids: bool) -> str:
     return f"token_id:{token_id}" if as_ids else data.decode("utf-8", "replace")
 
 
-def of_completion(told: Sequence[Told], num_top: int, as_ids: bool, start: int) -> dict[str, Any]:
-    """``start``: where the text of the first one begins, in characters."""
+def of_completion(told: Told, num_top: int, as_ids: bool, start: int, base: int) -> dict[str, Any]:
+    """``start``: where the text of the first token begins, in characters. ``base``: where text_ends count from."""
     found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    begun = start
-    for part in told:
-        base = begun - _before(part)
-        for token, end in zip(tokens_of(part), part.text_ends or [0] * len(part.token_ids), strict=True):
-            found["tokens"].append(shown(token.token_id, token.data, as_ids))
-            found["token_logprobs"].append(token.logprob)
-            found["top_logprobs"].append(_top(token, num_top, as_ids))
-            found["text_offset"].append(begun)
-            begun = max(begun, base + end)
+    for token, end in zip(tokens_of(told), told.text_ends or [0] * len(told.token_ids), strict=True):
+        found["tokens"].append(shown(token.token_id, token.data, as_ids))
+        found["token_logprobs"].append(token.logprob)
+        found["top_logprobs"].append(_top(token, num_top, as_ids))
+        found["text_offset"].append(start)
+        start = max(start, base + end)
     return found
-
-
-def _before(part: Told) -> int:
-    """Characters of the output or prompt before this part."""
-    return (part.text_ends[-1] if part.text_ends else 0) - len(part.text)
 
 
 def _top(token: Token, num_top: int, as_ids: bool) -> dict[str, float] | None:

@@ -6,11 +6,10 @@ can make such a call do is bounded before: the objects and lists of a body, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, from_json
 
 from gateway.errors import HttpError
 
@@ -39,7 +38,7 @@ def parsed(data: bytes, kind: type[Body], accept_unknown: bool) -> Body:
     try:
         return kind.model_validate(rest | known)
     except ValidationError as error:
-        problems = [(_path(each["loc"]), each["msg"]) for each in error.errors(include_url=False)]
+        problems = [(_path(each, value), each["msg"]) for each in error.errors(include_url=False)]
         message = "; ".join(f"{path}: {what}" for path, what in problems[:8])
         # Of the branches of a union, the one that fits best fails at the deepest place.
         raise HttpError(400, message, param=max((path for path, _ in problems), key=len)) from error
@@ -54,12 +53,12 @@ def _num_nested(data: bytes) -> int:
     return sum(part.count(b"{") + part.count(b"[") for part in parts[::2])
 
 
-def _path(places: Sequence[int | str]) -> str:
-    """Such as messages[1].content. What pydantic names a branch of a union by is left out."""
+def _path(error: ErrorDetails, value: Any) -> str:
+    """Such as messages[1].content. What pydantic names a branch of a union by is no place in ``value``."""
     found = ""
-    for place in places:
+    for place in error["loc"]:
         if isinstance(place, int):
-            found += f"[{place}]"
-        elif place.isidentifier() and place not in ("str", "int"):
-            found += f".{place}" if found else place
+            found, value = f"{found}[{place}]", value[place]
+        elif isinstance(value, dict) and (place in value or error["type"] == "missing"):
+            found, value = f"{found}.{place}" if found else place, value.get(place)
     return found or "body"

@@ -15,7 +15,8 @@ _SILENCE = b": keep-alive\n\n"
 
 
 def event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return b"data: " + text.encode() + b"\n\n"
 
 
 def streaming(events: AsyncGenerator[bytes, None], headers: dict[str, str], silence_s: float) -> StreamingResponse:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -39,13 +39,19 @@ class ResponseFormat(StrictBody):
 
 
 class StructuredOutputs(StrictBody):
-    """As vLLM has it."""
+    """As vLLM has it: one form."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: Few[str] | None = None
+    choice: Annotated[Few[str], Field(min_length=1)] | None = None
     grammar: str | None = None
     json_object: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> StructuredOutputs:
+        if [self.json_, self.regex, self.choice, self.grammar, self.json_object].count(None) != 4:
+            raise ValueError("exactly one of json, regex, choice, grammar and json_object is required")
+        return self
 
 
 class Function(StrictBody):
@@ -87,7 +93,6 @@ def of_format(found: ResponseFormat | None) -> dict[str, Any]:
 
 
 def of_outputs(found: StructuredOutputs | None) -> dict[str, Any]:
-    """Raises HttpError."""
     if found is None:
         return {}
     schema = found.json_ if found.json_ is None or isinstance(found.json_, str) else json.dumps(found.json_)
@@ -98,9 +103,7 @@ def of_outputs(found: StructuredOutputs | None) -> dict[str, Any]:
         "grammar": found.grammar,
     }
     if found.json_object:
-        if schema is not None:
-            raise HttpError(400, "structured_outputs: json goes not with json_object", param="structured_outputs")
-        fields["json_schema"] = ANY_OBJECT
+        return {"json_schema": ANY_OBJECT}
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from gateway import structure
-from gateway.bodies import ChatBody, CompletionBody, Generation, Message, TokenizeBody
+from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, Generation, Message, TokenizeBody
 from gateway.errors import HttpError
+from specdec.core.errors import InvalidArgument
 from specdec.core.sequence import Method
 from specdec.transport.wire import write_method
 
@@ -25,6 +28,20 @@ _SAME = (
     "n",
 )
 _LOWEST_TEMPERATURE = 1e-3
+
+_NAMES = {
+    "text": "prompt",
+    "token_ids": "prompt",
+    "chat": "messages",
+    "chat.tools_json": "tools",
+    "chat.template_kwargs_json": "chat_template_kwargs",
+    "regex": "structured_outputs.regex",
+    "choices": "structured_outputs.choice",
+    "grammar": "structured_outputs.grammar",
+}
+"""Fields of the orchestrators' contract, and what callers name them."""
+_IN_CALL = re.compile(r"(?<=tool_calls\[)(\d+\])\.(\w+?)(_json)?$")
+_WITH_FORM = re.compile(r"(?<=not possible with )(json_schema|regex|choices|grammar)$")
 
 
 def of_completion(body: CompletionBody) -> list[dict[str, Any]]:
@@ -80,6 +97,33 @@ def of_tokenize(body: TokenizeBody) -> dict[str, Any]:
             body.messages, body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
         )
     }
+
+
+@contextmanager
+def names_of(body: Generation | TokenizeBody | DetokenizeBody) -> Iterator[None]:
+    """Errors of the orchestrators name the fields of ``body``, which the caller knows."""
+    try:
+        yield
+    except InvalidArgument as error:
+        named = {name: _name(name, body) for name in (*_NAMES, "json_schema", *dict(error.violations))}
+        raise InvalidArgument(
+            [(named[name], _WITH_FORM.sub(lambda found: named[found[0]], what)) for name, what in error.violations]
+        ) from error
+
+
+def _name(name: str, body: Generation | TokenizeBody | DetokenizeBody) -> str:
+    if isinstance(body, DetokenizeBody) and name == "token_ids":
+        return "tokens"
+    if isinstance(body, Generation) and name == "json_schema":
+        if body.structured_outputs is not None:
+            return f"structured_outputs.{'json_object' if body.structured_outputs.json_object else 'json'}"
+        form = body.response_format if isinstance(body, ChatBody) else None
+        return "tools" if form is None or form.type == "text" else "response_format"
+    if isinstance(body, ChatBody) and name == "max_tokens" and body.max_completion_tokens is not None:
+        return "max_completion_tokens"
+    if isinstance(body, CompletionBody) and name == "prompt_logprobs" and body.prompt_logprobs is None:
+        return "logprobs"  # with echo, those of the prompt
+    return _NAMES.get(name) or _IN_CALL.sub(r"\1.function.\2", name.removeprefix("chat."))
 
 
 def conversation(

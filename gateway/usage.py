@@ -32,6 +32,8 @@ class Usage:
         if not chunk.HasField("finish"):
             return
         told = chunk.finish.speculation
+        if self._counts_output:  # with what ended it, which is no part of the text
+            self._completion_tokens[key] = chunk.finish.usage.completion_tokens
         self._cached[prompt] = max(self._cached[prompt], chunk.finish.usage.cached_prompt_tokens)
         self._lookup_tokens += told.num_lookup_tokens
         self._accepted_lookup_tokens += told.num_accepted_lookup_tokens

@@ -57,7 +57,7 @@ class Finish:
     reason: FinishReason
     matched: str | int | None  # the stop string or stop token that ended it
     num_prompt_tokens: int
-    num_completion_tokens: int
+    num_completion_tokens: int  # with those of what ended it
     statistics: Statistics
     num_cached: int  # prompt tokens
 
@@ -99,7 +99,7 @@ class Chunk:
             sequence.finish_reason,
             sequence.matched,
             sequence.num_prompt_tokens,
-            position + len(piece.token_ids),
+            sequence.num_committed,
             sequence.statistics,
             sequence.num_cached or 0,
         )

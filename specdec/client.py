@@ -1,7 +1,7 @@
 """A small asynchronous client of GenerationService. Every error is a SpecdecError.
 
-After the loss of an orchestrator, a request resumes at the next address with the ids received so far, and no token is
-lost or repeated. Certificate files are read again when they change.
+After the loss of an orchestrator, a request resumes at the next address, or at the only one, with the ids received so
+far, and no token is lost or repeated. Certificate files are read again when they change.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Sample:
 
 
 class Client:
-    """``async with Client("host:port") as client``. Further addresses are used when the first one is lost.
+    """``async with Client("host:port") as client``. Further addresses are used when the first one is lost; a single one
+    is used again, because it may be the name of several orchestrators.
 
     ``tls`` needs only a CA here; the servers' certificates must have the DNS name ``tls_name``, or the host if that is
     empty. ``api_key`` is needed if the deployment has API keys. Raises ValueError without an address.
@@ -132,7 +133,7 @@ class Client:
             except ReplicaLost as error:
                 lost_in_a_row += 1
                 await self._refuse_harm(losses, lost_in_a_row, metadata, _left_s(started, timeout_s))
-                if len(self._lines) == 1 or lost_in_a_row >= _ROUNDS * len(self._lines):
+                if lost_in_a_row >= _ROUNDS * len(self._lines):
                     raise
                 if self._at == at:  # many requests lose one address together; only the first one moves on
                     self._at = (at + 1) % len(self._lines)

@@ -6,7 +6,7 @@ Knows the contract's messages; does not know templates.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from orchestrator.tokenizer.chat_template import GIVEN, Conversation
@@ -16,6 +16,9 @@ MAX_MESSAGES = 1024
 """Templates may walk through all messages for each message."""
 
 MAX_ROLE_CHARACTERS = 64
+
+MAX_DEPTH = 100
+"""Lists and objects within each other in a JSON text. What reads and writes them calls itself for each."""
 
 
 def text_length(chat: generation_pb2.ChatMessages) -> int:
@@ -29,14 +32,8 @@ def chat_problems(chat: generation_pb2.ChatMessages) -> Iterator[tuple[str, str]
         yield "chat.messages", "must not be empty"
     for index, message in enumerate(chat.messages):
         yield from ((f"chat.messages[{index}].{name}", what) for name, what in _message_problems(message))
-    if chat.tools_json and not _is_list_of_objects(_parsed(chat.tools_json)):
-        yield "chat.tools_json", "must be a JSON list of objects"
-    if chat.template_kwargs_json:
-        variables = _parsed(chat.template_kwargs_json)
-        if not isinstance(variables, dict):
-            yield "chat.template_kwargs_json", "must be a JSON object"
-        elif taken := sorted(GIVEN & variables.keys()):
-            yield "chat.template_kwargs_json", f"cannot set {taken[0]}"
+    yield from _json_problems("chat.tools_json", chat.tools_json, is_list=True)
+    yield from _json_problems("chat.template_kwargs_json", chat.template_kwargs_json, taken=GIVEN)
     if chat.continue_final_message:
         if chat.add_generation_prompt:
             yield "chat.continue_final_message", "not possible with add_generation_prompt"
@@ -48,10 +45,10 @@ def conversation(chat: generation_pb2.ChatMessages) -> Conversation:
     """A conversation without problems, as templates expect it."""
     return Conversation(
         [_message(message) for message in chat.messages],
-        _parsed(chat.tools_json) if chat.tools_json else (),
+        json.loads(chat.tools_json or "[]"),
         chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not chat.continue_final_message,
         chat.continue_final_message,
-        _parsed(chat.template_kwargs_json) if chat.template_kwargs_json else {},
+        json.loads(chat.template_kwargs_json or "{}"),
     )
 
 
@@ -61,8 +58,7 @@ def _message_problems(message: generation_pb2.ChatMessage) -> Iterator[tuple[str
     for index, call in enumerate(message.tool_calls):
         if not call.name:
             yield f"tool_calls[{index}].name", "must not be empty"
-        if not isinstance(_parsed(call.arguments_json or "{}"), dict):
-            yield f"tool_calls[{index}].arguments_json", "must be a JSON object"
+        yield from _json_problems(f"tool_calls[{index}].arguments_json", call.arguments_json)
 
 
 def _message(message: generation_pb2.ChatMessage) -> dict[str, Any]:
@@ -75,7 +71,7 @@ def _message(message: generation_pb2.ChatMessage) -> dict[str, Any]:
                 "id": call.id,
                 "type": "function",
                 # An object and not its text: templates write it as JSON themselves.
-                "function": {"name": call.name, "arguments": _parsed(call.arguments_json or "{}")},
+                "function": {"name": call.name, "arguments": json.loads(call.arguments_json or "{}")},
             }
             for call in message.tool_calls
         ]
@@ -89,13 +85,32 @@ def _message(message: generation_pb2.ChatMessage) -> dict[str, Any]:
     return found
 
 
-def _parsed(text: str) -> Any:
-    """The value in a JSON text; None if it is none."""
+def _json_problems(
+    name: str, text: str, is_list: bool = False, taken: Collection[str] = ()
+) -> Iterator[tuple[str, str]]:
+    """Of a JSON object without the keys ``taken``, or a list of objects; an empty text is neither, and right."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+        value = json.loads(text or ("[]" if is_list else "{}"))
+        if "\\u" in text:  # half a surrogate pair is JSON, but has no place in a prompt
+            json.dumps(value, ensure_ascii=False).encode()
+        objects = value if is_list and isinstance(value, list) else [value]
+        if is_list is not isinstance(value, list) or not all(isinstance(each, dict) for each in objects):
+            yield name, f"must be a JSON {'list of objects' if is_list else 'object'}"
+        elif _is_deep(value):
+            raise RecursionError
+        elif refused := sorted(key for key in taken if key in value):
+            yield name, f"cannot set {refused[0]}"
+    except RecursionError:
+        yield name, f"must not be nested more than {MAX_DEPTH} deep"
+    except UnicodeEncodeError:
+        yield name, "must not have half a surrogate pair"
+    except ValueError as error:
+        yield name, f"is not JSON: {error}"
 
 
-def _is_list_of_objects(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        nested = (inner for each in level for inner in (each.values() if isinstance(each, dict) else each))
+        level = [each for each in nested if isinstance(each, (dict, list))]
+    return bool(level)

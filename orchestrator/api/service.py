@@ -188,6 +188,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 if not isinstance(error, CALLERS_FAULTS):
                     span.record_exception(error)
                     span.set_status(StatusCode.ERROR, str(error))
+                if isinstance(error, InvalidArgument):  # a target names the fields of its own contract
+                    told = [
+                        (name.removeprefix("spec.").removeprefix("sampling."), what) for name, what in error.violations
+                    ]
+                    raise InvalidArgument(told) from error
                 if isinstance(error, NoReplica):
                     log.warning("no replica for a request", extra={"request_id": request_id, "problem": str(error)})
                     if account is None or not account.operator:

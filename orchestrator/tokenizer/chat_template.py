@@ -6,7 +6,6 @@ model's author: it runs in a sandbox without access to Python's objects, and its
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,7 +83,7 @@ class ChatTemplate:
             messages[-1]["content"] = f"{messages[-1]['content']}{_END} "
         variables = {
             **self._special_tokens,
-            **copy.deepcopy(dict(conversation.variables)),
+            **conversation.variables,
             "messages": messages,
             "tools": list(conversation.tools) or None,
             "documents": None,

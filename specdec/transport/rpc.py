@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import status_pb2
+from google.rpc import code_pb2, status_pb2
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
@@ -139,7 +139,7 @@ def error_of(error: grpc.aio.AioRpcError) -> SpecdecError:
 
 
 class _Interceptor(grpc.aio.ServerInterceptor):
-    """Turns SpecdecErrors into statuses, so that no servicer needs a try/except. Refuses callers without access."""
+    """Turns errors into statuses, so that no servicer needs a try/except. Refuses callers without access."""
 
     def __init__(self, callers: Mapping[str, str]) -> None:
         self._callers = callers
@@ -202,13 +202,28 @@ class _Requests:
         return _checked(request)
 
 
+@contextlib.asynccontextmanager
+async def _statuses(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Errors of a servicer as statuses. One outside of the tree is a bug: its text is for the log alone."""
+    try:
+        yield
+        return
+    except SpecdecError as error:
+        status = to_status(error)
+    except (grpc.aio.BaseError, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # a panic in Rust is not an Exception
+        log.exception("a call failed")
+        status = status_pb2.Status(code=code_pb2.INTERNAL, message="this service has failed; its log says more")
+    with contextlib.suppress(grpc.aio.InternalError):  # the caller may have disconnected
+        await context.abort_with_status(rpc_status.to_status(status))
+
+
 def _guarded(behavior: Any) -> Any:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         _remember(context)
-        try:
+        async with _statuses(context):
             return await behavior(_checked(request), context)
-        except SpecdecError as error:
-            await context.abort_with_status(rpc_status.to_status(to_status(error)))
 
     return call
 
@@ -218,7 +233,7 @@ def _guarded_stream(behavior: Any, caller: str = "") -> Any:
     # its finally block would run only at garbage collection.
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         _remember(context)
-        try:
+        async with _statuses(context):
             _check_caller(context, caller)
             request = _Requests(context) if hasattr(request, "__aiter__") else _checked(request)
             responses = behavior(request, context)
@@ -228,10 +243,6 @@ def _guarded_stream(behavior: Any, caller: str = "") -> Any:
             async with contextlib.aclosing(responses):
                 async for response in responses:
                     await context.write(response)
-        except SpecdecError as error:
-            # The caller may have disconnected.
-            with contextlib.suppress(grpc.aio.InternalError):
-                await context.abort_with_status(rpc_status.to_status(to_status(error)))
 
     return call
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from orchestrator.settings import OrchestratorSettings
 from specdec.cli.main import Role
 from specdec.transport.rpc import LIVENESS
 from target_service.__main__ import TargetSettings
+from tests.checkout import ROOT
 from tests.deploy.manifests import (
     COMPONENTS,
     KUBERNETES,
@@ -322,3 +324,17 @@ def test_the_job_that_copies_models_is_valid_and_as_restricted_as_the_services()
     assert volume["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
     assert job["metadata"]["namespace"] == claim["metadata"]["namespace"]
     assert own["nodeSelector"] == pod(yaml.safe_load((single / "node.yaml").read_text()))["nodeSelector"]
+
+
+def test_the_manual_builds_every_image_and_makes_every_secret():
+    """Of the names that the manifests have for what is ours: an image or the secret of a service's certificate."""
+    told = (ROOT / "docs" / "kubernetes.md").read_text()
+    texts = "".join(file.read_text() for file in KUBERNETES.rglob("*.yaml"))
+    images = set(re.findall(r"image: specdec-(\w+)", texts))
+    secrets = set(re.findall(r"secretName: specdec-tls-(\w+)", texts))
+    loops = [set(names.split()) for names in re.findall(r"for (?:role|service) in ([a-z ]+);", told)]
+    assert images == secrets == {*ROLES, "gateway"}
+    assert len(loops) == 3
+    assert all(loop == images for loop in loops)
+    for image in images:
+        assert f"{{name: specdec-{image}, " in told

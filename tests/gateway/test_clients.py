@@ -91,6 +91,20 @@ async def test_logprobs_in_chat_have_the_tokens_bytes():
         assert predicted.usage.completion_tokens_details.accepted_prediction_tokens >= 0
 
 
+async def test_an_answer_can_be_sent_back_as_its_class_writes_it():
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    async with serving() as running, client(running.url) as openai_client:
+        found = await openai_client.chat.completions.create(**CHAT)
+        for fields in ({}, {"content": None, "tool_calls": [call]}):
+            message = found.choices[0].message.model_copy()
+            answer = type(message).model_validate(message.model_dump() | fields).model_dump()
+            assert answer.keys() >= {"audio", "function_call", "refusal"}
+            await openai_client.chat.completions.create(**{**CHAT, "messages": [*MESSAGES, answer, MESSAGES[1]]})
+        for name in ("audio", "function_call", "refusal"):
+            with pytest.raises(openai.BadRequestError, match=name):
+                await openai_client.chat.completions.create(**{**CHAT, "messages": [{**answer, name: "a"}]})
+
+
 async def test_errors_are_the_clients_own():
     async with serving() as running, client(running.url, max_retries=0) as openai_client:
         create = openai_client.chat.completions.create

@@ -112,6 +112,25 @@ async def test_logprobs_as_evaluations_read_them():
 STREAMED = {"stream": True, "prompt_logprobs": None}
 
 
+@pytest.mark.parametrize("num_draft_tokens", [0, 5])
+async def test_offsets_are_the_same_however_the_answer_is_cut(num_draft_tokens):
+    """A stop string cuts a token: what is left of it is text without a token, in a chunk of several tokens."""
+    async with serving() as running:
+        body = {**BODY, "logprobs": 0, "num_draft_tokens": num_draft_tokens}
+        [whole] = (await running.http.post("/v1/completions", json=body)).json()["choices"]
+        for echo in (False, True):
+            offsets, before = whole["logprobs"]["text_offset"], len(BODY["prompt"]) if echo else 0
+            for at in range(len(whole["text"]) - 1):
+                stop = whole["text"][at : at + 2]
+                told = (await running.http.post("/v1/completions", json={**body, "stop": stop, "echo": echo})).json()
+                [found] = told["choices"]
+                text = whole["text"][: whole["text"].index(stop)]
+                assert found["text"][before:] == text
+                found_offsets = [each - before for each in found["logprobs"]["text_offset"] if each >= before]
+                assert found_offsets == offsets[: len(found_offsets)]
+                assert not found_offsets or found_offsets[-1] <= len(text)
+
+
 async def test_what_a_prompt_and_tokens_were_can_be_had():
     async with serving() as running:
         body = {**BODY, "return_token_ids": True, "prompt_logprobs": 2, "return_origins": True, "num_draft_tokens": 3}
@@ -126,6 +145,14 @@ async def test_what_a_prompt_and_tokens_were_can_be_had():
         assert sum(each["num_accepted_tokens"] + 1 for each in rounds) >= 24
         assert {each["source"] for each in rounds if each["num_draft_tokens"]} == {"draft"}
         streamed = [e["choices"][0] for e in await events(running, "/v1/completions", body | STREAMED)]
+        assert [each["prompt_token_ids"] for each in streamed if "prompt_token_ids" in each] == [
+            choice["prompt_token_ids"]
+        ]
+        asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "n": 2, "return_token_ids": True}
+        chat = (await running.http.post("/v1/chat/completions", json=asked)).json()
+        chunks = await events(running, "/v1/chat/completions", {**asked, "stream": True})
+        of_chat = [each["prompt_token_ids"] for each in chunks if "prompt_token_ids" in each]
+        assert of_chat == [chat["prompt_token_ids"]] * 2
         joined = [told for each in streamed for told in each["specdec"]["rounds"]]
         assert [each["base"] for each in joined] == [each["base"] for each in rounds]
         first, *others = choice["prompt_logprobs"]
@@ -158,3 +185,25 @@ async def test_a_stop_string_is_told():
         [choice] = (await running.http.post("/v1/completions", json={**BODY, "stop": stop})).json()["choices"]
         assert (choice["text"], choice["finish_reason"]) == (whole[: whole.index(stop)], "stop")
         assert choice["stop_reason"] == stop
+
+
+async def test_what_ends_an_answer_is_counted_and_only_what_the_caller_named_is_its_reason():
+    async with serving(ends=tuple(range(0, 4096, 16))) as running:
+
+        async def ask(**fields: Any) -> tuple[list[int], int, Any]:
+            body = {**BODY, "max_tokens": 200, "return_token_ids": True, **fields}
+            found = (await running.http.post("/v1/completions", json=body)).json()
+            told = await events(
+                running, "/v1/completions", {**body, **STREAMED, "stream_options": {"include_usage": True}}
+            )
+            [choice] = found["choices"]
+            assert choice["finish_reason"] == "stop"
+            assert told[-1]["usage"] == found["usage"]
+            assert [each["choices"][0]["stop_reason"] for each in told[-2:-1]] == [choice["stop_reason"]]
+            return choice["token_ids"], found["usage"]["completion_tokens"], choice["stop_reason"]
+
+        ids, count, reason = await ask()
+        assert (count, reason) == (len(ids) + 1, None), "the model's end token"
+        assert await ask(stop_token_ids=ids[-1:]) == (ids[: ids.index(ids[-1])], ids.index(ids[-1]) + 1, ids[-1])
+        shorter, count, reason = await ask(include_stop_str_in_output=True)
+        assert (shorter[:-1], count, reason) == (ids, len(ids) + 1, None)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from typing import Any
 
 import pytest
 
+from gateway.answers import Answer
 from tests.gateway.conftest import MODEL, serving
 
 COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 4}
+HALF = "\ud800"  # of a surrogate pair
 OTHER = {"type": "function", "function": {"name": "other"}}
 JSON = {"response_format": {"type": "json_object"}}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "now"}}]}
@@ -22,15 +25,23 @@ def with_definitions(name: str, value: object) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "now", "parameters": {"type": "object", name: value}}}
 
 
+def called(name: str, arguments: str) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+
+
+def tool(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
 BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("completions", {"max_tokens": 4}, "prompt"),
     ("completions", {**COMPLETION, "prompt": []}, "prompt"),
     ("completions", {**COMPLETION, "prompt": [[]]}, "prompt"),
     ("completions", {**COMPLETION, "prompt": [[1], []]}, "prompt"),
-    ("completions", {**COMPLETION, "prompt": ""}, "text"),
-    ("completions", {**COMPLETION, "prompt": [[99999]]}, "token_ids"),
+    ("completions", {**COMPLETION, "prompt": ""}, "prompt"),
+    ("completions", {**COMPLETION, "prompt": [[99999]]}, "prompt"),
     ("completions", {**COMPLETION, "prompt": {"a": 1}}, "prompt"),
-    ("completions", {**COMPLETION, "prompt": "\ud800"}, None),
+    ("completions", {**COMPLETION, "prompt": HALF}, None),
     ("completions", {**COMPLETION, "max_tokens": 0}, "max_tokens"),
     ("completions", {**COMPLETION, "max_tokens": -1}, "max_tokens"),
     ("completions", {**COMPLETION, "max_tokens": "4"}, "max_tokens"),
@@ -47,7 +58,7 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("completions", {**COMPLETION, "stop": ["a"] * 17}, "stop"),
     ("completions", {**COMPLETION, "stop": [1]}, "stop[0]"),
     ("completions", {**COMPLETION, "guided_json": {}}, "guided_json"),
-    ("completions", {**COMPLETION, "no_such_field": 1}, "no_such_field"),
+    *(("completions", {**COMPLETION, name: 1}, name) for name in ("no_such_field", "top-k", "str", "1", " ")),
     *(("completions", {**COMPLETION, "request_id": each}, "request_id") for each in ("", "é", "a b", "a" * 129)),
     ("completions", {**COMPLETION, "verification": "magic"}, "verification"),
     ("chat/completions", {"max_tokens": 4}, "messages"),
@@ -55,12 +66,37 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("chat/completions", {**CHAT, "messages": [{"role": "pirate", "content": "a"}]}, "messages[0].role"),
     ("chat/completions", {**CHAT, "top_logprobs": 2}, "top_logprobs"),
     ("chat/completions", {**CHAT, "tools": []}, "tools"),
-    ("chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "json_schema"),  # no table model can
+    ("chat/completions", {**CHAT, **JSON}, "response_format"),  # no table model can
+    ("chat/completions", {**CHAT, **TOOLS, "tool_choice": "required"}, "tools"),
+    ("chat/completions", {**CHAT, "structured_outputs": {"json_object": True}}, "structured_outputs.json_object"),
+    ("completions", {**COMPLETION, "structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+    ("completions", {**COMPLETION, "structured_outputs": {"grammar": "a"}}, "structured_outputs.grammar"),
+    ("chat/completions", {**CHAT, "max_tokens": 5, "max_completion_tokens": 3, "min_tokens": 4}, "min_tokens"),
+    ("chat/completions", {**CHAT, "messages": [called("f", "[1]")]}, "messages[0].tool_calls[0].function.arguments"),
+    ("chat/completions", {**CHAT, "messages": [called("", "{}")]}, "messages[0].tool_calls[0].function.name"),
+    (
+        "chat/completions",
+        {**CHAT, "messages": [called("f", '{"a": "\\ud800"}')]},
+        "messages[0].tool_calls[0].function.arg",
+    ),
+    ("chat/completions", {**CHAT, "tools": [tool({"a": HALF})]}, None),
+    ("chat/completions", {**CHAT, "chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs"),
+    ("chat/completions", {**CHAT, "continue_final_message": True, "add_generation_prompt": True}, "continue_final_mes"),
     ("chat/completions", {**CHAT, "response_format": {"type": "json_schema"}}, "response_format"),
     ("chat/completions", {**CHAT, "tool_choice": "required"}, "tool_choice"),
     ("chat/completions", {**CHAT, **JSON, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ("chat/completions", {**CHAT, **JSON, **TOOLS, "tool_choice": "required"}, "tool_choice"),
-    ("completions", {**COMPLETION, "structured_outputs": {"json": {}, "json_object": True}}, "structured_outputs"),
+    *(
+        ("completions", {**COMPLETION, "structured_outputs": each}, "structured_outputs")
+        for each in (
+            {"json": {}, "json_object": True},
+            {},
+            {"regex": None},
+            {"choice": []},
+            {"choice": ["a"], "regex": "a"},
+        )
+    ),
+    ("completions", {**COMPLETION, "allowed_token_ids": []}, "allowed_token_ids"),
     ("chat/completions", {**CHAT, **TOOLS, "tool_choice": OTHER}, "tool_choice"),
     ("chat/completions", {**CHAT, "chat_template": "x"}, "chat_template"),
     *(
@@ -121,6 +157,35 @@ async def test_depth_is_no_defect_of_the_server(depth, size):
             assert response.status_code in (200, 400), response.text
 
 
+async def test_names_in_an_error_are_those_of_the_caller():
+    async with serving() as running:
+        body = {**COMPLETION, "structured_outputs": {"regex": "a"}, "ignore_eos": True}
+        response = await running.http.post("/v1/completions", json=body)
+        assert "ignore_eos: not possible with structured_outputs.regex" in response.json()["error"]["message"]
+        response = await running.http.post("/detokenize", json={"tokens": [1] * (1 << 20 | 1)})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "tokens")
+        response = await running.http.post("/tokenize", json={"prompt": ""})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+
+
+async def test_what_the_gateway_does_not_expect_ends_a_stream_with_an_error(monkeypatch, caplog):
+    def broken(answer: Answer, prompt: int, response: Any) -> Any:
+        if response.HasField("chunk"):
+            raise ValueError("a secret")
+        yield {"choices": []}
+
+    monkeypatch.setattr(Answer, "chunks", broken)
+    async with serving() as running:
+        response = await running.http.post("/v1/completions", json=COMPLETION)
+        assert response.status_code == 500
+        streamed = await running.http.post("/v1/completions", json={**COMPLETION, "stream": True})
+        *_, last = streamed.text.strip().split("\n\n")
+        assert json.loads(last.removeprefix("data: ")) == response.json()
+        assert is_an_error(response.json())
+        assert "secret" not in response.text
+        assert caplog.text.count("ValueError: a secret") == 2
+
+
 async def test_statuses_and_headers_are_those_that_clients_expect():
     async with serving() as running:
         post = running.http.post
@@ -138,8 +203,13 @@ async def test_statuses_and_headers_are_those_that_clients_expect():
         assert is_an_error(wrong.json())
         large = await post("/v1/completions", content=b" " * ((1 << 22) + 1))
         assert large.status_code == 413
-        foreign = await running.http.get("/v1/models", headers={"host": "evil.example"})
-        assert foreign.status_code == 400
+        port = running.gateway.port
+        for host in ("evil.example", f"evil.example:{port}", "", "localhost.evil.example", "evil@localhost", "[::1"):
+            foreign = await running.http.get("/v1/models", headers={"host": host})
+            assert foreign.status_code == 400
+            assert is_an_error(foreign.json())
+        for host in ("localhost", f"LOCALHOST:{port}", f"127.0.0.1:{port}", "[::1]"):
+            assert (await running.http.get("/v1/models", headers={"host": host})).status_code == 200
 
 
 async def test_a_full_server_says_when_to_come_again():
@@ -224,3 +294,12 @@ async def test_what_the_server_is_can_be_asked():
         assert back == {"prompt": "def f("}
         chat = (await running.http.post("/tokenize", json={"messages": CHAT["messages"]})).json()
         assert chat["count"] > 3
+
+
+async def test_the_page_is_at_each_of_its_addresses():
+    async with serving() as running:
+        pages = [await running.http.get(path, follow_redirects=True) for path in ("/", "/playground", "/playground/")]
+        assert {(page.status_code, page.text) for page in pages} == {(200, pages[0].text)}
+        for page in pages:
+            for asset in re.findall(r'(?:src|href)="(playground/[^"]+)"', page.text):
+                assert (await running.http.get(str(page.url.join(asset)))).status_code == 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -14,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.calls import Call, Format, format_of
 from gateway.server import GatewayServer
 from gateway.settings import GatewaySettings
-from gateway.tools import Call, Format, Parser, Part, Reasoning, Text, format_of
+from gateway.tools import Parser, Part, Reasoning, Text
 from specdec.runner.loading import grammars
 from specdec.telemetry.prometheus import Scrape
 from target_service.language_model import LmVerifier
@@ -37,6 +39,8 @@ TEXTS: list[tuple[Format, str, list[Part]]] = [
     ),
     ("hermes", '<tool_call>{"name": "now"}', [TIME]),
     ("hermes", "<tool_call>none</tool_call> after", [Text("<tool_call>none</tool_call> after")]),
+    ("hermes", '<tool_call>{"a": {<tool_call> {"name": "now"} </tool_call>', [Text('<tool_call>{"a": {'), TIME]),
+    ("hermes", '<tool_call>{"name": "now"} it</tool_call>', [Text('<tool_call>{"name": "now"} it</tool_call>')]),
     ("llama3_json", f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}', [WEATHER]),
     ("llama3_json", '<|python_tag|>{"name": "now", "parameters": {}}; {"name": "now", "parameters": {}}', [TIME, TIME]),
     ("llama3_json", "No call.", [Text("No call.")]),
@@ -82,7 +86,7 @@ def test_calls_are_found_and_every_cut_of_the_text_gives_the_same(
 PIECES = st.sampled_from(
     [
         *("<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": 1}}', "[TOOL_CALLS]", "[f(a=1)]", "\n", "x"),
-        *("<think>", "</think>", "<|python_tag|>", '"', "{", "[", "f[ARGS]{}", "é", "<"),
+        *("<think>", "</think>", "<|python_tag|>", '"', "{", "}", "[", "f[ARGS]{}", "é", "<", " ", "\\", "a" * 70),
     ]
 )
 
@@ -90,14 +94,62 @@ PIECES = st.sampled_from(
 @given(
     st.sampled_from(["hermes", "llama3_json", "mistral", "pythonic", None]),
     st.booleans(),
+    st.booleans(),
     st.lists(PIECES, max_size=8).map("".join),
     st.lists(st.integers(0, 60), max_size=6),
 )
-def test_cutting_law(kind: Format | None, reasons: bool, text: str, cuts: list[int]) -> None:
+def test_cutting_law(kind: Format | None, listed: bool, reasons: bool, text: str, cuts: list[int]) -> None:
     """Every cut of any text gives the same parts."""
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[start:end] for start, end in itertools.pairwise(places)]
-    assert parsed(Parser(kind, reasoning=reasons), pieces) == parsed(Parser(kind, reasoning=reasons), [text])
+    whole, cut = (Parser(kind, listed=listed, reasoning=reasons) for _ in range(2))
+    assert parsed(cut, pieces) == parsed(whole, [text])
+
+
+FORMATS: list[tuple[Format, str]] = [
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "%s"}}</tool_call>'),
+    ("llama3_json", '{"name": "f", "parameters": {"a": "%s"}}'),
+    ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": "%s"}}]'),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"a": "%s"}'),
+    ("pythonic", '[f(a="%s")]'),
+]
+
+
+@pytest.mark.parametrize(("kind", "form"), FORMATS)
+def test_arguments_are_json_in_utf_8(kind: Format, form: str) -> None:
+    """Half a surrogate pair has no place in it, and is replaced; a call with a number that it has not is text."""
+    for written, shown in (("\\ud800é", "\ufffdé"), ("\\udc00\\ud83d", "\ufffd" * 2), ("\\u00e9", "é")):
+        [call] = parsed(Parser(kind), [form % written])
+        assert isinstance(call, Call)
+        assert json.loads(call.arguments.encode()) == {"a": shown}
+    [named] = parsed(Parser("hermes"), ['<tool_call>{"name": "\\ud800"}'])
+    assert named == Call("\ufffd", "{}")
+    for number in ("1e999", "-1e999", *(() if kind == "pythonic" else ("NaN", "Infinity"))):
+        text = form.replace('"%s"', number)
+        assert parsed(Parser(kind), [text]) == [Text(text)]
+
+
+LOOPS: list[tuple[Format, str, str, int]] = [
+    ("hermes", "", "<tool_call>", 20_000),
+    ("hermes", "", "<tool_call></tool_call>", 20_000),
+    ("hermes", '<tool_call>{"name": "', "</tool_call>", 20_000),
+    ("hermes", "", '<tool_call>{"a": {</tool_call>', 20_000),
+    ("hermes", "", '<tool_call>{"name": "f"} ', 20_000),
+    ("llama3_json", "{}", ";1", 200_000),
+    ("mistral", "[TOOL_CALLS]f", " ", 200_000),
+    ("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", 20_000),
+    ("pythonic", "[f(", "a", 200_000),
+]
+
+
+@pytest.mark.parametrize(("kind", "begin", "again", "times"), LOOPS)
+def test_a_model_that_repeats_itself_costs_as_much_as_its_text_is_long(
+    kind: Format, begin: str, again: str, times: int
+) -> None:
+    parser = Parser(kind)
+    started = time.process_time()
+    parsed(parser, [begin, *([again] * times), "x"])
+    assert time.process_time() - started < 20, "minutes, if each piece is a look at all of the text"
 
 
 def test_the_format_is_the_templates() -> None:

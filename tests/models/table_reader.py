@@ -65,7 +65,8 @@ class Reader:
                 assert sample.token_ids == ids[: len(sample.token_ids)]
             else:
                 assert sample.token_ids == ids
-                assert (sample.finish.reason, sample.finish.usage.completion_tokens) == (reason, len(ids))
+                count = len(ids) + (reason == generation_pb2.FINISH_REASON_STOP)  # with the token that ended it
+                assert (sample.finish.reason, sample.finish.usage.completion_tokens) == (reason, count)
         if isinstance(self.error, NoReplica):
             assert self.crashes >= 2, f"given up after {self.crashes} crashes: {self.error}"
         elif isinstance(self.error, ReplicaLost):

@@ -46,17 +46,23 @@ class Dying(generation_pb2_grpc.GenerationServiceServicer):
 
 
 @asynccontextmanager
-async def two(servicer: Dying) -> AsyncIterator[Client]:
-    """A client of two addresses, both of them served by ``servicer``."""
+async def two(servicer: Dying, number: int = 2) -> AsyncIterator[Client]:
+    """A client of two addresses, or of another ``number``, all of them served by ``servicer``."""
     async with AsyncExitStack() as stack:
         ports = []
-        for _ in range(2):
+        for _ in range(number):
             server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
             generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
             ports.append(server.add_insecure_port("127.0.0.1:0"))
             await server.start()
             stack.push_async_callback(server.stop, 0)
         yield await stack.enter_async_context(Client(*(f"127.0.0.1:{port}" for port in ports)))
+
+
+async def read(caller: Client, sample: Sample) -> None:
+    async for response in caller.stream(text="a", max_tokens=50):
+        if response.HasField("chunk"):
+            sample.add(response.chunk)
 
 
 async def test_streams_that_die_after_admission_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,18 +81,24 @@ async def test_ids_are_progress_and_the_attempts_begin_anew(monkeypatch: pytest.
     before = [0, 2] * client._ROUNDS + [1]
     servicer = Dying(before)
     sample = Sample()
-
-    async def read(caller: Client) -> None:
-        async for response in caller.stream(text="a", max_tokens=50):
-            if response.HasField("chunk"):
-                sample.add(response.chunk)
-
     async with two(servicer) as caller, asyncio.timeout(PATIENCE_S):
         with pytest.raises(ReplicaLost):
-            await read(caller)
+            await read(caller, sample)
     assert sample.token_ids == list(range(sum(before)))
     # The loss after the last id is the first of those in a row.
     assert len(servicer.died) == len(before) + client._ROUNDS * 2 - 1
+
+
+async def test_one_address_is_used_again_as_several_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the name of several orchestrators."""
+    monkeypatch.setattr(client, "_FIRST_PAUSE_S", 0.001)
+    servicer = Dying([2, 3])
+    sample = Sample()
+    async with two(servicer, 1) as caller, asyncio.timeout(PATIENCE_S):
+        with pytest.raises(ReplicaLost):
+            await read(caller, sample)
+    assert sample.token_ids == list(range(5))
+    assert len(servicer.died) == 2 + client._ROUNDS - 1
 
 
 async def test_a_deadline_holds_while_it_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,30 @@ def test_what_is_wrong_with_a_conversation_is_named(chat, field):
     assert list(refused(chat)) == [field]
 
 
+DEEP, HALF = '{"a": ' * 100 + "[]" + "}" * 100, '{"a": "\\ud800"}'
+
+
+@pytest.mark.parametrize("text", [DEEP, '{"a": ' * 900 + "1" + "}" * 900, "[" * 10_000, HALF, '{"\\udfff": 1}'])
+def test_json_that_no_prompt_can_show_is_refused_by_the_name_of_its_field(text):
+    called = {"role": "assistant", "tool_calls": [{"name": "f", "arguments_json": text}]}
+    for chat, field in (
+        ({"messages": [USER], "template_kwargs_json": text}, "chat.template_kwargs_json"),
+        ({"messages": [USER], "tools_json": f"[{text}]"}, "chat.tools_json"),
+        ({"messages": [USER, called]}, "chat.messages[1].tool_calls[0].arguments_json"),
+    ):
+        assert list(refused(chat)) == [field]
+
+
+def test_json_may_be_deep_and_have_any_character():
+    shown = prompts(ChatTemplate({"default": "{{ a | tojson(indent=1) }}"}, {}))
+    for text in (DEEP[6:-1], '{"a": "\\ud83d\\ude00"}'):
+        assert read(
+            shown,
+            {"messages": [USER], "template_kwargs_json": text, "tools_json": f"[{DEEP[12:-2]}]"},
+            truncate_prompt_tokens=8,
+        )
+
+
 def test_a_model_without_a_template_cannot_chat():
     assert refused({"messages": [USER]}, prompts(None)) == {"chat": "this model has no chat template"}
     assert list(refused({"messages": [USER]}, Prompts(None))) == ["chat"]

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
+from bench.models.table_model import Table, TableDrafter, TableMemory, TableVerifier
 from specdec.client import Client
-from specdec.core.errors import DeadlineExceeded
+from specdec.core.errors import DeadlineExceeded, InvalidArgument
+from specdec.core.sequence import SequenceSpec
 from specdec.v1 import generation_pb2
 from tests.cluster import cluster, read_narrowly
 
@@ -66,3 +67,15 @@ async def test_a_deadline_that_has_passed_starts_nothing():
         with pytest.raises(DeadlineExceeded):
             await running.client.generate(timeout_s=1e-6, **REQUEST)
         await running.settled()
+
+
+class Refusing(TableVerifier):
+    def open(self, spec: SequenceSpec) -> TableMemory:
+        raise InvalidArgument([("spec.sampling.top_k", "bad"), ("spec.token_ids", "bad"), ("spec.cache_salt", "bad")])
+
+
+async def test_what_a_target_refuses_has_the_names_of_the_request():
+    async with cluster([Refusing(TABLE)]) as running:
+        with pytest.raises(InvalidArgument) as refused:
+            await running.client.generate(**{**REQUEST, "max_tokens": 5})
+    assert [name for name, _ in refused.value.violations] == ["top_k", "token_ids", "cache_salt"]

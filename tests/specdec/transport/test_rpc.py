@@ -275,6 +275,38 @@ async def test_details_that_contradict_a_status_are_not_believed(details: bytes)
     assert (type(error), str(error)) == (Overloaded, "no room")
 
 
+class Panic(BaseException):
+    """As a panic in Rust: no Exception."""
+
+
+@pytest.mark.parametrize("kind", [RecursionError, Panic])
+async def test_what_no_servicer_expects_is_internal_and_its_text_stays_in_the_log(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Servicer(target_pb2_grpc.TargetServiceServicer):
+        async def GetModelInfo(self, request: Any, context: Any) -> common_pb2.GetModelInfoResponse:
+            raise kind("a secret")
+
+        async def Verify(self, request_iterator: Any, context: Any) -> AsyncIterator[target_pb2.VerifyResponse]:
+            yield target_pb2.VerifyResponse()
+            raise kind("a secret")
+
+    async with listening(Servicer()) as (_, channel):
+        stub = target_pb2_grpc.TargetServiceStub(channel)
+        for ask in (stub.GetModelInfo(common_pb2.GetModelInfoRequest()), last_of(stub.Verify())):
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await ask
+            assert failed.value.code() is grpc.StatusCode.INTERNAL
+            assert "secret" not in str(failed.value)
+            assert kind.__name__ not in str(failed.value)
+    assert "a secret" in caplog.text
+
+
+async def last_of(call: Any) -> None:
+    async for _ in call:
+        pass
+
+
 async def test_health_can_be_watched_and_stopping_ends_the_watch_soon() -> None:
     async with listening() as (server, channel):
         watch = health_pb2_grpc.HealthStub(channel).Watch
