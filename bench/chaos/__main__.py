@@ -39,7 +39,7 @@ from bench.chaos import (
     versions,
 )
 from bench.chaos.lab import Lab
-from bench.chaos.models import LanguageModels, Models, TableModels
+from bench.chaos.models import LanguageModels, Models, TableModels, tiny_pair
 from bench.chaos.outcome import Outcome
 from bench.harness.command import run_benchmark
 
@@ -119,7 +119,7 @@ def main(
         if engine is not Engine.table:
             transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="specdec-chaos-"))
-            models = LanguageModels(engine, Path(directory))
+            models = LanguageModels(engine, tiny_pair(Path(directory)))
         for number, each in itertools.product(sorted(rows or possible), range(seed, seed + seeds)):
             started = time.monotonic()
             with console.status(f"row {number}, seed {each} ..."):

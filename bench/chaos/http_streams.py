@@ -54,6 +54,14 @@ class Stream:
                 self.finishes += choice["finish_reason"] is not None
 
 
+async def serves(http: httpx.AsyncClient) -> bool:
+    """Whether the gateway and a deployment behind it serve."""
+    try:
+        return (await http.get("/health")).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
 async def row_30(lab: Lab, seed: int, short: bool) -> Outcome:
     """50 streams over HTTP: the draft, one of two targets and one of two orchestrators get SIGKILL. Then the gateway
     gets it, beside 50 more."""
@@ -71,14 +79,7 @@ async def row_30(lab: Lab, seed: int, short: bool) -> Outcome:
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=f"http://{gateway.address}", timeout=60, limits=limits)
         )
-
-        async def serves() -> bool:
-            try:
-                return (await http.get("/health")).status_code == 200
-            except httpx.HTTPError:
-                return False
-
-        outcome.at_most("gateway serves after", await until(serves, 30.0), 30.0)
+        outcome.at_most("gateway serves after", await until(lambda: serves(http), 30.0), 30.0)
         streams = [Stream(each) for each in several(count, 200, lab.chance)]
         reading = [asyncio.create_task(each.read(http)) for each in streams]
         for victim in (found.drafts[0], lab.chance.choice(found.targets), found.orchestrator):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from bench.models.damped_pair import Shape, damped_pair
+from bench.models.damped_pair import Pair, Shape, damped_pair
 from bench.models.table_model import Table
+from specdec.cli.demo import MODELS
 from specdec.core.noise import Domain, Key, exponentials
 from specdec.core.sequence import SequenceSpec
 
@@ -30,7 +31,7 @@ class Reference(Protocol):
 
 
 class Models(Protocol):
-    """A target and a draft with 1,024 tokens. The attribute ``reference`` tells the target's texts."""
+    """A target and a draft with at least 1,024 tokens. The attribute ``reference`` tells the target's texts."""
 
     reference: Reference
 
@@ -49,11 +50,20 @@ class TableModels:
         return f"bench.models.table_service {role}", f"--pass-ms={pass_ms}"
 
 
-class LanguageModels:
-    """A tiny damped pair in float32 on an engine. The texts are those of transformers with the same noise."""
+def tiny_pair(directory: Path) -> Pair:
+    """A damped pair with as many tokens as table models have. Writes its checkpoints."""
+    return damped_pair(directory, _TINY)
 
-    def __init__(self, engine: str, directory: Path) -> None:
-        self._pair = damped_pair(directory, _TINY)
+
+DEMO = Pair(MODELS / "target", MODELS / "draft")
+"""The pair in the repository, which has a tokenizer, a chat template and an end token."""
+
+
+class LanguageModels:
+    """A pair in float32 on an engine. The texts are those of transformers with the same noise."""
+
+    def __init__(self, engine: str, pair: Pair) -> None:
+        self._pair = pair
         self._flags = (f"--engine={engine}", "--dtype=float32", "--threads=1", *_FLAGS[engine])
         self.reference: Reference = _Transformers(self._pair.target)
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import AsyncExitStack
+
+import httpx2 as httpx
+
 from bench.chaos import bad_input
-from bench.chaos.lab import Lab, load_of
+from bench.chaos.hostile_requests import Attack
+from bench.chaos.http_streams import serves
+from bench.chaos.lab import Lab, Process, load_of, until
+from bench.chaos.models import DEMO, LanguageModels
 from bench.chaos.outcome import Outcome
 from bench.chaos.raw import draft_stream, spec, target_stream
-from bench.chaos.traffic import Traffic, check_same, several
+from bench.chaos.traffic import Steady, Traffic, check_same, several
 from specdec.core.errors import InvalidArgument, OutOfStep
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
@@ -104,20 +112,60 @@ async def _abused_draft(outcome: Outcome, address: str) -> None:
 
 
 async def row_20(lab: Lab, seed: int, short: bool) -> Outcome:
-    """Each service gets 10,000 generated bad frames or requests: random bytes, random fields, mutated valid ones."""
+    """Each service gets 10,000 generated bad frames or requests: random bytes, random fields, mutated valid ones. Then
+    orchestrator and gateway get 10,000 requests with hostile contents (schemas, regular expressions, Lark, templates,
+    bodies) beside normal streams."""
     outcome = Outcome()
     count = 500 if short else 10_000
     async with lab.deployment(pass_ms=0.0, step_ms=0.0) as found:
         for role, process in [*found.model_services, ("orchestrator", found.orchestrator)]:
             statuses = await bad_input.attack(role, process.address, count, lab.chance)
-            seen = ", ".join(f"{name} {number}" for name, number in statuses.most_common())
-            outcome.check(not {"UNKNOWN", "INTERNAL"} & set(statuses), f"{role}: {seen}")
-            outcome.check(process.returncode is None, f"{role} is alive")
+            _check_refused(outcome, role, statuses, process)
             unnamed = statuses["INVALID_ARGUMENT without a field"]
             outcome.check(not unnamed, f"{role}: {unnamed} refusals that name no field")
-            traces = process.tracebacks()
-            outcome.check(not traces, f"{role}: {traces} tracebacks in its log")
         async with Traffic(found.client, several(8, 60, lab.chance)) as traffic:
             check_same(outcome, await traffic.finished(30.0), lab.reference, "good requests after it")
         outcome.at_most("nothing left after", await found.freed(), 2.0)
+    await _hostile_contents(outcome, Lab(seed, LanguageModels("torch", DEMO)), count)
     return outcome
+
+
+def _check_refused(outcome: Outcome, role: str, statuses: Counter[str], process: Process) -> None:
+    seen = ", ".join(f"{name} {number}" for name, number in statuses.most_common())
+    outcome.check(not {"UNKNOWN", "INTERNAL"} & set(statuses), f"{role}: {seen}")
+    outcome.check(process.returncode is None, f"{role} is alive")
+    traces = process.tracebacks()
+    outcome.check(not traces, f"{role}: {traces} tracebacks in its log")
+
+
+async def _hostile_contents(outcome: Outcome, lab: Lab, count: int) -> None:
+    flags = [f"--tokenizer={DEMO.target}"]
+    async with lab.deployment(orchestrator=flags) as found, AsyncExitStack() as stack:
+        make = await stack.enter_async_context(lab.processes())
+        gateway: Process = make("gateway", f"--orchestrator={found.orchestrator.address}")
+        await gateway.start()
+        base = f"http://{gateway.address}"
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=base, timeout=20))
+        await until(lambda: serves(http), 30.0)
+        services = dict([*found.model_services, ("orchestrator", found.orchestrator), ("gateway", gateway)])
+
+        def lost() -> list[str]:
+            return [role for role, process in services.items() if process.returncode is not None]
+
+        attack = Attack(found.client, http, lab.chance)
+        async with Steady(found.client, 2, 200, lab.chance) as neighbours:
+            await attack.run(count, lambda: bool(lost()))
+        outcome.check(not lost(), f"lost: {', '.join(lost()) or 'none'} {list(attack.under_way.values()) or ''}")
+        if lost():
+            return
+        outcome.check(not attack.bad, f"{len(attack.bad)} failures by contents {attack.bad[:3] or ''}")
+        _check_refused(outcome, "hostile contents", attack.statuses, gateway)
+        traces = sum(process.tracebacks() for process in services.values())
+        outcome.check(not traces, f"{traces} tracebacks in the logs")
+        answers = neighbours.answers
+        errors = {str(answer.error) for answer in answers if answer.error}
+        outcome.check(not errors, f"{len(answers)} streams beside them {errors or 'without an error'}")
+        gaps = [gap for answer in answers for gap in answer.gaps]
+        outcome.at_most("longest gap of a stream beside them", max(gaps, default=0.0), 0.25)
+        check_same(outcome, answers[:4], lab.reference, "of these streams")
+        outcome.at_most("nothing left after", await found.freed(), 10.0)

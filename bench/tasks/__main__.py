@@ -65,7 +65,8 @@ def main(
             bar = progress.add_task("Asking", total=1 + len(asked))
 
             async def work() -> list[Answered]:
-                async with served(models, names, threads, ngram) as clients:
+                async with served(models, names, threads, ngram) as found:
+                    clients = {name: client for name, (_, client) in found.items()}
                     return await ask(clients, asked, tokens, temperature, lambda: progress.advance(bar))
 
             found = asyncio.run(work())

@@ -12,6 +12,7 @@ from bench.harness.deployment import Processes
 from bench.tasks.methods import ALONE, METHODS, beside_flag
 from draft_service.drafters.ngram_model import build
 from specdec.cli.fetch import SmolLm2
+from specdec.cli.processes import Service
 from specdec.client import Client
 from specdec.runner.vocabulary import Vocabulary, read_tokenizer
 
@@ -19,9 +20,9 @@ from specdec.runner.vocabulary import Vocabulary, read_tokenizer
 @asynccontextmanager
 async def served(
     models: SmolLm2, names: Sequence[str], threads: int, ngram: Path | None
-) -> AsyncIterator[dict[str, Client]]:
-    """A client of each method, the target alone first. ``ngram``: of specdec ngram build; None: ``count_help``'s.
-    Raises StartError."""
+) -> AsyncIterator[dict[str, tuple[Service, Client]]]:
+    """The orchestrator of each method and a client of it, the target alone first. ``ngram``: of specdec ngram build;
+    None: ``count_help``'s. Raises StartError."""
     shared = [f"--threads={threads}", "--kv-slots=16384"]
     with tempfile.TemporaryDirectory(prefix="specdec-") as directory:
         async with Processes() as made:
@@ -34,13 +35,13 @@ async def served(
                 if each == "ngram":
                     model = f"--ngram={ngram or count_help(models.target, Path(directory))}"
                 drafts[each] = (await made.model("draft_service", model, *shared)).address
-            clients = {}
+            found = {}
             for name in (ALONE, *names):
                 method = METHODS.get(name, METHODS["lookup"])
                 flags = [f"--target={targets[method.beside]}", f"--tokenizer={models.target}"]
                 flags += [f"--draft={drafts[method.draft]}"] if method.draft else []
-                _, clients[name] = await made.orchestrator(*flags, f"--lookup-history={method.history}")
-            yield clients
+                found[name] = await made.orchestrator(*flags, f"--lookup-history={method.history}")
+            yield found
 
 
 def count_help(tokenizer: Path, directory: Path) -> Path:

@@ -91,6 +91,7 @@ BENCHES = {
     "micro.products": "Weight bandwidth of matrix products with few rows.",
     "plan": "Predictions of specdec plan, compared with a deployment.",
     "soak": "Growth of resources over many requests.",
+    "differential": "Random requests with and without speculation, compared field by field.",
     "gateway": "What HTTP costs beside gRPC.",
 }
 

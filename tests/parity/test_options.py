@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.differential.answers import over_grpc
 from bench.models.table_model import Table, TableDrafter
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.runner.model_runner import ModelRunner
@@ -54,36 +55,7 @@ async def deployment(target_runner: ModelRunner, drafters: list[Any], **settings
 
 
 async def answers(running: Cluster, **fields: Any) -> dict[str, Any]:
-    """What a client may see of a request, without what speculation changes: origins, rounds, when chunks come."""
-    told: dict[str, Any] = {"prompt": [], "prompt_text": "", "prompt_logprobs": []}
-    samples: dict[int, dict[str, Any]] = {}
-    request = {"text": PROMPT, "max_tokens": 24, "seed": 11, **fields}
-    async for response in running.client.stream(**request):
-        if response.HasField("prompt"):
-            assert not samples, "the prompt comes first"
-            assert response.prompt.first_position == len(told["prompt"])
-            told["prompt"] += response.prompt.token_ids
-            told["prompt_text"] += response.prompt.text
-            told["prompt_logprobs"] += flat(response.prompt.logprobs)
-        elif response.HasField("chunk"):
-            chunk = response.chunk
-            sample = samples.setdefault(
-                chunk.index, {"ids": [], "text": "", "ends": [], "logprobs": [], "finish": None}
-            )
-            sample["ids"] += chunk.token_ids
-            sample["text"] += chunk.text
-            sample["ends"] += chunk.text_ends
-            sample["logprobs"] += flat(chunk.logprobs)
-            if chunk.HasField("finish"):
-                sample["finish"] = (chunk.finish.reason, chunk.finish.stop, chunk.finish.stop_token_id)
-    return told | {"samples": dict(sorted(samples.items()))}
-
-
-def flat(logprobs: Any) -> list[Any]:
-    """Per token: its logprob, and the likeliest tokens with theirs."""
-    top = len(logprobs.top_ids) // max(1, len(logprobs.logprobs))
-    pairs = list(zip(logprobs.top_ids, logprobs.top_logprobs, strict=True))
-    return [(logprob, *pairs[i * top : i * top + top]) for i, logprob in enumerate(logprobs.logprobs)]
+    return await over_grpc(running.client, **{"text": PROMPT, "max_tokens": 24, "seed": 11, **fields})
 
 
 @pytest.fixture(scope="module")

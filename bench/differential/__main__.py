@@ -1,0 +1,199 @@
+"""``specdec bench differential``: random requests over HTTP and gRPC, with and without speculation.
+
+The pair in the repository answers each request alone, and then with each source of draft tokens. All answers must be
+equal, field by field, and so must be the rest of an answer that is resumed. A difference is made smaller: every option
+that it does not need is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Annotated, Any, NamedTuple
+
+import httpx2 as httpx
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bench.differential.answers import answer_of
+from bench.differential.requests import Asked, draw
+from bench.harness.command import run_benchmark
+from bench.tasks.methods import ALONE
+from bench.tasks.serving import served
+from specdec.cli.demo import MODELS
+from specdec.cli.fetch import SmolLm2
+from specdec.cli.processes import StartError, free_ports, listening, service
+from specdec.client import Client
+
+SOURCES = ("draft", "ngram", "lookup", "recycling", "lookahead", "resumed")
+"""Of draft tokens. A resumed answer is drafted as with ``draft``."""
+
+_PATIENCE_S = 120.0
+_NEEDED = {"prompt", "messages", "text", "token_ids", "chat", "max_tokens", "seed", "temperature"}
+"""Without these the answer would be another one."""
+Ask = Callable[[str, str, dict[str, Any]], Any]
+"""By source, path and fields."""
+
+
+class Difference(NamedTuple):
+    number: int
+    source: str
+    fields: dict[str, Any]
+    places: list[str]
+
+
+@asynccontextmanager
+async def running(sources: Sequence[str], threads: int) -> AsyncIterator[Ask]:
+    """Asks the pair in the repository. Raises StartError."""
+    models = SmolLm2(MODELS / "target", MODELS / "draft", MODELS / "head")
+    methods = ["draft" if source == "resumed" else source for source in sources if source != "lookup"]
+    async with served(models, sorted(set(methods)), threads, None) as found, AsyncExitStack() as stack:
+        clients: dict[str, tuple[Client, httpx.AsyncClient]] = {}
+        for (name, (behind, client)), port in zip(found.items(), free_ports(len(found)), strict=True):
+            flags = [f"--orchestrator={behind.address}", "--log-level=WARNING"]
+            await listening(await stack.enter_async_context(service("gateway", port, flags)))
+            http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=_PATIENCE_S)
+            clients[name] = client, await stack.enter_async_context(http)
+
+        async def ask(source: str, path: str, fields: dict[str, Any]) -> dict[str, Any]:
+            name = {"lookup": ALONE, "resumed": "draft"}.get(source, source)
+            return await answer_of(*clients[name], path, fields)
+
+        yield ask
+
+
+async def _ask_with(ask: Ask, source: str, asked: Asked, alone: dict[str, Any], chance: random.Random) -> list[str]:
+    """Where the answer with a source differs from the one without."""
+    fields, expected = dict(asked.fields), alone
+    if source == "lookup":
+        fields.pop("verification", None)  # refused beside a prediction; a greedy text does not depend on it
+        guess = chance.choice((json.dumps(alone, ensure_ascii=False), "x = 1\n" * 9, "self.path"))
+        fields["prediction"] = {"type": "content", "content": guess} if asked.path else guess
+    elif (number := chance.choice((None, 1, 5, 16))) is not None:
+        fields["num_draft_tokens"] = number
+    if source == "resumed" and "samples" in alone:
+        samples = alone["samples"].items()
+        cuts = {index: _cut(sample["ends"], chance) for index, sample in samples}
+        fields["resume"] = {index: {"token_ids": sample["ids"][: cuts[index]]} for index, sample in samples}
+        expected = alone | {"samples": {index: _behind(sample, cuts[index]) for index, sample in samples}}
+    return differences(expected, await ask(source, asked.path, fields))
+
+
+def _cut(ends: list[int], chance: random.Random) -> int:
+    """A number of ids after which a client could have lost the server: never within a character, and not all of them,
+    as a finished answer is not computed anew."""
+    cut = chance.randint(0, max(0, len(ends) - 1))
+    while cut and ends[cut - 1] == ends[cut]:
+        cut -= 1
+    return cut
+
+
+def _behind(sample: dict[str, Any], cut: int) -> dict[str, Any]:
+    """The rest of a sample."""
+    begun = sample["ends"][cut - 1] if cut else 0
+    rest = {name: sample[name][cut:] for name in ("ids", "ends", "logprobs")}
+    return sample | rest | {"text": sample["text"][begun:]}
+
+
+def differences(first: Any, second: Any, place: str = "") -> list[str]:
+    if isinstance(first, dict) and isinstance(second, dict):
+        names = [*first, *(name for name in second if name not in first)]
+        pairs = [(first.get(name), second.get(name), f"{place}.{name}") for name in names]
+    elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        pairs = [(a, b, f"{place}[{at}]") for at, (a, b) in enumerate(zip(first, second, strict=True))]
+    else:
+        return [] if first == second else [f"{place}: {first!r} alone, {second!r}"[:300]]
+    return [each for pair in pairs for each in differences(*pair)]
+
+
+async def _smaller(ask: Ask, source: str, asked: Asked, seed: str) -> tuple[Asked, list[str]]:
+    """The same difference with as few options as possible."""
+    found: list[str] = []
+
+    async def differs(tried: Asked) -> list[str]:
+        alone = await ask(ALONE, tried.path, {**tried.fields, "num_draft_tokens": 0})
+        return await _ask_with(ask, source, tried, alone, random.Random(seed))
+
+    for name in sorted(asked.fields.keys() - _NEEDED):
+        tried = asked._replace(fields={key: each for key, each in asked.fields.items() if key != name})
+        if places := await differs(tried):
+            asked, found = tried, places
+    return asked, found
+
+
+async def compare(
+    ask: Ask, seed: int, numbers: Sequence[int], sources: Sequence[str], done: Callable[[], None]
+) -> tuple[Counter[tuple[str, str]], list[Difference]]:
+    """How many requests of each API were asked, refused and different with a source, and all differences."""
+    counts: Counter[tuple[str, str]] = Counter()
+    found = []
+    for number in numbers:
+        asked = draw(random.Random(f"{seed}/{number}"))
+        alone = await ask(ALONE, asked.path, {**asked.fields, "num_draft_tokens": 0})
+        counts[asked.api, "asked"] += 1
+        counts[asked.api, "refused"] += alone.get("status", 200) != 200
+
+        async def one(source: str, number: int = number, asked: Asked = asked, alone: Any = alone) -> None:
+            drawn = f"{seed}/{number}/{source}"
+            if places := await _ask_with(ask, source, asked, alone, random.Random(drawn)):
+                counts[asked.api, source] += 1
+                small, small_places = await _smaller(ask, source, asked, drawn)
+                found.append(Difference(number, source, small.fields, small_places or places))
+
+        await asyncio.gather(*(one(source) for source in sources))
+        done()
+    return counts, found
+
+
+def _table(counts: Counter[tuple[str, str]], sources: Sequence[str]) -> Table:
+    table = Table("", "gRPC", "HTTP", header_style="bold")
+    for name in ("asked", "refused", *sources):
+        title = name if name in ("asked", "refused") else f"different with {name}"
+        table.add_row(title, *(f"{counts[api, name]}" for api in ("gRPC", "HTTP")))
+    return table
+
+
+def main(
+    requests: Annotated[int, typer.Option(min=1, help="random requests")] = 200,
+    seed: Annotated[int, typer.Option(help="of the requests")] = 1,
+    only: Annotated[int | None, typer.Option(min=0, help="ask this one of them alone")] = None,
+    sources: Annotated[str, typer.Option(help="some of the sources, separated by commas")] = ",".join(SOURCES),
+    threads: Annotated[int, typer.Option(min=1, help="of each model")] = 1,
+) -> None:
+    """Random requests over HTTP and gRPC, with and without speculation, compared field by field.
+
+    The exit status is 1 if an answer differs; then its smallest form is shown.
+    """
+    console, names = Console(highlight=False), sources.split(",")
+    if unknown := sorted(set(names) - set(SOURCES)):
+        raise typer.BadParameter(f"there is no source {unknown[0]}: {', '.join(SOURCES)}")
+    numbers = range(requests) if only is None else [only]
+
+    async def work() -> tuple[Counter[tuple[str, str]], list[Difference]]:
+        with Progress(console=console, transient=True) as progress:
+            bar = progress.add_task("Asking", total=len(numbers))
+            async with running(names, threads) as ask:
+                return await compare(ask, seed, numbers, names, lambda: progress.advance(bar))
+
+    try:
+        counts, found = asyncio.run(work())
+    except StartError as error:
+        console.print(str(error), markup=False)
+        raise typer.Exit(1) from error
+    console.print(_table(counts, names))
+    for each in found:
+        console.print(f"specdec bench differential --seed {seed} --only {each.number} --sources {each.source}")
+        console.print(
+            f"  {json.dumps(each.fields)}", *(f"  {place}" for place in each.places[:3]), sep="\n", markup=False
+        )
+    raise typer.Exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    run_benchmark(main)
