@@ -32,7 +32,7 @@ class Memory:
 
 
 def held_back(jobs: Sequence[Job], ready: set[int], room_s: float) -> set[int]:
-    """The indices of ``ready`` jobs whose grammars have no time in a pass with ``room_s`` for all of them. They take
+    """The indices of ``ready`` jobs for the grammars of which a pass with ``room_s`` in all has no time. They take
     turns, and one is always in the pass."""
     costs = {index: jobs[index].memory.sampling.transforms.mask_s(1 + len(jobs[index].tree)) for index in ready}
     held: set[int] = set()
