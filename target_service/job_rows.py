@@ -4,9 +4,8 @@ the model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specdec.core.rounds import Logprobs
@@ -31,23 +30,37 @@ class Memory:
     prompt_logprobs: list[Logprobs] = field(default_factory=list)  # from the prompt's second token on
 
 
-def held_back(jobs: Sequence[Job], ready: set[int], room_s: float) -> set[int]:
-    """The indices of ``ready`` jobs for the grammars of which a pass with ``room_s`` in all has no time. They take
-    turns, and one is always in the pass."""
-    costs = {index: jobs[index].memory.sampling.transforms.mask_s(1 + len(jobs[index].tree)) for index in ready}
-    held: set[int] = set()
-    if sum(costs.values()) <= room_s:
-        return held
-    left_s = room_s
-    for index in sorted(costs, key=lambda index: (-jobs[index].memory.num_held, index)):
-        memory: Memory = jobs[index].memory
-        if costs[index] > max(0.0, left_s) and left_s < room_s:
-            held.add(index)
-            memory.num_held += 1
-        else:
-            left_s -= costs[index]
+SLOW_ROW_S = 0.001
+"""Processor time for a row from which on a grammar is slow."""
+
+_SLOW_SHARE, MAX_SLOW_S = 0.2, 0.01
+"""The share of the time that slow grammars may take from other sequences, and how much of it at once."""
+
+
+class SlowGrammars:
+    """Which sequences with slow grammars are in a pass. They take turns, and wait while others need the time."""
+
+    def __init__(self) -> None:
+        self._left_s, self._at = MAX_SLOW_S, 0.0
+
+    def choose(self, jobs: list[Job], ready: set[int], now: float) -> set[int]:
+        """The ``ready`` jobs, by index, of the pass that begins at ``now``. A slow one may lose its tree."""
+        self._left_s = min(MAX_SLOW_S, self._left_s + _SLOW_SHARE * (now - self._at))
+        self._at = now
+        row_s = {index: jobs[index].memory.sampling.transforms.row_s for index in ready}
+        slow = [index for index in ready if row_s[index] > SLOW_ROW_S]
+        chosen = ready.difference(slow)
+        for index in sorted(slow, key=lambda index: (-jobs[index].memory.num_held, index)):
+            job, memory = jobs[index], jobs[index].memory
+            if chosen and self._left_s <= 0.0:
+                memory.num_held += 1
+                continue
+            if row_s[index] * (1 + len(job.tree)) > MAX_SLOW_S and memory.spec.keyed_by_token:
+                jobs[index] = job = replace(job, tree=EMPTY_TREE, own=0)
+            self._left_s -= row_s[index] * (1 + len(job.tree))
             memory.num_held = 0
-    return held
+            chosen.add(index)
+        return chosen
 
 
 def rows_kept(segment: Segment, job: Job, decision: Decision | None) -> list[int]:

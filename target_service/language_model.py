@@ -42,7 +42,7 @@ from specdec.sampling.grammar import Grammars
 from specdec.sampling.logprobs import logprobs_of
 from specdec.sampling.state import SamplingState
 from target_service.decision import decide
-from target_service.job_rows import Memory, ends_with_root, held_back, prompt_rows, rows_kept, segment_of
+from target_service.job_rows import Memory, SlowGrammars, ends_with_root, prompt_rows, rows_kept, segment_of
 from target_service.own.own_trees import Growing, OwnDrafter, Passed
 from target_service.verifier import Decision, Job
 
@@ -51,10 +51,6 @@ MOST_PROMPT_LOGITS = 64
 
 MOST_BLOCKS_PER_PASS = 4096
 """Blocks to look up in one pass, about 5 ms of work: no sequence waits for the long prompts of another request."""
-
-
-MAX_MASK_S = 0.05
-"""Processor time of grammars in one pass, about. Sequences beyond it wait for the next pass."""
 
 _COMPILE_S = 0.005
 """How long a pass waits for grammars if there is nothing else to do."""
@@ -67,6 +63,7 @@ class LmVerifier:
     def __init__(self, runner: ModelRunner, own: OwnDrafter | None = None, grammars: Grammars | None = None) -> None:
         """``own``: what drafts beside the target. ``grammars``: of a model with a tokenizer."""
         self._runner, self._own, self._grammars = runner, own, grammars
+        self._slow_grammars = SlowGrammars()
         capabilities = (*runner.info.capabilities, TRANSFORMS, RESTRICTIONS, FEATURES, LOGPROBS, CACHE_SALT)
         capabilities = capabilities if grammars is None else (*capabilities, GRAMMAR)
         self.info = dataclasses.replace(runner.info, capabilities=capabilities)
@@ -129,7 +126,7 @@ class LmVerifier:
         )
         return outcome, timings
 
-    def _take_in(self, jobs: Sequence[Job], outcome: list[Decision | SpecdecError | None]) -> set[int]:
+    def _take_in(self, jobs: list[Job], outcome: list[Decision | SpecdecError | None]) -> set[int]:
         """Count the ids of each job. Returns the indices of those that can be in this pass: the others have an error,
         a grammar that is not compiled yet, or one that has no time."""
         compiling = [job.memory.grammar for job in jobs if job.memory.sampling is None]
@@ -145,7 +142,7 @@ class LmVerifier:
             if memory.sampling is not None:
                 outcome[index] = memory.sampling.take_in(job.ids)
         ready = {i for i, job in enumerate(jobs) if job.memory.sampling is not None and outcome[i] is None}
-        return ready - held_back(jobs, ready, MAX_MASK_S)
+        return self._slow_grammars.choose(jobs, ready, time.perf_counter())
 
     def _drafted(self, jobs: list[Job], ready: set[int]) -> set[int]:
         """Give own trees to the ``jobs`` that want one. Returns their indices."""

@@ -29,7 +29,7 @@ class Budget(NamedTuple):
     for a mask, one with 400 optional properties takes 2.4 ms."""
 
     burst_s: float = 0.1
-    call_s: float = 0.005
+    call_s: float = 0.003
 
 
 _LIMITS = LLParserLimits(step_max_items=20_000, verbose_errors=False)
@@ -87,7 +87,7 @@ class Compiled:
         """Set once the budget is spent."""
         self._left_s = budget.burst_s
         self.call_s = 0.0
-        """Of a call, on average over the last ones."""
+        """Processor time of a call, on average over the last ones."""
 
     def mask(self) -> GrammarMask:
         return GrammarMask(self, self.matcher.deep_copy())

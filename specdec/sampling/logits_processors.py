@@ -92,9 +92,10 @@ class Transforms:
         """Why the grammar allows no token any more."""
         return self._mask.problem if self._mask is not None else None
 
-    def mask_s(self, num_rows: int) -> float:
-        """Processor time that the grammar takes for so many rows, about."""
-        return 2 * num_rows * self._mask.call_s if self._mask is not None else 0.0
+    @property
+    def row_s(self) -> float:
+        """Processor time that the grammar takes for a row, about: the row's token and its mask."""
+        return 2 * self._mask.call_s if self._mask is not None else 0.0
 
     def collect(self, edits: _Edits, first_row: int, num_rows: int, tree: TokenTree) -> None:
         """Add the edits of ``num_rows`` rows to ``edits``: those of the last ``num_rows`` of root and tree nodes."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from llguidance import LLMatcher
+from tokenizers import Tokenizer
 
 from specdec.core.errors import InvalidArgument
 from specdec.core.sequence import SamplingParams, SequenceSpec
@@ -15,10 +16,10 @@ from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
 from specdec.sampling.grammar import Budget, Grammars
 from specdec.sampling.logits_processors import transformed
 from specdec.sampling.state import SamplingState
-from tests.checkout import DEMO
 from tests.models.grammars import AMBIGUOUS, AMBIGUOUS_AFTER_A, GRAMMARS, TOKENIZER, VOCAB, random_tree
 
 END = 0
+TOKENS = Tokenizer.from_file(str(TOKENIZER))
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +63,24 @@ def test_each_branch_is_masked_as_by_a_matcher_of_its_text_alone(grammars: Gramm
             assert state.take_in([5, *output]) is None
 
 
+REJECTED = [
+    ("", ["{", '"', "a"], [-1, 0, 1]),
+    ("{", ['"'], [-1]),
+    ("{\n", ['"', "\n"], [-1, -1]),
+    ('{\n\n"', ["a", "b", '"'], [-1, 0, 1]),
+    ('{\n\n"a"', [":", '"'], [-1, 0]),
+]
+"""Committed text, then a tree, of which something is rejected. llguidance's matchers that were rolled back after these
+trees have another mask at the end than one of the text alone."""
+
+
 def test_what_a_rejected_branch_does_to_the_grammar_stays_in_the_branch(grammars: Grammars) -> None:
-    text = _ids('{"x":["a')
-    state, plain = (state_of(grammars, GRAMMARS["object"]) for _ in range(2))
-    draft = TokenTree.chain(_ids('{"a'))
-    allowed(state, draft)  # a draft that is rejected
-    for end in range(1, len(text) + 1):
-        assert state.take_in([5, *text[:end]]) is None
-        assert plain.take_in([5, *text[:end]]) is None
-        assert allowed(state, TokenTree.chain(_ids("b}")[:1]))[0] == allowed(plain, EMPTY_TREE)[0]
+    state = state_of(grammars, GRAMMARS["closed"])
+    for text, tokens, parents in REJECTED:
+        assert state.take_in([5, *_ids(text)]) is None
+        tree = TokenTree(tuple(_ids("".join(tokens))), tuple(parents))
+        alone = state_of(grammars, GRAMMARS["closed"], _ids(text))
+        assert allowed(state, tree)[0] == allowed(alone, EMPTY_TREE)[0]
 
 
 def test_a_branch_beyond_the_limits_allows_nothing_and_harms_no_other(grammars: Grammars) -> None:
@@ -130,6 +140,5 @@ def test_a_grammar_of_one_owner_is_compiled_again_for_another(grammars: Grammars
 
 
 def _ids(text: str) -> list[int]:
-    from tokenizers import Tokenizer
-
-    return list(Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json")).encode(text, add_special_tokens=False).ids)
+    """A token for each character."""
+    return [token for character in text for token in TOKENS.encode(character, add_special_tokens=False).ids]
