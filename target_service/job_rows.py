@@ -23,6 +23,7 @@ class Memory:
     cache: SequenceCache
     num_cached: int = 0  # tokens found in the cache
     own: Any = None  # of what drafts beside the target
+    own_failed: bool = False  # nothing drafts for it any more
     prompt_logprobs: list[Logprobs] = field(default_factory=list)  # from the prompt's second token on
 
 

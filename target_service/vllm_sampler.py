@@ -41,6 +41,7 @@ class TargetSampler:
         memory = self._memories.of(job)
         # Only the number of ids counts where nothing depends on the text.
         ids: Sequence[int] = job.ids(0) if memory.sampling.transforms.active else range(job.num_ids)
-        memory.sampling.take_in(ids)
+        if error := memory.sampling.take_in(ids):
+            raise error
         drawn = (job.extra or ())[: len(job.chain)]  # vLLM may have cut the chain
         return Job(memory, ids, TokenTree.chain(job.chain, drawn))
