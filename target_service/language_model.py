@@ -192,8 +192,8 @@ class LmVerifier:
         outputs: Mapping[int, RowOutputs],
         outcome: list[Decision | SpecdecError | None],
     ) -> dict[int, Decision]:
-        """By index of the jobs with all text cached; a prefill that continues in the next pass has none. What raises for
-        a job becomes its ``outcome``."""
+        """By index of the jobs with all text cached; a prefill that continues in the next pass has none. What raises
+        has an error as its ``outcome``."""
         found = one_by_one(lambda some: self._decided(jobs, {index: fed[index] for index in some}, outputs), [*fed])
         errors = {index: each for index, each in zip(fed, found, strict=True) if isinstance(each, SpecdecError)}
         for index, error in errors.items():

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from specdec.core.noise import Domain, Key, derive_seed, exponentials, exponentials_at, exponentials_of, uniforms
-from specdec.core.sequence import Draw, SamplingParams
 from specdec.core.philox import philox, philox_array
+from specdec.core.sequence import Draw, SamplingParams
 from tests.models.backends import BACKENDS, backend
 
 # Salmon et al., Random123, kat_vectors: philox 4x32 10
