@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from draft_service.advance import Work
 from draft_service.budgets import MOST_NODES, check_in_flight, granted
@@ -18,6 +19,7 @@ from specdec.core.limits import MAX_TREE_ROWS, take_turns
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE
+from specdec.server.model_pass import lose, run_pass
 from specdec.server.step_loop import Key, Results, nothing
 from specdec.speculation.acceptance import PRIOR, AcceptanceModel
 from specdec.speculation.tree_growth import PASS_ROWS
@@ -25,6 +27,8 @@ from specdec.speculation.tree_growth import PASS_ROWS
 _REPORTS_PER_PASS = 8
 """Growths ahead reported per pass, about: of n sequences each reports every n / 8 passes. With 32 sequences, reports
 after every pass cost the orchestrator two thirds more time than after every fourth, at the same hit rate."""
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class DraftEngine:
     def close(self, key: Key) -> None:
         self._fresh.pop(key, None)
         if (work := self._works.pop(key, None)) is not None:
-            self._drafter.close(work.sequence.memory)
+            lose(self._drafter, work.sequence)
 
     def hold(self, stream: int, held: bool) -> None:
         (self._held.add if held else self._held.discard)(stream)
@@ -185,8 +189,7 @@ class DraftEngine:
     def _grow(self, growing: dict[Key, Work]) -> list[tuple[Key, Growth | SpecdecError]]:
         for work in growing.values():
             work.sequence.num_wanted = work.num_wanted
-        grown = self._drafter.grow([work.sequence for work in growing.values()])
-        self._passes += 1
+        grown = self._run(self._drafter.grow, growing)
         results: list[tuple[Key, Growth | SpecdecError]] = []
         for (key, work), nodes in zip(growing.items(), grown, strict=True):
             if isinstance(nodes, SpecdecError):
@@ -205,8 +208,9 @@ class DraftEngine:
                 growing[key] = work
             else:
                 results.append((key, work.answer(GrowthEnd.BUDGET)))
-        grown = self._drafter.grow([work.sequence for work in growing.values()]) if growing else []
-        self._passes += bool(growing)
+        if not growing:
+            return results
+        grown = self._run(self._drafter.grow, growing)
         for (key, work), nodes in zip(growing.items(), grown, strict=True):
             work.sequence.spots = ()  # work.spots stays, for the next pass, if this one only took in the text (None)
             if isinstance(nodes, Overloaded):
@@ -219,8 +223,7 @@ class DraftEngine:
         return results
 
     def _learn(self, learning: dict[Key, Work]) -> list[tuple[Key, Growth | SpecdecError]]:
-        learnt = self._drafter.learn([work.sequence for work in learning.values()])
-        self._passes += 1
+        learnt = self._run(self._drafter.learn, learning)
         results: list[tuple[Key, Growth | SpecdecError]] = []
         for (key, work), outcome in zip(learning.items(), learnt, strict=True):
             if isinstance(outcome, SpecdecError):
@@ -229,6 +232,13 @@ class DraftEngine:
             else:
                 work.learnt = outcome
         return results
+
+    def _run(
+        self, verb: Callable[[Sequence[DraftSequence]], Sequence[_Found]], works: Mapping[Key, Work]
+    ) -> list[_Found | SpecdecError]:
+        found = run_pass(self._drafter, verb, [work.sequence for work in works.values()])
+        self._passes += 1
+        return found
 
 
 def _expect(sequence: DraftSequence, budget: Budget) -> None:

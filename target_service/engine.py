@@ -15,9 +15,10 @@ from typing import Any
 from specdec.core.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Preempted, SpecdecError
 from specdec.core.limits import MAX_CHAIN_NODES, MAX_TREE_ROWS, take_turns
 from specdec.core.rounds import Load, Round, Timings, Verdict
-from specdec.core.sequence import Method
+from specdec.core.sequence import Method, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.batch_delay import BatchDelay
+from specdec.server.model_pass import lose, run_pass
 from specdec.server.step_loop import Key, Results, nothing
 from target_service.admission import Admission
 from target_service.verifier import MOST_OWN_NODES, Decision, Job, TargetOpen, Verifier
@@ -46,6 +47,10 @@ class _Sequence:
     held: bool = False  # under backpressure
 
     @property
+    def spec(self) -> SequenceSpec:
+        return self.open.spec
+
+    @property
     def base(self) -> int:
         return len(self.ids)
 
@@ -63,6 +68,12 @@ class _Sequence:
     def num_rows(self) -> int:
         """Rows that it takes in a pass at most, beside its prompt."""
         return 1 + (len(self.tree) or self.own)
+
+    @property
+    def job(self) -> Job:
+        opened, own = self.open, 0 if self.tree else self.own
+        asked = opened.return_features, opened.num_logprobs, opened.num_prompt_logprobs, opened.max_own
+        return Job(self.memory, self.ids, self.tree, *asked, own)
 
     def take(self, round_: Round) -> None:
         """Make ``round_`` the pending one, its tree reduced to the part below the present base."""
@@ -110,8 +121,8 @@ class TargetEngine:
         if open_.max_own:
             spec = replace(spec, cache_salt=spec.cache_salt + _OWN_SALT)
         memory = self._verifier.open(spec)
-        ids = array("I", open_.spec.token_ids)
-        self._sequences[key] = sequence = _Sequence(open_, memory, ids, arrived, now)
+        ids = array("I", spec.token_ids)
+        self._sequences[key] = sequence = _Sequence(replace(open_, spec=spec), memory, ids, arrived, now)
         sequence.take(Round(0, len(ids)))
         self._admission.enter(key, open_.spec, ids)
 
@@ -158,7 +169,7 @@ class TargetEngine:
         self._batch_delay.removed(key)
         self._admission.leave(key)
         if (sequence := self._sequences.pop(key, None)) is not None:
-            self._verifier.close(sequence.memory)
+            lose(self._verifier, sequence)
 
     def hold(self, stream: int, held: bool) -> None:
         for key, sequence in self._sequences.items():
@@ -210,31 +221,14 @@ class TargetEngine:
         if not self._batch:
             return []
         started = self._clock()
-        jobs = [
-            Job(
-                sequence.memory,
-                sequence.ids,
-                sequence.tree,
-                sequence.open.return_features,
-                sequence.open.num_logprobs,
-                sequence.open.num_prompt_logprobs,
-                sequence.open.max_own,
-                0 if sequence.tree else sequence.own,
-            )
-            for sequence in (self._sequences[key] for key in self._batch)
-        ]
-        decisions, timings = self._verifier.verify(jobs)
-        self._passes += 1
-        self._rows += timings.rows
-        took_s = self._clock() - started
-        self._batch_delay.observe_pass(timings.rows, took_s)
-        self._admission.passed(took_s)
+        outcomes = run_pass(self._verifier, self._verify, [self._sequences[key] for key in self._batch])
         results: list[tuple[Key, Verdict | SpecdecError]] = []
         starved = False
         self._autonomous = {key for key in self._batch if self._sequences[key].pending is None}
         look()  # early rounds arrive during the pass before them
         self._autonomous = set()
-        for key, decision in zip(self._batch, decisions, strict=True):
+        for key, outcome in zip(self._batch, outcomes, strict=True):
+            decision, timings = (outcome, Timings()) if isinstance(outcome, SpecdecError) else outcome
             if key not in self._sequences:
                 continue  # closed during the pass
             if isinstance(decision, Preempted):
@@ -257,6 +251,16 @@ class TargetEngine:
                 self.close(key)
                 results.append((key, error))
         return results
+
+    def _verify(self, sequences: Sequence[_Sequence]) -> list[tuple[Decision | SpecdecError | None, Timings]]:
+        started = self._clock()
+        decisions, timings = self._verifier.verify([sequence.job for sequence in sequences])
+        self._passes += 1
+        self._rows += timings.rows
+        took_s = self._clock() - started
+        self._batch_delay.observe_pass(timings.rows, took_s)
+        self._admission.passed(took_s)
+        return [(decision, timings) for decision in decisions]
 
     def _preempt(self) -> tuple[Key, SpecdecError]:
         """End one sequence, never the oldest one: of those preempted least often, the one with the youngest request.

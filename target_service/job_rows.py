@@ -27,6 +27,7 @@ class Memory:
     num_cached: int = 0  # tokens found in the cache
     num_held: int = 0  # passes in a row for which its grammar had no time
     own: Any = None  # of what drafts beside the target
+    own_failed: bool = False  # nothing drafts for it any more
     prompt_logprobs: list[Logprobs] = field(default_factory=list)  # from the prompt's second token on
 
 

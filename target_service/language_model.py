@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-
-import numpy as np
-import torch
-from torch import Tensor
+from functools import partial
 
 from specdec.core.device import indices
 from specdec.core.errors import PassFailed, Preempted, SpecdecError
+from specdec.core.one_by_one import one_by_one
 from specdec.core.rounds import (
     CACHE_SALT,
     FEATURES,
@@ -26,7 +23,6 @@ from specdec.core.rounds import (
     OWN,
     RESTRICTIONS,
     TRANSFORMS,
-    Features,
     Logprobs,
     Timings,
 )
@@ -39,11 +35,11 @@ from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
 from specdec.runner.pass_timer import PassTimer
 from specdec.sampling.grammar import Grammars
-from specdec.sampling.logprobs import logprobs_of
 from specdec.sampling.state import SamplingState
 from target_service.decision import decide
 from target_service.job_rows import Memory, SlowGrammars, ends_with_root, prompt_rows, rows_kept, segment_of
 from target_service.own.own_trees import Growing, OwnDrafter, Passed
+from target_service.reports import features_of, output_logprobs, prompt_logprobs
 from target_service.verifier import Decision, Job
 
 MOST_PROMPT_LOGITS = 64
@@ -148,20 +144,27 @@ class LmVerifier:
         """Give own trees to the ``jobs`` that want one. Returns their indices."""
         if self._own is None:
             return set()
-        growing: dict[int, Growing] = {}
+        growing: dict[int, Callable[[], Growing]] = {}
         for index, job in enumerate(jobs):
             memory: Memory = job.memory
-            if job.max_own and memory.own is None:
+            if job.max_own and memory.own is None and not memory.own_failed:
                 memory.own = self._own.open(memory.spec.cache_salt)
             if memory.own is None or memory.sampling is None or index not in ready:
                 continue
             if job.own and not job.tree:
                 most = min(job.own, self.info.context_length - len(job.ids))
-                growing[index] = Growing(memory.own, memory.cache, memory.sampling, job.ids, most)
-        trees = self._own.grow(list(growing.values())) if growing else []
+                growing[index] = partial(Growing, memory.own, memory.cache, memory.sampling, job.ids, most)
+        if not growing:
+            return set()
+        grow, drafted = self._own.grow, set()
+        trees = one_by_one(lambda some: grow([make() for make in some]), list(growing.values()))
         for index, tree in zip(growing, trees, strict=True):
-            jobs[index] = dataclasses.replace(jobs[index], tree=tree)
-        return {index for index, tree in zip(growing, trees, strict=True) if tree}
+            if isinstance(tree, SpecdecError):
+                _drafts_no_more(jobs[index].memory)
+            elif tree:
+                jobs[index] = dataclasses.replace(jobs[index], tree=tree)
+                drafted.add(index)
+        return drafted
 
     def _learn(
         self,
@@ -181,7 +184,9 @@ class LmVerifier:
                 rows = None if taps is None else taps[indices([start + row for row in kept[index]], taps.device)]
                 read = outputs[index].behind(len(segment.logit_rows) - 1 - len(job.tree)) if decision else None
                 cache, tree = job.memory.cache, job.tree
-                own.learn(Passed(job.memory.own, cache, job.ids, segment.num_context, rows, tree, read, decision))
+                passed = Passed(job.memory.own, cache, job.ids, segment.num_context, rows, tree, read, decision)
+                if any(one_by_one(lambda some: list(map(own.learn, some)), [passed])):
+                    _drafts_no_more(job.memory)
             start += len(segment.token_ids)
 
     def _decisions(
@@ -191,66 +196,40 @@ class LmVerifier:
         outputs: Mapping[int, RowOutputs],
         outcome: list[Decision | SpecdecError | None],
     ) -> dict[int, Decision]:
-        """By index of the jobs with all text cached; a prefill that continues in the next pass has none, and a job that
-        cannot be decided has an error as its ``outcome``."""
-        self._note_prompts(jobs, fed, outputs)
+        """By index of the jobs with all text cached; a prefill that continues in the next pass has none. What raises
+        has an error as its ``outcome``."""
+        found = one_by_one(lambda some: self._decided(jobs, {index: fed[index] for index in some}, outputs), [*fed])
+        errors = {index: each for index, each in zip(fed, found, strict=True) if isinstance(each, SpecdecError)}
+        for index, error in errors.items():
+            outcome[index] = error
+        return {index: each for index, each in zip(fed, found, strict=True) if isinstance(each, Decision)}
+
+    def _decided(
+        self, jobs: Sequence[Job], fed: Mapping[int, Segment], outputs: Mapping[int, RowOutputs]
+    ) -> list[Decision | SpecdecError | None]:
+        most = self._runner.backend.logits_per_call
+        prompts = prompt_logprobs(jobs, fed, outputs, most)
         deciding = [index for index, segment in fed.items() if ends_with_root(segment, jobs[index])]
         own = {i: outputs[i].behind(len(fed[i].logit_rows) - 1 - len(jobs[i].tree)) for i in deciding}
-        decided = decide([jobs[index] for index in deciding], list(own.values()), self._runner.backend)
-        decisions = {}
-        for index, decision in zip(deciding, decided, strict=True):
-            if isinstance(decision, SpecdecError):
-                outcome[index] = decision
-            else:
-                decisions[index] = decision
+        found = decide([jobs[index] for index in deciding], list(own.values()), self._runner.backend)
+        decided = dict(zip(deciding, found, strict=True))
+        decisions = {index: decision for index, decision in decided.items() if isinstance(decision, Decision)}
         asked = {
-            index: (outputs[index].features, decisions[index]) for index in deciding if jobs[index].return_features
+            index: (outputs[index].features, decisions[index]) for index in decisions if jobs[index].return_features
         }
-        for index, features in _features(asked).items():
+        for index, features in features_of(asked).items():
             decisions[index] = dataclasses.replace(decisions[index], features=features)
-        for index, logprobs in self._logprobs(jobs, own, decisions).items():
+        for index, logprobs in output_logprobs(jobs, own, decisions, most).items():
             decisions[index] = dataclasses.replace(decisions[index], logprobs=logprobs)
+        for index, part in prompts.items():
+            jobs[index].memory.prompt_logprobs.append(part)
         for index, decision in decisions.items():
             memory = jobs[index].memory
             parts, memory.prompt_logprobs = memory.prompt_logprobs, []
             if parts or memory.num_cached:
                 told = {"prompt_logprobs": Logprobs.joined(parts) if parts else None, "num_cached": memory.num_cached}
                 decisions[index] = dataclasses.replace(decision, **told)
-        return decisions
-
-    def _logprobs(
-        self, jobs: Sequence[Job], outputs: Mapping[int, RowOutputs], decisions: Mapping[int, Decision]
-    ) -> dict[int, Logprobs]:
-        """Those of the accepted tokens and the next one of each job that asks for them."""
-        asking = [index for index in decisions if jobs[index].num_logprobs is not None]
-        if not asking:
-            return {}
-        logits, tokens = [], []
-        for index in asking:
-            decision, rows = decisions[index], outputs[index].logits
-            logits.append(rows[indices([0, *(1 + node for node in decision.accepted)], rows.device)])
-            accepted = (jobs[index].tree.token_ids[node] for node in decision.accepted)
-            tokens.append([*accepted, decision.next_token])
-        tops = [jobs[index].num_logprobs or 0 for index in asking]
-        found = logprobs_of(logits, tokens, tops, self._runner.backend.logits_per_call)
-        return dict(zip(asking, found, strict=True))
-
-    def _note_prompts(self, jobs: Sequence[Job], fed: Mapping[int, Segment], outputs: Mapping[int, RowOutputs]) -> None:
-        """Keep the logprobs of the prompt tokens that follow the rows of this pass, of each job that asks for them."""
-        asking = [index for index in fed if prompt_rows(jobs[index], fed[index].num_context)]
-        if not asking:
-            return
-        logits, tokens = [], []
-        for index in asking:
-            job, segment = jobs[index], fed[index]
-            num_rows = len(segment.token_ids) - (len(job.tree) if ends_with_root(segment, job) else 0)
-            num_rows = min(num_rows, prompt_rows(job, segment.num_context))
-            logits.append(outputs[index].logits[:num_rows])
-            tokens.append(list(job.ids[segment.num_context + 1 : segment.num_context + 1 + num_rows]))
-        tops = [jobs[index].num_prompt_logprobs or 0 for index in asking]
-        found = logprobs_of(logits, tokens, tops, self._runner.backend.logits_per_call)
-        for index, logprobs in zip(asking, found, strict=True):
-            jobs[index].memory.prompt_logprobs.append(logprobs)
+        return [decisions.get(index, decided.get(index)) for index in fed]
 
     def _keep(
         self,
@@ -265,9 +244,9 @@ class LmVerifier:
         moves: list[Move] = []
         every: dict[int, list[int]] = {}
         for index, segment in fed.items():
-            decision = decisions.get(index)
-            if isinstance(outcome[index], SpecdecError):
+            if outcome[index] is not None:
                 continue
+            decision = decisions.get(index)
             kept = rows_kept(segment, jobs[index], decision)
             sound = outputs[index].sound  # read after the decisions, so that the device does not idle between the two
             if not all(sound[row] for row in kept):
@@ -281,7 +260,7 @@ class LmVerifier:
             memory: Memory = jobs[index].memory
             # Others find a block once it has the head's rows as well.
             num_rows = None if self._own is None or memory.own is None else self._own.num_rows(memory.own)
-            memory.cache.remember(jobs[index].ids[:num_rows])
+            memory.cache.remember(jobs[index].ids[: 0 if memory.own_failed else num_rows])
         return every
 
     def _attach(self, jobs: list[Job], ready: set[int]) -> list[int]:
@@ -332,20 +311,5 @@ class LmVerifier:
         return segments
 
 
-def _features(decided: Mapping[int, tuple[Tensor, Decision]]) -> dict[int, Features]:
-    """The features of each decision's root and accepted nodes, from its job's rows [1 + nodes, hidden_size]. They are
-    copied from the device once."""
-    if not decided:
-        return {}
-    every = torch.cat([rows for rows, _ in decided.values()])
-    wanted: list[int] = []
-    start = 0
-    for rows, decision in decided.values():
-        wanted += [start, *(start + 1 + node for node in decision.accepted)]
-        start += len(rows)
-    kept = every[indices(wanted, every.device)].cpu().view(torch.uint8).numpy()
-    parts = np.split(kept, list(itertools.accumulate(1 + len(decision.accepted) for _, decision in decided.values())))
-    dtype, size = str(every.dtype).removeprefix("torch."), every.shape[1]
-    return {
-        index: Features(dtype, size, len(part), part.tobytes()) for index, part in zip(decided, parts, strict=False)
-    }
+def _drafts_no_more(memory: Memory) -> None:
+    memory.own, memory.own_failed = None, True

@@ -35,15 +35,17 @@ class TargetSampler:
         sampled = [Sampled() for _ in jobs]
         for (place, job), decision in zip(sound.items(), decisions, strict=True):
             if isinstance(decision, SpecdecError):
-                continue
-            accepted = job.tree.token_ids[: len(decision.accepted)]
-            sampled[place] = Sampled((*accepted, decision.next_token), decision.refused)
+                sampled[place] = Sampled(extra=decision)
+            else:
+                accepted = job.tree.token_ids[: len(decision.accepted)]
+                sampled[place] = Sampled((*accepted, decision.next_token), decision.refused)
         return sampled
 
     def _job(self, job: WorkerJob) -> Job:
         memory = self._memories.of(job)
         # Only the number of ids counts where nothing depends on the text.
         ids: Sequence[int] = job.ids(0) if memory.sampling.transforms.active else range(job.num_ids)
-        memory.sampling.take_in(ids)
+        if error := memory.sampling.take_in(ids):
+            raise error
         drawn = (job.extra or ())[: len(job.chain)]  # vLLM may have cut the chain
         return Job(memory, ids, TokenTree.chain(job.chain, drawn))

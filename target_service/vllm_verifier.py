@@ -72,6 +72,8 @@ def _decided(job: Job, chain: Sequence[int], outcome: Outcome) -> Decision | Spe
     """Predictions end at the first one that the draft did not have."""
     if outcome.no_memory:
         return Preempted("no KV blocks are free")
+    if outcome.error is not None:
+        return outcome.error
     if outcome.tokens is None:
         return None
     if not outcome.tokens:

@@ -17,6 +17,7 @@ from draft_service.drafters.proposal import Ranking, draw, guess
 from draft_service.drafters.tree_cache import TreeCache
 from specdec.core.errors import Overloaded, SpecdecError
 from specdec.core.limits import MAX_TREE_ROWS
+from specdec.core.one_by_one import one_by_one
 from specdec.core.rounds import AHEAD, CACHE_SALT, SIBLINGS
 from specdec.core.sequence import Draw, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, ROOT
@@ -43,6 +44,10 @@ class _Memory:
     grammar: Future[Compiled] | None
     sampling: SamplingState | None = None  # None: the grammar is not compiled yet
     num_guesses: int = 0  # per cached row, at least
+
+
+_Place = tuple[DraftSequence, Sequence[Spot], RowOutputs | None, bool]
+"""A sequence, where it grows, the outputs of its rows in a pass, and whether all rows are there."""
 
 
 class LanguageModelDrafter:
@@ -110,18 +115,33 @@ class LanguageModelDrafter:
     def _grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
         spots = [each.spots or (Spot(len(each.tree) - 1, 1 + each.num_siblings),) for each in sequences]
         done, read = self._feed(sequences, [sequence.base for sequence in sequences], spots)
-        self._guess([(sequences[index], outputs) for index, outputs in read.items()])
-        ready = {index: sequences[index] for index, outcome in enumerate(done) if outcome is True}
-        keyed = {index: sequence for index, sequence in ready.items() if sequence.spec.keyed_by_token}
-        nodes = {
-            index: _children(sequence, spots[index]) if sequence.spots else _chain(sequence)
-            for index, sequence in keyed.items()
+        places = {
+            index: (sequences[index], spots[index], read.get(index), outcome is True)
+            for index, outcome in enumerate(done)
+            if outcome is True or index in read
         }
-        drawn = [index for index in ready if index not in keyed]
-        logits = [read[index].logits[-1:] for index in drawn]
-        drawings = draw([ready[index] for index in drawn], logits, self._runner.backend.logits_per_call)
-        nodes.update(zip(drawn, drawings, strict=True))
-        return [nodes[index] if outcome is True else outcome or None for index, outcome in enumerate(done)]
+        proposed = dict(zip(places, one_by_one(self._propose, list(places.values())), strict=True))
+        errors = [outcome if isinstance(outcome, SpecdecError) else None for outcome in done]
+        return [proposed.get(index, error) for index, error in enumerate(errors)]
+
+    def _propose(self, places: Sequence[_Place]) -> list[Sequence[Node] | None]:
+        """Store the guesses after the rows that were read. Returns the nodes of the sequences that are ready."""
+        read = [(sequence, outputs) for sequence, _, outputs, _ in places if outputs is not None]
+        self._guess(read)
+        drawn = [
+            (sequence, outputs) for sequence, _, outputs, ready in places if ready and not sequence.spec.keyed_by_token
+        ]
+        logits = [outputs.logits[-1:] for _, outputs in drawn if outputs is not None]
+        nodes = iter(draw([sequence for sequence, _ in drawn], logits, self._runner.backend.logits_per_call))
+        found: list[Sequence[Node] | None] = []
+        for sequence, spots, _, ready in places:
+            if not ready:
+                found.append(None)
+            elif not sequence.spec.keyed_by_token:
+                found.append(next(nodes))
+            else:
+                found.append(_children(sequence, spots) if sequence.spots else _chain(sequence))
+        return found
 
     def _guess(self, read: Sequence[tuple[DraftSequence, RowOutputs]]) -> None:
         """Store the guesses after the fed rows, also if rows of the same sequence are still to be fed."""

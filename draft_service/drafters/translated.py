@@ -194,7 +194,8 @@ class _TargetDraws(SamplingState):
         return False  # the draft's own ids have no noise
 
     def draw(self, position: int) -> Draw:
-        return super().draw(position + self.shift)
+        # A text of more tokens than the target's has rows before position 0. Nothing is proposed there.
+        return super().draw(max(0, position + self.shift))
 
 
 class SharedTokens:

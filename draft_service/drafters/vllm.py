@@ -127,6 +127,8 @@ def _taken(sequence: DraftSequence, path: Path, lacking: Sequence[int], outcome:
     memory: _Memory = sequence.memory
     if outcome.no_memory:
         return Overloaded("no KV blocks are free")
+    if outcome.error is not None:
+        return outcome.error
     if outcome.tokens is None or 0 < len(outcome.tokens) <= len(lacking):
         return False
     memory.num_known = sequence.base

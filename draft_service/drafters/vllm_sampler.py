@@ -73,6 +73,7 @@ class DraftSampler:
         committed = array("I", bytes(4 * place.base))
         if memory.sampling.transforms.active:
             committed = array("I", [*job.ids(0), *job.chain][: place.base])
-            memory.sampling.take_in(committed)
+            if error := memory.sampling.take_in(committed):
+                raise error
         tree = TokenTree.chain([*job.ids(place.base), *job.chain[max(0, place.base - job.num_ids) :]])
         return DraftSequence(job.payload, committed, tree, memory, num_guesses=place.num_guesses)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from google.protobuf import duration_pb2
 from google.protobuf.message import DecodeError, Message
@@ -56,6 +56,9 @@ class SpecdecError(Exception):
     def reason(self) -> str:
         """The class name in the spelling of ErrorInfo.reason, such as OUT_OF_STEP."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).upper()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return from_status, (to_status(self),)  # between processes as between services
 
 
 class InvalidArgument(SpecdecError):

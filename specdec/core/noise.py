@@ -86,6 +86,7 @@ def exponentials_of(key: Key, domain: Domain, token_ids: Sequence[int]) -> list[
     import numpy as np
 
     tokens = np.array(token_ids, np.uint64)
+    check_position(key.position)
     low, high = (np.full(len(tokens), half, np.uint64) for half in _halves(key.seed))
     lanes = philox_array((key.position, _base(key, domain), tokens // np.uint64(4), int(domain)), (low, high))  # [4, n]
     words = lanes[(tokens % np.uint64(4)).astype(np.int64), np.arange(len(tokens))]
@@ -99,6 +100,12 @@ def uniforms(keys: Sequence[Key], domain: Domain) -> Tensor:  # [keys] float64
 
     rows = torch.arange(len(keys))  # [keys]
     return _uniform(_words(keys, rows, torch.zeros_like(rows), domain)[0].double())
+
+
+def check_position(position: int) -> None:
+    """Raises ValueError for a position before the text, which would silently give the numbers of another one."""
+    if position < 0:
+        raise ValueError(f"position must be 0 or more, not {position}")
 
 
 def derive_seed(seed: int, index: int) -> int:
@@ -116,6 +123,7 @@ def _words(keys: Sequence[Key], rows: Tensor, quads: Tensor, domain: Domain) -> 
 
     bases = [_base(key, domain) for key in keys]
     positions = [key.position for key in keys]
+    check_position(min(positions, default=0))
     halves = [_halves(key.seed) for key in keys]
     table = np.array([positions, bases, [low for low, _ in halves], [high for _, high in halves]], np.uint64)
     if rows.device.type == "cpu":

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.core.errors import InvalidArgument, SpecdecError
+from specdec.core.one_by_one import one_by_one
 from specdec.core.sequence import Draw, SequenceSpec
 from specdec.core.tree import TokenTree
 from specdec.sampling.grammar import GRAMMAR_FIELD
@@ -27,6 +28,7 @@ class SamplingState:
         """``mask``: the grammar at the beginning of the output, owned by this state. Raises as `Transforms` does."""
         self.spec = spec
         self.transforms = Transforms(spec, mask)
+        self._error: SpecdecError | None = None
 
     @property
     def draws_by_logits(self) -> bool:
@@ -44,12 +46,10 @@ class SamplingState:
 
     def take_in(self, ids: Sequence[int]) -> SpecdecError | None:
         """Count the committed ``ids``; required before a draw after them. Returns the error, if any, instead of raising
-        it: the error ends this sequence, but not the others of the batch."""
-        try:
-            self.transforms.take_in(ids)
-        except SpecdecError as error:
-            return error
-        return None
+        it: the error ends this sequence, but not the others of the batch. From then on it is always returned."""
+        if self._error is None:
+            [self._error] = one_by_one(lambda some: list(map(self.transforms.take_in, some)), [ids])
+        return self._error
 
     @property
     def no_token(self) -> SpecdecError:

@@ -19,7 +19,8 @@ RESTART_STATUS = 3
 log = logging.getLogger(__name__)
 
 _FAILED_PASSES = 8
-"""Failed passes in a row that prove a fault of the device: a request that makes passes fail is given up after four."""
+"""Passes in a row in which nothing was computed that prove a fault of the device: a request that makes passes fail is
+given up after four."""
 _CHECKS_PER_HUNG_PASS = 20
 
 

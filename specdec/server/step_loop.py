@@ -67,7 +67,7 @@ class Engine(Protocol):
 
     def step(self, look: Callable[[], None] = nothing) -> Results:
         """Run one pass for all waiting sequences. Before it returns, an engine may call ``look``, which carries out
-        the orders that came during the pass."""
+        the orders that came during the pass. Raises only if nothing could be computed for any of the sequences."""
 
     def request_yield(self, requested: bool) -> None:
         """Set whether the engine should yield soon, because orders wait. From any thread, also during ``step``."""

@@ -32,7 +32,7 @@ from vllm.v1.outputs import SamplerOutput
 from vllm.v1.request import Request
 
 from specdec.sampling.grammar import Grammars
-from specdec.vllm.passes import Outcome, WorkerJob, WorkerSampler, num_kept
+from specdec.vllm.passes import Outcome, WorkerJob, WorkerSampler, num_kept, sampled_by
 
 
 class VllmEngine:
@@ -118,9 +118,11 @@ class VllmEngine:
         request = self._scheduler.requests.get(key)
         if request is None:
             return Outcome(())
-        if key in scheduled:  # a part of its prompt, or its logits were not finite
-            return Outcome(None if request.num_computed_tokens < request.num_tokens else ())
-        full = sum(scheduled.values()) >= self._scheduler.max_num_scheduled_tokens
+        if key in scheduled:  # a part of its prompt, or its logits were not finite, or it has an error
+            continues = request.num_computed_tokens < request.num_tokens
+            return Outcome(None if continues else (), self._scheduler.results.get(key))
+        # A sequence that would be padded is left out where its padding finds no room.
+        full = sum(scheduled.values()) + self.max_chain >= self._scheduler.max_num_scheduled_tokens
         return Outcome(no_memory=not full and len(scheduled) < self._max_sequences)
 
     def cache_use(self) -> tuple[int, int]:
@@ -295,12 +297,14 @@ class _Sampling:
         sound: list[bool] = logits.amax(-1).isfinite().tolist()  # of each row; NaN is the largest
         jobs, start = {}, 0
         for index, key in enumerate(keys):
-            chain = chains.get(key, ())
+            scheduled = chains.get(key, ())
+            # vLLM pads a sequence that begins with one row: a chain of -1, which is not the caller's.
+            chain = [token for token in scheduled if token >= 0]
             rows = slice(start, start + 1 + len(chain))
-            start = rows.stop
+            start += 1 + len(scheduled)
             if not continues[index]:
                 jobs[index] = self._job(key, chain, logits[rows], all(sound[rows]))
-        sampled = dict(zip(jobs, self._sampler.sample(list(jobs.values())), strict=True))
+        sampled = dict(zip(jobs, sampled_by(self._sampler, list(jobs.values())), strict=True))
         # At least two columns, or vLLM takes a filler for a token.
         width = max([2, *(len(each.tokens) for each in sampled.values())])
         found = [[-1] * width for _ in keys]

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from specdec.core.errors import SpecdecError
+from specdec.core.one_by_one import one_by_one
 from specdec.sampling.grammar import Grammars
 from specdec.sampling.state import SamplingState
 
@@ -32,7 +34,7 @@ class WorkerJob:
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """``tokens`` continue the text: some of the chain, and one more; empty: the logits are not finite. ``extra`` goes
-    back to the caller."""
+    back to the caller; a SpecdecError, without tokens, ends the sequence."""
 
     tokens: Sequence[int] = ()
     extra: Any = None
@@ -47,6 +49,12 @@ class WorkerSampler(Protocol):
         """The sequence has ended."""
 
 
+def sampled_by(sampler: WorkerSampler, jobs: Sequence[WorkerJob]) -> list[Sampled]:
+    """A job for which the sampler raises has the error as its extra."""
+    found = one_by_one(sampler.sample, jobs)
+    return [Sampled(extra=each) if isinstance(each, SpecdecError) else each for each in found]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Of one sequence in a pass: see Sampled. ``tokens`` None: its prefill continues in the next pass. ``no_memory``:
@@ -55,6 +63,11 @@ class Outcome:
     tokens: tuple[int, ...] | None = None
     extra: Any = None
     no_memory: bool = False
+
+    @property
+    def error(self) -> SpecdecError | None:
+        """What ends the sequence."""
+        return self.extra if isinstance(self.extra, SpecdecError) else None
 
 
 @dataclass(slots=True)

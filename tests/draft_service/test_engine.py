@@ -7,7 +7,7 @@ import pytest
 from draft_service.budgets import granted
 from draft_service.drafter import Node
 from draft_service.engine import DraftOpen
-from specdec.core.errors import InvalidArgument, Overloaded
+from specdec.core.errors import InvalidArgument, Overloaded, PassFailed
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, SparseDistribution, TokenTree
@@ -214,6 +214,6 @@ def test_a_pass_that_raises_names_its_sequences_and_loses_no_answer():
     engine.submit(B, Advance(1, 3, (0,), budget=budget(0)))
     answered = [(key, growth.advance) for key, growth in engine.step()]
     assert answered == [(B, 1)], "what needs no pass is handed out before one can fail"
-    with pytest.raises(RuntimeError):
+    with pytest.raises(PassFailed):
         engine.step()
     assert list(engine.working_on()) == [A]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,11 @@ from tests.draft_service.beside_the_target import equal_texts
 from tests.draft_service.vocabularies import (
     TARGET,
     TEXTS,
+    between,
+    other_tokenizer,
     permuted,
 )
+from tests.models.backends import BACKENDS
 from tests.parity.conftest import load
 
 
@@ -76,6 +81,13 @@ def drafter(translation: Translation, one_by_one: bool, spoils: float | None = N
         translation = copy.copy(translation)
         translation.share = LEAST_SHARE
     return TranslatedDrafter(runner, translation, vocabulary_of(TARGET))
+
+
+def of_short_tokens(backend: str) -> TranslatedDrafter:
+    """In its vocabulary most texts have more tokens than in the target's."""
+    runner: Any = PermutedRunner(load("draft", "float32", backend=backend))
+    short = Words(other_tokenizer(num_merges=500), len(permuted()), runner.info.eos_token_ids)
+    return TranslatedDrafter(runner, Translation(short, between(other_tokenizer).target), vocabulary_of(TARGET))
 
 
 # --- proposals --------------------------------------------------------------------------------------------------
@@ -142,6 +154,16 @@ def test_a_text_beyond_the_drafts_context_gets_no_proposal(translation: Translat
             assert bool(chain(other, SequenceSpec(ids[:num], num, SamplingParams(1.0)), 5)) == (num <= 2048)
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_text_of_more_tokens_than_the_targets_gets_proposals(name: str, target: Words) -> None:
+    """Rows before the target's text have no noise, whatever stands there."""
+    other = of_short_tokens(name)
+    for text in (b"focus", b"Temporary", b"return"):
+        ids = tuple(target.tokens(text))
+        assert len(other._translation.draft.tokens(text)) > len(ids)
+        assert len(chain(other, SequenceSpec(ids, len(ids), SamplingParams(1.0), 4), 2)) == 2
+
+
 # --- the text stays the target's -----------------------------------------------------------------------------------
 
 PROMPTS = [
@@ -184,6 +206,36 @@ async def test_the_text_is_the_targets(translation: Translation, one_by_one: boo
         # A random draft has next to nothing accepted.
         assert spoils is not None or accepted > 0.1 * proposed > 10
         await found.settled()
+
+
+async def short_prompts_are_answered(backend: str, num: int) -> None:
+    """So many random prompts of 1 to 8 tokens, all at a temperature, 16 at a time."""
+    rng, together = random.Random(1), asyncio.Semaphore(16)
+    drawn = [[rng.randrange(1, 4096) for _ in range(rng.randint(1, 8))] for _ in range(num)]
+    verifier, other = LmVerifier(load("target", "float32", backend=backend)), of_short_tokens(backend)
+    async with cluster([verifier], [other], tokenizer=str(TARGET)) as found:
+
+        async def one(number: int, prompt: list[int]) -> tuple[int, int]:
+            asked = {"token_ids": {"token_ids": prompt}, "seed": number, "max_tokens": 8}
+            asked["temperature"] = 0.4 + number % 5 / 4
+            async with together:
+                [sample] = await found.client.generate(**asked, num_draft_tokens=1 + number % 4)
+                [alone] = await found.client.generate(**asked, num_draft_tokens=0)
+            assert sample.token_ids == alone.token_ids
+            stats = sample.finish.speculation
+            return stats.num_draft_tokens, stats.num_accepted_tokens
+
+        counts = await asyncio.gather(*(one(*each) for each in enumerate(drawn)))
+        assert all(proposed for proposed, _ in counts)
+        assert sum(accepted for _, accepted in counts)
+        await found.settled()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BACKENDS)
+async def test_short_prompts_at_temperatures_fail_no_pass(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    await short_prompts_are_answered(name, 40)
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
 
 @pytest.mark.slow

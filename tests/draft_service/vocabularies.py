@@ -34,14 +34,14 @@ def bundled() -> Tokenizer:
     return read_tokenizer(TARGET / "tokenizer.json")
 
 
-def other_tokenizer() -> Tokenizer:
-    """The bundled one with other ids, and another name for the end."""
+def other_tokenizer(num_merges: int | None = None) -> Tokenizer:
+    """The bundled one with other ids, and another name for the end. With fewer merges a text takes more tokens."""
     plain = bundled()
     place = {old: new for new, old in enumerate(permuted())}
     vocab = {token: place[old] for token, old in plain.get_vocab().items() if token != "<|endoftext|>"}
     vocab["</s>"] = place[0]
     merges = [tuple(pair) for pair in json.loads(plain.to_str())["model"]["merges"]]
-    found = Tokenizer(models.BPE(vocab, merges))
+    found = Tokenizer(models.BPE(vocab, merges[:num_merges]))
     found.pre_tokenizer, found.decoder = plain.pre_tokenizer, plain.decoder
     found.add_special_tokens([AddedToken("</s>", special=True)])
     return found

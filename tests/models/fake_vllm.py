@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from specdec.vllm.passes import Outcome, WorkerJob, WorkerSampler, num_kept
+from specdec.vllm.passes import Outcome, WorkerJob, WorkerSampler, num_kept, sampled_by
 from tests.models.table_runner import TableRunner
 
 
@@ -56,7 +56,7 @@ class FakeVllm:
                 outcomes[key] = Outcome()
             else:
                 jobs.append(self._job(key, () if fresh else chain[: self.longest], extras.get(key)))
-        for job, sampled in zip(jobs, self._sampler.sample(jobs), strict=True):
+        for job, sampled in zip(jobs, sampled_by(self._sampler, jobs), strict=True):
             self.texts[job.key] += sampled.tokens
             if self._full(job.key):
                 self.remove(job.key)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from specdec.core.errors import PassFailed, Preempted
+from specdec.core.errors import InvalidArgument, PassFailed, Preempted
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import SparseDistribution, TokenTree
+from specdec.sampling.logits_processors import Transforms
 from target_service.language_model import LmVerifier
 from target_service.verifier import Decision, Job, Verifier
 from target_service.vllm_sampler import TargetSampler
@@ -120,3 +121,27 @@ def test_a_chain_that_vllm_cuts_is_verified_as_far_as_it_goes(method: Method) ->
     [decision], _ = verifier.verify([Job(memory, tuple(fake.texts["0"]), tree)])
     assert isinstance(decision, Decision)
     assert len(decision.accepted) <= 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("planted"), InvalidArgument([("x", "planted")])], ids=["any", "named"])
+@pytest.mark.parametrize("place", ["take_in", "collect", "mask"])
+def test_what_raises_in_a_worker_for_one_sequence_ends_that_one(
+    place: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [spec_of(*SAMPLINGS[2], 5), spec_of(*SAMPLINGS[3], 6), spec_of(*SAMPLINGS[5], 7)]
+    guilty = specs[1].sampling
+    alone = texts(on_vllm()[0], [specs[0], specs[2]], 1)
+    inner = getattr(Transforms, place)
+
+    def raising(transforms: Transforms, *args: Any) -> Any:
+        if transforms.params is guilty and hasattr(transforms, "_mask"):
+            raise error
+        return inner(transforms, *args)
+
+    monkeypatch.setattr(Transforms, place, raising)
+    verifier, _ = on_vllm()
+    jobs = [Job(verifier.open(spec), spec.token_ids, TokenTree()) for spec in specs]
+    first, failed, last = verifier.verify(jobs)[0]
+    assert type(failed) is (InvalidArgument if isinstance(error, InvalidArgument) else PassFailed)
+    assert [[*spec.token_ids, each.next_token] for spec, each in ((specs[0], first), (specs[2], last))] == alone  # type: ignore[union-attr]
+    assert type(verifier.verify(jobs[1:2])[0][0]) is type(failed), "and alone as well"

@@ -13,7 +13,7 @@ import pytest
 from draft_service.drafters.vllm import SAMPLER as DRAFT_SAMPLER
 from draft_service.drafters.vllm import VllmDrafter
 from specdec.client import Client
-from specdec.core.errors import InvalidArgument
+from specdec.core.errors import InvalidArgument, NoReplica
 from target_service.vllm_verifier import SAMPLER, VllmVerifier
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
@@ -104,3 +104,48 @@ async def test_an_output_follows_its_grammar(verifier: VllmVerifier, drafter: Vl
         assert texts[0] == texts[1]
         with pytest.raises(InvalidArgument, match="unclosed group"):
             await deployment.client.generate(**asked | {"regex": "("})
+
+
+async def test_a_text_that_lacks_one_row_has_no_chain_yet(
+    verifier: VllmVerifier, drafter: VllmDrafter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM pads it. Prompts of one token join others, and some begin with what is cached up to their last token."""
+    rng, together = random.Random(4), asyncio.Semaphore(6)
+    long = [rng.randrange(1, 4096) for _ in range(129)]
+    methods = ("VERIFICATION_METHOD_COUPLED", "VERIFICATION_METHOD_TOKEN", "VERIFICATION_METHOD_BLOCK")
+    async with cluster([verifier], [drafter], tokenizer=str(DEMO / "target")) as deployment:
+
+        async def one(number: int) -> None:
+            prompt = long if number % 4 == 3 else [rng.randrange(1, 4096)]
+            asked: dict[str, Any] = {"token_ids": {"token_ids": prompt}, "seed": number, "max_tokens": 12}
+            asked |= {"temperature": float(number % 5 > 0), "verification": methods[number % 3]}
+            if number % 2:
+                asked |= {"regex": r"[a-z]{1,9}"}
+            async with together:
+                samples = [(await deployment.client.generate(**asked, num_draft_tokens=k))[0] for k in (4, 0)]
+            if not number % 3:
+                assert samples[0].token_ids == samples[1].token_ids
+            assert not number % 2 or re.fullmatch("[a-z]{1,9}", samples[0].text)
+
+        await deployment.client.generate(token_ids={"token_ids": long}, max_tokens=1)
+        await asyncio.gather(*map(one, range(48)))
+        await deployment.settled()
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+async def test_what_raises_for_one_text_ends_that_one(load, target_model: str, prompts: list[list[int]]) -> None:
+    verifier = VllmVerifier(*load(settings(target_model), "tests.vllm.raising:RaisingSampler"))
+    async with cluster([verifier]) as deployment:
+        asked = [
+            {"token_ids": {"token_ids": prompt[:9]}, "max_tokens": 20, "seed": 2, "presence_penalty": 0.1}
+            for prompt in prompts[:4]
+        ]
+        alone = [(await deployment.client.generate(**each))[0].token_ids for each in asked]
+        guilty = deployment.client.generate(token_ids={"token_ids": [5, 6]}, max_tokens=20, logit_bias={7: 1.0})
+        *samples, error = await asyncio.gather(
+            *(deployment.client.generate(**each) for each in asked), guilty, return_exceptions=True
+        )
+        assert isinstance(error, NoReplica)
+        assert [sample.token_ids for [sample] in samples] == alone
+        await deployment.settled()
+    assert verifier._engine.num_sequences == 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec.backends.avx512.kernels import kernel
-from specdec.core.noise import Domain
+from specdec.core.noise import Domain, check_position
 from specdec.core.sequence import Draw
 
 
@@ -29,6 +29,7 @@ class _Draw(ctypes.Structure):
     @classmethod
     def of(cls, draw: Draw) -> _Draw:
         sampling, seed, position = draw
+        check_position(position)  # ctypes would take it for another one
         filters = sampling.top_p, sampling.min_p, sampling.top_k
         return cls(seed, position, Domain.COUPLED, sampling.temperature, *filters)
 

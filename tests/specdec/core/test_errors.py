@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pickle
 import re
 from base64 import b64encode
 from urllib.parse import quote
@@ -15,7 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.core import errors
-from specdec.core.errors import InvalidArgument, Overloaded, ReplicaLost, SpecdecError, TooLarge, from_status, to_status
+from specdec.core.errors import (
+    InvalidArgument,
+    Overloaded,
+    PassFailed,
+    ReplicaLost,
+    SpecdecError,
+    TooLarge,
+    from_status,
+    to_status,
+)
 
 CLASSES = [
     cls
@@ -161,3 +171,10 @@ def test_a_long_message_is_cut(cls):
     error = cls("言" * 5000)
     assert metadata_bytes(error) < 7500
     assert str(crossed(error)).endswith("言…")
+
+
+@pytest.mark.parametrize("error", [InvalidArgument([("a", "b")]), Overloaded("c", 2.5), PassFailed("d")], ids=str)
+def test_an_error_is_the_same_in_another_process(error):
+    other = pickle.loads(pickle.dumps(error))
+    assert type(other) is type(error)
+    assert (str(other), vars(other)) == (str(error), vars(error))

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from specdec.core.noise import Domain, Key, derive_seed, exponentials, exponentials_at, uniforms
+from specdec.core.noise import Domain, Key, derive_seed, exponentials, exponentials_at, exponentials_of, uniforms
 from specdec.core.philox import philox, philox_array
+from specdec.core.sequence import Draw, SamplingParams
+from tests.models.backends import BACKENDS, backend
 
 # Salmon et al., Random123, kat_vectors: philox 4x32 10
 KNOWN_ANSWERS = [
@@ -210,3 +212,14 @@ def test_cpu_and_gpu_agree():
     on_gpu = exponentials(keys(range(5)), Domain.COUPLED, 4099, device="cuda").cpu()
     # The words agree bit for bit; the two log1p may differ in the last place.
     torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-15, atol=0.0)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_position_before_the_text_has_no_noise(name: str) -> None:
+    for key in (Key(SEED, -1), Key(SEED, -(2**32))):
+        with pytest.raises(ValueError, match="position must be 0 or more"):
+            exponentials([Key(SEED, 3), key], Domain.COUPLED, 8)
+        with pytest.raises(ValueError, match="position must be 0 or more"):
+            exponentials_of(key, Domain.COUPLED, [1])
+        with pytest.raises(ValueError, match="position must be 0 or more"):
+            backend(name).draw(torch.zeros(1, 4096), [Draw(SamplingParams(1.0), *key[:2])])

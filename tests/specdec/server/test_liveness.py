@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.chaos.lab import Lab, Process, load_of
 from bench.models.table_model import Table, TableVerifier
+from specdec.core.errors import PassFailed
 from specdec.server.liveness import RESTART_STATUS
 from specdec.transport import rpc
 from specdec.transport.rpc import LIVENESS
@@ -112,6 +113,26 @@ async def test_a_device_that_fails_every_pass_is_given_up_and_a_request_that_doe
             await stream.error(sequence)
         assert "passes failed in a row" in await asyncio.wait_for(service.server.stuck(), PATIENCE_S)
         assert [await says(service, name) for name in ("", LIVENESS)] == ["NOT_SERVING"] * 2
+
+
+async def test_passes_of_which_something_is_computed_are_not_given_up() -> None:
+    """A text under which passes raise is always in company."""
+
+    class Picky(TableVerifier):
+        def verify(self, jobs: Sequence[Job]) -> Any:
+            if any(POISON in job.ids for job in jobs):
+                raise RuntimeError("planted")
+            return super().verify(jobs)
+
+    async with target(Picky(Table()), hung_pass_s=4.0) as service:
+        stream = service.stream()
+        for sequence in range(1, 24, 2):
+            poisoned = target_open(sequence + 1, token_ids=[1, POISON, 2])
+            await stream.send(opens=[target_open(sequence), poisoned])
+            assert (await stream.answer(sequence)).round == 0
+            assert type(await stream.error(sequence + 1)) is PassFailed
+        assert await says(service, LIVENESS) == "SERVING"
+        assert not service.server.servicer.streams.step_loop.failed_in_a_row
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

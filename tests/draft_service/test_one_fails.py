@@ -1,0 +1,127 @@
+"""One sequence's exception fails one sequence of a draft, wherever it is raised: the trees of the others stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from draft_service.drafter import Drafter
+from draft_service.drafters import ngram
+from draft_service.drafters.language_model import LanguageModelDrafter
+from draft_service.drafters.ngram import NgramDrafter
+from draft_service.drafters.ngram_model import OwnText, build
+from draft_service.drafters.vllm import VllmDrafter
+from draft_service.drafters.vllm_sampler import DraftSampler
+from draft_service.engine import DraftEngine, DraftOpen
+from specdec.core.errors import InvalidArgument, PassFailed, SpecdecError
+from specdec.core.rounds import Advance, Budget
+from specdec.core.sequence import Method, SamplingParams, SequenceSpec
+from specdec.sampling.logits_processors import Transforms
+from specdec.sampling.state import SamplingState
+from specdec.server.step_loop import Key
+from tests.models.fake_vllm import FakeVllm
+from tests.models.table_runner import TableRunner
+
+VOCAB = 12
+GUILTY, SEED = Key(1, 0), 666
+"""The sequence under which something raises, and its seed, by which it is known."""
+
+
+def language_model() -> Drafter:
+    return LanguageModelDrafter(TableRunner(vocab_size=VOCAB, seed=4))  # type: ignore[arg-type]
+
+
+def on_vllm() -> Drafter:
+    table = TableRunner(vocab_size=VOCAB, seed=4)
+    return VllmDrafter(FakeVllm(table, DraftSampler(torch.device("cpu"))), table.info)  # type: ignore[arg-type]
+
+
+def counting() -> Drafter:
+    return NgramDrafter(build([[1, 2, 3, 1, 2, 3, 4, 5, 1, 2, 3]], VOCAB, ""), "ngram")
+
+
+def of_guilty(transforms: Transforms, *_: Any) -> bool:
+    return transforms.params.top_k == SEED
+
+
+def of_guilty_text(runner: TableRunner, segments: Any) -> bool:
+    firsts = [runner._slot(each, 0) for each in segments if each.num_context]
+    return GUILTY.sequence in [runner._token_of_slot[slot] for slot in firsts]
+
+
+SAMPLING = [(Transforms, name, of_guilty) for name in ("take_in", "collect", "mask")]
+SAMPLING += [(SamplingState, "draw", lambda state, _: state.spec.seed == SEED)]
+PLACES = [
+    *((make, *place) for make in (language_model, on_vllm) for place in SAMPLING),
+    (language_model, TableRunner, "forward", of_guilty_text),
+    (counting, OwnText, "take_in", lambda own, ids: GUILTY.sequence in ids),
+    (counting, ngram, "ranked", lambda model, own, tail, count: GUILTY.sequence in tail),
+]
+"""A drafter, and a function that raises for one of its sequences."""
+
+
+def grown(drafter: Drafter, keys: list[int], ahead: int, methods: list[Method]) -> dict[Key, list[Any]]:
+    """What each sequence answers to four advances; nothing after an error."""
+    engine, found = DraftEngine(drafter), {Key(1, key): [] for key in keys}
+    bases = dict.fromkeys(found, 3)
+    for key in found:
+        seed = SEED if key == GUILTY else key.sequence
+        params = SamplingParams(0.8, top_k=SEED if key == GUILTY else 0, presence_penalty=0.3)
+        spec = SequenceSpec((key.sequence, 2, 3), 3, params, seed, methods[key.sequence])
+        engine.open(key, DraftOpen(spec, Budget()))
+    for number in range(1, 5):
+        for key, base in bases.items():
+            more = ahead if methods[key.sequence] is Method.COUPLED else 0
+            engine.submit(key, Advance(number, base + 1, (number,), budget=Budget(2, 8, more)))
+            bases[key] = base + 1
+        while not engine.idle:
+            for key, result in engine.step():
+                found[key].append(result)
+                if isinstance(result, SpecdecError):
+                    del bases[key]
+    for key in found:
+        engine.close(key)
+    assert drafter.cache_use()[0] == 0
+    return found
+
+
+@pytest.mark.parametrize("error", [RuntimeError("planted"), InvalidArgument([("x", "planted")])], ids=["any", "named"])
+@pytest.mark.parametrize(("make", "owner", "name", "is_guilty"), PLACES)
+@pytest.mark.parametrize("ahead", [0, 6])
+def test_what_raises_for_one_sequence_ends_that_one(
+    make: Callable[[], Drafter],
+    owner: Any,
+    name: str,
+    is_guilty: Callable[..., bool],
+    ahead: int,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    methods = [Method.COUPLED, Method.COUPLED, Method.COUPLED, Method.COUPLED if ahead else Method.BLOCK]
+    alone = grown(make(), [1, 2, 3], ahead, methods)
+    inner, drafter, is_open = getattr(owner, name), make(), []
+
+    def raising(*args: Any) -> Any:
+        if is_open and is_guilty(*args):
+            raise error
+        return inner(*args)
+
+    grow = drafter.grow
+    monkeypatch.setattr(owner, name, raising)
+    monkeypatch.setattr(drafter, "grow", lambda sequences: [is_open.append(True), grow(sequences)][1])
+    found = grown(drafter, [0, 1, 2, 3], ahead, methods)
+    assert type(found.pop(GUILTY)[-1]) is (InvalidArgument if isinstance(error, InvalidArgument) else PassFailed)
+    assert {key: trees(each) for key, each in found.items()} == {key: trees(each) for key, each in alone.items()}
+
+
+def trees(growths: list[Any]) -> list[Any]:
+    """The nodes of each advance."""
+    nodes: dict[int, set[Any]] = {}
+    for growth in growths:
+        tree = growth.tree.under(growth.path)
+        paths = {tuple(tree.token_ids[node] for node in tree.path(end)) for end in range(len(tree))}
+        nodes.setdefault(growth.advance, set()).update(paths)
+    return sorted(nodes.items())
