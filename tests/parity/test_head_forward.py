@@ -34,7 +34,8 @@ def test_a_folder_of_each_source_gives_the_same_head(kind: str, tmp_path: Path):
     assert torch.equal(files.ids, ids)
     assert files.weights.keys() == expected.keys()
     assert all(torch.equal(files.weights[name], tensor) for name, tensor in expected.items())
-    assert files.rope_theta == 5000.0
+    assert files.layer is not None
+    assert torch.allclose(files.layer.rates, 5000.0 ** (-torch.arange(HEAD_DIM // 2) / (HEAD_DIM // 2)))
     assert files.layers == (() if kind == "original" else (1, 3, 4))
 
 
@@ -217,14 +218,14 @@ def test_the_reading_that_agrees_is_taken(
 
     heads: list[RecurrentHead] = []
 
-    def agreement(_: Any, taps: Taps, *__: Any) -> float:
-        return 0.6 if taps.boundaries == right and heads[0].other_reading else 0.1
+    def hits(_: Any, taps: Taps, *__: Any) -> Tensor:
+        return torch.arange(100).repeat(2, 1) < (60 if taps.boundaries == right and heads[0].other_reading else 10)
 
     def made(*parts: Any) -> RecurrentHead:
         heads.append(RecurrentHead(*parts))
         return heads[-1]
 
-    monkeypatch.setattr(proof, "_agreement", agreement)
+    monkeypatch.setattr(proof, "_hits", hits)
     monkeypatch.setattr(proof, "RecurrentHead", made)
     found = proof.proved(files, target_runner)
     assert found.taps is not None

@@ -8,7 +8,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from orchestrator.tokenizer.files import TokenizerFiles, find, read_json
+from orchestrator.tokenizer.files import TokenizerFiles, find
+from specdec.runner.files import read_json
 from tests.checkout import DEMO
 
 BUNDLED = DEMO / "target"
