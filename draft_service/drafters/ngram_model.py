@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -46,6 +47,9 @@ class NgramModel:
     def load(file: Path) -> NgramModel:
         """Raises ValueError with a message for the operator."""
         try:
+            with open(file, "rb") as stream:
+                if not zipfile.is_zipfile(stream):
+                    raise ValueError("it is no archive, or not a whole one")
             refuse_inflated(file)
             with np.load(file, allow_pickle=False) as found:
                 arrays = dict(found)
