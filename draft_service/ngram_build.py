@@ -6,6 +6,7 @@ One text per file. Texts like those that will be asked for are worth most.
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from draft_service.drafters.ngram_model import NgramModel, build
+from specdec.core.settings import lacks
 from specdec.runner.vocabulary import Vocabulary, read_tokenizer
 
 
@@ -25,9 +26,15 @@ def main(
     """Count which tokens follow the last one to four tokens in texts."""
     console = Console()
     try:
+        # Imported here, since numpy is an extra.
+        from draft_service.drafters.ngram_model import build
+
         found = read_tokenizer(tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    except ImportError as error:
+        print(f"specdec: {lacks(error)}", file=sys.stderr)
+        raise typer.Exit(2) from error
     every = [each for file in files for each in (sorted(file.rglob("*")) if file.is_dir() else [file])]
     texts = []
     for each in track([each for each in every if each.is_file()], "Reading", console=console):
@@ -35,7 +42,7 @@ def main(
             texts.append(found.encode(each.read_text("utf-8"), add_special_tokens=False).ids)
     vocabulary = Vocabulary.of(found)
     with console.status("Counting ..."):
-        model: NgramModel = build(texts, len(vocabulary), vocabulary.fingerprint)
+        model = build(texts, len(vocabulary), vocabulary.fingerprint)
         model.save(output)
     size = output.stat().st_size / 2**20
     console.print(f"{output}: {sum(map(len, texts)):,} tokens of {len(texts)} texts, {size:.1f} MiB", highlight=False)

@@ -7,9 +7,8 @@ import sys
 
 import uvloop
 
-from gateway.server import GatewayServer
 from gateway.settings import GatewaySettings
-from specdec.core.settings import parse
+from specdec.core.settings import lacks, parse
 from specdec.server.process import freeze_garbage
 from specdec.telemetry import setup as telemetry
 from specdec.telemetry.prometheus import Scrape
@@ -19,6 +18,9 @@ log = logging.getLogger(__name__)
 
 
 async def serve(settings: GatewaySettings, scrape: Scrape) -> None:
+    # Imported here, since what it needs is an extra.
+    from gateway.server import GatewayServer
+
     server = GatewayServer(settings, scrape)
     await server.start()
     freeze_garbage()
@@ -35,8 +37,8 @@ def main() -> None:
         scrape = Scrape()
         telemetry.set_up("specdec-gateway", settings, scrape)
         uvloop.run(serve(settings, scrape))
-    except ValueError as error:
-        print(f"specdec gateway: {error}", file=sys.stderr)
+    except (ValueError, ImportError) as error:
+        print(f"specdec gateway: {lacks(error) if isinstance(error, ImportError) else error}", file=sys.stderr)
         raise SystemExit(2) from error
     except OSError as error:
         print(f"specdec gateway: {error}", file=sys.stderr)

@@ -37,6 +37,8 @@ from orchestrator.text import Piece, pieces_of
 from orchestrator.workers import Workers
 from specdec.core.noise import derive_seed
 from specdec.core.rounds import Logprobs, ModelInfo
+from specdec.core.sequence import SamplingParams
+from specdec.core.tree import EMPTY_TREE
 from specdec.speculation.acceptance import AcceptanceModel
 from specdec.telemetry import setup as telemetry
 
@@ -195,6 +197,8 @@ class Generator:
                     draft.park()
 
                 if sequence.finished:
+                    if sequence.lacks_prompt_logprobs:  # no round of a finished sample brings them
+                        sequence.prompt_logprobs = await _prompt_logprobs(request, sequence, target)
                     await self._send_prompt(request, index, sequence, outbox, park, prompt_sent)
                     await outbox.put(Chunk.of(index, position, Piece(), sequence), park)
                 async for step in steps:
@@ -249,6 +253,15 @@ class Generator:
             await asyncio.sleep(0)
             position = end
         sent.set()
+
+
+async def _prompt_logprobs(request: Request, finished: Sequence, target: TargetClient) -> list[Logprobs]:
+    """Those of the prompt alone, since the text of a finished sample may fill the context."""
+    asked = finished.num_prompt_logprobs
+    ids, sampling, salt = request.prompt_ids, SamplingParams(), request.cache_salt
+    prompt = Sequence(ids, 1, sampling, 0, request.method, cache_salt=salt, num_prompt_logprobs=asked)
+    await target.verify(prompt, EMPTY_TREE)
+    return prompt.prompt_logprobs
 
 
 def _round_attributes(index: int, record: RoundRecord, split: Split) -> dict[str, int]:

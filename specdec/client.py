@@ -1,7 +1,8 @@
 """A small asynchronous client of GenerationService. Every error is a SpecdecError.
 
 After the loss of an orchestrator, a request resumes at the next address, or at the only one, with the ids received so
-far, and no token is lost or repeated. Certificate files are read again when they change.
+far, and no token is lost or repeated. Under token and block verification it does not resume. Certificate files are read
+again when they change.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specdec.core.errors import DeadlineExceeded, Draining, GivenUp, ModelMismatch, ReplicaLost, SpecdecError
+from specdec.core.sequence import Method
 from specdec.security.tls import Tls
 from specdec.transport import rpc
 from specdec.transport.endpoint import is_refused
+from specdec.transport.wire import read_method
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
 __all__ = ["Client", "Sample", "SpecdecError", "Tls"]
@@ -133,7 +136,8 @@ class Client:
             except ReplicaLost as error:
                 lost_in_a_row += 1
                 await self._refuse_harm(losses, lost_in_a_row, metadata, _left_s(started, timeout_s))
-                if lost_in_a_row >= _ROUNDS * len(self._lines):
+                may_go_on = model_digest is None or _keeps_its_law(request)
+                if lost_in_a_row >= _ROUNDS * len(self._lines) or not may_go_on:
                     raise
                 if self._at == at:  # many requests lose one address together; only the first one moves on
                     self._at = (at + 1) % len(self._lines)
@@ -318,6 +322,13 @@ def _pause_s(lost_in_a_row: int) -> float:
 
 def _left_s(started: float, timeout_s: float | None) -> float | None:
     return None if timeout_s is None else max(0.0, started + timeout_s - time.monotonic())
+
+
+def _keeps_its_law(request: generation_pb2.GenerateRequest) -> bool:
+    """Whether the output keeps its distribution when it resumes. Under token and block verification a token that was
+    held back, because of what it is, would be drawn anew."""
+    is_greedy = request.HasField("temperature") and request.temperature == 0
+    return is_greedy or read_method(request.verification) in (None, Method.COUPLED)
 
 
 def _resumed(request: generation_pb2.GenerateRequest) -> dict[int, Sample]:

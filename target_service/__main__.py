@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from specdec.core.settings import ModelServiceSettings, parse
 from specdec.server.model_server import ModelServer, run
 from target_service.verifier import Verifier
+
+if TYPE_CHECKING:
+    from specdec.runner.model_runner import ModelRunner
 
 
 class TargetSettings(ModelServiceSettings):
@@ -61,11 +65,16 @@ def _verifier(settings: TargetSettings) -> Verifier:
         from target_service.own.by_name import own_drafter
 
         return LmVerifier(runner, own_drafter(settings.self_draft, runner.info.vocab_size), runner.grammars)
+    from specdec.runner.files import directory_of
     from target_service.heads.checkpoint import read_head
     from target_service.heads.proof import proved
 
     files, own_trees = read_head(Path(settings.head)), []
-    runner = load_runner(settings, lambda runner: own_trees.append(proved(files, runner)))
+
+    def beside(runner: ModelRunner) -> None:
+        own_trees.append(proved(files, runner, directory_of(settings.model, settings.revision)))
+
+    runner = load_runner(settings, beside)
     return LmVerifier(runner, own_trees[0], runner.grammars)
 
 

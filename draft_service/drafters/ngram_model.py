@@ -7,10 +7,15 @@ al. 2007, "Large Language Models in Machine Translation"). Knows ids and files; 
 from __future__ import annotations
 
 import hashlib
+import re
+import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+
+from specdec.runner.failures import in_words
+from specdec.runner.files import refuse_inflated
 
 MOST_CONTEXT = 4
 """Tokens of a context."""
@@ -25,6 +30,8 @@ OWN_WEIGHT = 8
 _FACTOR = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 _FORMAT = 1
+_LISTS = {"keys": "u", "starts": "i", "tokens": "u", "counts": "u", "totals": "u"}
+"""The arrays of each size of contexts, with numpy's kinds of their numbers."""
 
 
 class NgramModel:
@@ -40,13 +47,17 @@ class NgramModel:
     def load(file: Path) -> NgramModel:
         """Raises ValueError with a message for the operator."""
         try:
+            with open(file, "rb") as stream:
+                if not zipfile.is_zipfile(stream):
+                    raise ValueError("it is no archive, or not a whole one")
+            refuse_inflated(file)
             with np.load(file, allow_pickle=False) as found:
                 arrays = dict(found)
-            if int(arrays["format"]) != _FORMAT:
-                raise KeyError("format")
-            return NgramModel(arrays)
-        except (OSError, ValueError, KeyError, EOFError) as error:
-            raise ValueError(f"{file} is no n-gram model as `specdec ngram build` writes it: {error}") from error
+            _check(arrays)
+        except Exception as error:  # zipfile, zlib and numpy have their own, and a broken file may cause any of them
+            why = in_words(error)
+            raise ValueError(f"{file} is no n-gram model as `specdec ngram build` writes it: {why}") from error
+        return NgramModel(arrays)
 
     def save(self, file: Path) -> None:
         with open(file, "wb") as opened:
@@ -127,6 +138,32 @@ def build(texts: Iterable[Sequence[int]], vocab_size: int, fingerprint: str) -> 
         )
         arrays |= _counted(keys, tokens, size, 2 if size > 2 else 1)
     return NgramModel(arrays)
+
+
+def _check(arrays: dict[str, np.ndarray]) -> None:
+    """Raises ValueError for arrays that ``build`` does not make: a pass would fail with them, or never end."""
+    sizes = range(1, MOST_CONTEXT + 1)
+    kinds = {"format": "iu", "vocab_size": "iu", "fingerprint": "U"}
+    kinds |= {f"{name}{size}": kind for name, kind in _LISTS.items() for size in sizes}
+    if different := sorted(arrays.keys() ^ kinds.keys()):
+        raise ValueError(f"it has {'an unknown' if different[0] in arrays else 'no'} array {different[0]}")
+    for name, array in arrays.items():
+        if array.ndim != (name[:-1] in _LISTS) or array.dtype.kind not in kinds[name]:
+            raise ValueError(f"its array {name} is of another kind")
+    if int(arrays["format"]) != _FORMAT:
+        raise ValueError(f"its format is {int(arrays['format'])}, not {_FORMAT}")
+    vocab_size = int(arrays["vocab_size"])
+    if not 0 < vocab_size < 1 << 31 or not re.fullmatch("[0-9a-f]*", str(arrays["fingerprint"])):
+        raise ValueError("its vocabulary is none")
+    for size in sizes:
+        keys, starts, tokens, counts, totals = (arrays[f"{name}{size}"] for name in _LISTS)
+        fits = len(keys) == len(totals) == len(starts) - 1 and len(tokens) == len(counts)
+        if not (fits and starts[0] == 0 and starts[-1] == len(tokens) and (np.diff(starts) >= 0).all()):
+            raise ValueError(f"its arrays for contexts of {size} tokens do not fit together")
+        if not (keys[1:] > keys[:-1]).all():
+            raise ValueError(f"its contexts of {size} tokens are not in order")
+        if len(tokens) and tokens.max() >= vocab_size:
+            raise ValueError(f"it has the token {tokens.max()}, outside of its vocabulary of {vocab_size}")
 
 
 def _followed(text: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:

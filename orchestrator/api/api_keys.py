@@ -164,7 +164,7 @@ def read_keys(file: str) -> list[Key]:
             for each in error.errors(include_input=False, include_url=False):
                 field = each["loc"][0] if each["loc"] and each["loc"][0] in Key.model_fields else "a field"
                 problems.append(f"line {number}: {field}: {each['msg']}")
-        except ValueError:
+        except (ValueError, RecursionError):
             problems.append(f"line {number}: is no JSON object")
     for field in ("name", "sha256"):
         values = [getattr(key, field) for key in keys]

@@ -62,6 +62,7 @@ def check_request(
     problems += _prompt_problems(message, prompts)
     problems += _sampling_problems(message, target, prompts, defaults)
     problems += _option_problems(message, methods)
+    problems += _resume_problems(message, defaults)
     problems += _salt_problems(message.cache_salt.encode(), target)
     problems += _stop_problems(message, target, prompts)
     problems += _logprobs_problems(message, target)
@@ -172,9 +173,19 @@ def _option_problems(message: generation_pb2.GenerateRequest, methods: Collectio
         yield "verification", f"{known.value} is not allowed at this server, only {allowed}"
     if message.num_draft_tokens > MAX_DRAFT_TOKENS:
         yield "num_draft_tokens", f"must be at most {MAX_DRAFT_TOKENS}, not {message.num_draft_tokens}"
-    for index in message.resume:
+
+
+def _resume_problems(message: generation_pb2.GenerateRequest, defaults: Defaults) -> Iterator[tuple[str, str]]:
+    num_samples = message.n if message.HasField("n") else 1
+    temperature = message.temperature if message.HasField("temperature") else defaults.temperature
+    method = read_method(message.verification) or Method.COUPLED
+    keyed = method is Method.COUPLED or temperature == 0
+    for index, received in message.resume.items():
         if index >= num_samples:
             yield f"resume[{index}]", f"is not one of {num_samples} samples"
+        if received.token_ids and not keyed:
+            # Which of them the client lacks depends on their text: to draw these anew would change their distribution.
+            yield f"resume[{index}]", f"an output under {method.value} verification is not resumed above temperature 0"
     if message.resume and not message.HasField("seed"):
         yield "seed", "is required to resume: the one that was returned at admission"
 

@@ -24,9 +24,10 @@ from orchestrator.telemetry import pool_metrics
 from orchestrator.telemetry.metrics import Metrics
 from orchestrator.tokenizer.chat_template import ChatTemplate, special_tokens
 from orchestrator.tokenizer.defaults import Defaults
-from orchestrator.tokenizer.files import find, read_json
+from orchestrator.tokenizer.files import find
 from specdec.core.errors import ModelMismatch, ReplicaLost
 from specdec.core.rounds import ModelInfo
+from specdec.runner.files import read_json
 from specdec.runner.vocabulary import Vocabulary, mismatch, read_tokenizer
 from specdec.security import tls
 from specdec.telemetry.process_metrics import ProcessMetrics

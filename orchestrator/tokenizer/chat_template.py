@@ -17,8 +17,10 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from orchestrator.tokenizer.files import TokenizerFiles, read_json
+from orchestrator.tokenizer.files import TokenizerFiles
 from specdec.core.errors import InvalidArgument
+from specdec.runner.failures import in_words
+from specdec.runner.files import read_json, read_text
 
 MAX_RENDERED = 1 << 22
 """Characters of a rendered prompt."""
@@ -60,16 +62,18 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
-        except TemplateError as error:
-            raise ValueError(f"the chat template cannot be read: {error}") from error
+        except Exception as error:  # a parser of a program, which its author may have nested in any way
+            raise ValueError(f"the chat template cannot be read: {in_words(error)}") from error
 
     @staticmethod
     def read(files: TokenizerFiles) -> ChatTemplate | None:
         """The template of a tokenizer; None if it has none. Raises ValueError if it cannot be read."""
         config = read_json(files.config)
         if files.template is not None:
-            sources = {_DEFAULT: files.template.read_text(encoding="utf-8")}
+            sources = {_DEFAULT: read_text(files.template)}
         elif isinstance(named := config.get("chat_template"), list):
+            if not all(isinstance(each, dict) and each.keys() >= {"name", "template"} for each in named):
+                raise ValueError(f"{files.config}: chat_template has templates without a name or a text")
             sources = {str(each["name"]): str(each["template"]) for each in named}
         else:
             sources = {_DEFAULT: named} if isinstance(named, str) else {}

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from orchestrator.tokenizer.files import read_json
 from specdec.core.sequence import SamplingParams
+from specdec.runner.files import read_json
 from specdec.transport.sampling_wire import sampling_problems
 
 _KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -40,7 +40,7 @@ class Defaults:
             problems = sampling_problems(SamplingParams(**{key: getattr(found, key) for key in _KEYS}), 0)
             if found.top_k < 0:
                 problems.append(("top_k", f"must be at least 0, not {found.top_k}"))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{file} has a value of another kind: {error}") from error
         if problems:
             raise ValueError(f"{file}: {problems[0][0]} {problems[0][1]}")

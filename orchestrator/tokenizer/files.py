@@ -5,12 +5,10 @@ Knows names of files and the hub's client; does not know what is in them.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from specdec.runner.files import TOKENIZER, refuse_pointer, why_not_given
+from specdec.runner.files import TOKENIZER, why_not_given
 
 CONFIG, TEMPLATE, GENERATION = "tokenizer_config.json", "chat_template.jinja", "generation_config.json"
 
@@ -38,20 +36,6 @@ def find(name: str, revision: str = "") -> TokenizerFiles | None:
         raise ValueError("--revision is for hub ids, and --tokenizer names a file or directory")
     others = (file.parent / other for other in (CONFIG, TEMPLATE, GENERATION))
     return TokenizerFiles(file, *(other if other.is_file() else None for other in others))
-
-
-def read_json(file: Path | None) -> dict[str, Any]:
-    """The object in a file; empty without a file. Raises ValueError, with the file's name, if there is none in it."""
-    if file is None:
-        return {}
-    refuse_pointer(file)
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{file} is not a JSON object")
-    return value
 
 
 def _fetched(name: str, revision: str) -> TokenizerFiles:

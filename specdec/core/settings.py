@@ -190,6 +190,12 @@ class ModelServiceSettings(EngineSettings):
         return value
 
 
+def lacks(error: ImportError) -> str:
+    """What is not installed, in words."""
+    extras = {"numpy": "ngram", "starlette": "http", "uvicorn": "http"}
+    return f"{error}; pip install -e '.[{extras.get(error.name or '', 'models')}]' in a checkout has it"
+
+
 def parse(cls: type[Settings], arguments: Sequence[str], program: str) -> Settings:
     """Settings from flags, else environment, else defaults. Prints every bad value and exits with status 2."""
     source: CliSettingsSource[Settings] = CliSettingsSource(cls, cli_prog_name=program)
@@ -201,4 +207,6 @@ def parse(cls: type[Settings], arguments: Sequence[str], program: str) -> Settin
             print(f"{program}: --{name}: {problem['msg']}", file=sys.stderr)
     except SettingsError as error:
         print(f"{program}: {error}", file=sys.stderr)
+    except ImportError as error:  # a check may need what a service needs
+        print(f"{program}: {lacks(error)}", file=sys.stderr)
     raise SystemExit(2)

@@ -97,7 +97,7 @@ def _of_rounds(file: str) -> tuple[float, float]:
         rows = sorted(json.loads(Path(file).read_text())["rows"], key=lambda row: int(row["sequences"]))
         work_ms = float(rows[-1]["cpu_us_orchestrator"]) / 2e3
         return max(0.0, float(rows[0]["overhead_ms_p50"]) / 2 - work_ms), work_ms
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise typer.BadParameter(f"{file} is no output of specdec bench rounds --json: {error!r}") from error
 
 

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +99,19 @@ def vocabulary_of(directory: Path) -> ModelInfo:
     num_rows = _positive(config.get_text_config(), "vocab_size") if has_config else sys.maxsize
     vocab_size, vocabulary, ends = _drawable(directory, config, num_rows)
     return ModelInfo("", "", vocab_size, vocabulary.fingerprint, 0, eos_token_ids=ends, tokens=vocabulary.tokens)
+
+
+def asked(directory: Path, questions: Iterable[str]) -> list[list[int]]:
+    """Each question as a user's message in the model's chat template, up to where the answer begins. Empty if the model
+    has no such template, or one that cannot be used."""
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
+        messages = [[{"role": "user", "content": question}] for question in questions]
+        found: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        return [list(ids) for ids in found["input_ids"]]
+    except Exception as error:  # a template is a program, which fails in any way
+        log.info("no chat template asks questions", extra={"reason": in_words(error)})
+        return []
 
 
 def _drawable(directory: Path, config: PreTrainedConfig, num_rows: int) -> tuple[int, Vocabulary, tuple[int, ...]]:

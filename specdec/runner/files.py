@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import zipfile
 from pathlib import Path
+from typing import Any
 
 from specdec.core.environment import of_hub
 
@@ -13,11 +15,14 @@ TOKENIZER = "tokenizer.json"
 ADAPTER = "adapter_config.json"
 DESCRIPTIONS = (
     *("config.json", "generation_config.json", INDEX, ADAPTER),
-    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json"),
+    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
 )
 """All files that are read beside the weights."""
 
 _POINTER = b"version https://git-lfs"
+
+_MOST_INFLATED = 16
+"""Bytes in memory per byte of an archive. Weights hardly shrink, and n-gram models at most to a tenth."""
 
 
 def directory_of(model: str, revision: str = "") -> Path:
@@ -58,15 +63,46 @@ def refuse_pointer(file: Path) -> None:
             raise ValueError(f"{file} is a Git LFS pointer, not the file itself: run `git lfs pull` there")
 
 
+def refuse_inflated(file: Path) -> None:
+    """Raises ValueError if ``file`` is a zip archive that would take far more memory than it takes on the disk."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            size = sum(each.file_size for each in archive.infolist())
+        if size > _MOST_INFLATED * file.stat().st_size:
+            raise ValueError(f"{file} would take {size} bytes of memory, over {_MOST_INFLATED} times its own size")
+
+
+def read_text(file: Path) -> str:
+    """The text of a file in UTF-8. Raises ValueError, with the file's name, if there is none."""
+    try:
+        refuse_pointer(file)
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+
+
+def read_json(file: Path | None) -> dict[str, Any]:
+    """The object in a file; empty without a file. Raises ValueError, with the file's name, if there is none in it."""
+    if file is None:
+        return {}
+    text = read_text(file)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{file} is not a JSON object")
+    return value
+
+
 def _weight_names(directory: Path) -> list[str]:
     index = directory / INDEX
     if (directory / SINGLE).is_file() or not index.is_file():
         return [SINGLE]
-    refuse_pointer(index)
-    try:
-        return sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()}) or [SINGLE]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{index} is no index of weights that can be read: {error}") from error
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict):
+        raise ValueError(f"{index} is no index of weights: it has no object weight_map")
+    return sorted(set(map(str, names.values()))) or [SINGLE]
 
 
 def _fetched(model: str, revision: str) -> Path:

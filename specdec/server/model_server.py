@@ -19,7 +19,7 @@ from typing import Any
 import uvloop
 
 from specdec.core.rounds import Load, ModelInfo
-from specdec.core.settings import EngineSettings
+from specdec.core.settings import EngineSettings, lacks
 from specdec.security import tls
 from specdec.server import liveness
 from specdec.server.process import freeze_garbage, let_threads_sleep
@@ -132,8 +132,7 @@ def run(settings: EngineSettings, name: str, build: Callable[[], Callable[[], Mo
         with _exit_at_signals():
             make_server = build()
     except (ValueError, ImportError) as error:
-        remedy = "; pip install -e '.[models]' in a checkout has it" if isinstance(error, ImportError) else ""
-        print(f"specdec {name}: {error}{remedy}", file=sys.stderr)
+        print(f"specdec {name}: {lacks(error) if isinstance(error, ImportError) else error}", file=sys.stderr)
         raise SystemExit(2) from error
 
     async def main() -> None:

@@ -9,17 +9,19 @@ https://github.com/apple/ml-recurrent-drafter.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 
+from specdec.backends.layer_options import LayerOptions
+from specdec.runner.failures import in_words
+from specdec.runner.files import INDEX, SINGLE, read_json, refuse_inflated, refuse_pointer, weight_files
 from target_service.own.choices import nodes_of
 
 _LAYER = "midlayer."
@@ -27,6 +29,7 @@ _ATTENTION = tuple(f"self_attn.{name}_proj.weight" for name in "qkvo")
 _MLP = tuple(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
 _COMMON = (*(_LAYER + name for name in (*_ATTENTION, *_MLP, "post_attention_layernorm.weight")), "fc.weight")
 _OTHERS = {"lm_head.weight", "d2t", "t2d", "embed_tokens.weight"}
+_NORMS_OF_TAPS = r"input_norm\.weight|fc_norm\.\d+\.weight"
 _BIASES = {_LAYER + name.replace(".weight", ".bias") for name in _ATTENTION}
 
 EAGLE, EAGLE3, MEDUSA, REDRAFTER = "eagle", "eagle3", "medusa", "redrafter"
@@ -37,12 +40,12 @@ _NEEDED = {
     REDRAFTER: ("lm_head.0.linear.weight",),
 }
 _KNOWN = {
-    EAGLE3: "|".join(map(re.escape, {*_NEEDED[EAGLE3], *_OTHERS})),
+    EAGLE3: "|".join((*map(re.escape, {*_NEEDED[EAGLE3], *_OTHERS}), _NORMS_OF_TAPS)),
     EAGLE: "|".join(map(re.escape, {*_COMMON, *_OTHERS, *_BIASES, "fc.bias", f"{_LAYER}input_layernorm.weight"})),
     MEDUSA: r"\d+\.\d+\.(weight|bias)|\d+\.output\.weight|token_map",
     REDRAFTER: r"(input_proj|lm_head\.\d+\.linear|rnn_u)\.(weight|bias)|lm_head\.\d+\.weight|rnn_w\.weight|d2t",
 }
-_FILES = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
+_FILES = (SINGLE, "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt", INDEX)
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class HeadFiles:
     ``weights``: of EAGLE's kinds under SpecForge's names, of ReDrafter under its own; of Medusa ``k.j.weight`` and
     ``.bias`` for layer j of head k, and ``k.output.weight``. ``layers``: of the states that it reads, as the folder
     counts them; empty: the published default. ``ids``: the target's id of each row of the output. ``choices``: the
-    nodes of a static tree (see target_service.own.choices).
+    nodes of a static tree (see target_service.own.choices). ``layer``: of EAGLE's kinds.
     """
 
     name: str
@@ -62,53 +65,84 @@ class HeadFiles:
     layers: tuple[int, ...]
     ids: Tensor | None
     choices: tuple[tuple[int, ...], ...] = ()
+    layer: LayerOptions | None = None
 
     @property
-    def rope_theta(self) -> float:
-        """Its own: heads do not inherit their target's."""
-        parameters = self.config.get("rope_parameters") or {}
-        return float(parameters.get("rope_theta") or self.config.get("rope_theta") or 10_000.0)
+    def feeds_normed(self) -> bool | None:
+        """Of EAGLE-3: whether the layer's next row gets the state after the last norm (EAGLE 3.1). None: the folder
+        does not say, since ``norm_output`` means this to speculators and vLLM, and something else to SpecForge."""
+        named = bool(self.config.get("norm_output"))
+        return named if not named or "speculators_model_type" in self.config else None
 
 
 def read_head(folder: Path) -> HeadFiles:
     """Read a folder. Raises ValueError, with one sentence, if it holds no head of a known kind."""
     try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{folder} holds no head: its config.json cannot be read ({error})") from error
-    read = _weights(folder)
+        config = read_json(folder / "config.json")
+        return _read(folder, config, _weights(folder))
+    except ValueError as error:
+        raise ValueError(f"{folder} holds no head that can be used: {error}") from error
+    except Exception as error:  # each library has its own, and a value of another type may cause any of them
+        raise ValueError(f"{folder} holds no head that can be used: {in_words(error)}") from error
+
+
+def _read(folder: Path, config: Mapping[str, Any], read: dict[str, Tensor]) -> HeadFiles:
     kind = _kind(read)
     weights = _of_medusa(read) if kind == MEDUSA else {_canonical(name): tensor for name, tensor in read.items()}
     if missing := [name for name in _NEEDED[kind] if name not in weights]:
-        raise ValueError(f"{folder} holds no head of a known kind: it has no {missing[0]}")
+        raise ValueError(f"it has no {missing[0]}, as each known kind has")
     if unknown := sorted(name for name in weights if not re.fullmatch(_KNOWN[kind], name)):
-        raise ValueError(f"{folder} is a head with {unknown[0]}, which is not supported")
-    inner = config.get("transformer_layer_config") or {}
+        raise ValueError(f"it has {unknown[0]}, which is not supported")
+    inner, eagle = (config.get(name) or {} for name in ("transformer_layer_config", "eagle_config"))
+    if not isinstance(inner, dict) or not isinstance(eagle, dict):
+        raise ValueError("its transformer_layer_config and eagle_config are not objects")
+    config = {**inner, **config}
     ids = weights.pop("token_map", None)
     if (offsets := weights.pop("d2t", None)) is not None:
         ids = offsets.long() + torch.arange(len(offsets))
-    for name in ("t2d", "embed_tokens.weight"):  # the embedding is the target's
-        weights.pop(name, None)
-    eagle = config.get("eagle_config") or {}
+    weights.pop("t2d", None)
+    if config.get("norm_output") is False and "speculators_model_type" not in config:
+        weights.pop("norm.weight", None)  # SpecForge: there is none before the output
     layers = config.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids") or ()
+    if not isinstance(layers, list | tuple) or not all(type(layer) is int for layer in layers):
+        raise ValueError(f"its eagle_aux_hidden_state_layer_ids are no list of numbers: {layers!r}")
     choices = tuple(nodes_of(config.get("medusa_choices") or ()))
-    return HeadFiles(folder.name, kind, {**inner, **config}, weights, tuple(layers), ids, choices)
+    layer = LayerOptions.read(config, len(weights["fc.weight"])) if kind in (EAGLE, EAGLE3) else None
+    return HeadFiles(folder.name, kind, config, weights, tuple(layers), ids, choices, layer)
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a folder."""
-    for name in _FILES:
-        file = folder / name
-        if not file.is_file():
-            continue
-        try:
-            if not name.endswith(".safetensors"):
-                found: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
-                return found
-            return load_file(file)
-        except Exception as error:  # whatever the reader raises
-            raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
-    raise ValueError(f"{folder} holds no head: it has none of {', '.join(_FILES)}")
+    """The tensors of a folder; of a model with heads inside, those of the heads alone."""
+    name = next((name for name in _FILES if (folder / name).is_file()), None)
+    if name is None:
+        raise ValueError(f"it has none of {', '.join(_FILES)}")
+    files = [folder / each for each in (weight_files(folder) if name in (SINGLE, INDEX) else [name])]
+    try:
+        if not name.endswith((".bin", ".pt")):
+            return _of_safetensors(files)
+        refuse_pointer(files[0])
+        refuse_inflated(files[0])
+        found: dict[str, Tensor] = torch.load(files[0], map_location="cpu", weights_only=True)
+        if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
+            raise ValueError("it holds other things than tensors by name")
+        return found
+    except Exception as error:  # whatever the reader raises
+        raise ValueError(f"{name} cannot be read: {in_words(error)}") from error
+
+
+def _of_safetensors(files: Sequence[Path]) -> dict[str, Tensor]:
+    file_of: dict[str, Path] = {}
+    for file in files:
+        refuse_pointer(file)
+        with safe_open(file, "pt") as tensors:
+            file_of |= dict.fromkeys(tensors.keys(), file)
+    heads = [name for name in file_of if name.startswith("medusa_head")]
+    wanted = heads if heads and any(name.startswith("model.layers.") for name in file_of) else list(file_of)
+    found: dict[str, Tensor] = {}
+    for file in files:
+        with safe_open(file, "pt") as tensors:
+            found |= {name: tensors.get_tensor(name) for name in wanted if file_of[name] == file}
+    return found
 
 
 _MEDUSA_LAYER = re.compile(r"(?:medusa_heads?\.)?(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)")
@@ -124,8 +158,6 @@ def _kind(weights: Mapping[str, Tensor]) -> str:
 
 
 def _of_medusa(read: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    if any(name.startswith("model.layers.") for name in read):  # a model with heads inside
-        read = {name: tensor for name, tensor in read.items() if name.startswith("medusa_head")}
     weights = {}
     for name, tensor in read.items():
         if found := _MEDUSA_LAYER.fullmatch(name):

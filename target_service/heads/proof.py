@@ -1,26 +1,29 @@
 """The proof of a head at load: it must agree with its target on the target's own text.
 
 Folders of EAGLE heads count layers in two ways and are silent about norms, and a wrong guess only makes a head worse,
-without any error. So each reading is tried, and the one that agrees most is taken.
+without any error. So each reading is tried, on more texts until one of them is clearly ahead, and that one is taken.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.backends.taps import Taps
-from specdec.core.sequence import Draw, SamplingParams
 from specdec.passes.rows import Segment
+from specdec.runner.failures import in_words
 from specdec.runner.model_runner import ModelRunner
 from target_service.heads.checkpoint import EAGLE, MEDUSA, REDRAFTER, HeadFiles
 from target_service.heads.layer_head import LayerHead
 from target_service.heads.medusa import Medusa
+from target_service.heads.own_texts import OwnText, prompts_of, write
 from target_service.heads.recurrent import RecurrentHead
 from target_service.heads.redrafter import ReDrafter
 from target_service.own.own_trees import OwnTrees
@@ -30,26 +33,46 @@ log = logging.getLogger(__name__)
 LEAST_AGREEMENT, LEAST_OF_LAST_STATE = 0.2, 0.05
 """A head that agrees less often is not of this target. Those that read its last state alone agree less."""
 
-_TEXTS, _LENGTH = 8, 64
+_MOST_ROUNDS = 4
+"""Of some 300 tokens each, while no reading is clearly ahead."""
+
+_CLEARLY = 3.0
+"""Standard deviations."""
 
 
-def proved(files: HeadFiles, runner: ModelRunner) -> OwnTrees:
-    """The head, of EAGLE's kinds in the reading that agrees best. Raises ValueError, with the agreement, if it is too
-    small."""
-    return _of_last_state(files, runner) if files.kind in (MEDUSA, REDRAFTER) else _with_layer(files, runner)
+class Reading(NamedTuple):
+    """Of a folder: see RecurrentHead and specdec.backends.taps."""
+
+    boundaries: tuple[int, ...]
+    other: bool
+    feeds_normed: bool
 
 
-def _of_last_state(files: HeadFiles, runner: ModelRunner) -> OwnTrees:
+def proved(files: HeadFiles, runner: ModelRunner, directory: Path | None = None) -> OwnTrees:
+    """The head, of EAGLE's kinds in the reading that agrees best. ``directory``: of the target, for its chat template.
+    Raises ValueError, with the agreement, if it is too small, or if the head does not fit."""
+    prompts = prompts_of(directory, runner)
+    of_kind = _of_last_state if files.kind in (MEDUSA, REDRAFTER) else _with_layer
+    try:
+        return of_kind(files, runner, prompts)
+    except ValueError:
+        raise
+    except Exception as error:  # weights of other shapes may cause any
+        raise ValueError(f"the head {files.name} cannot be used: {in_words(error)}") from error
+
+
+def _of_last_state(files: HeadFiles, runner: ModelRunner, prompts: Sequence[Sequence[int]]) -> OwnTrees:
     config: Any = runner.model.config.get_text_config()
     taps = runner.tap((config.num_hidden_layers,))
-    kind = Medusa if files.kind == MEDUSA else ReDrafter
+    kind: Any = Medusa if files.kind == MEDUSA else ReDrafter
     head = kind(files, runner.model, runner.info.vocab_size, runner.backend, taps)
 
-    def guesses(states: list[Tensor], texts: Sequence[Sequence[int]], _: Sequence[Segment]) -> Tensor:
-        tokens = [token for text in texts for token in text]
-        return head.ids[head.after(torch.cat([_shifted(each) for each in states]), tokens).argmax(-1)]
+    def guesses(states: list[Tensor], ids: Sequence[int], _: Sequence[Segment]) -> Tensor:
+        found: Tensor = head.ids[head.after(torch.cat([_shifted(each) for each in states]), ids).argmax(-1)]
+        return found
 
-    _judge(files, _agreement(guesses, taps, runner, _own_texts(runner)), taps.boundaries, LEAST_OF_LAST_STATE)
+    hits = _hits(guesses, taps, runner, write(runner, prompts, 0))
+    _judge(files, float(hits.float().mean()), taps.boundaries, LEAST_OF_LAST_STATE)
     return OwnTrees(head, files.choices)
 
 
@@ -62,32 +85,63 @@ def _judge(files: HeadFiles, agreement: float, boundaries: Sequence[int], least:
         )
 
 
-def _with_layer(files: HeadFiles, runner: ModelRunner) -> OwnTrees:
+def _with_layer(files: HeadFiles, runner: ModelRunner, prompts: Sequence[Sequence[int]]) -> OwnTrees:
     config: Any = runner.model.config.get_text_config()
     layer = config.num_hidden_layers
     head = RecurrentHead(files, runner.model, runner.info.vocab_size, runner.backend)
-    texts = _own_texts(runner)
-    found: list[tuple[float, tuple[int, ...], bool]] = []
 
-    def guesses(states: list[Tensor], texts: Sequence[Sequence[int]], segments: Sequence[Segment]) -> Tensor:
-        packed_pass = runner.packed_pass(segments)
-        before = torch.cat([_shifted(head.fused(each)) for each in states])
-        tokens = [token for text in texts for token in text]
-        rows = head.rows(tokens, before, packed_pass.rows.positions, packed_pass, layer)
-        return head.ids[head.logits(rows).argmax(-1)]
+    def guesses(states: list[Tensor], ids: Sequence[int], segments: Sequence[Segment]) -> Tensor:
+        """In the second step the head reads its own states, as below the text: there more readings differ."""
+        packed_pass, found, steps = runner.packed_pass(segments), [head.fused(each) for each in states], []
+        for _ in range(2):
+            before = torch.cat([_shifted(each) for each in found])
+            rows = head.rows(ids, before, packed_pass.rows.positions, packed_pass, layer)
+            found = list(torch.split(rows, [len(each) for each in found]))
+            steps.append(head.ids[head.logits(rows).argmax(-1)])
+        return torch.stack(steps)
 
-    for boundaries, before in itertools.product(_boundaries(files, layer), (False, True)):
-        if len(boundaries) != head.num_taps:
-            raise ValueError(f"the head {files.name} reads {head.num_taps} states, not {len(boundaries)}")
-        head.other_reading = before
-        taps = runner.tap(boundaries)
+    def hits(reading: Reading, texts: Sequence[OwnText]) -> Tensor:
+        _, head.other_reading, head.feeds_normed = reading
+        taps = runner.tap(reading.boundaries)
         try:
-            found.append((_agreement(guesses, taps, runner, texts), boundaries, before))
+            return _hits(guesses, taps, runner, texts)
         finally:
             taps.remove()
-    best, boundaries, head.other_reading = max(found)
-    _judge(files, best, boundaries, LEAST_AGREEMENT)
+
+    places, fed = _boundaries(files, layer), (False, True) if files.feeds_normed is None else (files.feeds_normed,)
+    if any(len(boundaries) != head.num_taps for boundaries in places):
+        raise ValueError(f"the head {files.name} reads {head.num_taps} states, not {len(places[0])}")
+    readings = [Reading(*each) for each in itertools.product(places, (False, True), fed)]
+    best, agreement = _best(readings, hits, lambda seed: write(runner, prompts, seed))
+    _judge(files, agreement, best.boundaries, LEAST_AGREEMENT)
+    boundaries, head.other_reading, head.feeds_normed = best
     return OwnTrees(LayerHead(head, runner.tap(boundaries), runner, layer))
+
+
+def _best(
+    readings: Sequence[Reading],
+    hits: Callable[[Reading, Sequence[OwnText]], Tensor],
+    texts: Callable[[int], Sequence[OwnText]],
+) -> tuple[Reading, float]:
+    """The reading that agrees most often, and how often its first guesses do. Those clearly behind are not tried on
+    further texts."""
+    found: dict[Reading, list[Tensor]] = {reading: [] for reading in readings}
+    for number in range(_MOST_ROUNDS):
+        some = texts(1000 * number)
+        for reading in found:
+            found[reading].append(hits(reading, some))
+        of_all = {reading: torch.cat(each, -1) for reading, each in found.items()}
+        best = max(of_all, key=lambda reading: float(of_all[reading].sum()))
+        found = {each: found[each] for each in found if each == best or not _is_behind(of_all[each], of_all[best])}
+        if len(found) == 1:
+            break
+    return best, float(of_all[best][0].float().mean())
+
+
+def _is_behind(one: Tensor, other: Tensor) -> bool:
+    """Whether ``one`` agrees clearly less often, or the same: by the tokens on which they differ (McNemar's test)."""
+    lead, differ = int(other.sum()) - int(one.sum()), int((other != one).sum())
+    return lead >= _CLEARLY * math.sqrt(differ)
 
 
 def _boundaries(files: HeadFiles, num_layers: int) -> list[tuple[int, ...]]:
@@ -101,52 +155,28 @@ def _boundaries(files: HeadFiles, num_layers: int) -> list[tuple[int, ...]]:
 
 
 @torch.inference_mode()
-def _own_texts(runner: ModelRunner) -> list[list[int]]:
-    """Texts that the target samples from the beginning."""
-    config: Any = runner.model.config.get_text_config()
-    first = next((each for each in (config.bos_token_id, *runner.info.eos_token_ids) if isinstance(each, int)), 0)
-    caches = [runner.new_cache(b"proof") for _ in range(_TEXTS)]
-    texts = [[first] for _ in caches]
-    sampling = SamplingParams()
-    try:
-        while len(texts[0]) < _LENGTH:
-            segments = []
-            for cache, ids in zip(caches, texts, strict=True):
-                cache.take(1)
-                segments.append(Segment([ids[-1]], [-1], len(ids) - 1, cache.block_table, [0]))
-            outputs = runner.forward(segments)
-            draws = [Draw(sampling, seed, len(texts[0])) for seed in range(_TEXTS)]
-            tokens = runner.backend.draw(torch.cat([each.logits for each in outputs]), draws).tolist()
-            for cache, ids, token in zip(caches, texts, tokens, strict=True):
-                cache.keep([0])
-                ids.append(token)
-    finally:
-        for cache in caches:
-            cache.release()
-    return texts
-
-
-@torch.inference_mode()
-def _agreement(
-    guesses: Callable[[list[Tensor], Sequence[Sequence[int]], Sequence[Segment]], Tensor],
+def _hits(
+    guesses: Callable[[list[Tensor], Sequence[int], Sequence[Segment]], Tensor],
     taps: Taps,
     runner: ModelRunner,
-    texts: Sequence[Sequence[int]],
-) -> float:
-    """How often the head's likeliest token is the target's. ``guesses``: the tokens after each row of the texts, from
-    the target's states of each text and the segments of the pass."""
+    texts: Sequence[OwnText],
+) -> Tensor:  # [..., tokens that the target wrote] bool
+    """Whether the head's likeliest token is the target's. ``guesses``: the tokens after each row [..., rows], from the
+    target's states of each text, the ids of all and the segments of the pass."""
     caches = [runner.new_cache(b"proof") for _ in texts]
     try:
         segments = []
-        for cache, ids in zip(caches, texts, strict=True):
-            cache.take(len(ids))
-            rows = range(len(ids))
-            segments.append(Segment(ids, range(-1, len(ids) - 1), 0, cache.block_table, rows, exact=False))
+        for cache, text in zip(caches, texts, strict=True):
+            cache.take(len(text.ids))
+            rows = range(len(text.ids))
+            segments.append(Segment(text.ids, range(-1, len(rows) - 1), 0, cache.block_table, rows, exact=False))
         with taps.open():
             outputs = runner.forward(segments)
-        states = list(torch.split(taps.take(sum(map(len, texts))), [len(ids) for ids in texts]))
+        ids = [token for text in texts for token in text.ids]
+        states = list(torch.split(taps.take(len(ids)), [len(text.ids) for text in texts]))
         wanted = torch.cat([each.logits for each in outputs]).argmax(-1)
-        return float((guesses(states, texts, segments) == wanted).float().mean())
+        written = torch.cat([torch.arange(len(text.ids)) >= text.start for text in texts]).to(wanted.device)
+        return (guesses(states, ids, segments) == wanted)[..., written].cpu()
     finally:
         for cache in caches:
             cache.release()

@@ -21,7 +21,7 @@ from specdec.backends.base import Backend
 from specdec.backends.packed_pass import PackedPass
 from specdec.core.device import indices
 from target_service.heads.checkpoint import EAGLE3, HeadFiles
-from target_service.heads.weights import linear, output_of
+from target_service.heads.weights import embedding_of, linear, output_of
 
 
 class RecurrentHead(nn.Module):
@@ -29,6 +29,7 @@ class RecurrentHead(nn.Module):
 
     ``other_reading``: of EAGLE-3, whether the layer adds to the normed state instead of the state itself; of EAGLE,
     whether the state comes before the embedding. Folders are silent about both (target_service.heads.proof).
+    ``feeds_normed``: its states are those after the last norm (EAGLE 3.1).
     """
 
     fc: Any
@@ -39,14 +40,13 @@ class RecurrentHead(nn.Module):
         """Raises ValueError if the head does not fit the target."""
         super().__init__()
         weights, config = files.weights, files.config
-        self.embedding: Any = target.get_input_embeddings()
-        like = self.embedding.weight
+        assert files.layer is not None, "EAGLE's kinds have it"
+        self.options = files.layer
+        self.embedding: Any = embedding_of(files, target, vocab_size)
+        like = target.get_input_embeddings().weight
         self.hidden_size, self.kind = like.shape[1], files.kind
         self.other_reading = bool(config.get("norm_before_residual"))
-        heads = int(config["num_attention_heads"])
-        self._head_dim = int(config.get("head_dim") or self.hidden_size // heads)
-        self._eps = float(config.get("rms_norm_eps", 1e-6))
-        self._scale = 1 / math.sqrt(self._head_dim)
+        self.feeds_normed = bool(files.feeds_normed)
         rows, columns = weights["fc.weight"].shape
         if rows != self.hidden_size or columns % self.hidden_size:
             raise ValueError(
@@ -57,21 +57,30 @@ class RecurrentHead(nn.Module):
         self._norms: dict[str, Tensor] = {}
         for name, tensor in weights.items():
             kept = tensor.to(like.device, like.dtype)
-            if name.endswith("norm.weight"):
-                self._norms[_attribute(name)] = kept
+            if "norm." in name:
+                self._norms[name.removeprefix("midlayer.").removesuffix(".weight")] = kept
             elif name.endswith(("o_proj.weight", "down_proj.weight")) or name == "fc.weight":
                 setattr(self, _attribute(name), linear(kept, weights.get(name.replace(".weight", ".bias")), like))
         self.to_heads, self._widths = _joined(weights, ("q_proj", "k_proj", "v_proj"), like)
         self.to_features, _ = _joined(weights, ("gate_proj", "up_proj"), like)
-        half = self._head_dim // 2
-        self._rates = files.rope_theta ** (-torch.arange(half, device=like.device, dtype=torch.float32) / half)
+        self._check_widths(files)
+        self._rates = self.options.rates.to(like.device)
         backend.pack(self)
+
+    def _check_widths(self, files: HeadFiles) -> None:
+        query, key, value = self._widths
+        wide = self.options.num_heads * self.options.head_dim
+        if query != wide or key != value or key % self.options.head_dim or wide % key:
+            heads = f"{self.options.num_heads} heads of {self.options.head_dim} numbers"
+            raise ValueError(f"the head {files.name} has {heads}, and projections to {query}, {key} and {value}")
 
     def fused(self, taps: Tensor) -> Tensor:  # [rows, taps * hidden_size] -> [rows, hidden_size]
         """The state of each row, from the target's states at all taps."""
         if self.kind != EAGLE3:
             return taps
-        found: Tensor = self.fc(taps)
+        taps = self._normed(taps, "input_norm")
+        parts = taps.chunk(self.num_taps, -1)
+        found: Tensor = self.fc(torch.cat([self._normed(part, f"fc_norm.{k}") for k, part in enumerate(parts)], -1))
         return found
 
     @torch.inference_mode()
@@ -79,20 +88,20 @@ class RecurrentHead(nn.Module):
         self, token_ids: Sequence[int], states: Tensor, positions: Sequence[int], packed_pass: PackedPass, layer: int
     ) -> Tensor:  # [rows, hidden_size]
         """The head's own states of the rows. Stores their keys and values as those of ``layer``."""
+        options = self.options
         inputs, states = self._entered(self.embedding(indices(token_ids, states.device)), states)
         angles = indices(positions, states.device)[:, None].float() * self._rates
-        cos, sin = angles.cos().to(inputs.dtype)[:, None], angles.sin().to(inputs.dtype)[:, None]
+        cos, sin = ((options.rotary_scale * each).to(inputs.dtype)[:, None] for each in (angles.cos(), angles.sin()))
         query, key, value = (
-            part.view(len(inputs), -1, self._head_dim) for part in self.to_heads(inputs).split(self._widths, -1)
+            part.view(len(inputs), -1, options.head_dim) for part in self.to_heads(inputs).split(self._widths, -1)
         )
-        attended = packed_pass.attend(
-            layer, _rotated(query, cos, sin), _rotated(key, cos, sin), value.contiguous(), self._scale, None, None
-        )
+        query, key, scale = _rotated(query, cos, sin), _rotated(key, cos, sin), 1 / math.sqrt(options.head_dim)
+        attended = packed_pass.attend(layer, query, key, value.contiguous(), scale, options.window, None)
         states = states + self.o_proj(attended.flatten(1))
         normed = self._normed(states, "post_attention_layernorm")
         gate, up = self.to_features(normed).chunk(2, -1)
-        found: Tensor = states + self.down_proj(F.silu(gate) * up)
-        return found
+        found: Tensor = states + self.down_proj(options.activation(gate) * up)
+        return self._normed(found, "norm") if self.feeds_normed else found
 
     def _entered(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """The input of the layer's attention, and what its output is added to."""
@@ -106,13 +115,13 @@ class RecurrentHead(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:  # [rows, hidden_size] -> [rows, draft vocabulary]
         """Of the tokens ``ids``."""
-        found: Tensor = self.output(self._normed(states, "norm"))
+        found: Tensor = self.output(states if self.feeds_normed else self._normed(states, "norm"))
         return found
 
     def _normed(self, rows: Tensor, name: str) -> Tensor:
         """By a norm that the head has, else unchanged."""
         weight = self._norms.get(name)
-        return rows if weight is None else F.rms_norm(rows, rows.shape[-1:], weight, self._eps)
+        return rows if weight is None else F.rms_norm(rows, rows.shape[-1:], weight, self.options.eps)
 
 
 def _joined(weights: Mapping[str, Tensor], names: Sequence[str], like: Tensor) -> tuple[nn.Linear, list[int]]:

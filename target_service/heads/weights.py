@@ -20,6 +20,23 @@ def linear(weight: Tensor, bias: Tensor | None, like: Tensor) -> nn.Linear:
     return made
 
 
+def embedding_of(files: HeadFiles, target: Any, vocab_size: int) -> Any:
+    """The head's embedding where it has one that differs from the target's, else the target's. Raises ValueError if it
+    does not fit."""
+    of_target = target.get_input_embeddings()
+    own, like = files.weights.get("embed_tokens.weight"), of_target.weight
+    if own is None:
+        return of_target
+    if own.ndim != 2 or len(own) < vocab_size or own.shape[1] != like.shape[1]:
+        raise ValueError(f"the embedding of the head {files.name} has the shape {tuple(own.shape)}")
+    own = own[:vocab_size].to(like.device, like.dtype)
+    if torch.equal(own, like[:vocab_size]):
+        return of_target
+    made = nn.Embedding(len(own), own.shape[1], device="meta")
+    made.weight = nn.Parameter(own, requires_grad=False)
+    return made
+
+
 def output_of(
     files: HeadFiles, target: Any, vocab_size: int, own: Tensor | None, width: int
 ) -> tuple[nn.Linear, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,73 @@ def test_build_writes_a_model_that_loads(tmp_path: Path) -> None:
     assert drafter.info.name == "model"
     told = CliRunner().invoke(app, ["ngram", "--help"])
     assert "build" in told.stdout
+
+
+def spoilt(model: NgramModel, **arrays: Any) -> dict[str, Any]:
+    return {name: array for name, array in {**model._arrays, **arrays}.items() if array is not None}
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def flipped(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3] ^= 255
+    file.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("spoil", [cut, flipped, lambda file: file.write_bytes(b""), Path.unlink])
+def test_a_file_that_is_damaged_is_refused_in_a_sentence(
+    model: NgramModel, tmp_path: Path, spoil: Callable[[Path], object]
+) -> None:
+    model.save(file := tmp_path / "model.npz")
+    spoil(file)
+    with pytest.raises(ValueError, match=r"model\.npz is no n-gram model as `specdec ngram build` writes it: "):
+        NgramDrafter.load(file)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"keys1": None}, "it has no array keys1"),
+        ({"more": np.zeros(1)}, "an unknown array more"),
+        ({"format": np.array(2)}, "format is 2, not 1"),
+        ({"format": np.array("1")}, "array format is of another kind"),
+        ({"vocab_size": np.array([4096])}, "array vocab_size is of another kind"),
+        ({"vocab_size": np.array(0)}, "vocabulary"),
+        ({"vocab_size": np.array(300)}, "outside of its vocabulary of 300"),
+        ({"fingerprint": np.array("\ud800")}, "vocabulary"),
+        ({"tokens2": np.zeros(3)}, "array tokens2 is of another kind"),
+        ({"counts1": np.zeros((2, 2), np.uint32)}, "array counts1 is of another kind"),
+        ({"counts1": np.zeros(1, np.uint32)}, "contexts of 1 tokens do not fit together"),
+        ({"starts3": np.zeros(0, np.int64)}, "contexts of 3 tokens do not fit together"),
+        ({"keys4": np.zeros(2, np.uint64), "starts4": np.zeros(3, np.int64)}, "contexts of 4 tokens do not fit"),
+    ],
+)
+def test_a_file_that_fails_in_a_pass_is_refused_in_a_sentence(
+    model: NgramModel, tmp_path: Path, arrays: dict[str, Any], words: str
+) -> None:
+    NgramModel(spoilt(model)).save(file := tmp_path / "model.npz")
+    assert NgramModel.load(file).digest == model.digest
+    np.savez_compressed(file, **spoilt(model, **arrays))
+    with pytest.raises(ValueError, match=words):
+        NgramDrafter.load(file)
+
+
+def test_contexts_out_of_order_are_refused(model: NgramModel, tmp_path: Path) -> None:
+    np.savez(file := tmp_path / "model.npz", **spoilt(model, keys1=model._arrays["keys1"][::-1]))
+    with pytest.raises(ValueError, match="contexts of 1 tokens are not in order"):
+        NgramDrafter.load(file)
+
+
+def test_a_small_file_does_not_take_the_memory_of_a_large_one(model: NgramModel, tmp_path: Path) -> None:
+    np.savez_compressed(file := tmp_path / "model.npz", **spoilt(model, tokens1=np.zeros(1 << 26, np.uint32)))
+    with pytest.raises(ValueError, match=r"would take \d+ bytes of memory"):
+        NgramDrafter.load(file)
+
+
+def test_one_array_is_no_model(tmp_path: Path) -> None:
+    np.save(file := tmp_path / "model.npy", np.zeros(3))
+    with pytest.raises(ValueError, match="is no n-gram model"):
+        NgramDrafter.load(file)

@@ -11,20 +11,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
 from torch import Tensor
 
 from draft_service.drafter import DraftSequence, Node
 from draft_service.drafters import proposal
 from draft_service.drafters.language_model import LanguageModelDrafter
+from specdec.client import Client
 from specdec.core import noise
-from specdec.core.errors import SpecdecError
+from specdec.core.errors import ReplicaLost, SpecdecError
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.sampling import draft_draws
 from specdec.speculation import verification
@@ -40,6 +46,7 @@ from tests.parity.reference import sample_seed
 
 WINDOWS_PER_TEXT = 10
 NUM_TEXTS = 80
+NUM_LOST = 300
 
 
 @dataclass(frozen=True)
@@ -177,6 +184,48 @@ async def test_joint_law_is_the_targets_through_the_orchestrator(monkeypatch: py
     print(f"{len(texts) * WINDOWS_PER_TEXT} windows in {time.perf_counter() - started:.1f} s, p = {p:.3g}")
     assert p > 1e-3
     assert sum(sample.finish.speculation.num_accepted_tokens for group in groups for sample in group) > len(texts) * 10
+
+
+@pytest.mark.slow
+async def test_the_law_holds_where_streams_are_lost_that_hold_text_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each text's stream is lost after its third round, when a last "b" is held back: it may begin a stop string. A
+    text that our client gives up for that is asked for again, with another seed."""
+    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="a"))
+    tokenizer.decoder = Fuse()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    thirds = TableRunner(3, order=1, sharpness=0.0)
+    once = Client._once
+    lost: set[int] = set()
+
+    async def losing(self: Client, at: int, request: Any, *rest: Any) -> AsyncIterator[Any]:
+        async with aclosing(once(self, at, request, *rest)) as responses:
+            async for response in responses:
+                if response.round.round == 3 and request.seed < NUM_LOST and request.seed not in lost:
+                    lost.add(request.seed)
+                    raise ReplicaLost("gone")
+                yield response
+
+    monkeypatch.setattr(Client, "_once", losing)
+    verifiers, drafters = [LmVerifier(thirds)], [LanguageModelDrafter(thirds)]
+    async with cluster(verifiers, drafters, tokenizer=str(tmp_path), max_live_sequences=NUM_LOST) as deployment:
+        address = f"127.0.0.1:{deployment.orchestrator.port}"
+        async with Client(address, address) as client:
+
+            async def text(seed: int) -> list[int]:
+                asked = {"token_ids": {"token_ids": [0]}, "max_tokens": 9, "stop": ["b!"], "num_draft_tokens": 1}
+                asked |= {"verification": write_method(Method.TOKEN), "return_rounds": True}
+                try:
+                    [sample] = await client.generate(**asked, seed=seed)
+                except ReplicaLost:
+                    [sample] = await client.generate(**asked, seed=seed + NUM_LOST)
+                return sample.token_ids
+
+            texts = np.array(await asyncio.gather(*(text(seed) for seed in range(NUM_LOST))))
+    assert lost == set(range(NUM_LOST))
+    counts = np.stack([np.bincount(column, minlength=3) for column in texts.T])
+    assert all(p_value(each, np.full(3, NUM_LOST / 3)) > 1e-4 for each in counts), counts
 
 
 # --- planted mutants: the same check must find them -------------------------------------------------------------

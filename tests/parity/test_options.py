@@ -178,6 +178,26 @@ async def test_a_prompts_logprobs_are_those_that_its_tokens_have_when_they_are_g
         assert again[0].finish.usage.cached_prompt_tokens > 0
 
 
+@pytest.mark.parametrize("finished", [(), (0,), (1,), (0, 1)])
+async def test_a_prompts_logprobs_are_sent_again_whatever_samples_a_resumed_request_has_finished(
+    target_runner, finished: tuple[int, ...]
+):
+    fields = {"prompt_logprobs": 2, "n": 2, "max_tokens": 8}
+    async with deployment(target_runner, []) as running:
+        whole = await answers(running, **fields)
+        samples = whole["samples"]
+        received = {index: samples[index]["ids"][: 8 if index in finished else 3] for index in samples}
+        again = await answers(running, **fields, resume={index: {"token_ids": ids} for index, ids in received.items()})
+        await running.settled()
+    assert again["prompt_logprobs"] == whole["prompt_logprobs"] != []
+    assert {index: ids + again["samples"][index]["ids"] for index, ids in received.items()} == {
+        index: sample["ids"] for index, sample in samples.items()
+    }
+    assert [sample["finish"] for sample in again["samples"].values()] == [
+        sample["finish"] for sample in samples.values()
+    ]
+
+
 async def test_a_long_prompts_logprobs_come_in_parts_and_are_the_same(target_runner):
     ids = [1 + (7 * place) % 4000 for place in range(700)]
     async with deployment(target_runner, []) as running:

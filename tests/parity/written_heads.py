@@ -63,7 +63,7 @@ def eagle_weights(seed: int = 2) -> dict[str, Tensor]:
     found |= {"layers.0.self_attn.o_proj.weight": of(HIDDEN, heads), "fc.weight": of(HIDDEN, 2 * HIDDEN)}
     found |= {f"layers.0.mlp.{name}_proj.weight": of(256, HIDDEN) for name in ("gate", "up")}
     found |= {"layers.0.mlp.down_proj.weight": of(HIDDEN, 256), "fc.bias": of(HIDDEN)}
-    found |= {"layers.0.self_attn.q_proj.bias": of(heads), "embed_tokens.weight": of(10, HIDDEN)}
+    found |= {"layers.0.self_attn.q_proj.bias": of(heads)}
     return found | {"layers.0.post_attention_layernorm.weight": 1 + 0.1 * of(HIDDEN)}
 
 

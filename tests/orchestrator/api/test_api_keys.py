@@ -120,12 +120,20 @@ def test_every_bad_line_is_named_and_none_is_quoted(tmp_path: Path) -> None:
         line("d", "same"),
         line("e", "same"),
         line("e", "other"),
+        "[" * 100_000,
     ]
     file.write_text("\n".join(each.strip() for each in bad))
     with pytest.raises(ValueError, match="api_keys_file") as refused:
         read_keys(str(file))
     said = str(refused.value)
-    for number, field in ((1, "is no JSON object"), (2, "a field"), (3, "sha256"), (4, "name"), (4, "max_sequences")):
+    for number, field in (
+        (1, "is no JSON object"),
+        (10, "is no JSON object"),
+        (2, "a field"),
+        (3, "sha256"),
+        (4, "name"),
+        (4, "max_sequences"),
+    ):
         assert f"line {number}: {field}" in said
     for words in ("line 5: a field: Extra", "line 6: tokens_per_minute", "the same name", "the same sha256"):
         assert words in said

@@ -338,3 +338,15 @@ def test_a_text_of_the_greatest_length_is_read():
     text = "a" * MAX_PROMPT_BYTES
     with pytest.raises(ContextExceeded):
         read(text=text, tokenizer=TOKENIZER)
+
+
+def test_an_output_is_resumed_where_tokens_that_a_client_lacks_are_drawn_as_before():
+    """Under token and block verification they would be drawn with other noise, and which of them a client lacks
+    depends on what they are: text is held back that may begin a stop string."""
+    received = dict(resume={0: {"token_ids": [1, 2]}}, seed=5)
+    for method in (common_pb2.VERIFICATION_METHOD_TOKEN, common_pb2.VERIFICATION_METHOD_BLOCK):
+        assert refused(verification=method, **received).keys() == {"resume[0]"}
+        assert refused(verification=method, temperature=0.5, **received).keys() == {"resume[0]"}
+        assert read(verification=method, temperature=0.0, **received).resume == {0: array("I", [1, 2])}
+        assert read(verification=method, resume={0: {}}, seed=5).resume == {0: array("I")}
+    assert read(verification=common_pb2.VERIFICATION_METHOD_COUPLED, **received).resume == {0: array("I", [1, 2])}

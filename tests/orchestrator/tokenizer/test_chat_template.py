@@ -187,3 +187,17 @@ def test_a_template_is_a_file_or_a_part_of_the_configuration(tmp_path):
 def test_the_year_is_this_one():
     text = ChatTemplate({"default": "{{ strftime_now('%Y') }}"}, {}).render(Conversation([USER]))
     assert abs(int(text) - datetime.now().year) <= 1
+
+
+@pytest.mark.parametrize("listed", [[1], ["x"], [None], [[]], [{}], [{"name": "default"}]], ids=str)
+def test_a_list_without_templates_is_told_at_the_start(listed, tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: chat_template"):
+        ChatTemplate.read(TokenizerFiles(tmp_path / "tokenizer.json", tmp_path / "tokenizer_config.json"))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"{{ " + b"(" * 10_000 + b" }}"], ids=["no text", "deep"])
+def test_a_file_without_a_template_is_told_at_the_start(content, tmp_path):
+    (tmp_path / "chat_template.jinja").write_bytes(content)
+    with pytest.raises(ValueError, match=r"chat_template\.jinja cannot be read|the chat template cannot be read"):
+        ChatTemplate.read(TokenizerFiles(tmp_path / "tokenizer.json", template=tmp_path / "chat_template.jinja"))

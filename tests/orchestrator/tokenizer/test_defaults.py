@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -26,7 +27,8 @@ def test_a_model_that_does_not_sample_is_greedy(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("temperature", -1), ("top_p", 2), ("top_k", -1), ("top_k", "a"), ("min_p", [])]
+    ("name", "value"),
+    [("temperature", -1), ("top_p", 2), ("top_k", -1), ("top_k", "a"), ("min_p", []), ("top_k", math.inf)],
 )
 def test_what_is_out_of_its_range_is_told_at_the_start(tmp_path, name, value):
     with pytest.raises(ValueError, match=r"generation_config\.json"):

@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from orchestrator.tokenizer.files import TokenizerFiles, find, read_json
+from orchestrator.tokenizer.files import TokenizerFiles, find
 from tests.checkout import DEMO
 
 BUNDLED = DEMO / "target"
@@ -91,12 +91,3 @@ def test_a_path_that_is_not_there_is_no_hub_id_and_is_told_in_words(tmp_path):
 def test_a_directory_without_a_tokenizer_is_told_in_words(tmp_path):
     with pytest.raises(ValueError, match=f"--tokenizer: {tmp_path} is neither"):
         find(str(tmp_path))
-
-
-@pytest.mark.parametrize("content", ["", "[1]", "{", "version https://git-lfs.github.com/spec/v1"])
-def test_a_file_that_is_no_object_is_named(tmp_path, content):
-    file = tmp_path / "tokenizer_config.json"
-    file.write_text(content)
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json"):
-        read_json(file)
-    assert read_json(None) == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
 import platform
 import socket
 import subprocess
@@ -27,7 +28,7 @@ from specdec.core.settings import EngineSettings
 from specdec.server import model_server
 from specdec.telemetry import setup as telemetry
 from target_service.language_model import LmVerifier
-from tests.checkout import DEMO
+from tests.checkout import DEMO, ROOT
 from tests.cluster import Cluster, cluster
 from tests.models.table_runner import TableRunner
 from tests.specdec.cli.commands import TERMINAL, called, invoke, program, without_ours
@@ -229,6 +230,7 @@ def test_a_service_with_bad_flags_exits_with_2_and_names_them(arguments, words, 
     [
         (ValueError("no such model"), "no such model"),
         (ImportError("No torch"), "No torch; pip install -e '.[models]' in a checkout has it"),
+        (ImportError("No numpy", name="numpy"), "No numpy; pip install -e '.[ngram]' in a checkout has it"),
     ],
 )
 def test_a_model_that_cannot_be_loaded_exits_with_2_and_a_sentence(capsys, monkeypatch, error, sentence):
@@ -241,6 +243,28 @@ def test_a_model_that_cannot_be_loaded_exits_with_2_and_a_sentence(capsys, monke
         model_server.run(EngineSettings(), "target", build)
     assert caught.value.code == 2
     assert capsys.readouterr().err == f"specdec target: {sentence}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lacking", "extra", "command"),
+    [
+        ("torch", "models", "target_service --model=none --self-draft=recycling"),
+        ("numpy", "ngram", "draft_service --ngram=none.npz"),
+        ("numpy", "ngram", "draft_service.ngram_build text --tokenizer=text --output=model.npz"),
+        ("uvicorn", "http", "gateway --orchestrator=127.0.0.1:1"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_told_in_a_sentence(tmp_path, lacking, extra, command):
+    (tmp_path / f"{lacking}.py").write_text(f"raise ModuleNotFoundError('No module named {lacking}', name='{lacking}')")
+    (tmp_path / "text").write_text("a")
+    paths = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    arguments = [sys.executable, "-m", *command.split()]
+    environment = {**os.environ, "PYTHONPATH": paths}
+    ran = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 2
+    assert ran.stderr.endswith(f": No module named {lacking}; pip install -e '.[{extra}]' in a checkout has it\n")
+    assert "Traceback" not in ran.stderr
 
 
 @pytest.mark.slow

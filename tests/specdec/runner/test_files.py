@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from specdec.runner import files
-from specdec.runner.files import directory_of, weight_files
+from specdec.runner.files import directory_of, read_json, weight_files
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SHARDS = ["model-1-of-2.safetensors", "model-2-of-2.safetensors"]
@@ -86,3 +86,30 @@ def test_a_cache_that_cannot_be_written_is_told_in_words(monkeypatch, errno):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(ValueError, match=r"the hub's cache cannot be written: .*'/cache/hub'; HF_HOME names another"):
         directory_of("someone/large")
+
+
+BROKEN = {
+    "empty": b"",
+    "a list": b"[1]",
+    "cut": b"{",
+    "not fetched": b"version https://git-lfs.github.com/spec/v1",
+    "no text": b"\xff\xfe\x00",
+    "deep": b'{"a":' * 100_000,
+    "a long number": b'{"a": ' + b"9" * 5000 + b"}",
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN.keys())
+def test_a_file_without_a_json_object_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / files.INDEX).write_bytes(content)
+    for read in (lambda: read_json(tmp_path / files.INDEX), lambda: weight_files(tmp_path)):
+        with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json"):
+            read()
+    assert read_json(None) == {}
+
+
+@pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": null}'])
+def test_an_index_without_names_of_files_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / files.INDEX).write_text(content)
+    with pytest.raises(ValueError, match="has no object weight_map"):
+        weight_files(tmp_path)
