@@ -7,13 +7,13 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from tokenizers import Tokenizer
-
 from orchestrator.drafting.forced_tokens import BUDGET
-from specdec.core.errors import InvalidArgument
+from specdec.core.errors import InvalidArgument, Overloaded
 from specdec.core.limits import MAX_GRAMMAR_BYTES
 from specdec.core.rounds import GRAMMAR, ModelInfo
 from specdec.sampling.grammar import GRAMMAR_FIELD, Compiled, Grammars
@@ -60,13 +60,18 @@ def of_caller(error: InvalidArgument, message: generation_pb2.GenerateRequest) -
     )
 
 
+_Key = tuple[str, bytes, str, str]
+"""Model digest, owner, form and text of a grammar."""
+
+
 class RequestGrammars:
     """The grammars of requests. What is known of a grammar is kept by owner, as compiled ones are."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Path) -> None:
+        """``tokenizer``: a tokenizer.json."""
+        self._tokenizer = str(tokenizer)
         self._models: dict[tuple[int, tuple[int, ...]], asyncio.Task[_OfModel]] = {}
-        self._read: OrderedDict[tuple[str, bytes, str, str], asyncio.Task[str]] = OrderedDict()
+        self._read: OrderedDict[_Key, asyncio.Task[str]] = OrderedDict()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def prepare(self, target: ModelInfo) -> _OfModel:
@@ -89,12 +94,16 @@ class RequestGrammars:
         model = await self.prepare(target)
         if key not in self._read:
             self._read[key] = asyncio.create_task(self._checked(model.sandbox, account, form, text))
-            self._read[key].add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._read[key].add_done_callback(partial(self._forget_unanswered, key))
             if len(self._read) > _KEPT:
                 self._read.popitem(last=False)
         self._read.move_to_end(key)
         grammar = await asyncio.shield(self._read[key])
         return grammar, model.grammars.start(grammar, owner)
+
+    def _forget_unanswered(self, key: _Key, task: asyncio.Task[str]) -> None:
+        if task.cancelled() or isinstance(task.exception(), Overloaded):
+            self._read.pop(key, None)
 
     async def _checked(self, sandbox: GrammarSandbox, account: str, form: str, text: str) -> str:
         # One at a time for each account, so that one account's grammars do not take every child.
@@ -114,10 +123,9 @@ class _OfModel(NamedTuple):
     grammars: Grammars
 
     @staticmethod
-    async def make(tokenizer: Tokenizer, vocab_size: int, end_token_ids: tuple[int, ...]) -> _OfModel:
-        text = await asyncio.to_thread(tokenizer.to_str)
-        sandbox = GrammarSandbox(text, vocab_size, end_token_ids)
-        return _OfModel(sandbox, await asyncio.to_thread(Grammars, text, vocab_size, end_token_ids, BUDGET))
+    async def make(tokenizer: str, vocab_size: int, end_token_ids: tuple[int, ...]) -> _OfModel:
+        grammars = await asyncio.to_thread(Grammars, tokenizer, vocab_size, end_token_ids, BUDGET)
+        return _OfModel(GrammarSandbox(tokenizer, vocab_size, end_token_ids), grammars)
 
 
 def _given(message: generation_pb2.GenerateRequest) -> list[str]:

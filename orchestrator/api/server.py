@@ -13,6 +13,7 @@ import grpc
 
 from orchestrator.api import readiness
 from orchestrator.api.bounds import MAX_REQUEST_BYTES
+from orchestrator.api.grammars import RequestGrammars
 from orchestrator.api.prompts import Prompts
 from orchestrator.api.service import GenerationServicer
 from orchestrator.replicas.frames import DraftFrames, TargetFrames
@@ -76,7 +77,8 @@ class OrchestratorServer:
         draft = Role("draft", draft_link, draft_info, self._admit_draft, certificates)
         self.targets = Pool(target, settings.target, settings.resolve_every_s, self._compare_drafts)
         self.drafts = Pool(draft, settings.draft, settings.resolve_every_s)
-        self._servicer = GenerationServicer(self.targets, self.drafts, prompts, settings, Metrics(), defaults)
+        grammars = RequestGrammars(files.tokenizer) if files else None
+        self._servicer = GenerationServicer(self.targets, self.drafts, prompts, settings, Metrics(), defaults, grammars)
         pool_metrics.observe(
             self.targets, self.drafts, lambda: self.live_sequences, lambda: self._servicer.waiting_requests
         )

@@ -57,6 +57,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         settings: OrchestratorSettings,
         metrics: Metrics,
         defaults: Defaults,
+        grammars: RequestGrammars | None,
     ) -> None:
         self._metrics = metrics
         self._tracer = trace.get_tracer("specdec")
@@ -71,7 +72,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         # Beside that of samples: what takes milliseconds does not wait behind what takes minutes.
         self._text_admission = Admission(settings.max_live_sequences, settings.max_waiting_requests)
         self._api_keys = ApiKeys(settings.api_keys_file)
-        self._grammars = RequestGrammars(prompts.tokenizer) if prompts.tokenizer is not None else None
+        self._grammars = grammars
         self._num_calls = 0  # running calls of Generate
         self._deadlines: set[asyncio.Timeout] = set()  # of running calls
         self._cut_off = False  # a drain is over, and these calls end with it

@@ -14,12 +14,13 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
 
-from specdec.core.errors import InvalidArgument
+from specdec.core.errors import InvalidArgument, Overloaded
 from specdec.core.limits import MAX_GRAMMAR_BYTES
 from specdec.sampling.grammar import Grammars
 
@@ -46,11 +47,11 @@ _TOO_LARGE = "takes too much time, memory or depth to compile"
 
 
 class GrammarSandbox:
-    """Children for one tokenizer. A child is started before it is needed, and replaced once it has died."""
+    """Children for one model. A child is started before it is needed, and replaced once it has died."""
 
     def __init__(self, tokenizer: str, vocab_size: int, end_token_ids: Sequence[int]) -> None:
-        """``tokenizer``: the text of a tokenizer.json."""
-        self._origin = json.dumps([tokenizer, vocab_size, list(end_token_ids)]).encode()
+        """As of specdec.sampling.grammar.Grammars; ``tokenizer`` is a path."""
+        self._origin = [tokenizer, str(vocab_size), *map(str, end_token_ids)]
         self._children = {_Child(self._origin) for _ in range(NUM_CHILDREN)}
         self._ending: set[asyncio.Task[None]] = set()
         self._idle: asyncio.Queue[_Child] = asyncio.Queue()
@@ -59,7 +60,8 @@ class GrammarSandbox:
 
     async def checked(self, form: str, text: str) -> str:
         """The grammar in llguidance's form. Raises InvalidArgument that names ``form``, which is one of json_schema,
-        regex, choices (a list in JSON) and grammar (in Lark's form)."""
+        regex, choices (a list in JSON) and grammar (in Lark's form). Raises Overloaded if the machine has no time or
+        memory for a child."""
         child = await self._idle.get()
         try:
             answer = await child.ask({"form": form, "text": text})
@@ -68,8 +70,6 @@ class GrammarSandbox:
                 self._end(child)
                 self._children.add(child := _Child(self._origin))
             self._idle.put_nowait(child)
-        if answer is None:
-            raise InvalidArgument([(form, _TOO_LARGE)])
         if "problem" in answer:
             raise InvalidArgument([(form, answer["problem"])])
         return str(answer["grammar"])
@@ -87,49 +87,49 @@ class GrammarSandbox:
 
 
 class _Child:
-    def __init__(self, origin: bytes) -> None:
+    def __init__(self, origin: Sequence[str]) -> None:
         self._starting = asyncio.create_task(self._start(origin))
         self.is_dead = False
 
-    async def _start(self, origin: bytes) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", __name__),
+    async def _start(self, origin: Sequence[str]) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", __name__, *origin),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             limit=8 * MAX_GRAMMAR_BYTES,
         )
-        assert process.stdin is not None
-        process.stdin.write(origin + b"\n")
-        return process
 
-    async def ask(self, question: dict[str, str]) -> dict[str, Any] | None:
-        """None: the child has died of it."""
-        answer = None
+    async def ask(self, question: dict[str, str]) -> dict[str, Any]:
+        """The answer; that it is too large, if the child has died of the question. Raises Overloaded."""
+        line = b""
         try:
             process = await asyncio.shield(self._starting)
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(json.dumps(question).encode() + b"\n")
-            try:
-                async with asyncio.timeout(_WALL_S):
-                    line = await process.stdout.readline()
-            except TimeoutError:
-                process.kill()
-                raise
-            answer = json.loads(line) if line.endswith(b"\n") else None
-        except (TimeoutError, ConnectionError):
-            pass
+            async with asyncio.timeout(_WALL_S):
+                line = await process.stdout.readline()
+                if not line.endswith(b"\n") and await process.wait() == -signal.SIGKILL:
+                    raise OSError("killed, as by the kernel where memory is short")
+        except OSError as error:  # a TimeoutError too
+            raise Overloaded("grammars cannot be read at the moment") from error
         finally:  # also after a cancellation, because its answer would be taken for the next one's
-            self.is_dead = answer is None
-        return answer
+            self.is_dead = not line.endswith(b"\n")
+        return json.loads(line) if line.endswith(b"\n") else {"problem": _TOO_LARGE}
 
     async def end(self) -> None:
-        """A child ends with its input, at the latest when its time is over."""
-        process = await self._starting
-        assert process.stdin is not None
-        process.stdin.close()
-        await process.wait()
+        """A child ends with its input, or when its time is over."""
+        with suppress(OSError):
+            process = await self._starting
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                async with asyncio.timeout(_WALL_S):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
 
 
 def _answer(grammars: Grammars, form: str, text: str) -> dict[str, str]:
@@ -160,8 +160,8 @@ def _read(form: str, text: str) -> str:
 def main() -> None:
     """A child: answers questions, a line of JSON each, until its input ends."""
     os.nice(_NICENESS)
-    tokenizer, vocab_size, end_token_ids = json.loads(sys.stdin.readline())
-    grammars = Grammars(tokenizer, vocab_size, end_token_ids)
+    tokenizer, vocab_size, *end_token_ids = sys.argv[1:]
+    grammars = Grammars(tokenizer, int(vocab_size), [*map(int, end_token_ids)])
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_BYTES, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

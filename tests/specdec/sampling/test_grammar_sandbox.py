@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from specdec.core.errors import InvalidArgument
+from specdec.core.errors import InvalidArgument, Overloaded
 from specdec.sampling.grammar_sandbox import GrammarSandbox
 from tests.models.grammars import TOKENIZER, VOCAB
 
@@ -37,7 +40,7 @@ HOSTILE = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox() -> AsyncIterator[GrammarSandbox]:
-    opened = GrammarSandbox(TOKENIZER.read_text(), VOCAB, [0])
+    opened = GrammarSandbox(str(TOKENIZER), VOCAB, [0])
     yield opened
     await opened.close()
 
@@ -79,3 +82,18 @@ async def test_a_caller_that_leaves_gets_no_answer_of_another(sandbox: GrammarSa
         await asyncio.gather(leaving, return_exceptions=True)
     answers = await asyncio.gather(*(sandbox.checked("choices", json.dumps([f"text {i}"])) for i in range(12)))
     assert all(f"text {i}" in answer for i, answer in enumerate(answers))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_child_that_was_killed_says_nothing_of_the_grammar(sandbox: GrammarSandbox) -> None:
+    await asyncio.gather(*(sandbox.checked("json_schema", SIMPLE) for _ in range(2)))
+    kill_children()
+    answers = await asyncio.gather(*(sandbox.checked("regex", "[a-f]+") for _ in range(2)), return_exceptions=True)
+    assert all(isinstance(answer, Overloaded) for answer in answers)
+    assert await sandbox.checked("regex", "[a-f]+")
+
+
+def kill_children() -> None:
+    for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        if b"grammar_sandbox" in Path(f"/proc/{child}/cmdline").read_bytes():
+            os.kill(int(child), signal.SIGKILL)
