@@ -16,7 +16,7 @@ from orchestrator.drafting.forced_tokens import BUDGET
 from specdec.core.errors import InvalidArgument, Overloaded
 from specdec.core.limits import MAX_GRAMMAR_BYTES
 from specdec.core.rounds import GRAMMAR, ModelInfo
-from specdec.sampling.grammar import GRAMMAR_FIELD, Compiled, Grammars
+from specdec.sampling.grammar import Compiled, Grammars
 from specdec.sampling.grammar_sandbox import GrammarSandbox
 from specdec.v1 import generation_pb2
 
@@ -54,10 +54,10 @@ def problems(
 
 def of_caller(error: InvalidArgument, message: generation_pb2.GenerateRequest) -> InvalidArgument:
     """A target's error with the names of the caller's fields."""
-    names = {"spec.token_ids": "resume", GRAMMAR_FIELD: next(iter(_given(message)), GRAMMAR_FIELD)}
-    return InvalidArgument(
-        [(names.get(name, name.removeprefix("spec.sampling.")), what) for name, what in error.violations]
-    )
+    [form] = _given(message)[:1] or ["grammar"]
+    shorts = (name.removeprefix("spec.").removeprefix("sampling.") for name, _ in error.violations)
+    names = [form if short == "grammar" else short for short in shorts]
+    return InvalidArgument([(name, what) for name, (_, what) in zip(names, error.violations, strict=True)])
 
 
 _Key = tuple[str, bytes, str, str]

@@ -190,10 +190,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     span.record_exception(error)
                     span.set_status(StatusCode.ERROR, str(error))
                 if isinstance(error, InvalidArgument):  # a target names the fields of its own contract
-                    told = [
-                        (name.removeprefix("spec.").removeprefix("sampling."), what) for name, what in error.violations
-                    ]
-                    raise InvalidArgument(told) from error
+                    raise of_caller(error, request) from error
                 if isinstance(error, NoReplica):
                     log.warning("no replica for a request", extra={"request_id": request_id, "problem": str(error)})
                     if account is None or not account.operator:
@@ -238,13 +235,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                         num_prompt_tokens=len(request.prompt_ids),
                     )
                 )
-                try:
-                    async for event in events:
-                        if isinstance(event, Chunk):
-                            account.spend(len(event.piece.token_ids))
-                        yield write_event(event, self._prompts.token_bytes)
-                except InvalidArgument as error:
-                    raise of_caller(error, message) from error
+                async for event in events:
+                    if isinstance(event, Chunk):
+                        account.spend(len(event.piece.token_ids))
+                    yield write_event(event, self._prompts.token_bytes)
 
     async def _read(self, message: generation_pb2.GenerateRequest, target: ModelInfo, account: Account) -> Request:
         owner = account.salt(message.cache_salt.encode())

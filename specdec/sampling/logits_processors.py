@@ -28,6 +28,7 @@ from specdec.core.device import indices, sent
 from specdec.core.errors import InvalidArgument, SpecdecError
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import TokenTree
+from specdec.sampling.grammar import GRAMMAR_FIELD
 
 _ENTRIES_AT_ONCE = 1 << 18
 """Chunk limit: rows times penalized tokens computed in one call, 2 MiB in float64."""
@@ -84,7 +85,7 @@ class Transforms:
                 self._counts.add(token_id, count)
         self._bad_words.take_in(output)
         if self._mask is not None and not all(map(self._mask.advance, output)):
-            problem = InvalidArgument([("spec.token_ids", "the output so far does not follow the grammar")])
+            problem = InvalidArgument([(GRAMMAR_FIELD, "the output so far does not follow it")])
             raise self._mask.problem or problem
 
     @property

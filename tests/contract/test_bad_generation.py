@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator.api.bounds import MAX_REQUEST_BYTES
-from specdec.core.errors import ContextExceeded, InvalidArgument, Overloaded
+from specdec.core.errors import ContextExceeded, InvalidArgument, TooLarge
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.language_model import LmVerifier
@@ -257,4 +257,4 @@ async def test_a_message_of_the_greatest_size_disturbs_no_other() -> None:
             assert request.ByteSize() < MAX_REQUEST_BYTES
             assert isinstance(await refusal(running, request), InvalidArgument | ContextExceeded)
         too_long = b"\x00" * (MAX_REQUEST_BYTES + 1)
-        assert isinstance(await refusal(running, too_long), Overloaded), "gRPC's own status"
+        assert isinstance(await refusal(running, too_long), TooLarge), "gRPC's own status"

@@ -90,7 +90,7 @@ async def test_a_pass_that_fails_is_replayed(num_targets: int) -> None:
         task = asyncio.create_task(generate(running.client))
         for each in failing:
             await each.in_a_pass()
-            each.to_fail = 1
+            each.to_fail = 4  # of three samples together, and of each alone
             each.gate.set()
         samples = await task
         assert_same(samples, expected)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import grpc
 import pytest
 from google.protobuf.message import Message
 
@@ -15,7 +16,8 @@ from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.core.errors import Draining
-from specdec.v1 import generation_pb2
+from specdec.transport import rpc
+from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.language_model import LmVerifier
 from tests.balancer import Balancer
 from tests.cluster import live
@@ -70,11 +72,14 @@ async def test_a_request_that_does_not_end_in_the_grace_is_cut_off(grace_s: floa
     verifier = Misbehaving(LmVerifier(runner()))
     async with target(verifier) as service, orchestrator([service.server.port]) as (server, client):
         verifier.gate.clear()
-        held = asyncio.create_task(client.generate(**IDS, max_tokens=20))
+        stub = generation_pb2_grpc.GenerationServiceStub(client._lines[0].channel)
+        held = stub.Generate(generation_pb2.GenerateRequest(**IDS, max_tokens=20))
         await live(server, 1)
         await asyncio.wait_for(server.stop(grace_s), PATIENCE_S)
-        with pytest.raises(Draining):
-            await asyncio.wait_for(held, PATIENCE_S)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            async for _ in held:
+                pass
+        assert isinstance(rpc.error_of(refused.value), Draining)
         verifier.gate.set()
 
 
