@@ -81,7 +81,6 @@ BENCHES = {
     "engines": "Comparison with vLLM, and of the engines.",
     "distance": "Speed with a distant draft.",
     "control": "Draft lengths in simulated deployments.",
-    "lookup": "Prompt lookup on a repetitive text.",
     "load": "What drafting gives at growing load, beside the formula, with table models.",
     "drafts": "What smaller and larger drafts of a target are worth.",
     "heads": "Tokens per pass of a target with its head.",
