@@ -85,8 +85,6 @@ BENCHES = {
     "drafts": "What smaller and larger drafts of a target are worth.",
     "heads": "Tokens per pass of a target with its head.",
     "tasks": "Methods of drafting on tasks of a chat model.",
-    "micro.decisions": "Time to decide the verdicts of a pass.",
-    "micro.products": "Weight bandwidth of matrix products with few rows.",
     "plan": "Predictions of specdec plan, compared with a deployment.",
     "soak": "Growth of resources over many requests.",
     "differential": "Random requests with and without speculation, compared field by field.",
