@@ -61,7 +61,6 @@ def main(
     """Compare our services with transformers on the same pair of models."""
     transformers.logging.set_verbosity(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
     console = Console()
     plan = Plan.of(quick, repeats, _LONGEST_PROMPT_TOKENS[pair], only, streams, threads)
     console.print(f"{_LABELS[pair]}; {dtype}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", highlight=False)
@@ -75,11 +74,9 @@ def main(
         console.print(table.LEGEND, style="dim", highlight=False)
         if guessed := table.lookups_in_words(result.rows):
             console.print(guessed, style="dim", highlight=False)
-    if result.packed:
-        console.print(table.packed_in_words(result.packed), highlight=False)
     if result.latency:
         console.print(table.latency_in_words(*result.latency), highlight=False)
-    figures = ratios(result.rows, result.packed, result.latency[0] if result.latency else None)
+    figures = ratios(result.rows, result.latency[0] if result.latency else None)
     console.print_json(json.dumps(figures))
     if json_file:
         about = {"pair": pair.value, "label": _LABELS[pair], "dtype": dtype, "cores": os.cpu_count()}

@@ -9,18 +9,16 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from bench.models.damped_pair import Pair
 from bench.peers.calibration import calibrate
 from bench.peers.contender import ADAPTIVE, THREADS, Contender, Kind, Settings
-from bench.peers.continuous import ContinuousBatching
 from bench.peers.in_process import InProcess
 from bench.peers.latency import Latency, measure_latency
 from bench.peers.measuring import Row, take_turns
-from bench.peers.packed import CONTEXT, ROWS, SEQUENCES, PackedResult, packed_and_padded
 from bench.peers.prompts import PromptSource
 from bench.peers.ratios import BATCHES
 from bench.peers.services import Services
@@ -45,7 +43,6 @@ _PROBE_TOKENS = 8
 class Section(StrEnum):
     single = "single"
     batch = "batch"
-    packed = "packed"
     latency = "latency"
 
 
@@ -146,7 +143,6 @@ class Comparison:
     """All results."""
 
     rows: list[Row] = field(default_factory=list)
-    packed: PackedResult | None = None
     latency: tuple[Latency, Settings] | None = None
     left_out: list[int] = field(default_factory=list)  # streams that did not fit into the time limit
     acceptance: float = 0.0  # of the draft's first token, over greedy outputs of the target
@@ -170,7 +166,6 @@ class Comparison:
                 }
                 for row in self.rows
             ],
-            "packed": asdict(self.packed) if self.packed else None,
             "latency": self.latency[0].as_dict() if self.latency else None,
             "streams_left_out": self.left_out,
         }
@@ -232,10 +227,6 @@ async def compare(
             *services.contenders(1, (*_OUR_DRAFT_TOKENS, ADAPTIVE), plan.ahead),
         ]
         await turns(contenders, plan.repeats * plan.texts, plan.single_tokens)
-    if Section.packed in plan.sections:
-        report("packed and padded passes")
-        taken = prompts.take(SEQUENCES, CONTEXT + ROWS)
-        result.packed = packed_and_padded(ours.target_runner, theirs.target, taken, 2 + plan.repeats, plan.threads)
     if Section.latency in plan.sections:
         result.latency = await measure_latency(
             services,
@@ -248,7 +239,6 @@ async def compare(
             report=report,
         )
     if Section.batch in plan.sections:
-        continuous = ContinuousBatching(theirs)
         before_s, before = 0.0, 1
         for streams in plan.streams:
             begun = time.monotonic()
@@ -257,8 +247,7 @@ async def compare(
                 result.left_out.append(streams)
                 show(f"{streams} at a time: left out because of the time limit")
                 continue
-            contenders = [*theirs.contenders(streams), continuous.contender(streams)]
-            contenders += services.contenders(streams, (ADAPTIVE,), plan.ahead)
+            contenders = [*theirs.contenders(streams), *services.contenders(streams, (ADAPTIVE,), plan.ahead)]
             await turns(contenders, plan.repeats, plan.few_tokens if streams <= _MAX_FEW_STREAMS else plan.batch_tokens)
             before_s, before = time.monotonic() - begun, streams
     return result

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from bench.peers.contender import Kind
 from bench.peers.latency import Latency
 from bench.peers.measuring import Row, by_kind
-from bench.peers.packed import PackedResult
 
 BATCHES = (4, 16, 32)
 
@@ -22,13 +21,12 @@ KEYS = (
     "overhead_ms_per_round",
     *(f"streams_{streams}_over_batch" for streams in BATCHES),
     *(f"speculation_on_over_off_{streams}" for streams in BATCHES),
-    "packed_over_padded",
     "prefix_reuse_ttft",
     "ttft_under_prefill",
 )
 
 
-def ratios(rows: Sequence[Row], packed: PackedResult | None, latency: Latency | None) -> dict[str, float]:
+def ratios(rows: Sequence[Row], latency: Latency | None) -> dict[str, float]:
     """The ratios by the names in KEYS, in that order."""
     found = by_kind(rows)
     result: dict[str, float] = {}
@@ -47,12 +45,8 @@ def ratios(rows: Sequence[Row], packed: PackedResult | None, latency: Latency | 
         if overhead is not None:
             result["overhead_ms_per_round"] = overhead
     for streams in BATCHES:
-        compare(
-            f"streams_{streams}_over_batch", (Kind.OURS, streams), (Kind.PADDED, streams), (Kind.CONTINUOUS, streams)
-        )
+        compare(f"streams_{streams}_over_batch", (Kind.OURS, streams), (Kind.PADDED, streams))
         compare(f"speculation_on_over_off_{streams}", (Kind.OURS, streams), (Kind.ALONE, streams))
-    if packed is not None:
-        result["packed_over_padded"] = packed.ratio
     if latency is not None:
         result["prefix_reuse_ttft"] = latency.prefix_reuse_ttft
         result["ttft_under_prefill"] = latency.ttft_under_prefill

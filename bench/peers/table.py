@@ -9,7 +9,6 @@ from rich.table import Table
 from bench.peers.contender import ADAPTIVE, Settings
 from bench.peers.latency import Latency
 from bench.peers.measuring import Row
-from bench.peers.packed import CONTEXT, ROWS, SEQUENCES, PackedResult
 
 
 def contenders(rows: Sequence[Row]) -> Table:
@@ -65,14 +64,6 @@ def _draft_tokens(row: Row) -> str:
     # "auto" is short enough for a terminal with 80 columns.
     asked_for = "auto" if row.settings.num_draft_tokens == ADAPTIVE else row.settings.draft_tokens
     return asked_for + ("" if mean is None or not row.settings.draft_tokens else f" ({mean:.1f})")
-
-
-def packed_in_words(result: PackedResult) -> str:
-    return (
-        f"A pass of {SEQUENCES} sequences x {ROWS} rows at {CONTEXT} tokens of context:"
-        f" packed {result.packed_s * 1e3:.1f} ms ({result.packed_threads} threads),"
-        f" padded model(...) {result.padded_s * 1e3:.1f} ms ({result.padded_threads} threads)"
-    )
 
 
 def latency_in_words(result: Latency, settings: Settings) -> str:

@@ -10,9 +10,7 @@ import pytest_asyncio
 from bench.peers.calibration import calibrate
 from bench.peers.comparison import Plan, Section, compare
 from bench.peers.contender import Kind, Settings
-from bench.peers.continuous import ContinuousBatching
 from bench.peers.in_process import InProcess
-from bench.peers.packed import CONTEXT, ROWS, SEQUENCES, packed_and_padded
 from bench.peers.pass_log import now
 from bench.peers.prompts import PromptSource
 from bench.peers.ratios import KEYS, ratios
@@ -38,7 +36,7 @@ async def test_every_contender_in_one_process_generates_what_transformers_does(s
     one_thread = Settings((1,))
     expected = [(await generate.run(one_thread, [prompt], 16)).outputs[0] for prompt in prompts]
     assert all(len(output) == 16 for output in expected)
-    for contender in (*theirs.contenders(3), ContinuousBatching(theirs).contender(3)):
+    for contender in theirs.contenders(3):
         run = await contender.run(one_thread, prompts, 16)
         assert run.outputs == expected, contender.name
     for contender in (assisted, *ours.contenders()):
@@ -46,8 +44,6 @@ async def test_every_contender_in_one_process_generates_what_transformers_does(s
             run = await contender.run(Settings((1,), 4), [prompt], 16)
             assert run.outputs == [output], contender.name
             assert run.tokens_per_s > 0
-    prompts = PromptSource(SMALL.vocab_size).take(SEQUENCES, CONTEXT + ROWS)
-    assert packed_and_padded(ours.target_runner, theirs.target, prompts, repeats=1, threads=(1,)).ratio > 0
     assert ours.target_runner.pool.num_used == 0
 
 
@@ -89,7 +85,7 @@ async def test_all_ratios_are_measured_with_real_services(small_pair, services):
         show=shown.append,
     )
     assert result.latency is not None
-    figures = ratios(result.rows, result.packed, result.latency[0])
+    figures = ratios(result.rows, result.latency[0])
     [ours] = [row for row in result.rows if row.kind is Kind.OURS and row.streams == 1]
     unmeasured = {key for key in KEYS if "16" in key or "32" in key}
     if not (ours.figure("mean_draft_tokens") or ours.figure("mean_lookup_tokens")):
@@ -97,7 +93,7 @@ async def test_all_ratios_are_measured_with_real_services(small_pair, services):
     assert tuple(figures) == tuple(key for key in KEYS if key not in unmeasured)
     assert all(value > 0 for value in figures.values())
     assert 0.6 < result.acceptance < 0.95
-    assert len(result.rows) == 6 + 4
+    assert len(result.rows) == 6 + 3
     assert all(row.identical == row.compared > 0 for row in result.rows), "float32 has no ties to break"
     assert len(shown) == len(result.rows) + 1
     assert result.as_dict()["contenders"]
