@@ -1,4 +1,4 @@
-"""The whole comparison in order: calibration, contenders in turns, and the measurements without a peer.
+"""The whole comparison in order: calibration, then contenders in turns.
 
 Knows what is measured and how often; does not know how the contenders work and how results are shown.
 """
@@ -17,7 +17,6 @@ from bench.models.damped_pair import Pair
 from bench.peers.calibration import calibrate
 from bench.peers.contender import ADAPTIVE, THREADS, Contender, Kind, Settings
 from bench.peers.in_process import InProcess
-from bench.peers.latency import Latency, measure_latency
 from bench.peers.measuring import Row, take_turns
 from bench.peers.prompts import PromptSource
 from bench.peers.ratios import BATCHES
@@ -28,7 +27,7 @@ _OUR_DRAFT_TOKENS = (4, 6, 8)
 _TEXTS = 3
 """Texts per repetition and calibration with one request at a time. The acceptance of texts can differ by a factor of
 two, which only a batch averages out."""
-_PROMPT_TOKENS, _PREFIX_TOKENS = 64, 1000
+_PROMPT_TOKENS = 64
 
 _MAX_FEW_STREAMS = 4
 """Up to this many concurrent requests get more tokens each, because a fifth of the time of 48 tokens is prefill. More
@@ -43,7 +42,6 @@ _PROBE_TOKENS = 8
 class Section(StrEnum):
     single = "single"
     batch = "batch"
-    latency = "latency"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +62,6 @@ class Plan:
     """Warm-up runs of an adaptive contender, because a server in use has already learnt what pays."""
     num_compared: int
     """Outputs per batch and repetition that are compared with generate's; each of them costs one generate."""
-    longest: int
-    """Tokens of the long prompt, for the time to first token beside its prefill."""
-    prefix: int
-    """Tokens of the common prefix of two prompts."""
     threads: Sequence[int]
     ahead: Sequence[bool]  # of our services: whether the draft grows ahead
     limit_s: float = math.inf
@@ -77,7 +71,6 @@ class Plan:
     def of(
         quick: bool,
         repeats: int,
-        longest: int,
         only: Sequence[Section] | None,
         streams: Sequence[int] | None,
         threads: Sequence[int] | None,
@@ -96,8 +89,6 @@ class Plan:
             thorough=True,
             learning=2,
             num_compared=2,
-            longest=longest,
-            prefix=_PREFIX_TOKENS,
             threads=threads or THREADS,
             ahead=(False, True),
         )
@@ -133,8 +124,6 @@ class Plan:
             few_tokens=max(8, int(share * self.few_tokens)),
             calibration_tokens=max(10, int(share * self.calibration_tokens)),
             batch_calibration_tokens=max(4, int(share * self.batch_calibration_tokens)),
-            longest=max(1000, int(share * self.longest)),
-            prefix=max(400, int(share * self.prefix)),
         )
 
 
@@ -143,7 +132,6 @@ class Comparison:
     """All results."""
 
     rows: list[Row] = field(default_factory=list)
-    latency: tuple[Latency, Settings] | None = None
     left_out: list[int] = field(default_factory=list)  # streams that did not fit into the time limit
     acceptance: float = 0.0  # of the draft's first token, over greedy outputs of the target
     load: float = 0.0  # load average of the machine before the start: other work affects every figure
@@ -166,7 +154,6 @@ class Comparison:
                 }
                 for row in self.rows
             ],
-            "latency": self.latency[0].as_dict() if self.latency else None,
             "streams_left_out": self.left_out,
         }
 
@@ -227,17 +214,6 @@ async def compare(
             *services.contenders(1, (*_OUR_DRAFT_TOKENS, ADAPTIVE), plan.ahead),
         ]
         await turns(contenders, plan.repeats * plan.texts, plan.single_tokens)
-    if Section.latency in plan.sections:
-        result.latency = await measure_latency(
-            services,
-            prompts,
-            [Settings(threads, _OUR_DRAFT_TOKENS[0]) for threads in services.threads],
-            short_length=_PROMPT_TOKENS,
-            prefix_length=plan.prefix,
-            long_length=plan.longest,
-            repeats=plan.repeats,
-            report=report,
-        )
     if Section.batch in plan.sections:
         before_s, before = 0.0, 1
         for streams in plan.streams:
