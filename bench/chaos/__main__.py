@@ -36,7 +36,6 @@ from bench.chaos import (
     security,
     starts,
     surroundings,
-    versions,
 )
 from bench.chaos.lab import Lab
 from bench.chaos.models import LanguageModels, Models, TableModels, tiny_pair
@@ -64,7 +63,6 @@ ROWS: dict[int, Row] = {
         security,
         starts,
         surroundings,
-        versions,
     )
     for name, row in vars(module).items()
     if name.startswith("row_")

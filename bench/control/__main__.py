@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated
@@ -15,22 +14,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.control import report
-from bench.control.grid import Point, Result, measured, points
+from bench.control.grid import Result, measured, points
 from bench.harness.command import run_benchmark
-
-BEFORE = Path(__file__).with_name("before.json")
-"""The results of the policy that was there before the present one."""
 
 
 def main(
     every: Annotated[int, typer.Option(min=1, help="measure one deployment in so many")] = 1,
-    before: Annotated[Path, typer.Option(help="earlier results to compare with (--json of another run)")] = BEFORE,
     json_file: Annotated[Path | None, typer.Option("--json", help="file to write the results to")] = None,
     chart: Annotated[Path | None, typer.Option(help="file for the heat map (PNG; needs the extra bench)")] = None,
 ) -> None:
-    """Simulate the policy over a grid of deployments, beside fixed numbers of draft tokens and earlier results."""
+    """Simulate the policy over a grid of deployments, beside fixed numbers of draft tokens."""
     console = Console()
-    earlier = _read(before) if before.exists() else {}
     chosen = random.Random(1).sample(everything := list(points()), len(everything) // every)
     columns = (TextColumn("Simulating"), BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn())
     results: list[Result] = []
@@ -39,23 +33,18 @@ def main(
         for result in pool.map(measured, chosen, chunksize=4):
             results.append(result)
             progress.advance(task)
-    console.print(report.summary(results, earlier))
+    console.print(report.summary(results))
     console.print(report.heat_map(results, lambda result: result.over_best, "Over the best fixed K"))
     if slow := report.slower_than_alone(results):
         console.print(f"\nSlower than the target alone by more than is allowed, {len(slow)} of {len(results)}:")
         for result in slow:
             console.print(f"  {result.over_alone:.2f}  {result.point.name}", highlight=False)
-    console.print_json(json.dumps(report.ratios(results, earlier)))
+    console.print_json(json.dumps(report.ratios(results)))
     if json_file is not None:
         lines = ",\n".join(json.dumps(result.as_json()) for result in results)
         json_file.write_text(f"[\n{lines}\n]\n")
     if chart is not None:
         report.draw(results, lambda result: result.over_best, "Policy over the best fixed K", chart)
-
-
-def _read(file: Path) -> Mapping[Point, Result]:
-    found = map(Result.of_json, json.loads(file.read_text()))
-    return {result.point: result for result in found}
 
 
 if __name__ == "__main__":

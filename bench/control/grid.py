@@ -93,12 +93,6 @@ class Result:
             "fixed": [round(rate, 2) for rate in self.fixed],
         }
 
-    @staticmethod
-    def of_json(values: dict[str, Any]) -> Result:
-        names = ("rows", "acceptance", "step", "distance", "sequences", "shared")
-        point = Point(**{name: values[name] for name in names})
-        return Result(point, tuple(values["policy"]), tuple(values["fixed"]))
-
 
 def points() -> Iterator[Point]:
     """Every deployment of the grid: with devices of their own at all distances, then on a shared device."""

@@ -17,9 +17,9 @@ LEAST_OVER_ALONE, LEAST_SHARED = 0.95, 0.90
 _COLOURS = ((0.85, "red"), (0.92, "dark_orange"), (0.97, "yellow4"), (1.02, "green4"), (10.0, "dark_green"))
 
 
-def summary(results: Sequence[Result], before: Mapping[Point, Result]) -> Table:
+def summary(results: Sequence[Result]) -> Table:
     """Medians by the price of rows and the number of sequences."""
-    table = Table("rows", "N", "over alone", "over best K", "10th %", "over before", "10th %")
+    table = Table("rows", "N", "over alone", "over best K", "10th %")
     groups = {
         (rows, count): [r for r in results if (r.point.rows, r.point.sequences) == (rows, count)]
         for rows in KNEES
@@ -29,15 +29,12 @@ def summary(results: Sequence[Result], before: Mapping[Point, Result]) -> Table:
         if not some:
             continue
         over_best = [result.over_best for result in some]
-        over_before = [result.median / before[result.point].median for result in some if result.point in before]
         table.add_row(
             rows,
             str(count or ""),
             f"{statistics.median(result.over_alone for result in some):.2f}",
             f"{statistics.median(over_best):.2f}",
             f"{tenth_percentile(over_best):.2f}",
-            f"{statistics.median(over_before):.2f}" if over_before else "",
-            f"{tenth_percentile(over_before):.2f}" if over_before else "",
             end_section=count == max(ROUNDS),
         )
     return table
@@ -47,16 +44,13 @@ def tenth_percentile(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 10]
 
 
-def ratios(results: Sequence[Result], before: Mapping[Point, Result]) -> dict[str, float]:
+def ratios(results: Sequence[Result]) -> dict[str, float]:
     """The figures that decide, by name."""
     over_best = [result.over_best for result in results]
-    found = {"over_best_median": statistics.median(over_best), "over_best_p10": tenth_percentile(over_best)}
-    if over_before := [r.median / before[r.point].median for r in results if r.point in before]:
-        found |= {
-            "over_before_median": statistics.median(over_before),
-            "over_before_p10": tenth_percentile(over_before),
-        }
-    return {name: round(value, 3) for name, value in found.items()}
+    return {
+        "over_best_median": round(statistics.median(over_best), 3),
+        "over_best_p10": round(tenth_percentile(over_best), 3),
+    }
 
 
 def slower_than_alone(results: Sequence[Result]) -> list[Result]:

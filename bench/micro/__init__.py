@@ -1,4 +1,4 @@
-"""Microbenchmarks of single parts: the message path, the decisions, matrix products with few rows.
+"""Microbenchmarks of the message path, and the pass times of table models.
 
 Imports specdec and bench.harness.
 Start at rounds.py.

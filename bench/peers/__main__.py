@@ -37,8 +37,6 @@ _LABELS = {
     PairName.bundled: "bundled pair: small models of Python source, held-out text",
 }
 _VOCABULARIES = {PairName.damped: 8192, PairName.bundled: 4096}
-_LONGEST_PROMPT_TOKENS = {PairName.damped: 4000, PairName.bundled: 1500}
-"""The context of the bundled pair has 2,048 tokens."""
 
 
 def main(
@@ -61,9 +59,8 @@ def main(
     """Compare our services with transformers on the same pair of models."""
     transformers.logging.set_verbosity(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
     console = Console()
-    plan = Plan.of(quick, repeats, _LONGEST_PROMPT_TOKENS[pair], only, streams, threads)
+    plan = Plan.of(quick, repeats, only, streams, threads)
     console.print(f"{_LABELS[pair]}; {dtype}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", highlight=False)
     try:
         result = asyncio.run(_measure(console, pair, dtype, plan, cache))
@@ -75,11 +72,7 @@ def main(
         console.print(table.LEGEND, style="dim", highlight=False)
         if guessed := table.lookups_in_words(result.rows):
             console.print(guessed, style="dim", highlight=False)
-    if result.packed:
-        console.print(table.packed_in_words(result.packed), highlight=False)
-    if result.latency:
-        console.print(table.latency_in_words(*result.latency), highlight=False)
-    figures = ratios(result.rows, result.packed, result.latency[0] if result.latency else None)
+    figures = ratios(result.rows)
     console.print_json(json.dumps(figures))
     if json_file:
         about = {"pair": pair.value, "label": _LABELS[pair], "dtype": dtype, "cores": os.cpu_count()}
@@ -103,10 +96,8 @@ async def _measure(console: Console, name: PairName, dtype: str, plan: Plan, cac
                 console.print(f"  {text}", highlight=False)
 
             pair, prompts = _pair(name, Path(cache) if cache else directory)
-            logs = directory / "passes"
-            logs.mkdir()
             report("Starting the services")
-            services = await stack.enter_async_context(running(pair, dtype, logs, plan.threads))
+            services = await stack.enter_async_context(running(pair, dtype, plan.threads))
             return await compare(pair, dtype, services, prompts, plan, report, show)
 
 

@@ -18,7 +18,6 @@ _COLOURS = {
     Kind.GENERATE: "#c9ccd1",
     Kind.PADDED: "#c9ccd1",
     Kind.ASSISTED: "#9aa0a8",
-    Kind.CONTINUOUS: "#9aa0a8",
     Kind.LOOP_ALONE: "#cfe3dc",
     Kind.LOOP: "#8cc4b0",
     Kind.ALONE: "#8fb8de",

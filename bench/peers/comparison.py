@@ -1,4 +1,4 @@
-"""The whole comparison in order: calibration, contenders in turns, and the measurements without a peer.
+"""The whole comparison in order: calibration, then contenders in turns.
 
 Knows what is measured and how often; does not know how the contenders work and how results are shown.
 """
@@ -9,18 +9,15 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from bench.models.damped_pair import Pair
 from bench.peers.calibration import calibrate
 from bench.peers.contender import ADAPTIVE, THREADS, Contender, Kind, Settings
-from bench.peers.continuous import ContinuousBatching
 from bench.peers.in_process import InProcess
-from bench.peers.latency import Latency, measure_latency
 from bench.peers.measuring import Row, take_turns
-from bench.peers.packed import CONTEXT, ROWS, SEQUENCES, PackedResult, packed_and_padded
 from bench.peers.prompts import PromptSource
 from bench.peers.ratios import BATCHES
 from bench.peers.services import Services
@@ -30,7 +27,7 @@ _OUR_DRAFT_TOKENS = (4, 6, 8)
 _TEXTS = 3
 """Texts per repetition and calibration with one request at a time. The acceptance of texts can differ by a factor of
 two, which only a batch averages out."""
-_PROMPT_TOKENS, _PREFIX_TOKENS = 64, 1000
+_PROMPT_TOKENS = 64
 
 _MAX_FEW_STREAMS = 4
 """Up to this many concurrent requests get more tokens each, because a fifth of the time of 48 tokens is prefill. More
@@ -45,8 +42,6 @@ _PROBE_TOKENS = 8
 class Section(StrEnum):
     single = "single"
     batch = "batch"
-    packed = "packed"
-    latency = "latency"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +62,6 @@ class Plan:
     """Warm-up runs of an adaptive contender, because a server in use has already learnt what pays."""
     num_compared: int
     """Outputs per batch and repetition that are compared with generate's; each of them costs one generate."""
-    longest: int
-    """Tokens of the long prompt, for the time to first token beside its prefill."""
-    prefix: int
-    """Tokens of the common prefix of two prompts."""
     threads: Sequence[int]
     ahead: Sequence[bool]  # of our services: whether the draft grows ahead
     limit_s: float = math.inf
@@ -80,7 +71,6 @@ class Plan:
     def of(
         quick: bool,
         repeats: int,
-        longest: int,
         only: Sequence[Section] | None,
         streams: Sequence[int] | None,
         threads: Sequence[int] | None,
@@ -99,8 +89,6 @@ class Plan:
             thorough=True,
             learning=2,
             num_compared=2,
-            longest=longest,
-            prefix=_PREFIX_TOKENS,
             threads=threads or THREADS,
             ahead=(False, True),
         )
@@ -136,8 +124,6 @@ class Plan:
             few_tokens=max(8, int(share * self.few_tokens)),
             calibration_tokens=max(10, int(share * self.calibration_tokens)),
             batch_calibration_tokens=max(4, int(share * self.batch_calibration_tokens)),
-            longest=max(1000, int(share * self.longest)),
-            prefix=max(400, int(share * self.prefix)),
         )
 
 
@@ -146,8 +132,6 @@ class Comparison:
     """All results."""
 
     rows: list[Row] = field(default_factory=list)
-    packed: PackedResult | None = None
-    latency: tuple[Latency, Settings] | None = None
     left_out: list[int] = field(default_factory=list)  # streams that did not fit into the time limit
     acceptance: float = 0.0  # of the draft's first token, over greedy outputs of the target
     load: float = 0.0  # load average of the machine before the start: other work affects every figure
@@ -170,8 +154,6 @@ class Comparison:
                 }
                 for row in self.rows
             ],
-            "packed": asdict(self.packed) if self.packed else None,
-            "latency": self.latency[0].as_dict() if self.latency else None,
             "streams_left_out": self.left_out,
         }
 
@@ -232,23 +214,7 @@ async def compare(
             *services.contenders(1, (*_OUR_DRAFT_TOKENS, ADAPTIVE), plan.ahead),
         ]
         await turns(contenders, plan.repeats * plan.texts, plan.single_tokens)
-    if Section.packed in plan.sections:
-        report("packed and padded passes")
-        taken = prompts.take(SEQUENCES, CONTEXT + ROWS)
-        result.packed = packed_and_padded(ours.target_runner, theirs.target, taken, 2 + plan.repeats, plan.threads)
-    if Section.latency in plan.sections:
-        result.latency = await measure_latency(
-            services,
-            prompts,
-            [Settings(threads, _OUR_DRAFT_TOKENS[0]) for threads in services.threads],
-            short_length=_PROMPT_TOKENS,
-            prefix_length=plan.prefix,
-            long_length=plan.longest,
-            repeats=plan.repeats,
-            report=report,
-        )
     if Section.batch in plan.sections:
-        continuous = ContinuousBatching(theirs)
         before_s, before = 0.0, 1
         for streams in plan.streams:
             begun = time.monotonic()
@@ -257,8 +223,7 @@ async def compare(
                 result.left_out.append(streams)
                 show(f"{streams} at a time: left out because of the time limit")
                 continue
-            contenders = [*theirs.contenders(streams), continuous.contender(streams)]
-            contenders += services.contenders(streams, (ADAPTIVE,), plan.ahead)
+            contenders = [*theirs.contenders(streams), *services.contenders(streams, (ADAPTIVE,), plan.ahead)]
             await turns(contenders, plan.repeats, plan.few_tokens if streams <= _MAX_FEW_STREAMS else plan.batch_tokens)
             before_s, before = time.monotonic() - begun, streams
     return result

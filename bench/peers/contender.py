@@ -24,7 +24,6 @@ class Kind(StrEnum):
     GENERATE = "transformers generate"
     ASSISTED = "transformers assisted"
     PADDED = "transformers padded"
-    CONTINUOUS = "transformers continuous"
     LOOP_ALONE = "our loop, target alone"
     LOOP = "our loop"
     ALONE = "our services, target alone"

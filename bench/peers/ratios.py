@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.peers.contender import Kind
-from bench.peers.latency import Latency
 from bench.peers.measuring import Row, by_kind
-from bench.peers.packed import PackedResult
 
 BATCHES = (4, 16, 32)
 
@@ -19,16 +17,12 @@ KEYS = (
     "grpc_over_generate",
     "alone_over_generate",
     "alone_over_inprocess",
-    "overhead_ms_per_round",
     *(f"streams_{streams}_over_batch" for streams in BATCHES),
     *(f"speculation_on_over_off_{streams}" for streams in BATCHES),
-    "packed_over_padded",
-    "prefix_reuse_ttft",
-    "ttft_under_prefill",
 )
 
 
-def ratios(rows: Sequence[Row], packed: PackedResult | None, latency: Latency | None) -> dict[str, float]:
+def ratios(rows: Sequence[Row]) -> dict[str, float]:
     """The ratios by the names in KEYS, in that order."""
     found = by_kind(rows)
     result: dict[str, float] = {}
@@ -42,18 +36,7 @@ def ratios(rows: Sequence[Row], packed: PackedResult | None, latency: Latency | 
     compare("grpc_over_generate", (Kind.OURS, 1), (Kind.GENERATE, 1))
     compare("alone_over_generate", (Kind.ALONE, 1), (Kind.GENERATE, 1))
     compare("alone_over_inprocess", (Kind.ALONE, 1), (Kind.LOOP_ALONE, 1))
-    if (Kind.OURS, 1) in found:
-        overhead = found[Kind.OURS, 1].figure("overhead_ms_per_round")
-        if overhead is not None:
-            result["overhead_ms_per_round"] = overhead
     for streams in BATCHES:
-        compare(
-            f"streams_{streams}_over_batch", (Kind.OURS, streams), (Kind.PADDED, streams), (Kind.CONTINUOUS, streams)
-        )
+        compare(f"streams_{streams}_over_batch", (Kind.OURS, streams), (Kind.PADDED, streams))
         compare(f"speculation_on_over_off_{streams}", (Kind.OURS, streams), (Kind.ALONE, streams))
-    if packed is not None:
-        result["packed_over_padded"] = packed.ratio
-    if latency is not None:
-        result["prefix_reuse_ttft"] = latency.prefix_reuse_ttft
-        result["ttft_under_prefill"] = latency.ttft_under_prefill
     return {name: round(result[name], 3) for name in KEYS if name in result}

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from bench.peers.contender import ADAPTIVE, Settings
-from bench.peers.latency import Latency
+from bench.peers.contender import ADAPTIVE
 from bench.peers.measuring import Row
-from bench.peers.packed import CONTEXT, ROWS, SEQUENCES, PackedResult
 
 
 def contenders(rows: Sequence[Row]) -> Table:
@@ -65,21 +63,3 @@ def _draft_tokens(row: Row) -> str:
     # "auto" is short enough for a terminal with 80 columns.
     asked_for = "auto" if row.settings.num_draft_tokens == ADAPTIVE else row.settings.draft_tokens
     return asked_for + ("" if mean is None or not row.settings.draft_tokens else f" ({mean:.1f})")
-
-
-def packed_in_words(result: PackedResult) -> str:
-    return (
-        f"A pass of {SEQUENCES} sequences x {ROWS} rows at {CONTEXT} tokens of context:"
-        f" packed {result.packed_s * 1e3:.1f} ms ({result.packed_threads} threads),"
-        f" padded model(...) {result.padded_s * 1e3:.1f} ms ({result.padded_threads} threads)"
-    )
-
-
-def latency_in_words(result: Latency, settings: Settings) -> str:
-    return (
-        f"Time to first token with {settings}: prompt of {result.prefix_length} tokens"
-        f" {result.first_with_prefix_s * 1e3:.0f} ms, the next with the same beginning"
-        f" {result.second_with_prefix_s * 1e3:.0f} ms; short prompt {result.idle_s * 1e3:.0f} ms idle,"
-        f" {result.under_prefill_s * 1e3:.0f} ms while {result.long_length} tokens prefill"
-        f" (a chunk takes {result.chunk_s * 1e3:.0f} ms)"
-    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import pytest
 from rich.console import Console
 
@@ -11,17 +9,11 @@ from bench.peers import table
 from bench.peers.calibration import calibrate
 from bench.peers.chart import draw
 from bench.peers.contender import Contender, Kind, Run, Settings, before_end
-from bench.peers.latency import Latency
 from bench.peers.measuring import Row, take_turns
-from bench.peers.packed import PackedResult
-from bench.peers.pass_log import Pass, busy_s, read_passes, write_pass
 from bench.peers.prompts import PromptSource
 from bench.peers.ratios import KEYS, ratios
 from bench.peers.services import figures_of
 from specdec.v1.generation_pb2 import SpeculationStats
-
-PACKED = PackedResult(packed_s=0.11, packed_threads=2, padded_s=0.1, padded_threads=1)
-LATENCY = Latency(1000, 2.0, 0.25, 4000, idle_s=0.1, under_prefill_s=0.6, chunk_s=0.2)
 
 
 def row(kind: Kind, streams: int, *rates: float, **figures: float) -> Row:
@@ -35,7 +27,6 @@ RATES = {
     Kind.LOOP_ALONE: 15.0,
     Kind.LOOP: 30.0,
     Kind.PADDED: 40.0,
-    Kind.CONTINUOUS: 50.0,
     Kind.ALONE: 12.0,
 }
 
@@ -44,9 +35,9 @@ def every_row() -> list[Row]:
     single = (Kind.GENERATE, Kind.ASSISTED, Kind.LOOP_ALONE, Kind.LOOP, Kind.ALONE)
     # The median of the turns counts, whichever of them were slow.
     rows = [row(kind, 1, RATES[kind], 2 * RATES[kind], RATES[kind] / 2) for kind in single]
-    rows.append(row(Kind.OURS, 1, 1.0, 50.0, 90.0, overhead_ms_per_round=1.25, mean_draft_tokens=5.5))
+    rows.append(row(Kind.OURS, 1, 1.0, 50.0, 90.0, mean_draft_tokens=5.5))
     for streams in (4, 16, 32):
-        rows += [row(kind, streams, RATES[kind]) for kind in (Kind.PADDED, Kind.CONTINUOUS, Kind.ALONE)]
+        rows += [row(kind, streams, RATES[kind]) for kind in (Kind.PADDED, Kind.ALONE)]
         rows.append(row(Kind.OURS, streams, 60.0))
     return rows
 
@@ -104,7 +95,7 @@ async def test_contenders_take_turns_on_the_same_prompts_and_are_compared():
         return [5] * max_tokens
 
     rows = await take_turns(
-        [contender(Kind.PADDED, 5), contender(Kind.CONTINUOUS, 5), contender(Kind.OURS, 6)],
+        [contender(Kind.PADDED, 5), contender(Kind.ALONE, 5), contender(Kind.OURS, 6)],
         PromptSource(100),
         reference,
         prompt_length=3,
@@ -112,7 +103,7 @@ async def test_contenders_take_turns_on_the_same_prompts_and_are_compared():
         repeats=3,
         num_compared=1,
     )
-    kinds = [Kind.PADDED, Kind.CONTINUOUS, Kind.OURS]
+    kinds = [Kind.PADDED, Kind.ALONE, Kind.OURS]
     for number, turn in enumerate((calls[:3], calls[3:6], calls[6:])):
         assert [kind for kind, _ in turn] == [*kinds[number:], *kinds[:number]]
         assert len({tuple(prompt) for _, prompt in turn}) == 1
@@ -122,22 +113,18 @@ async def test_contenders_take_turns_on_the_same_prompts_and_are_compared():
 
 
 def test_every_ratio_is_right_and_absent_where_nothing_was_measured():
-    figures = ratios(every_row(), PACKED, LATENCY)
+    figures = ratios(every_row())
     assert tuple(figures) == KEYS
     assert figures == {
         "grpc_over_assisted": 1.25,
         "grpc_over_generate": 2.5,
         "alone_over_generate": 1.2,
         "alone_over_inprocess": 0.8,
-        "overhead_ms_per_round": 1.25,
-        **{f"streams_{streams}_over_batch": 1.2 for streams in (4, 16, 32)},
+        **{f"streams_{streams}_over_batch": 1.5 for streams in (4, 16, 32)},
         **{f"speculation_on_over_off_{streams}": 5.0 for streams in (4, 16, 32)},
-        "packed_over_padded": 1.1,
-        "prefix_reuse_ttft": 8.0,
-        "ttft_under_prefill": 2.0,
     }
     rows = [each for each in every_row() if each.streams == 4]
-    assert set(ratios(rows, None, None)) == {"streams_4_over_batch", "speculation_on_over_off_4"}
+    assert set(ratios(rows)) == {"streams_4_over_batch", "speculation_on_over_off_4"}
 
 
 def test_prompt_lookup_tokens_do_not_count_as_the_drafts():
@@ -146,21 +133,6 @@ def test_prompt_lookup_tokens_do_not_count_as_the_drafts():
     found = {"mean_draft_tokens": 2.0, "acceptance": 0.5, "mean_lookup_tokens": 2.0}
     assert figures_of([told, told]) == {**found, "replays": 2.0}
     assert not any(figures_of([SpeculationStats(num_rounds=1)]).values())
-
-
-def test_a_pass_log_may_be_read_while_it_is_written_and_time_that_two_passes_cover_counts_once(tmp_path):
-    passes = [Pass(1.0, 3.0, 1), Pass(2.0, 4.0, 1), Pass(2.5, 2.75, 1), Pass(6.0, 9.0, 1), Pass(0.0, 0.5, 1)]
-    assert busy_s(passes, 1.5, 7.0) == pytest.approx(2.5 + 1.0)
-    assert busy_s([], 1.0, 2.0) == 0.0
-    file = tmp_path / "log"
-    assert read_passes(file) == []
-    passes = [Pass(1.0, 2.0, 3), Pass(4.0, 5.0, 6)]
-    with file.open("ab", buffering=0) as log:
-        for each in passes:
-            write_pass(log, each)
-        log.write(struct.pack("<d", 7.0))  # half a record
-        assert read_passes(file) == passes
-        assert read_passes(file, since=3.0) == passes[1:]
 
 
 def test_prompts_are_fresh_and_of_their_length_and_outputs_end_before_an_end_token():
@@ -177,11 +149,9 @@ def test_prompts_are_fresh_and_of_their_length_and_outputs_end_before_an_end_tok
 def test_the_table_shows_the_ratios_and_lookups_apart(capsys):
     console = Console(width=100, force_terminal=False)
     console.print(table.contenders(every_row()))
-    console.print(table.packed_in_words(PACKED))
-    console.print(table.latency_in_words(LATENCY, Settings((2, 1), 4)))
     lines = capsys.readouterr().out.splitlines()
     ours = [line.split() for line in lines if line.strip().startswith("our services ")]
-    assert [words[2:4] for words in ours] == [["50.0", "1.25"], *[["60.0", "1.20"]] * 3]
+    assert [words[2:4] for words in ours] == [["50.0", "1.25"], *[["60.0", "1.50"]] * 3]
     assert max(map(len, lines)) <= 100
     assert table.lookups_in_words(every_row()) == ""
     rows = [*every_row(), row(Kind.OURS, 8, 1.0, mean_lookup_tokens=1.25)]

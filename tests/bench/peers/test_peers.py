@@ -9,11 +9,8 @@ import pytest_asyncio
 
 from bench.peers.calibration import calibrate
 from bench.peers.comparison import Plan, Section, compare
-from bench.peers.contender import Kind, Settings
-from bench.peers.continuous import ContinuousBatching
+from bench.peers.contender import Settings
 from bench.peers.in_process import InProcess
-from bench.peers.packed import CONTEXT, ROWS, SEQUENCES, packed_and_padded
-from bench.peers.pass_log import now
 from bench.peers.prompts import PromptSource
 from bench.peers.ratios import KEYS, ratios
 from bench.peers.services import Services, running
@@ -24,8 +21,8 @@ THREADS = (1,)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def services(small_pair, tmp_path_factory) -> AsyncIterator[Services]:
-    async with running(small_pair, "float32", tmp_path_factory.mktemp("logs"), THREADS) as found:
+async def services(small_pair) -> AsyncIterator[Services]:
+    async with running(small_pair, "float32", THREADS) as found:
         yield found
 
 
@@ -38,7 +35,7 @@ async def test_every_contender_in_one_process_generates_what_transformers_does(s
     one_thread = Settings((1,))
     expected = [(await generate.run(one_thread, [prompt], 16)).outputs[0] for prompt in prompts]
     assert all(len(output) == 16 for output in expected)
-    for contender in (*theirs.contenders(3), ContinuousBatching(theirs).contender(3)):
+    for contender in theirs.contenders(3):
         run = await contender.run(one_thread, prompts, 16)
         assert run.outputs == expected, contender.name
     for contender in (assisted, *ours.contenders()):
@@ -46,8 +43,6 @@ async def test_every_contender_in_one_process_generates_what_transformers_does(s
             run = await contender.run(Settings((1,), 4), [prompt], 16)
             assert run.outputs == [output], contender.name
             assert run.tokens_per_s > 0
-    prompts = PromptSource(SMALL.vocab_size).take(SEQUENCES, CONTEXT + ROWS)
-    assert packed_and_padded(ours.target_runner, theirs.target, prompts, repeats=1, threads=(1,)).ratio > 0
     assert ours.target_runner.pool.num_used == 0
 
 
@@ -73,8 +68,6 @@ async def test_all_ratios_are_measured_with_real_services(small_pair, services):
         thorough=False,
         learning=1,
         num_compared=2,
-        longest=1200,
-        prefix=1000,
         threads=THREADS,
         ahead=(False, True),
     )
@@ -88,16 +81,12 @@ async def test_all_ratios_are_measured_with_real_services(small_pair, services):
         report=lambda text: None,
         show=shown.append,
     )
-    assert result.latency is not None
-    figures = ratios(result.rows, result.packed, result.latency[0])
-    [ours] = [row for row in result.rows if row.kind is Kind.OURS and row.streams == 1]
+    figures = ratios(result.rows)
     unmeasured = {key for key in KEYS if "16" in key or "32" in key}
-    if not (ours.figure("mean_draft_tokens") or ours.figure("mean_lookup_tokens")):
-        unmeasured.add("overhead_ms_per_round")  # so short a text may be quickest without the draft
     assert tuple(figures) == tuple(key for key in KEYS if key not in unmeasured)
     assert all(value > 0 for value in figures.values())
     assert 0.6 < result.acceptance < 0.95
-    assert len(result.rows) == 6 + 4
+    assert len(result.rows) == 6 + 3
     assert all(row.identical == row.compared > 0 for row in result.rows), "float32 has no ties to break"
     assert len(shown) == len(result.rows) + 1
     assert result.as_dict()["contenders"]
@@ -106,15 +95,11 @@ async def test_all_ratios_are_measured_with_real_services(small_pair, services):
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_second_contender_of_a_prompt_computes_all_of_it(services):
-    prompts = [list(range(64)), list(range(100, 164))]
-    alone, ours = services.contenders(2, [2])
-    settings = Settings((1, 1), 2)
-    await alone.run(Settings((1, 1)), prompts, 4)
-    for contender in (alone, ours, ours):  # alone knows no draft
-        before = now()
-        await contender.run(settings, prompts, 4)
-        assert max(each.rows for each in services.passes("target", 1, before)) >= 64
-    assert max(each.rows for each in services.passes("draft", 1, before)) >= 64
+    prompt = list(range(64))
+    for settings in (Settings((1, 1)), Settings((1, 1)), Settings((1, 1), 2), Settings((1, 1), 2)):
+        sample = await services.answer(settings, prompt, 4)
+        assert sample.finish.usage.prompt_tokens == 64
+        assert sample.finish.usage.cached_prompt_tokens == 0
 
 
 async def test_the_loop_in_one_process_computes_all_of_a_prompt(small_pair):
@@ -133,9 +118,9 @@ async def test_the_loop_in_one_process_computes_all_of_a_prompt(small_pair):
 
 
 def test_a_quick_plan_has_fewer_tokens_on_a_slow_machine() -> None:
-    quick, full = (Plan.of(quick, 5, 4000, None, None, None) for quick in (True, False))
+    quick, full = (Plan.of(quick, 5, None, None, None) for quick in (True, False))
     slow = quick.fitting(7.0)
-    for name in ("single_tokens", "longest", "prefix"):
+    for name in ("single_tokens", "calibration_tokens"):
         assert getattr(slow, name) < getattr(quick, name)
     assert quick.fitting(100.0) == quick
     assert full.fitting(1.0) == full
