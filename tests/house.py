@@ -32,7 +32,8 @@ LONG_FOLDERS = {
     "specdec/v1": "generated",
 }
 
-MAX_LINES = {"ARCHITECTURE.md": 200} | {
+LOG = "bench/LOG.md"
+MAX_LINES = {"ARCHITECTURE.md": 200, LOG: 300} | {
     str(page.relative_to(ROOT)): 120 for page in sorted((ROOT / "docs" / "design").glob("*.md"))
 }
 MAX_LINES_OF_DOCS = 1900
@@ -42,7 +43,7 @@ PROSE = ["README.md", *MAX_LINES]
 
 
 def main() -> None:
-    problems = [*rooms(), *modules(), *lengths(), *sentences(), *vague_words()]
+    problems = [*rooms(), *modules(), *lengths(), *sentences(), *vague_words(), *citations()]
     for problem in problems:
         print(problem, file=sys.stderr)
     raise SystemExit(bool(problems))
@@ -103,16 +104,28 @@ def sentences_of(paragraph: str) -> list[str]:
 
 
 def vague_words() -> Iterator[str]:
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    texts = {name: ROOT / name for name in files if has_prose(name)}
-    found = {name: len(VAGUE.findall(text.read_text())) for name, text in texts.items() if text.exists()}
+    found = {name: len(VAGUE.findall(text)) for name, text in prose_files().items()}
     if (total := sum(found.values())) > MAX_VAGUE_WORDS:
         worst = sorted(found, key=found.__getitem__, reverse=True)[:10]
         yield f"{total} vague words (at most {MAX_VAGUE_WORDS}): {', '.join(f'{name} {found[name]}' for name in worst)}"
 
 
+def citations() -> Iterator[str]:
+    """An entry of the log is cited by its date."""
+    dates = {line[3:13] for line in lines_of(LOG) if line.startswith("## ")}
+    for name, text in prose_files().items():
+        for date in re.findall(r"bench/LOG\.md,\s+(\d{4}-\d\d-\d\d)", text):
+            if date not in dates:
+                yield f"{name} cites {LOG}, {date}, which has no entry"
+
+
+def prose_files() -> dict[str, str]:
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return {name: (ROOT / name).read_text() for name in names if has_prose(name) and (ROOT / name).exists()}
+
+
 def has_prose(name: str) -> bool:
-    unread = name in ("bench/LOG.md", "tests/house.py") or "_pb2" in name
+    unread = name == "tests/house.py" or "_pb2" in name
     return name.endswith(WITH_PROSE) and not unread
 
 

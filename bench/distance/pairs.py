@@ -30,7 +30,7 @@ class PairName(StrEnum):
 class TableCosts:
     """Costs of the table pair. ``pass_ms``: a target pass. ``row_us``: each row of it, a hundredth of a pass, so that
     trees are not free. ``step_ms``: a draft pass of any size. ``runner_up``: how often the second candidate is right if
-    the first is wrong, as with real pairs (bench/LOG.md)."""
+    the first is wrong, as with real pairs (bench/LOG.md, 2026-11-22)."""
 
     pass_ms: float = 40.0
     step_ms: float = 4.0

@@ -1,5 +1,5 @@
-"""The command line: serve, up, demo, generate, doctor, plan, bench and chaos.
+"""The command line: services, requests, diagnosis, keys and certificates; bench, chaos and train need a checkout.
 
-Imports all rooms except runner, backends and server internals; runs services as processes and never imports them.
+Imports specdec alone; runs services as processes and never imports them.
 Start at main.py.
 """

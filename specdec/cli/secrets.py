@@ -35,7 +35,7 @@ def certificates(
     days: Annotated[float, typer.Option(help="validity of the certificates in days")] = 90.0,
     name: Annotated[list[str] | None, typer.Option(help="further host name or address; may be repeated")] = None,
 ) -> None:
-    """Make a development CA and certificates for target, draft, orchestrator and operator; renew them if they exist."""
+    """Make a development CA and certificates for the services, the gateway and an operator; renew what exists."""
     try:
         made.make(directory, days, name or [])
     except (OSError, ValueError) as error:

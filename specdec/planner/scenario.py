@@ -11,7 +11,8 @@ from specdec.speculation.acceptance import PRIOR
 @dataclass(frozen=True, slots=True)
 class Pair:
     """A target and a draft. ``acceptance`` is per draft token. ``runner_up``, the probability that a correction is the
-    draft's second guess, determines the hit rate of growing ahead; it is about 1/3 with real pairs (bench/LOG.md)."""
+    draft's second guess, determines the hit rate of growing ahead; it is about 1/3 with real pairs (bench/LOG.md,
+    2026-11-22)."""
 
     target: PassTime
     draft: PassTime

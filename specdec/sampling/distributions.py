@@ -98,7 +98,7 @@ def runners_up(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, c
     count] int64 and float64.
 
     Ranked by log q + noise before any filter: draft and target disagree mostly about the filters and about the order
-    of the first few tokens (bench/LOG.md). Greedy rows are ranked by their logits.
+    of the first few tokens (bench/LOG.md, 2026-11-22). Greedy rows are ranked by their logits.
     """
     scores = logits.to(torch.float64, copy=True)  # [rows, vocab]
     drawn = [row for row, p in enumerate(params) if not p.greedy]

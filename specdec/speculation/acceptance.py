@@ -16,7 +16,7 @@ from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
 
 PRIOR = (0.7, 0.33, 0.22, 0.17, 0.13, 0.11, 0.1, 0.09)
 """Initial share of right guesses per rank where all guesses of lower rank were wrong. The first is the acceptance of a
-good draft, the others were measured with a small model at temperature 1 (bench/LOG.md)."""
+good draft, the others were measured with a small model at temperature 1 (bench/LOG.md, 2026-11-22)."""
 
 _PRIOR_TRIALS, _CONFIDENCE_TRIALS = 6, 12
 """Weights of a rank's prior, and of its share over all confidence buckets as the prior of one bucket."""

@@ -15,7 +15,7 @@ from specdec.core.tree import ROOT, TokenTree
 
 PASS_ROWS = 32
 """Fixed time of a small model's pass, in rows: on two cores a pass of one row takes 10 ms, of sixty 30 ms
-(bench/LOG.md)."""
+(bench/LOG.md, 2026-11-23)."""
 
 
 _NO_RANK = 1 << 30

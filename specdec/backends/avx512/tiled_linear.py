@@ -1,5 +1,5 @@
 """Linear layers computed by tiled_linear.c. With the few rows of a decoding pass, the time is that of reading the
-weight; oneDNN takes 1.2 to 2 times as long, and is not faster with many rows (bench/LOG.md).
+weight; oneDNN takes 1.2 to 2 times as long, and is not faster with many rows (bench/LOG.md, 2026-11-25).
 
 Knows one weight at a time; does not know models.
 """

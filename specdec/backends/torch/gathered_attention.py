@@ -2,7 +2,7 @@
 
 Knows which rows share a call; does not know models. Segments with similar numbers of rows and keys share a call. The
 bits of a row must not depend on the other rows, the tree below it or the chunks of its prompt. For that, the kernel of
-``scaled_dot_product_attention`` needs two things (measured, bench/LOG.md): query rows per key head in multiples of
+``scaled_dot_product_attention`` needs two things (bench/LOG.md, 2026-11-21): query rows per key head in multiples of
 four, and the number of keys that ``KeyCounts`` gives for the rows' positions.
 """
 

@@ -87,6 +87,6 @@ def row_multiple(model: torch.nn.Module) -> int:
 
 def least_rows(model: torch.nn.Module) -> int:
     """The number of rows and logit rows to pad a pass to for speed: oneDNN's AVX-512 kernels read a packed weight
-    faster for four rows than for two (bench/LOG.md). No bit depends on it."""
+    faster for four rows than for two (bench/LOG.md, 2026-11-22). No bit depends on it."""
     by_onednn = any(isinstance(layer, PackedLinear) for layer in model.modules())
     return 4 if by_onednn and torch.backends.cpu.get_cpu_capability() == "AVX512" else 1
