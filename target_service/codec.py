@@ -9,7 +9,6 @@ from typing import Any
 from specdec.core.errors import InvalidArgument, ModelMismatch, SpecdecError, to_status
 from specdec.core.rounds import (
     CACHE_SALT,
-    FEATURES,
     GRAMMAR,
     LOGPROBS,
     MAX_LOGPROBS,
@@ -56,16 +55,12 @@ class TargetCodec:
                 raise InvalidArgument([(name, f"at most {MAX_LOGPROBS}, not {number}")])
         if spec.cache_salt and CACHE_SALT not in self._info.capabilities:
             raise InvalidArgument([("spec.cache_salt", "not possible with this target")])
-        if message.return_predictions and not spec.keyed_by_token:
-            raise InvalidArgument([("return_predictions", f"not possible with {spec.method.value} verification")])
         if (length := len(message.stop_token_ids)) > MAX_END_TOKENS:
             raise InvalidArgument([("stop_token_ids", f"at most {MAX_END_TOKENS}, not {length}")])
         if message.stop_token_ids and (largest := max(message.stop_token_ids)) >= self._info.vocab_size:
             raise InvalidArgument(
                 [("stop_token_ids", f"{largest} is outside the vocabulary of {self._info.vocab_size}")]
             )
-        if message.return_features and FEATURES not in self._info.capabilities:
-            raise InvalidArgument([("return_features", "not possible with this target")])
         if message.max_own and OWN not in self._info.capabilities:
             raise InvalidArgument([("max_own", "this target does not draft by itself")])
         if message.max_own and not spec.keyed_by_token:
@@ -74,10 +69,8 @@ class TargetCodec:
         return TargetOpen(
             spec,
             stop_token_ids,
-            message.return_predictions,
             message.request_age_ms / 1e3,
             message.num_preemptions,
-            message.return_features,
             message.num_logprobs if message.HasField("num_logprobs") else None,
             message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
             message.max_own,
@@ -120,17 +113,10 @@ class TargetCodec:
             if isinstance(result, Verdict)
             for part in write_prompt_logprobs(sequence, result)
         )
-        yield from framed(new, itertools.chain(prompts, itertools.starmap(_entry, results), progress))
-        features = [("features", part) for sequence, result in results for part in _features(sequence, result)]
-        if features:
-            yield from framed(new, features, wire.FEATURE_BYTES)
+        return framed(new, itertools.chain(prompts, itertools.starmap(_entry, results), progress))
 
 
 def _entry(sequence: int, result: Any) -> tuple[str, Any]:
     if isinstance(result, SpecdecError):
         return "errors", common_pb2.SequenceError(sequence=sequence, status=to_status(result))
     return "verdicts", wire.write_verdict(sequence, result)
-
-
-def _features(sequence: int, result: Any) -> Iterable[target_pb2.Features]:
-    return () if isinstance(result, SpecdecError) else wire.write_features(sequence, result)

@@ -72,7 +72,7 @@ class _Sequence:
     @property
     def job(self) -> Job:
         opened, own = self.open, 0 if self.tree else self.own
-        asked = opened.return_features, opened.num_logprobs, opened.num_prompt_logprobs, opened.max_own
+        asked = opened.num_logprobs, opened.num_prompt_logprobs, opened.max_own
         return Job(self.memory, self.ids, self.tree, *asked, own)
 
     def take(self, round_: Round) -> None:
@@ -297,9 +297,7 @@ class TargetEngine:
             base,
             accepted,
             decision.next_token,
-            decision.predictions if sequence.open.return_predictions else (),
             replace(timings, queue_us=queue_us),
-            decision.features,
             sequence.run_on,
             dropped,
             decision.refused,

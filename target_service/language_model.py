@@ -17,7 +17,6 @@ from specdec.core.errors import PassFailed, Preempted, SpecdecError
 from specdec.core.one_by_one import one_by_one
 from specdec.core.rounds import (
     CACHE_SALT,
-    FEATURES,
     GRAMMAR,
     LOGPROBS,
     OWN,
@@ -39,7 +38,7 @@ from specdec.sampling.state import SamplingState
 from target_service.decision import decide
 from target_service.job_rows import Memory, SlowGrammars, ends_with_root, prompt_rows, rows_kept, segment_of
 from target_service.own.own_trees import Growing, OwnDrafter, Passed
-from target_service.reports import features_of, output_logprobs, prompt_logprobs
+from target_service.reports import output_logprobs, prompt_logprobs
 from target_service.verifier import Decision, Job
 
 MOST_PROMPT_LOGITS = 64
@@ -60,7 +59,7 @@ class LmVerifier:
         """``own``: what drafts beside the target. ``grammars``: of a model with a tokenizer."""
         self._runner, self._own, self._grammars = runner, own, grammars
         self._slow_grammars = SlowGrammars()
-        capabilities = (*runner.info.capabilities, TRANSFORMS, RESTRICTIONS, FEATURES, LOGPROBS, CACHE_SALT)
+        capabilities = (*runner.info.capabilities, TRANSFORMS, RESTRICTIONS, LOGPROBS, CACHE_SALT)
         capabilities = capabilities if grammars is None else (*capabilities, GRAMMAR)
         self.info = dataclasses.replace(runner.info, capabilities=capabilities)
         if own is not None:
@@ -214,11 +213,6 @@ class LmVerifier:
         found = decide([jobs[index] for index in deciding], list(own.values()), self._runner.backend)
         decided = dict(zip(deciding, found, strict=True))
         decisions = {index: decision for index, decision in decided.items() if isinstance(decision, Decision)}
-        asked = {
-            index: (outputs[index].features, decisions[index]) for index in decisions if jobs[index].return_features
-        }
-        for index, features in features_of(asked).items():
-            decisions[index] = dataclasses.replace(decisions[index], features=features)
         for index, logprobs in output_logprobs(jobs, own, decisions, most).items():
             decisions[index] = dataclasses.replace(decisions[index], logprobs=logprobs)
         for index, part in prompts.items():

@@ -1,19 +1,14 @@
-"""What a pass tells beside the tokens, of the jobs that ask for it: logprobs, and features of accepted tokens.
+"""The logprobs of a pass, of the jobs that ask for them.
 
 Knows jobs and their outputs; does not know the model and its cache.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from specdec.core.device import indices
-from specdec.core.rounds import Features, Logprobs
+from specdec.core.rounds import Logprobs
 from specdec.passes.outputs import RowOutputs
 from specdec.passes.rows import Segment
 from specdec.sampling.logprobs import logprobs_of
@@ -55,22 +50,3 @@ def prompt_logprobs(
         tokens.append(list(job.ids[segment.num_context + 1 : segment.num_context + 1 + num_rows]))
     tops = [jobs[index].num_prompt_logprobs or 0 for index in asking]
     return dict(zip(asking, logprobs_of(logits, tokens, tops, logits_per_call), strict=True))
-
-
-def features_of(decided: Mapping[int, tuple[Tensor, Decision]]) -> dict[int, Features]:
-    """The features of each decision's root and accepted nodes, from its job's rows [1 + nodes, hidden_size]. They are
-    copied from the device once."""
-    if not decided:
-        return {}
-    every = torch.cat([rows for rows, _ in decided.values()])
-    wanted: list[int] = []
-    start = 0
-    for rows, decision in decided.values():
-        wanted += [start, *(start + 1 + node for node in decision.accepted)]
-        start += len(rows)
-    kept = every[indices(wanted, every.device)].cpu().view(torch.uint8).numpy()
-    parts = np.split(kept, list(itertools.accumulate(1 + len(decision.accepted) for _, decision in decided.values())))
-    dtype, size = str(every.dtype).removeprefix("torch."), every.shape[1]
-    return {
-        index: Features(dtype, size, len(part), part.tobytes()) for index, part in zip(decided, parts, strict=False)
-    }

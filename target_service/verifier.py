@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specdec.core.errors import SpecdecError
-from specdec.core.rounds import Features, Logprobs, ModelInfo, Timings
+from specdec.core.rounds import Logprobs, ModelInfo, Timings
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 
@@ -24,10 +24,8 @@ class TargetOpen:
 
     spec: SequenceSpec
     stop_token_ids: frozenset[int] = frozenset()
-    return_predictions: bool = False
     age_s: float = 0.0  # of the request; a replay keeps it
     num_preemptions: int = 0  # of this sequence so far, on any target
-    return_features: bool = False
     num_logprobs: int | None = None  # likeliest tokens beside each token; None: no logprobs
     num_prompt_logprobs: int | None = None
     max_own: int = 0  # see Round.own
@@ -41,7 +39,6 @@ class Job:
     memory: Any
     ids: Sequence[int]
     tree: TokenTree
-    return_features: bool = False
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     max_own: int = 0
@@ -53,15 +50,14 @@ class Job:
 class Decision:
     """The accepted nodes of a job, root downwards, and the token after them. ``predictions``: the target's own token at
     the root and at each node; empty if the method has none, the root's only if there was no memory for the tree.
-    ``features``: of the root and the accepted nodes, if requested. ``refused``: the tree was not verified, because it
-    has a token that its distribution does not give. ``logprobs``: of the accepted tokens and the next one, if
-    requested. The last two are those of the sequence's first decision: of its prompt's tokens but the first, if
-    requested, and how many tokens were found in the cache."""
+    ``refused``: the tree was not verified, because it has a token that its distribution does not give. ``logprobs``: of
+    the accepted tokens and the next one, if requested. ``prompt_logprobs`` and ``num_cached`` are those of the
+    sequence's first decision: of its prompt's tokens but the first, if requested, and how many tokens were found in the
+    cache."""
 
     accepted: tuple[int, ...]
     next_token: int
     predictions: tuple[int, ...] = ()
-    features: Features | None = None
     refused: bool = False
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None

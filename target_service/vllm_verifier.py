@@ -69,7 +69,6 @@ class VllmVerifier:
 
 
 def _decided(job: Job, chain: Sequence[int], outcome: Outcome) -> Decision | SpecdecError | None:
-    """Predictions end at the first one that the draft did not have."""
     if outcome.no_memory:
         return Preempted("no KV blocks are free")
     if outcome.error is not None:
@@ -79,5 +78,4 @@ def _decided(job: Job, chain: Sequence[int], outcome: Outcome) -> Decision | Spe
     if not outcome.tokens:
         return PassFailed("the model computes NaN or infinity for the text of this sequence")
     accepted = tuple(chain[: len(outcome.tokens) - 1])
-    keyed = job.memory.spec.keyed_by_token
-    return Decision(accepted, outcome.tokens[-1], outcome.tokens if keyed else (), refused=bool(outcome.extra))
+    return Decision(accepted, outcome.tokens[-1], refused=bool(outcome.extra))

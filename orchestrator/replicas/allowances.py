@@ -59,7 +59,7 @@ def of_budget(budget: Budget, num_levels: int, with_probs: bool) -> int:
 
 
 def size_of_verdict(verdict: target_pb2.Verdict) -> int:
-    num_nodes = len(verdict.accepted) + len(verdict.predictions) + _num_nodes(verdict.own)
+    num_nodes = len(verdict.accepted) + _num_nodes(verdict.own)
     return MESSAGE + num_nodes + size_of_logprobs(verdict.logprobs)
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from orchestrator.replicas.allowances import MESSAGE, size_of_growth, size_of_logprobs, size_of_verdict
-from specdec.core.errors import InvalidArgument, from_status
+from specdec.core.errors import from_status
 from specdec.transport import wire
 from specdec.transport.logprobs_wire import read_prompt_logprobs
 from specdec.v1 import draft_pb2, target_pb2
@@ -27,8 +27,6 @@ class TargetFrames:
         return target_pb2.VerifyRequest(opens=opens, rounds=entries, closes=closes)
 
     def entries(self, response: target_pb2.VerifyResponse) -> Iterator[Entry]:
-        if response.features:
-            raise InvalidArgument([("features", "were not requested")])
         for part in response.prompt_logprobs:
             read = partial(read_prompt_logprobs, part, self._vocab_size)
             yield part.sequence, MESSAGE + size_of_logprobs(part.logprobs), read

@@ -40,16 +40,6 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Features:
-    """Hidden states of consecutive positions: ``hidden_size`` numbers per row, little-endian ``dtype``."""
-
-    dtype: str
-    hidden_size: int
-    num_rows: int
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Logprobs:
     """Log-softmax of the target's own logits at consecutive positions: of each token, and of the ``num_top`` most
     likely ones. The latter are flat, position after position, the likeliest first; of equal ones the lowest id first.
@@ -93,16 +83,13 @@ class PromptLogprobs:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The target's decision: from ``base`` on it commits the ``accepted`` nodes of the round's tree (root downwards),
-    then ``next_token``. ``features`` has the rows of the root, at position base - 1, and of the accepted nodes.
-    ``logprobs``: of the committed tokens, if requested."""
+    then ``next_token``. ``logprobs``: of the committed tokens, if requested."""
 
     round: int
     base: int
     accepted: tuple[int, ...]
     next_token: int
-    predictions: tuple[int, ...] = ()
     timings: Timings = field(default_factory=Timings)
-    features: Features | None = None
     run_on: int = 0  # autonomous verdicts that follow
     dropped: int = 0  # number of the next round in flight if this verdict leaves nothing of its tree
     refused: bool = False  # the tree was not verified: the draft says that it drew a token which it cannot have drawn
@@ -157,9 +144,6 @@ class Growth:
 
 TRANSFORMS = "transforms"
 """The capability of a target that implements all of SamplingParams. A draft needs none: any proposal is valid."""
-
-FEATURES = "features"
-"""The capability of a target that returns hidden states."""
 
 RESTRICTIONS = "restrictions"
 """The capability of a target that implements allowed_token_ids and bad_words."""

@@ -67,10 +67,6 @@ class RowOutputs:
         return _taken(self._pass.logits, self._logit_rows)
 
     @property
-    def features(self) -> Tensor:  # [logit rows, hidden_size]: input of the output embedding
-        return _taken(self._pass.features, self._logit_rows)
-
-    @property
     def likeliest(self) -> list[int] | None:
         """See PassOutputs."""
         likeliest = self._pass.likeliest

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import struct
 from array import array
-from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 
 from specdec.core.errors import InvalidArgument
@@ -30,9 +29,6 @@ MAX_SALT_BYTES = 256
 
 _MOST_US = (1 << 32) - 1
 """The largest value of ``queue_us`` (uint32). A verdict may wait longer than that for a peer that does not read."""
-
-FEATURE_BYTES = 1 << 16
-"""Bytes of hidden states in a frame; more would delay other sequences."""
 
 _METHODS = {
     Method.COUPLED: common_pb2.VERIFICATION_METHOD_COUPLED,
@@ -190,9 +186,7 @@ def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
         base=verdict.base,
         accepted=verdict.accepted,
         next_token=verdict.next_token,
-        predictions=verdict.predictions,
         timings=target_pb2.Timings(**asdict(replace(timings, queue_us=min(timings.queue_us, _MOST_US)))),
-        num_feature_rows=verdict.features.num_rows if verdict.features else 0,
         run_on=verdict.run_on,
         dropped_round=verdict.dropped,
         refused=verdict.refused,
@@ -200,23 +194,6 @@ def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
         num_cached_tokens=verdict.num_cached,
         own=write_tree(verdict.own) if verdict.own else None,
     )
-
-
-def write_features(sequence: int, verdict: Verdict) -> Iterator[target_pb2.Features]:
-    """The hidden states of a verdict, in parts of whole rows. A part has at most FEATURE_BYTES, or one row."""
-    features = verdict.features
-    if features is None:
-        return
-    row_bytes = len(features.data) // features.num_rows
-    num_rows = max(1, FEATURE_BYTES // row_bytes)
-    for row in range(0, features.num_rows, num_rows):
-        yield target_pb2.Features(
-            sequence=sequence,
-            position=verdict.base - 1 + row,
-            dtype=features.dtype,
-            hidden_size=features.hidden_size,
-            rows=features.data[row * row_bytes : (row + num_rows) * row_bytes],
-        )
 
 
 def read_verdict(message: target_pb2.Verdict, vocab_size: int) -> Verdict:
@@ -228,7 +205,6 @@ def read_verdict(message: target_pb2.Verdict, vocab_size: int) -> Verdict:
         message.base,
         tuple(message.accepted),
         message.next_token,
-        tuple(message.predictions),
         Timings(**{field.name: getattr(timings, field.name) for field in fields(Timings)}),
         run_on=message.run_on,
         dropped=message.dropped_round,

@@ -18,15 +18,13 @@ class VerifyRequest(_message.Message):
     def __init__(self, opens: _Optional[_Iterable[_Union[TargetOpen, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TargetOpen(_message.Message):
-    __slots__ = ("sequence", "spec", "more", "stop_token_ids", "return_predictions", "request_age_ms", "num_preemptions", "return_features", "num_logprobs", "num_prompt_logprobs", "max_own")
+    __slots__ = ("sequence", "spec", "more", "stop_token_ids", "request_age_ms", "num_preemptions", "num_logprobs", "num_prompt_logprobs", "max_own")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    RETURN_PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
-    RETURN_FEATURES_FIELD_NUMBER: _ClassVar[int]
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     MAX_OWN_FIELD_NUMBER: _ClassVar[int]
@@ -34,14 +32,12 @@ class TargetOpen(_message.Message):
     spec: _common_pb2.SequenceSpec
     more: bool
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    return_predictions: bool
     request_age_ms: int
     num_preemptions: int
-    return_features: bool
     num_logprobs: int
     num_prompt_logprobs: int
     max_own: int
-    def __init__(self, sequence: _Optional[int] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., more: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., return_predictions: _Optional[bool] = ..., request_age_ms: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., return_features: _Optional[bool] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., max_own: _Optional[int] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., more: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., request_age_ms: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., max_own: _Optional[int] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("sequence", "round", "base", "tree", "run_on", "max_nodes", "own")
@@ -62,20 +58,18 @@ class Round(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., tree: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ..., run_on: _Optional[int] = ..., max_nodes: _Optional[int] = ..., own: _Optional[int] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("verdicts", "progress", "errors", "load", "features", "prompt_logprobs")
+    __slots__ = ("verdicts", "progress", "errors", "load", "prompt_logprobs")
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
-    FEATURES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
     progress: _containers.RepeatedCompositeFieldContainer[Progress]
     errors: _containers.RepeatedCompositeFieldContainer[_common_pb2.SequenceError]
     load: _common_pb2.Load
-    features: _containers.RepeatedCompositeFieldContainer[Features]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
-    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.SequenceError, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Features, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.SequenceError, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("sequence", "position", "logprobs")
@@ -87,30 +81,14 @@ class PromptLogprobs(_message.Message):
     logprobs: _common_pb2.Logprobs
     def __init__(self, sequence: _Optional[int] = ..., position: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
-class Features(_message.Message):
-    __slots__ = ("sequence", "position", "dtype", "hidden_size", "rows")
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    DTYPE_FIELD_NUMBER: _ClassVar[int]
-    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    sequence: int
-    position: int
-    dtype: str
-    hidden_size: int
-    rows: bytes
-    def __init__(self, sequence: _Optional[int] = ..., position: _Optional[int] = ..., dtype: _Optional[str] = ..., hidden_size: _Optional[int] = ..., rows: _Optional[bytes] = ...) -> None: ...
-
 class Verdict(_message.Message):
-    __slots__ = ("sequence", "round", "base", "accepted", "next_token", "predictions", "timings", "num_feature_rows", "run_on", "dropped_round", "refused", "logprobs", "num_cached_tokens", "own")
+    __slots__ = ("sequence", "round", "base", "accepted", "next_token", "timings", "run_on", "dropped_round", "refused", "logprobs", "num_cached_tokens", "own")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
-    NUM_FEATURE_ROWS_FIELD_NUMBER: _ClassVar[int]
     RUN_ON_FIELD_NUMBER: _ClassVar[int]
     DROPPED_ROUND_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -122,16 +100,14 @@ class Verdict(_message.Message):
     base: int
     accepted: _containers.RepeatedScalarFieldContainer[int]
     next_token: int
-    predictions: _containers.RepeatedScalarFieldContainer[int]
     timings: Timings
-    num_feature_rows: int
     run_on: int
     dropped_round: int
     refused: bool
     logprobs: _common_pb2.Logprobs
     num_cached_tokens: int
     own: _common_pb2.TokenTree
-    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., predictions: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., num_feature_rows: _Optional[int] = ..., run_on: _Optional[int] = ..., dropped_round: _Optional[int] = ..., refused: _Optional[bool] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., own: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., run_on: _Optional[int] = ..., dropped_round: _Optional[int] = ..., refused: _Optional[bool] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., own: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_us", "pass_us", "sample_us", "rows", "sequences", "own_us")

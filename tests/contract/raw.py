@@ -203,8 +203,7 @@ def spec(
 
 
 def target_open(sequence: int, **fields: Any) -> target_pb2.TargetOpen:
-    names = ("more", "stop_token_ids", "return_predictions", "return_features")
-    own = {name: fields.pop(name) for name in names if name in fields}
+    own = {name: fields.pop(name) for name in ("more", "stop_token_ids") if name in fields}
     return target_pb2.TargetOpen(sequence=sequence, spec=fields.pop("spec", None) or spec(**fields), **own)
 
 

@@ -59,8 +59,6 @@ async def test_a_malformed_open_is_refused_by_field_and_disturbs_no_other() -> N
             await other.send(opens=[draft_open(sequence, spec=bad)])
             for each in (stream, other):
                 await assert_violation(each, sequence, field)
-        await stream.send(opens=[target_open(90, method=TOKEN, return_predictions=True)])
-        await assert_violation(stream, 90, "return_predictions")
         await stream.send(opens=[target_open(91, stop_token_ids=[8])])
         await assert_violation(stream, 91, "stop_token_ids")
         await stream.send(rounds=[round_(1, 1, 4)])

@@ -145,16 +145,3 @@ async def test_with_distributions_a_run_on_is_ended_by_an_empty_round(method: in
         error = await stream.error(1)
         assert isinstance(error, OutOfStep)
         assert "base" in str(error)
-
-
-async def test_predictions_are_the_targets_own_token_at_every_node() -> None:
-    runner = TableRunner()
-    async with target(LmVerifier(runner)) as service:
-        stream = service.stream()
-        await stream.send(opens=[target_open(1, return_predictions=True, **GREEDY)])
-        first = await stream.answer(1)
-        await stream.send(rounds=[round_(1, 1, 4, tree([0, 1, 2, 3], [-1, -1, 0, 2]))])
-        verdict = await stream.answer(1)
-        root = [1, 2, 3, first.next_token]
-        paths = [root, [*root, 0], [*root, 1], [*root, 0, 2], [*root, 0, 2, 3]]
-        assert list(verdict.predictions) == [runner.greedy_text(path, 1)[0] for path in paths]

@@ -31,12 +31,12 @@ class TargetStream:
         self._opened = 0
         self._vocab_size = vocab_size
 
-    async def open(self, specs: Sequence[SequenceSpec], return_predictions: bool = False) -> dict[int, Verdict]:
+    async def open(self, specs: Sequence[SequenceSpec]) -> dict[int, Verdict]:
         """Opens all of them; the verdicts of round 0 by sequence."""
         numbers = range(self._opened, self._opened + len(specs))
         self._opened += len(specs)
         opens = [
-            target_pb2.TargetOpen(sequence=number, spec=write_spec(spec), return_predictions=return_predictions)
+            target_pb2.TargetOpen(sequence=number, spec=write_spec(spec))
             for number, spec in zip(numbers, specs, strict=True)
         ]
         return await self._answers(target_pb2.VerifyRequest(opens=opens), numbers)

@@ -11,7 +11,6 @@ from specdec.core.rounds import Round
 from specdec.core.sequence import Method, SamplingParams
 from specdec.core.tree import ROOT, TokenTree
 from specdec.server.step_loop import Key
-from target_service.verifier import Decision
 from tests.target_service.contract_model import CONTEXT, VOCAB
 from tests.target_service.engines import A, B, chain, opened, run, said
 
@@ -43,15 +42,6 @@ def test_a_round_verifies_its_tree_from_the_last_token():
     assert (verdict.accepted, verdict.next_token) == ((1, 2), TEXT[3])
     assert verifier.passes[-1] == [([1, 2, TEXT[0]], tree)]
     assert engine.texts[A] == [1, 2, *TEXT[:4]]
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_predictions_come_only_where_asked_for(asked):
-    engine, verifier = opened(return_predictions=asked)
-    verifier.script([1, 2], Decision((), 7, (7, 4)))
-    engine.submit(A, Round(1, 3, chain([4])))
-    [(_, verdict)] = engine.step()
-    assert verdict.predictions == ((7, 4) if asked else ())
 
 
 def test_all_that_wait_share_a_pass_and_each_gets_its_own():

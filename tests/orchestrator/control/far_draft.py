@@ -203,7 +203,6 @@ class NearTarget:
             sequence.base,
             tuple(accepted),
             token,
-            (),
             timings,
             run_on=self._unasked,
             dropped=dropped,

@@ -235,7 +235,7 @@ async def driven(method: Method, first: int, max_chain: int = 0) -> tuple[list[B
             draft_s = 0.002 * len(tree) + 0.001
             drafting = Drafting(len(tree), draft_s, (len(tree), draft_s))
         timings = Timings(0, 20_000, 0, len(tree) + 1, 1)
-        verdict = Verdict(number, sequence.base, tuple(range(accepted)), CORRECTION, (), timings)
+        verdict = Verdict(number, sequence.base, tuple(range(accepted)), CORRECTION, timings)
         sequence.extend(tree, verdict)
         proposal = Proposal(tree, Source.DRAFT if tree else None, drafting)
         controller.observe(RoundRecord.of(proposal, verdict, Exchange(0.0205)))

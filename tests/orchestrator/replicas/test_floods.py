@@ -74,7 +74,6 @@ def of_target(sequence: int) -> dict[str, Callable[[], Iterator[Response]]]:
         "accepted nodes": lambda: itertools.repeat(target_pb2.VerifyResponse(verdicts=[many])),
         "heartbeats": lambda: itertools.repeat(target_pb2.VerifyResponse(progress=[beat])),
         "one frame of heartbeats": lambda: itertools.repeat(target_pb2.VerifyResponse(progress=[beat] * 100_000)),
-        "hidden states": lambda: itertools.repeat(target_pb2.VerifyResponse(features=[target_pb2.Features()])),
     }
 
 

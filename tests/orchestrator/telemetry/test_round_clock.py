@@ -38,7 +38,7 @@ def clock(monkeypatch) -> Clock:
 
 
 def verdict(number: int, **microseconds: int) -> Verdict:
-    return Verdict(number, 5, (), 1, (), Timings(**microseconds))
+    return Verdict(number, 5, (), 1, Timings(**microseconds))
 
 
 async def test_the_parts_of_a_round_are_told_apart_and_add_up(clock):

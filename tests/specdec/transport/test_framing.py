@@ -30,7 +30,7 @@ def test_chains_with_distributions_of_many_sequences_go_out_in_several_frames():
 
 
 def test_verdicts_that_waited_for_their_peer_go_out_in_several_frames():
-    verdicts = [(number % 7, Verdict(1, 5 + number, (), 3, predictions=(3,) * 1000)) for number in range(3_000)]
+    verdicts = [(number % 7, Verdict(1, 5 + number, (3,) * 1000, 3)) for number in range(3_000)]
     verdicts[1_500:1_500] = [(9, PassFailed("x"))]
     frames = list(TargetCodec(INFO).frames(verdicts, [4, 5], LOAD))
     assert len(frames) > 2

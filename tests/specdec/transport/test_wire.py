@@ -103,7 +103,7 @@ def test_a_round_survives(sequence, round_):
     assert (message.sequence, wire.read_round(message, VOCAB)) == (sequence, round_)
 
 
-@given(uint64, st.builds(Verdict, uint32, uint32, tokens, token, tokens, st.builds(Timings, *(uint32,) * 5)))
+@given(uint64, st.builds(Verdict, uint32, uint32, tokens, token, st.builds(Timings, *(uint32,) * 5)))
 def test_a_verdict_survives(sequence, verdict):
     message = sent(wire.write_verdict(sequence, verdict))
     assert (message.sequence, wire.read_verdict(message, VOCAB)) == (sequence, verdict)

@@ -183,7 +183,6 @@ def test_a_rows_bits_do_not_depend_on_what_it_is_packed_with(name: str, threads:
                 outputs = runner.forward([*others[:place], own, *others[place:]])[place]
             for row, expected in enumerate(alone[start : start + len(chunk)]):
                 assert torch.equal(outputs.logits[row], expected.logits[0]), (start, parents)
-                assert torch.equal(outputs.features[row], expected.features[0])
             cache.keep(range(len(chunk)))
             for other in neighbours:
                 other.keep(())
