@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher
 
@@ -26,6 +30,8 @@ from specdec.sampling.grammar import Grammars
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
+
+log = logging.getLogger(__name__)
 
 NUM_CHILDREN = 2
 
@@ -52,8 +58,8 @@ class GrammarSandbox:
     def __init__(self, tokenizer: str, vocab_size: int, end_token_ids: Sequence[int]) -> None:
         """As of specdec.sampling.grammar.Grammars; ``tokenizer`` is a path."""
         self._origin = [tokenizer, str(vocab_size), *map(str, end_token_ids)]
+        self._threads = ThreadPoolExecutor(NUM_CHILDREN, "grammars of callers")
         self._children = {_Child(self._origin) for _ in range(NUM_CHILDREN)}
-        self._ending: set[asyncio.Task[None]] = set()
         self._idle: asyncio.Queue[_Child] = asyncio.Queue()
         for child in self._children:
             self._idle.put_nowait(child)
@@ -62,11 +68,16 @@ class GrammarSandbox:
         """The grammar in llguidance's form. Raises InvalidArgument that names ``form``, which is one of json_schema,
         regex, choices (a list in JSON) and grammar (in Lark's form). Raises Overloaded if the machine has no time or
         memory for a child."""
-        child = await self._idle.get()
+        child, answer = await self._idle.get(), None
         try:
-            answer = await child.ask({"form": form, "text": text})
+            async with asyncio.timeout(_WALL_S):
+                asked = partial(child.ask, {"form": form, "text": text})
+                answer = await asyncio.get_running_loop().run_in_executor(self._threads, asked)
+        except OSError as error:  # a TimeoutError too
+            log.warning("a child that reads grammars was lost", extra={"problem": repr(error)})
+            raise Overloaded("grammars cannot be read at the moment") from error
         finally:
-            if child.is_dead:
+            if answer is None or child.is_dead:  # its answer to this caller would be taken for the next one's
                 self._end(child)
                 self._children.add(child := _Child(self._origin))
             self._idle.put_nowait(child)
@@ -76,60 +87,52 @@ class GrammarSandbox:
 
     def _end(self, child: _Child) -> None:
         self._children.remove(child)
-        ending = asyncio.create_task(child.end())
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+        child.kill()
+        self._threads.submit(child.release)  # behind the caller that waits for its answer
 
     async def close(self) -> None:
         for child in list(self._children):
             self._end(child)
-        await asyncio.gather(*self._ending)
+        await asyncio.to_thread(self._threads.shutdown)
 
 
 class _Child:
-    def __init__(self, origin: Sequence[str]) -> None:
-        self._starting = asyncio.create_task(self._start(origin))
-        self.is_dead = False
+    """Not by asyncio: uvloop forks, and what gRPC does in a forked process may crash it."""
 
-    async def _start(self, origin: Sequence[str]) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", __name__, *origin),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            limit=8 * MAX_GRAMMAR_BYTES,
+    def __init__(self, origin: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, *origin],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
 
-    async def ask(self, question: dict[str, str]) -> dict[str, Any]:
-        """The answer; that it is too large, if the child has died of the question. Raises Overloaded."""
-        line = b""
-        try:
-            process = await asyncio.shield(self._starting)
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(json.dumps(question).encode() + b"\n")
-            async with asyncio.timeout(_WALL_S):
-                line = await process.stdout.readline()
-                if not line.endswith(b"\n") and await process.wait() == -signal.SIGKILL:
-                    raise OSError("killed, as by the kernel where memory is short")
-        except OSError as error:  # a TimeoutError too
-            raise Overloaded("grammars cannot be read at the moment") from error
-        finally:  # also after a cancellation, because its answer would be taken for the next one's
-            self.is_dead = not line.endswith(b"\n")
-        return json.loads(line) if line.endswith(b"\n") else {"problem": _TOO_LARGE}
+    @property
+    def is_dead(self) -> bool:
+        return self._process.poll() is not None
 
-    async def end(self) -> None:
-        """A child ends with its input, or when its time is over."""
-        with suppress(OSError):
-            process = await self._starting
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                async with asyncio.timeout(_WALL_S):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+    def ask(self, question: dict[str, str]) -> dict[str, str]:
+        """The answer; that it is too large, if the child has died of the question. Raises OSError if something else
+        ended the child."""
+        given, taken = self._process.stdin, self._process.stdout
+        assert given is not None
+        assert taken is not None
+        given.write(json.dumps(question).encode() + b"\n")
+        given.flush()
+        line = taken.readline()
+        if line.endswith(b"\n"):
+            answer: dict[str, str] = json.loads(line)
+            return answer
+        if self._process.wait() == -signal.SIGKILL:
+            raise OSError("killed, as by the kernel where memory is short")
+        return {"problem": _TOO_LARGE}
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def release(self) -> None:
+        with suppress(OSError), self._process:  # its end waits for the process
+            pass
 
 
 def _answer(grammars: Grammars, form: str, text: str) -> dict[str, str]:
