@@ -6,10 +6,12 @@ budget of time. Beyond it every sequence with this grammar ends, and those of ot
 
 from __future__ import annotations
 
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from llguidance import LLMatcher, LLTokenizer
@@ -32,8 +34,11 @@ class Budget(NamedTuple):
     call_s: float = 0.003
 
 
-_LIMITS = LLParserLimits(step_max_items=20_000, verbose_errors=False)
-"""Of one mask, and of the memory of a matcher. Where the text is ambiguous, 20,000 items take about 0.1 s."""
+_LIMITS = LLParserLimits(verbose_errors=False)
+"""Those of llguidance, of one mask and of the memory of a matcher. A schema with 400 properties needs most of them."""
+
+_NICENESS = 5
+"""Of the thread that compiles, which on Linux has one of its own: passes come first."""
 
 T = TypeVar("T")
 
@@ -52,7 +57,7 @@ class Grammars:
         self._end_token_ids, self._budget = frozenset(end_token_ids), budget or Budget()
         self._tokenizer = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(end_token_ids))
         self._kept: OrderedDict[tuple[bytes, str], Future[Compiled]] = OrderedDict()
-        self._thread = ThreadPoolExecutor(1, "grammars")
+        self._thread = ThreadPoolExecutor(1, "grammars", partial(os.nice, _NICENESS))
 
     def start(self, grammar: str, owner: bytes) -> Future[Compiled] | None:
         """Compile a grammar, unless that was done for this owner. None: any output will do. Called by one thread
@@ -71,11 +76,12 @@ class Grammars:
         """Takes some ten milliseconds for 32 KB. Raises InvalidArgument for a bad grammar."""
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         first = matcher.deep_copy()
-        allows_some = any(first.compute_bitmask())  # some grammars fail there
+        compiled = Compiled(matcher, self._end_token_ids, self._budget)
+        allows_some = any(compiled.timed(first.compute_bitmask))  # some grammars fail there
         if first.is_error() or not allows_some:
             problem = first.get_error() or "allows no output"
             raise InvalidArgument([(GRAMMAR_FIELD, " ".join(problem.split())[:500])])
-        return Compiled(matcher, self._end_token_ids, self._budget)
+        return compiled
 
 
 class Compiled:
@@ -86,7 +92,7 @@ class Compiled:
         self.problem: SpecdecError | None = None
         """Set once the budget is spent."""
         self._left_s = budget.burst_s
-        self.call_s = 0.0
+        self.call_s: float | None = None
         """Processor time of a call, on average over the last ones."""
 
     def mask(self) -> GrammarMask:
@@ -99,7 +105,7 @@ class Compiled:
         result = call()
         took_s = time.thread_time() - started
         self._left_s = min(self._budget.burst_s, self._left_s + self._budget.call_s - took_s)
-        self.call_s += (took_s - self.call_s) / 8
+        self.call_s = took_s if self.call_s is None else self.call_s + (took_s - self.call_s) / 8
         if self._left_s < 0.0 and self.problem is None:
             self.problem = InvalidArgument([(GRAMMAR_FIELD, "takes too long to match: it is ambiguous or too complex")])
         return result
@@ -150,4 +156,4 @@ class GrammarMask:
 
     @property
     def call_s(self) -> float:
-        return self._compiled.call_s
+        return self._compiled.call_s or 0.0
