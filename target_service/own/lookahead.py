@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.sampling.state import NO_TOKEN
 from target_service.own.own_trees import Growing, Passed
 from target_service.verifier import MOST_OWN_NODES
 
@@ -115,7 +116,10 @@ class Lookahead:
             return  # no tree, or no memory for it
         root = passed.ids[-1]
         last = nodes[-1] if len(nodes) > 1 else [ROOT, *nodes[0]]
-        window.levels.append([decision.predictions[1 + node] for node in last])
+        said = [decision.predictions[1 + node] for node in last]
+        # After a node that a grammar forbids the target has no token.
+        others = _random(passed.ids, len(said))
+        window.levels.append([other if token == NO_TOKEN else token for token, other in zip(said, others, strict=True)])
         starts = [root, *window.levels[0]]
         if len(window.levels) < self._length:
             window.levels = [level[1:] for level in window.levels]

@@ -23,6 +23,9 @@ from specdec.runner.model_runner import ModelRunner
 from specdec.transport.wire import write_method
 from specdec.v1 import generation_pb2
 from target_service.language_model import LmVerifier
+from target_service.own.lookahead import Lookahead
+from target_service.own.own_trees import OwnTrees
+from target_service.own.recycling import Recycling
 from target_service.verifier import Decision, Job
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
@@ -237,13 +240,29 @@ def test_trees_of_other_lexemes_do_not_change_what_a_grammar_allows(
         assert found[: len(alone)] == alone
 
 
-def text_of(verifier: LmVerifier, spec: SequenceSpec, draft: Callable[[list[int]], TokenTree]) -> list[int]:
+@pytest.mark.parametrize("name", ["lookahead", "recycling"])
+def test_a_target_that_drafts_for_itself_stays_in_the_grammar(target_runner: ModelRunner, name: str) -> None:
+    followed = grammars(DEMO / "target", target_runner.info)
+    assert followed is not None
+    own = Lookahead(4, 3, 4) if name == "lookahead" else OwnTrees(Recycling(target_runner.info.vocab_size))
+    alone, drafting = (LmVerifier(target_runner, each, followed) for each in (None, own))
+    for grammar in (GRAMMARS["closed"], GRAMMARS["strings"], GRAMMARS["numbers"]):
+        followed.start(grammar, b"").result()
+        spec = SequenceSpec((5, 6, 7), 3, SamplingParams(1.0, grammar=grammar), 4)
+        expected = text_of(alone, spec, lambda _: EMPTY_TREE)
+        assert text_of(drafting, spec, lambda _: EMPTY_TREE, own=15)[: len(expected)] == expected
+
+
+def text_of(
+    verifier: LmVerifier, spec: SequenceSpec, draft: Callable[[list[int]], TokenTree], own: int = 0
+) -> list[int]:
     """Forty tokens, or fewer if the grammar is complete."""
     memory, ids = verifier.open(spec), list(spec.token_ids)
     while len(ids) < 43 and verifier.info.eos_token_ids[0] not in ids[3:]:
         tree = draft(ids[3:])
-        [decision], _ = verifier.verify([Job(memory, ids, tree)])
+        [decision], _ = verifier.verify([Job(memory, ids, tree, max_own=own, own=own)])
         assert isinstance(decision, Decision)
+        tree = decision.own or tree
         ids += [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
     verifier.close(memory)
     return ids
