@@ -5,7 +5,6 @@ Knows the model and its cache; does not know sampling (target_service.decision),
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ from specdec.passes.prefill import rows_to_feed
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
 from specdec.runner.pass_timer import PassTimer
-from specdec.sampling.grammar import Grammars
+from specdec.sampling.grammar import Grammars, wait_for_any
 from specdec.sampling.state import SamplingState
 from target_service.decision import decide
 from target_service.job_rows import Memory, SlowGrammars, ends_with_root, prompt_rows, rows_kept, segment_of
@@ -46,9 +45,6 @@ MOST_PROMPT_LOGITS = 64
 
 MOST_BLOCKS_PER_PASS = 4096
 """Blocks to look up in one pass, about 5 ms of work: no sequence waits for the long prompts of another request."""
-
-_COMPILE_S = 0.005
-"""How long a pass waits for grammars if there is nothing else to do."""
 
 
 class LmVerifier:
@@ -126,7 +122,7 @@ class LmVerifier:
         a grammar that is not compiled yet, or one that has no time."""
         compiling = [job.memory.grammar for job in jobs if job.memory.sampling is None]
         if len(compiling) == len(jobs):
-            concurrent.futures.wait(compiling, _COMPILE_S, concurrent.futures.FIRST_COMPLETED)
+            wait_for_any(compiling)
         for index, job in enumerate(jobs):
             memory: Memory = job.memory
             try:

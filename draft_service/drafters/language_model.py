@@ -5,7 +5,6 @@ Ahead of the verdict it proposes a tree. Each node is fed once.
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -26,15 +25,11 @@ from specdec.passes.outputs import RowOutputs
 from specdec.passes.prefill import fair_share, rows_to_feed
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
-from specdec.sampling.grammar import Compiled, Grammars
+from specdec.sampling.grammar import Compiled, Grammars, wait_for_any
 from specdec.sampling.state import SamplingState
 
 _MAX_FURTHER_ROWS = 64
 """Further rows after a pass, of all sequences together: a large budget must not decide about memory or time."""
-
-
-_COMPILE_S = 0.005
-"""How long a step waits for grammars if there is nothing else to do."""
 
 
 @dataclass(slots=True)
@@ -99,7 +94,7 @@ class LanguageModelDrafter:
         """Count the ids of each sequence. False: its grammar is not compiled yet."""
         compiling = [sequence.memory.grammar for sequence in sequences if sequence.memory.sampling is None]
         if len(compiling) == len(sequences):
-            concurrent.futures.wait(compiling, _COMPILE_S, concurrent.futures.FIRST_COMPLETED)
+            wait_for_any(compiling)
         outcomes: list[SpecdecError | bool] = []
         for sequence in sequences:
             memory: _Memory = sequence.memory

@@ -6,6 +6,7 @@ budget of time. Beyond it every sequence with this grammar ends, and those of ot
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import time
 from collections import OrderedDict
@@ -37,8 +38,10 @@ class Budget(NamedTuple):
 _LIMITS = LLParserLimits(verbose_errors=False)
 """Those of llguidance, of one mask and of the memory of a matcher. A schema with 400 properties needs most of them."""
 
-_NICENESS = 5
-"""Of the thread that compiles, which on Linux has one of its own: passes come first."""
+NICENESS = 5
+"""Of what compiles, a thread (on Linux it has one of its own) or a process: passes come first."""
+
+_PAUSE_S = 0.005
 
 T = TypeVar("T")
 
@@ -57,7 +60,7 @@ class Grammars:
         self._end_token_ids, self._budget = frozenset(end_token_ids), budget or Budget()
         self._tokenizer = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(end_token_ids))
         self._kept: OrderedDict[tuple[bytes, str], Future[Compiled]] = OrderedDict()
-        self._thread = ThreadPoolExecutor(1, "grammars", partial(os.nice, _NICENESS))
+        self._thread = ThreadPoolExecutor(1, "grammars", partial(os.nice, NICENESS))
 
     def start(self, grammar: str, owner: bytes) -> Future[Compiled] | None:
         """Compile a grammar, unless that was done for this owner. None: any output will do. Called by one thread
@@ -82,6 +85,11 @@ class Grammars:
             problem = first.get_error() or "allows no output"
             raise InvalidArgument([(GRAMMAR_FIELD, " ".join(problem.split())[:500])])
         return compiled
+
+
+def wait_for_any(compiling: Sequence[Future[Compiled]]) -> None:
+    """For a moment: what a step does that has nothing else to do."""
+    concurrent.futures.wait(compiling, _PAUSE_S, concurrent.futures.FIRST_COMPLETED)
 
 
 class Compiled:

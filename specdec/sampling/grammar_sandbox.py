@@ -26,7 +26,7 @@ from llguidance import LLMatcher
 
 from specdec.core.errors import InvalidArgument, Overloaded
 from specdec.core.limits import MAX_GRAMMAR_BYTES
-from specdec.sampling.grammar import Grammars
+from specdec.sampling.grammar import NICENESS, Grammars
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -43,8 +43,6 @@ _MEMORY_BYTES = 512 << 20
 
 _STACK_BYTES = 2 << 20
 """Less than what the threads of services have: what fits here fits there."""
-
-_NICENESS = 5
 
 _SPACES: JsonCompileOptions = {"whitespace_pattern": r"[\x20\n\r\t]{0,16}"}
 """Between the parts of JSON: without a bound, weak models write spaces for ever. A schema's x-guidance overrides it."""
@@ -162,7 +160,7 @@ def _read(form: str, text: str) -> str:
 
 def main() -> None:
     """A child: answers questions, a line of JSON each, until its input ends."""
-    os.nice(_NICENESS)
+    os.nice(NICENESS)
     tokenizer, vocab_size, *end_token_ids = sys.argv[1:]
     grammars = Grammars(tokenizer, int(vocab_size), [*map(int, end_token_ids)])
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
