@@ -103,7 +103,8 @@ async def row_04(lab: Lab, seed: int, short: bool) -> Outcome:
             freed_s = await found.freed(open_streams=0)
             answers = await traffic.finished(_HANG_S)
         told_s = percentile((answer.ended - killed for answer in answers), 1.0)
-        outcome.at_most("clients get an error after", told_s, 0.1)
+        # A client tries its only address again before, since that may be the name of several orchestrators.
+        outcome.at_most("clients get an error after", told_s, 1.0)
         reasons = {getattr(answer.error, "reason", str(answer.error)) for answer in answers}
         outcome.check(reasons == {"REPLICA_LOST"}, f"with {', '.join(reasons)}")
         outcome.check(all(answer.same(lab.reference) for answer in answers), "the tokens received before it are right")

@@ -25,6 +25,7 @@ from specdec.server.model_server import run
 from target_service.language_model import LmVerifier
 from target_service.server import create_server
 
+_END = 0
 _LETTER = 66
 """A token with a text, so that each token is a chunk."""
 
@@ -46,7 +47,7 @@ class BlankRunner:
         self.backend = choose("torch", torch.device("cpu"))
         self.chunk = Chunk()
         self.pool = BlockPool(settings.kv_slots // 16, 16)
-        self.info = ModelInfo("blank", "blank", settings.vocab_size, "", settings.context_length)
+        self.info = ModelInfo("blank", "blank", settings.vocab_size, "", settings.context_length, eos_token_ids=(_END,))
         self._pass_s = settings.pass_ms / 1e3
 
     def new_cache(self, salt: bytes = b"") -> SequenceCache:
@@ -67,7 +68,7 @@ class BlankRunner:
 
 def main() -> None:
     settings = parse(BlankSettings, sys.argv[1:], "bench.models.blank_service")
-    followed = Grammars(settings.tokenizer, settings.vocab_size, [0]) if settings.tokenizer else None
+    followed = Grammars(settings.tokenizer, settings.vocab_size, [_END]) if settings.tokenizer else None
     verifier = LmVerifier(BlankRunner(settings), grammars=followed)  # type: ignore[arg-type]
     run(settings, "target", lambda: lambda: create_server(verifier, settings))
 

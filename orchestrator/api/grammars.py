@@ -29,6 +29,11 @@ _KEPT = 256
 """Answers of the sandbox that are kept for later requests."""
 
 
+def is_supported(target: ModelInfo) -> bool:
+    """A complete output ends with an end token."""
+    return GRAMMAR in target.capabilities and bool(target.eos_token_ids)
+
+
 def problems(
     message: generation_pb2.GenerateRequest, target: ModelInfo, has_tokenizer: bool
 ) -> Iterator[tuple[str, str]]:
@@ -38,7 +43,7 @@ def problems(
         return
     if len(given) > 1:
         yield given[1], f"not possible with {given[0]}"
-    if GRAMMAR not in target.capabilities:
+    if not is_supported(target):
         yield given[0], "not supported by this target"
     elif not has_tokenizer:
         yield given[0], "this server has no tokenizer"

@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from orchestrator.api.admission import Admission
 from orchestrator.api.api_keys import Account, ApiKeys
 from orchestrator.api.bounds import MAX_DETOKENIZED_IDS, MAX_REQUEST_ID, is_long, prompt_size_problems
-from orchestrator.api.grammars import RequestGrammars, of_caller
+from orchestrator.api.grammars import RequestGrammars, is_supported, of_caller
 from orchestrator.api.prompts import Prompts
 from orchestrator.api.request_checks import (
     check_request,
@@ -88,8 +88,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def prepare(self) -> None:
         """What a first request would wait for otherwise."""
-        if self._grammars is not None:
-            await self._grammars.prepare(await self._target_info())
+        if self._grammars is not None and is_supported(target := await self._target_info()):
+            await self._grammars.prepare(target)
 
     async def close(self) -> None:
         if self._grammars is not None:

@@ -14,7 +14,7 @@ from orchestrator.api.prompts import Prompts
 from orchestrator.api.request_checks import check_request, read_request
 from orchestrator.request import Request
 from specdec.core.errors import ContextExceeded, InvalidArgument
-from specdec.core.rounds import CACHE_SALT, TRANSFORMS, ModelInfo
+from specdec.core.rounds import CACHE_SALT, GRAMMAR, TRANSFORMS, ModelInfo
 from specdec.core.sequence import Method, SamplingParams
 from specdec.v1 import common_pb2, generation_pb2
 from tests import checkout
@@ -175,9 +175,15 @@ def test_text_fields_are_checked(fields, field):
 GRAMMARS = {"grammar": "start: /a/", "json_schema": "{}", "regex": "a", "choices": ["a"]}
 
 
+ENDLESS = dataclasses.replace(TARGET, capabilities=(GRAMMAR,), eos_token_ids=())
+
+
+@pytest.mark.parametrize("target", [OLDER, ENDLESS])
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_a_target_that_knows_no_grammar_is_not_asked_for_one(name):
-    assert refused(target=OLDER, **{name: GRAMMARS[name]}) == {name: "not supported by this target"}
+def test_a_target_that_cannot_end_a_grammar_is_not_asked_for_one(name, target):
+    assert refused(target=target, tokenizer=TOKENIZER, **{name: GRAMMARS[name]}) == {
+        name: "not supported by this target"
+    }
 
 
 TRANSFORMING = {
