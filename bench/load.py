@@ -67,11 +67,11 @@ async def measure(loads: list[int], tokens: int, done: Callable[[], None]) -> li
     cost = [f"--pass-ms={PASS_MS}", f"--row-us={ROW_US}"]
     text = [f"--acceptance={ACCEPTANCE}", "--max-sequences=4096"]
     async with Processes() as made:
-        target = "bench.models.table_service target"
+        target = "testing.table_service target"
         plain = await made.model(target, *cost, *text)
         headed = await made.model(target, *cost, *text, "--has-head")
         repeating = await made.model(target, *cost, *text, f"--period={PERIOD}")
-        draft = await made.model("bench.models.table_service draft", f"--pass-ms={STEP_MS}", *text)
+        draft = await made.model("testing.table_service draft", f"--pass-ms={STEP_MS}", *text)
         _, by_lookup = await made.orchestrator(f"--target={repeating.address}")
         _, by_draft = await made.orchestrator(f"--target={plain.address}", f"--draft={draft.address}")
         _, by_head = await made.orchestrator(f"--target={headed.address}")

@@ -22,7 +22,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.chaos.fault_proxy import FaultProxy
 from bench.harness.command import run_benchmark
 from bench.harness.deployment import Processes
 from bench.micro.pass_cost import draft_step_time, target_pass_time
@@ -31,6 +30,7 @@ from specdec.client import Client
 from specdec.planner.scenario import Deployment, Drafting, Pair, Paths, Scenario, Workload
 from specdec.planner.simulation import simulate
 from specdec.speculation.acceptance import PRIOR
+from testing.fault_proxy import FaultProxy
 
 _NUM_AHEAD = 60
 _SEEDS = 8
@@ -266,8 +266,8 @@ class _Lab:
 async def _lab(models: Models) -> AsyncIterator[_Lab]:
     async with Processes() as made:
         guesses = (f"--acceptance={models.acceptance}", f"--runner-up={models.runner_up}")
-        target = await made.model("bench.models.table_service target", f"--pass-ms={models.pass_ms}", *guesses)
-        draft = await made.model("bench.models.table_service draft", f"--pass-ms={models.step_ms}", *guesses)
+        target = await made.model("testing.table_service target", f"--pass-ms={models.pass_ms}", *guesses)
+        draft = await made.model("testing.table_service draft", f"--pass-ms={models.step_ms}", *guesses)
         async with FaultProxy(draft.port) as proxy:
             clients = {}
             for ahead in (False, True):

@@ -23,7 +23,7 @@ from specdec.server.model_server import ModelServer
 from specdec.transport import rpc
 from target_service.server import create_server as create_target_server
 from target_service.verifier import Verifier
-from tests.certificates import files, stranger
+from testing.certificates import files, stranger
 
 
 @dataclass

@@ -41,8 +41,8 @@ async def observed() -> AsyncIterator[Observed]:
             scraped = f"--metrics-port={metrics_ports[name]}"
             return await stack.enter_async_context(service(module, port, [scraped, *arguments]))
 
-        target = await start("target", "bench.models.table_service target", ports[0], "--pass-ms=1")
-        draft = await start("draft", "bench.models.table_service draft", ports[1], "--pass-ms=0.1")
+        target = await start("target", "testing.table_service target", ports[0], "--pass-ms=1")
+        draft = await start("draft", "testing.table_service draft", ports[1], "--pass-ms=0.1")
         addresses = (f"--target={target.address}", f"--draft={draft.address}")
         orchestrator = await start("orchestrator", "orchestrator", ports[2], *addresses)
         services = {"target": target, "draft": draft, "orchestrator": orchestrator}

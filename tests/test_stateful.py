@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from bench.models.table_model import TableDrafter, TableVerifier
 from draft_service.server import create_server as create_draft_server
 from orchestrator import outbox
 from orchestrator.api.server import OrchestratorServer
@@ -29,8 +28,9 @@ from specdec.core.sequence import SequenceSpec
 from specdec.core.settings import EngineSettings
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.server import create_server as create_target_server
+from testing.misbehaving import PATIENCE_S, Misbehaving
+from testing.table_model import TableDrafter, TableVerifier
 from tests.cluster import connected
-from tests.models.misbehaving import PATIENCE_S, Misbehaving
 from tests.models.scripted import BranchingDrafter
 from tests.models.table_reader import TABLE, Reader, continuation, directly
 

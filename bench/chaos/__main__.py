@@ -37,10 +37,10 @@ from bench.chaos import (
     starts,
     surroundings,
 )
-from bench.chaos.lab import Lab
 from bench.chaos.models import LanguageModels, Models, TableModels, tiny_pair
 from bench.chaos.outcome import Outcome
 from bench.harness.command import run_benchmark
+from testing.lab import Lab
 
 Row = Callable[[Lab, int, bool], Awaitable[Outcome]]
 

@@ -7,9 +7,9 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from bench.chaos.lab import Lab, Process
 from bench.chaos.outcome import Outcome, percentile
-from bench.chaos.traffic import Traffic, check_same, several
+from testing.lab import Lab, Process
+from testing.traffic import Traffic, check_same, several
 
 _POISON = 1023
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import grpc
 
-from bench.chaos.fault_proxy import FaultProxy
-from bench.chaos.lab import Deployment, Lab, until
 from bench.chaos.outcome import Outcome, percentile
-from bench.chaos.traffic import Answer, Asked, Traffic, check_same, several
 from specdec.core.environment import DIRECT
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
+from testing.fault_proxy import FaultProxy
+from testing.lab import Deployment, Lab, until
+from testing.traffic import Answer, Asked, Traffic, check_same, several
 
 _KILLED_BOUND_S = 3.5  # the kernel closes the connections of a killed process
 _UNPLUGGED_BOUND_S = (rpc.PUBLIC_KEEPALIVE_MS + rpc.PUBLIC_PING_TIMEOUT_MS) / 1e3 + 0.5  # 0.5 s for scheduling

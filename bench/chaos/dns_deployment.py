@@ -8,10 +8,10 @@ import itertools
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from bench.chaos.dns import Names
-from bench.chaos.lab import Lab, Process, until
 from specdec.cli.processes import StartError, free_ports
 from specdec.client import Client
+from testing.dns import Names
+from testing.lab import Lab, Process, until
 
 _PASS_MS = {"target": 8, "draft": 1}
 
@@ -64,7 +64,7 @@ class Named:
             module = role
             flags = [f"--{name}={name}:{self._ports[name]}" for name in _PASS_MS]
         else:
-            module = f"bench.models.table_service {role}"
+            module = f"testing.table_service {role}"
             flags = [f"--pass-ms={_PASS_MS[role]}"]
         host = f"{self.names.network}.{next(self._numbers)}"
         self.roles[role].append(self._make(module, *flags, prefix=self._prefix, host=host, port=self._ports[role]))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.chaos import hostile
-from bench.chaos.lab import Deployment, Lab, load_of
 from bench.chaos.outcome import Outcome, percentile
 from bench.chaos.raw import target_stream
-from bench.chaos.traffic import Traffic, ask, check_same, several
 from specdec.client import Client
 from specdec.core.errors import ModelMismatch
 from specdec.v1 import common_pb2, target_pb2
+from testing import hostile_draft as hostile
+from testing.lab import Deployment, Lab, load_of
+from testing.traffic import Traffic, ask, check_same, several
 
 
 async def row_11(lab: Lab, seed: int, short: bool) -> Outcome:
@@ -66,7 +66,7 @@ async def row_13(lab: Lab, seed: int, short: bool) -> Outcome:
     outcome = Outcome()
     async with lab.deployment(num_drafts=0) as found:
         async with lab.processes() as make:
-            other = make("bench.models.table_service draft", "--vocab-size=512")
+            other = make("testing.table_service draft", "--vocab-size=512")
             front = make("orchestrator", f"--target={found.targets[0].address}", f"--draft={other.address}")
             for each in (other, front):
                 await each.start()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bench.chaos.lab import Lab
 from bench.chaos.outcome import Outcome
 from bench.soak import soak
+from testing.lab import Lab
 
 _MIN_REQUESTS_FOR_SLOPE = 20_000
 """With fewer requests, memory still grows because processes warm up."""

@@ -6,10 +6,10 @@ import asyncio
 import time
 from dataclasses import replace
 
-from bench.chaos.fault_proxy import FaultProxy
-from bench.chaos.lab import Deployment, Lab
 from bench.chaos.outcome import Outcome
-from bench.chaos.traffic import Answer, Traffic, check_same, several
+from testing.fault_proxy import FaultProxy
+from testing.lab import Deployment, Lab
+from testing.traffic import Answer, Traffic, check_same, several
 
 _STREAMS = 4
 _PASS_MS = 20.0  # long beside the message path of a busy machine

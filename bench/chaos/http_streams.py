@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx2 as httpx
 
-from bench.chaos.lab import Deployment, Lab, Process, until
 from bench.chaos.models import Reference
 from bench.chaos.outcome import Outcome
-from bench.chaos.traffic import Asked, several
+from testing.lab import Deployment, Lab, Process, until
+from testing.traffic import Asked, several
 
 
 @dataclass(slots=True)

@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.chaos.lab import Lab, until
 from bench.chaos.outcome import Outcome, percentile
 from specdec.cli.processes import is_serving
 from specdec.client import Client
 from specdec.core.errors import ContextExceeded, InvalidArgument
+from testing.lab import Lab, until
 
 _TOKENIZER = Path(__file__).parents[2] / "models" / "demo" / "target" / "tokenizer.json"
 _LONGEST_GAP_MS = 100.0
@@ -55,7 +55,7 @@ async def row_32(lab: Lab, seed: int, short: bool) -> Outcome:
 @asynccontextmanager
 async def _deployment(lab: Lab) -> AsyncIterator[Client]:
     async with lab.processes() as make:
-        target = make("bench.models.blank_service", f"--context-length={_CONTEXT}", f"--tokenizer={_TOKENIZER}")
+        target = make("bench.chaos.blank_service", f"--context-length={_CONTEXT}", f"--tokenizer={_TOKENIZER}")
         front = make("orchestrator", f"--target={target.address}", f"--tokenizer={_TOKENIZER}")
         for each in (target, front):
             await each.start()

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from bench.models.damped_pair import Pair, Shape, damped_pair
-from bench.models.table_model import Table
 from specdec.cli.demo import MODELS
 from specdec.core.noise import Domain, Key, exponentials
 from specdec.core.sequence import SequenceSpec
+from testing.table_model import Table
 
 Role = Literal["target", "draft"]
 
@@ -47,7 +47,7 @@ class TableModels:
         self.reference: Reference = Table()
 
     def service(self, role: Role, pass_ms: float) -> tuple[str, ...]:
-        return f"bench.models.table_service {role}", f"--pass-ms={pass_ms}"
+        return f"testing.table_service {role}", f"--pass-ms={pass_ms}"
 
 
 def tiny_pair(directory: Path) -> Pair:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
-from bench.chaos.fault_proxy import Direction
-from bench.chaos.lab import Deployment, Lab, Process, load_of, until
 from bench.chaos.netns import Namespace
 from bench.chaos.outcome import Outcome, percentile
-from bench.chaos.traffic import Traffic, added_gaps, check_same, note_gaps, several
 from orchestrator.control.controller import MAX_AUTONOMOUS
 from specdec.client import Client
+from testing.fault_proxy import Direction
+from testing.lab import Deployment, Lab, Process, load_of, until
+from testing.traffic import Traffic, added_gaps, check_same, note_gaps, several
 
 _KEEPALIVE_LIMIT_S = 10.0
 
@@ -40,8 +40,8 @@ async def row_06(lab: Lab, seed: int, short: bool) -> Outcome:
         return outcome
     async with namespace, AsyncExitStack() as stack:
         make = await stack.enter_async_context(lab.processes())
-        near = make("bench.models.table_service target", "--pass-ms=10")
-        far = make("bench.models.table_service target", "--pass-ms=10", prefix=namespace.prefix, host=namespace.address)
+        near = make("testing.table_service target", "--pass-ms=10")
+        far = make("testing.table_service target", "--pass-ms=10", prefix=namespace.prefix, host=namespace.address)
         front = make("orchestrator", f"--target={near.address},{far.address}")
         for each in (near, far, front):
             await each.start()

@@ -8,11 +8,11 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bench.chaos.lab import Deployment, Lab, until
 from bench.chaos.outcome import Outcome, percentile
-from bench.chaos.traffic import Answer, Traffic, ask, check_same, several
 from specdec.cli.processes import is_serving
 from specdec.core.errors import Overloaded
+from testing.lab import Deployment, Lab, until
+from testing.traffic import Answer, Traffic, ask, check_same, several
 
 
 async def row_17(lab: Lab, seed: int, short: bool) -> Outcome:

@@ -6,11 +6,11 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 
-from bench.chaos.lab import Deployment, Lab, Process, until
 from bench.chaos.outcome import Outcome, percentile
-from bench.chaos.traffic import Traffic, added_gaps, ask, check_same, note_gaps, several, with_timeout
 from specdec.client import Client
 from specdec.v1 import generation_pb2
+from testing.lab import Deployment, Lab, Process, until
+from testing.traffic import Traffic, added_gaps, ask, check_same, note_gaps, several, with_timeout
 
 _KEEPALIVE_BOUND_S = 3.5  # rpc.KEEPALIVE_MS + rpc.PING_TIMEOUT_MS, and 0.5 s for scheduling
 _HANG_S = 60.0

@@ -7,17 +7,17 @@ from contextlib import AsyncExitStack
 
 import httpx2 as httpx
 
-from bench.chaos import bad_input
 from bench.chaos.hostile_requests import Attack
 from bench.chaos.http_streams import serves
-from bench.chaos.lab import Lab, Process, load_of, until
 from bench.chaos.models import DEMO, LanguageModels
 from bench.chaos.outcome import Outcome
 from bench.chaos.raw import draft_stream, spec, target_stream
-from bench.chaos.traffic import Steady, Traffic, check_same, several
 from specdec.core.errors import InvalidArgument, OutOfStep
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
+from testing import bad_input
+from testing.lab import Lab, Process, load_of, until
+from testing.traffic import Steady, Traffic, check_same, several
 
 
 async def row_12(lab: Lab, seed: int, short: bool) -> Outcome:

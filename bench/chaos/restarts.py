@@ -7,10 +7,10 @@ import signal
 import time
 from contextlib import AsyncExitStack
 
-from bench.chaos.lab import Lab, Process, until
 from bench.chaos.outcome import Outcome
-from bench.chaos.traffic import Answer, ask, check_same, several
 from specdec.client import Client
+from testing.lab import Lab, Process, until
+from testing.traffic import Answer, ask, check_same, several
 
 _GRACE_S = 10.0
 

@@ -6,9 +6,9 @@ import asyncio
 import signal
 
 from bench.chaos.dns_deployment import Named
-from bench.chaos.lab import Lab, Process, load_of, until
 from bench.chaos.outcome import Outcome
-from bench.chaos.traffic import Steady, check_same
+from testing.lab import Lab, Process, load_of, until
+from testing.traffic import Steady, check_same
 
 
 async def row_29(lab: Lab, seed: int, short: bool) -> Outcome:

@@ -12,13 +12,13 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from bench.chaos.lab import Lab, until
 from bench.chaos.outcome import Outcome
-from bench.chaos.traffic import Traffic, check_same, several
 from specdec.client import Client
 from specdec.core.errors import SpecdecError
 from specdec.security import dev_ca as certificates
 from specdec.security.tls import Tls
+from testing.lab import Lab, until
+from testing.traffic import Traffic, check_same, several
 
 _VALID_S = 20.0
 
@@ -41,11 +41,11 @@ async def row_24(lab: Lab, seed: int, short: bool) -> Outcome:
         async with AsyncExitStack() as stack:
             make = await stack.enter_async_context(lab.processes())
             targets = {
-                "": make("bench.models.table_service target", *_flags(ours, "target")),
-                "it does not speak TLS": make("bench.models.table_service target"),
-                "not from a CA that tls_ca names": make("bench.models.table_service target", *_flags(theirs, "target")),
-                "not made out to target": make("bench.models.table_service draft", *_flags(ours, "draft")),
-                "has expired": make("bench.models.table_service target", *_flags(old, "target")),
+                "": make("testing.table_service target", *_flags(ours, "target")),
+                "it does not speak TLS": make("testing.table_service target"),
+                "not from a CA that tls_ca names": make("testing.table_service target", *_flags(theirs, "target")),
+                "not made out to target": make("testing.table_service draft", *_flags(ours, "draft")),
+                "has expired": make("testing.table_service target", *_flags(old, "target")),
             }
             orchestrator = make(
                 "orchestrator",

@@ -7,10 +7,10 @@ import itertools
 import time
 from contextlib import AsyncExitStack
 
-from bench.chaos.lab import Lab, Process, until
 from bench.chaos.outcome import Outcome
-from bench.chaos.traffic import Traffic, check_same, several
 from specdec.client import Client
+from testing.lab import Lab, Process, until
+from testing.traffic import Traffic, check_same, several
 
 
 async def row_26(lab: Lab, seed: int, short: bool) -> Outcome:
@@ -32,8 +32,8 @@ async def _start(lab: Lab, outcome: Outcome, order: tuple[str, ...], late_s: flo
     async with AsyncExitStack() as stack:
         make = await stack.enter_async_context(lab.processes())
         services: dict[str, Process] = {
-            "target": make("bench.models.table_service target", "--pass-ms=1"),
-            "draft": make("bench.models.table_service draft"),
+            "target": make("testing.table_service target", "--pass-ms=1"),
+            "draft": make("testing.table_service draft"),
         }
         flags = [f"--{role}={process.address}" for role, process in services.items()]
         services["orchestrator"] = make("orchestrator", *flags)

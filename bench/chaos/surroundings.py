@@ -8,11 +8,11 @@ import socket
 import time
 
 from bench.chaos.clock import Clock
-from bench.chaos.dns import Mood
 from bench.chaos.dns_deployment import Named
-from bench.chaos.lab import Lab
 from bench.chaos.outcome import Outcome
-from bench.chaos.traffic import Steady, added_gaps, check_same, note_gaps
+from testing.dns import Mood
+from testing.lab import Lab
+from testing.traffic import Steady, added_gaps, check_same, note_gaps
 
 _RESOLVES_EVERY_S = 5.0
 _DAY_S = 86_400

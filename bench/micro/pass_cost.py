@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.engine import DraftEngine, DraftOpen
 from specdec.core.rounds import Advance, Budget, Round
 from specdec.core.sequence import SamplingParams, SequenceSpec
@@ -19,6 +18,7 @@ from specdec.planner.pass_time import PassTime
 from specdec.server.step_loop import Key
 from target_service.engine import TargetEngine
 from target_service.verifier import TargetOpen
+from testing.table_model import Table, TableDrafter, TableVerifier
 
 _T = TypeVar("_T")
 

@@ -11,7 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from specdec.core.errors import InvalidArgument, OutOfStep
-from tests.contract.raw import Raw
+from testing.raw import Raw
 from tests.models.table_runner import TableRunner
 
 NAN, INF = math.nan, math.inf

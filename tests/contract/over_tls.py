@@ -17,9 +17,9 @@ from specdec.transport import rpc
 from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
 from target_service.language_model import LmVerifier
 from target_service.server import create_server as create_target_server
-from tests.certificates import files
+from testing.certificates import files
+from testing.raw import target_open
 from tests.contract.bad import runner
-from tests.contract.raw import target_open
 
 REQUEST: dict[str, Any] = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 40, "seed": 1}
 PATIENCE_S = 20.0

@@ -6,8 +6,7 @@ from typing import Any
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import Overloaded
-from tests.contract.bad import assert_never_opened, assert_out_of_step, assert_violation, runner
-from tests.contract.raw import (
+from testing.raw import (
     BLOCK,
     TOKEN,
     advance,
@@ -15,6 +14,7 @@ from tests.contract.raw import (
     draft_open,
     tree,
 )
+from tests.contract.bad import assert_never_opened, assert_out_of_step, assert_violation, runner
 
 
 async def test_a_malformed_advance_is_refused_by_field_and_disturbs_no_other() -> None:

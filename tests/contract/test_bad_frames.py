@@ -18,8 +18,7 @@ from specdec.core.errors import InvalidArgument, ModelMismatch, SpecdecError
 from specdec.transport import rpc
 from specdec.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
 from target_service.language_model import LmVerifier
-from tests.contract.bad import NAN, UNSUPPORTED, assert_violation, runner, scribble
-from tests.contract.raw import (
+from testing.raw import (
     BLOCK,
     COUPLED,
     PATIENCE_S,
@@ -32,6 +31,7 @@ from tests.contract.raw import (
     target,
     target_open,
 )
+from tests.contract.bad import NAN, UNSUPPORTED, assert_violation, runner, scribble
 
 BAD_SPECS: list[tuple[str, common_pb2.SequenceSpec]] = [
     ("spec.token_ids", spec(())),

@@ -19,9 +19,9 @@ from specdec.core.errors import ContextExceeded, InvalidArgument, TooLarge
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.language_model import LmVerifier
+from testing.raw import BLOCK, PATIENCE_S, TOKEN
 from tests.cluster import Cluster, cluster
 from tests.contract.bad import CONTEXT, INF, NAN, runner, scribble
-from tests.contract.raw import BLOCK, PATIENCE_S, TOKEN
 from tests.contract.refusal import IDS, generate_request, refusal
 
 

@@ -7,13 +7,12 @@ import struct
 
 import pytest
 
-from bench.models.table_model import Table, TableVerifier
 from specdec.core.errors import ContextExceeded, Overloaded, Preempted, SpecdecError
 from specdec.server import chunked_opens
 from specdec.v1 import common_pb2
 from target_service.language_model import LmVerifier
-from tests.contract.bad import INF, NAN, assert_never_opened, assert_out_of_step, assert_violation, runner
-from tests.contract.raw import (
+from testing.misbehaving import Misbehaving
+from testing.raw import (
     BLOCK,
     COUPLED,
     TOKEN,
@@ -22,7 +21,8 @@ from tests.contract.raw import (
     target_open,
     tree,
 )
-from tests.models.misbehaving import Misbehaving
+from testing.table_model import Table, TableVerifier
+from tests.contract.bad import INF, NAN, assert_never_opened, assert_out_of_step, assert_violation, runner
 
 DRAFTED = [([1, 2], [1.0, 0.5]), ([2], [1.0])]  # distributions of the chain 1, 2
 BAD_TREES: list[tuple[str, int, common_pb2.TokenTree]] = [

@@ -11,7 +11,7 @@ from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client
 from specdec.security import dev_ca as certificates
 from target_service.language_model import LmVerifier
-from tests.certificates import caller, files, stranger
+from testing.certificates import caller, files, stranger
 from tests.cluster import cluster
 from tests.contract.bad import runner
 from tests.contract.over_tls import PATIENCE_S, REQUEST, target, verify

@@ -22,11 +22,11 @@ from specdec.transport import rpc
 from specdec.v1 import draft_pb2_grpc
 from target_service.language_model import LmVerifier
 from target_service.server import create_server as create_target_server
-from tests.certificates import caller, files, stranger
+from testing.certificates import caller, files, stranger
+from testing.raw import orchestrator
 from tests.cluster import cluster
 from tests.contract.bad import runner
 from tests.contract.over_tls import PATIENCE_S, REQUEST, target, unary, verify
-from tests.contract.raw import orchestrator
 
 
 async def test_with_the_right_certificates_the_text_is_the_same(ours: Path) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.v1 import draft_pb2
+from testing.misbehaving import Misbehaving
+from testing.raw import BLOCK, GREEDY, TOKEN, advance, draft, draft_open
 from tests.cluster import orders_wait
-from tests.contract.raw import BLOCK, GREEDY, TOKEN, advance, draft, draft_open
-from tests.models.misbehaving import Misbehaving
 from tests.models.table_runner import TableRunner
 
 

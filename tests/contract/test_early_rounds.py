@@ -6,9 +6,9 @@ import grpc
 
 from specdec.core.rounds import EARLY
 from target_service.language_model import LmVerifier
+from testing.misbehaving import Misbehaving
+from testing.raw import GREEDY, Raw, Service, round_, target, target_open, tree
 from tests.cluster import orders_wait
-from tests.contract.raw import GREEDY, Raw, Service, round_, target, target_open, tree
-from tests.models.misbehaving import Misbehaving
 from tests.models.table_runner import TableRunner
 
 TEXT = TableRunner().greedy_text([1, 2, 3], 8)

@@ -11,8 +11,8 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import PassFailed
 from specdec.v1 import draft_pb2
 from target_service.language_model import LmVerifier
-from tests.contract.raw import advance, draft, draft_open, round_, target, target_open, tree
-from tests.models.misbehaving import MODELS_OWN, Misbehaving
+from testing.misbehaving import MODELS_OWN, Misbehaving
+from testing.raw import advance, draft, draft_open, round_, target, target_open, tree
 from tests.models.table_runner import TableRunner
 
 

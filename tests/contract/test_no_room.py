@@ -11,12 +11,12 @@ import pytest
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import DeadlineExceeded, InvalidArgument, NoReplica, Overloaded, ReplicaLost
 from target_service.language_model import LmVerifier
+from testing.misbehaving import Misbehaving
+from testing.raw import PATIENCE_S, draft, orchestrator, target
 from tests.cluster import cluster
 from tests.contract.bad import runner
-from tests.contract.raw import PATIENCE_S, draft, orchestrator, target
 from tests.contract.refusal import IDS, generate_request, refusal
 from tests.instruments import total
-from tests.models.misbehaving import Misbehaving
 
 
 async def test_a_full_queue_is_resource_exhausted_with_a_time_to_come_back() -> None:

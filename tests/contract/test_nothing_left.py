@@ -21,8 +21,7 @@ from specdec.core.errors import SpecdecError
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.language_model import LmVerifier
-from tests.cluster import Cluster, cluster
-from tests.contract.raw import (
+from testing.raw import (
     BLOCK,
     COUPLED,
     PATIENCE_S,
@@ -36,6 +35,7 @@ from tests.contract.raw import (
     target_open,
     tree,
 )
+from tests.cluster import Cluster, cluster
 from tests.models.table_runner import TableRunner
 
 LIVE, SLOTS, STREAMS = "specdec.live_sequences", "specdec.kv_slots_used", "specdec.open_streams"

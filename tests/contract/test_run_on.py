@@ -9,7 +9,7 @@ import pytest
 
 from specdec.core.errors import ContextExceeded, OutOfStep
 from target_service.language_model import LmVerifier
-from tests.contract.raw import BLOCK, GREEDY, TOKEN, round_, target, target_open, tree
+from testing.raw import BLOCK, GREEDY, TOKEN, round_, target, target_open, tree
 from tests.models.table_runner import TableRunner
 
 

@@ -13,8 +13,8 @@ from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.errors import InvalidArgument, OutOfStep
 from specdec.v1 import draft_pb2
 from target_service.language_model import LmVerifier
-from tests.contract.raw import COUPLED, GREEDY, draft, draft_open, round_, spec, target, target_open
-from tests.models.misbehaving import Misbehaving
+from testing.misbehaving import Misbehaving
+from testing.raw import COUPLED, GREEDY, draft, draft_open, round_, spec, target, target_open
 from tests.models.table_runner import TableRunner
 
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Awaitable
 
 from bench.chaos.outcome import percentile
-from bench.chaos.traffic import Answer, Asked, ask
 from specdec.client import Client
+from testing.traffic import Answer, Asked, ask
 from tests.deploy.kubelet import Node, Pod, status_of
 from tests.deploy.load import Load
 from tests.deploy.manifests import rendered

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.chaos.traffic import Answer, Asked, ask
 from specdec.client import Client
+from testing.traffic import Answer, Asked, ask
 
 
 class Load:

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from bench.chaos.traffic import Asked
-from bench.models.table_model import Table
+from testing.table_model import Table
+from testing.traffic import Asked
 from tests.observed import PROMPT, observed
 
 REQUEST = {"max_tokens": 120, "num_draft_tokens": 3, "temperature": 0.8}

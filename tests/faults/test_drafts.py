@@ -19,8 +19,9 @@ from specdec.core.rounds import Load
 from specdec.core.tree import SparseDistribution
 from specdec.transport import rpc, wire
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc, generation_pb2
+from testing.misbehaving import MODELS_OWN, PATIENCE_S, Misbehaving
+from testing.raw import orchestrator, target
 from tests.cluster import cluster, connected
-from tests.contract.raw import orchestrator, target
 from tests.faults.undisturbed import (
     BLOCK,
     COUPLED,
@@ -34,7 +35,6 @@ from tests.faults.undisturbed import (
     undisturbed,
     verifier,
 )
-from tests.models.misbehaving import MODELS_OWN, PATIENCE_S, Misbehaving
 from tests.models.scripted import RandomDrafter
 
 

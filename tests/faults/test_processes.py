@@ -14,12 +14,12 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
-from bench.chaos.lab import Deployment, Lab, Process
-from bench.chaos.traffic import Answer, Asked, Traffic, ask
-from bench.models.table_model import Table
 from specdec.cli.processes import is_serving
 from specdec.client import Client
 from specdec.core.errors import GivenUp, ReplicaLost
+from testing.lab import Deployment, Lab, Process
+from testing.table_model import Table
+from testing.traffic import Answer, Asked, Traffic, ask
 
 PATIENCE_S = 120.0
 """Seconds that only a broken service takes, however busy the machine."""

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from bench.chaos.fault_proxy import FaultProxy
-from bench.chaos.traffic import Asked
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.client import Client, Sample
 from specdec.core.errors import GivenUp, NoReplica, PassFailed
 from specdec.core.settings import EngineSettings
 from target_service.server import create_server as create_target_server
+from testing.fault_proxy import FaultProxy
+from testing.misbehaving import Misbehaving
+from testing.table_model import Table, TableDrafter, TableVerifier
+from testing.traffic import Asked
 from tests.cluster import Cluster, cluster, connected, live
-from tests.models.misbehaving import Misbehaving
 
 PROMPT = {"token_ids": [1, 2, 3]}
 POISON = {"token_ids": [1, 1000]}

@@ -17,10 +17,10 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from gateway.server import GatewayServer
 from gateway.settings import GatewaySettings
 from specdec.telemetry.prometheus import Scrape
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
 

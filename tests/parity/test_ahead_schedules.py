@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-from bench.chaos.fault_proxy import Direction, FaultProxy
-from bench.models.table_model import TableDrafter, TableVerifier
 from draft_service.drafter import Drafter
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.server import create_server as create_draft_server
@@ -33,8 +31,10 @@ from target_service.engine import TargetEngine
 from target_service.language_model import LmVerifier
 from target_service.server import create_server as create_target_server
 from target_service.verifier import Verifier
+from testing.fault_proxy import Direction, FaultProxy
+from testing.misbehaving import Misbehaving
+from testing.table_model import TableDrafter, TableVerifier
 from tests.cluster import connected
-from tests.models.misbehaving import Misbehaving
 from tests.models.table_reader import TABLE, oracle
 from tests.models.table_runner import TableRunner
 

@@ -18,7 +18,6 @@ from typing import Any
 import grpc
 import pytest
 
-from bench.models.table_model import Table, TableVerifier
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator.api.api_keys import Account, ApiKeys, Key, read_keys
 from orchestrator.api.prompts import Prompts
@@ -32,10 +31,11 @@ from specdec.transport import rpc
 from specdec.transport.wire import MAX_SALT_BYTES
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.language_model import LmVerifier
+from testing.misbehaving import Misbehaving
+from testing.table_model import Table, TableVerifier
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
 from tests.contract.bad import runner
-from tests.models.misbehaving import Misbehaving
 
 REQUEST: dict[str, Any] = {"token_ids": {"token_ids": [1, 2, 3]}, "max_tokens": 5, "seed": 1}
 

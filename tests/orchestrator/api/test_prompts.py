@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from bench.models.table_model import Table, TableVerifier
 from orchestrator.api.bounds import is_long
 from orchestrator.api.prompts import Prompts, characters_per_token
 from specdec.core.errors import ContextExceeded, InvalidArgument
 from specdec.v1 import generation_pb2
+from testing.table_model import Table, TableVerifier
 from tests import checkout
 from tests.cluster import Cluster, cluster, live
 

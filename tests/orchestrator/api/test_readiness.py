@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bench.models.table_model import Table, TableVerifier
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.settings import OrchestratorSettings
 from specdec.cli.processes import free_ports, is_serving
 from specdec.core.settings import EngineSettings
 from specdec.transport.rpc import LIVENESS
 from target_service.server import create_server
+from testing.table_model import Table, TableVerifier
 
 PATIENCE_S = 20.0
 LONG_S = 600.0

@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from specdec.client import Client, Sample
 from specdec.core.errors import ModelMismatch
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster, read_narrowly
 from tests.models import table_reader
 

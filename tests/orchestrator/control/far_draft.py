@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from bench.models.table_model import Table, TableDrafter
 from draft_service.engine import DraftEngine, DraftOpen
 from orchestrator.control.controller import Adaptive, Controller, Fixed
 from orchestrator.control.cost_model import CostModel
@@ -27,6 +26,7 @@ from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Timings, Ver
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.step_loop import Key
 from specdec.speculation.acceptance import AcceptanceModel
+from testing.table_model import Table, TableDrafter
 from tests.models.fake_peers import new_sequence, still_to_come
 
 KEY = Key(0, 0)

@@ -6,7 +6,6 @@ import socket
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.replicas import pool as pool_
 from orchestrator.replicas.pool import Pool
@@ -16,6 +15,7 @@ from specdec.core.errors import ModelMismatch, NoReplica, ReplicaLost
 from specdec.core.rounds import TRANSFORMS, Load, ModelInfo
 from specdec.core.settings import EngineSettings
 from target_service.server import create_server
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster
 
 

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.chaos.lab import Lab, Process, load_of
-from bench.models.table_model import Table, TableVerifier
 from specdec.core.errors import PassFailed
 from specdec.server.liveness import RESTART_STATUS
 from specdec.transport import rpc
@@ -21,7 +19,9 @@ from specdec.transport.rpc import LIVENESS
 from specdec.v1 import target_pb2, target_pb2_grpc
 from target_service.server import SERVICE
 from target_service.verifier import Job
-from tests.contract.raw import PATIENCE_S, Raw, Service, after, round_, target, target_open
+from testing.lab import Lab, Process, load_of
+from testing.raw import PATIENCE_S, Raw, Service, after, round_, target, target_open
+from testing.table_model import Table, TableVerifier
 
 POISON = 7
 """A token that hangs a pass."""
@@ -150,7 +150,7 @@ async def test_a_model_thread_that_died_is_given_up() -> None:
 @asynccontextmanager
 async def started(make: Callable[..., Process], *flags: str) -> AsyncIterator[tuple[Process, Raw]]:
     """A target in a process, and a stream to it."""
-    process = make("bench.models.table_service target", *flags)
+    process = make("testing.table_service target", *flags)
     await process.start()
     await process.healthy()
     async with rpc.channel(process.address) as channel:

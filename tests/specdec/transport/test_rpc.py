@@ -13,7 +13,6 @@ import pytest
 from google.rpc import code_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.models.table_model import Table, TableVerifier
 from orchestrator.api.server import OrchestratorServer
 from orchestrator.replicas.frames import TargetFrames
 from orchestrator.replicas.link import Link
@@ -33,7 +32,8 @@ from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
 from target_service.codec import TargetCodec
 from target_service.engine import TargetEngine
 from target_service.server import SERVICE, TargetServicer, create_server
-from tests.contract.raw import round_, target, target_open
+from testing.raw import round_, target, target_open
+from testing.table_model import Table, TableVerifier
 
 HEALTH = health_pb2.HealthCheckRequest()
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

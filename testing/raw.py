@@ -24,12 +24,12 @@ from specdec.transport.wire import read_load
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from target_service.server import create_server as create_target_server
 from target_service.verifier import Verifier
-from tests.models.misbehaving import PATIENCE_S
+from testing.misbehaving import PATIENCE_S
 
 COUPLED = common_pb2.VERIFICATION_METHOD_COUPLED
 TOKEN = common_pb2.VERIFICATION_METHOD_TOKEN
 BLOCK = common_pb2.VERIFICATION_METHOD_BLOCK
-GREEDY = dict(temperature=0.0)
+GREEDY = {"temperature": 0.0}
 
 
 class Raw:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.chaos.fault_proxy import FaultProxy
 from bench.chaos.models import Models, Reference, TableModels
 from specdec.cli.processes import StartError, free_ports, is_serving
 from specdec.client import Client
@@ -28,6 +27,7 @@ from specdec.security.tls import Tls
 from specdec.transport import rpc
 from specdec.transport.wire import read_load
 from specdec.v1 import common_pb2, draft_pb2_grpc, generation_pb2, target_pb2_grpc
+from testing.fault_proxy import FaultProxy
 
 _STOP_TIMEOUT_S = 15.0
 

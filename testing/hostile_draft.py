@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 
-from bench.models.table_model import Table
 from specdec.transport import wire
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from testing.table_model import Table
 
 VOCAB = 1024
 Tree = Callable[[random.Random, int], common_pb2.TokenTree]
