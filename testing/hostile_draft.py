@@ -1,129 +1,136 @@
-"""A draft service that breaks the contract in one way at a time. It is a raw gRPC server, without the checks of our
-server code. Knows frames; does not know the orchestrator's reaction.
+"""A draft service that breaks the contract in one way. It is a raw gRPC server, without the checks of our server code.
+
+Knows frames; does not know the orchestrator's reaction.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Callable
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 
-from specdec.transport import wire
+from specdec.core.rounds import Load, ModelInfo
+from specdec.transport import rpc, wire
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc
-from testing.table_model import Table
 
-VOCAB = 1024
-Tree = Callable[[random.Random, int], common_pb2.TokenTree]
+Answers = Callable[[int, int, int], Iterable[draft_pb2.Growth]]
+"""From sequence, advance (0: an open) and base of what was sent: what comes back."""
 
-
-def _random_chain(chance: random.Random, num_nodes: int) -> common_pb2.TokenTree:
-    return common_pb2.TokenTree(token_ids=[chance.randrange(VOCAB) for _ in range(num_nodes)])
-
-
-def _out_of_range(chance: random.Random, num_nodes: int) -> common_pb2.TokenTree:
-    return common_pb2.TokenTree(token_ids=[VOCAB + chance.randrange(1 << 30)] * max(1, num_nodes))
+_HEARTBEAT_S = 0.2
+_MAX_ID = 2**32 - 1
+_SHARP = [common_pb2.SparseDistribution(token_ids=[1], weights=[1.0])]
 
 
-def _too_many(chance: random.Random, num_nodes: int) -> common_pb2.TokenTree:
-    return _random_chain(chance, 10 * num_nodes + 200)
-
-
-def _bad_parents(chance: random.Random, num_nodes: int) -> common_pb2.TokenTree:
-    return common_pb2.TokenTree(
-        token_ids=[1, 2, 3], parents=chance.choice([[5, 0, 1], [-2, 0, 1], [-1, -1], [-1, 1, 0]])
+def growth(sequence: int, advance: int, base: int, tokens: Sequence[int] = (), **fields: Any) -> draft_pb2.Growth:
+    """The last of an advance, unless ``end`` is 0."""
+    tree = common_pb2.TokenTree(
+        token_ids=tokens, parents=fields.pop("parents", ()), draft_probs=fields.pop("draft_probs", ())
     )
+    end = fields.pop("end", draft_pb2.GROWTH_END_BUDGET)
+    return draft_pb2.Growth(sequence=sequence, advance=advance, base=base, tree=tree, end=end, **fields)
 
 
-def _twins(chance: random.Random, num_nodes: int) -> common_pb2.TokenTree:
-    return common_pb2.TokenTree(token_ids=[7, 7, 7], parents=[-1, -1, -1])
+def _weights(weight: float) -> list[common_pb2.SparseDistribution]:
+    return [common_pb2.SparseDistribution(token_ids=[1], weights=[weight])]
 
 
-def _empty(chance: random.Random, num_nodes: int) -> common_pb2.TokenTree:
-    return common_pb2.TokenTree()
-
-
-def _nan(chance: random.Random, num_nodes: int) -> common_pb2.TokenTree:
-    weights = chance.choice([float("nan"), float("inf"), -1.0, 0.0])
-    tree = _random_chain(chance, max(1, num_nodes))
-    for token_id in tree.token_ids:
-        tree.draft_probs.add(token_ids=[token_id], weights=[weights])
-    return tree
-
-
-def _siblings(chance: random.Random, num_nodes: int) -> common_pb2.TokenTree:
-    return common_pb2.TokenTree(token_ids=range(1000), parents=[-1] * 1000)
-
-
-HARMLESS: dict[str, Tree] = {"random tokens": _random_chain, "empty": _empty}
-INVALID: dict[str, Tree] = {
-    "ids out of range": _out_of_range,
-    "more nodes than asked": _too_many,
-    "malformed parents": _bad_parents,
-    "twins": _twins,
-    "NaN weights": _nan,
+SILENCE = "silence"
+ENDLESS: dict[str, Answers] = {
+    "a thousand siblings without end": lambda s, a, b: itertools.repeat(
+        growth(s, a, b, range(2, 1002), parents=[-1] * 1000, end=0)
+    ),
+    "answers without end": lambda s, a, b: itertools.repeat(growth(s, a, b, end=0)),
+}
+ANSWERS: dict[str, Answers] = {
+    SILENCE: lambda s, a, b: [],
+    "empty trees": lambda s, a, b: [growth(s, a, b)],
+    "other tokens": lambda s, a, b: [growth(s, a, b, [(s * a + b + depth) % 8 for depth in range(4)])],
+    "two chains": lambda s, a, b: [growth(s, a, b, [1, 2], end=0), growth(s, a, b, [2, 1])],
+    "distributions for a part": lambda s, a, b: [
+        growth(s, a, b, [1], draft_probs=_SHARP, end=0),
+        growth(s, a, b, [2], path=[1]),
+    ],
+    "distributions late": lambda s, a, b: [
+        growth(s, a, b, [1], end=0),
+        growth(s, a, b, [1], path=[1], draft_probs=_SHARP),
+    ],
+    "weights that are no numbers": lambda s, a, b: [growth(s, a, b, [1], draft_probs=_weights(float("nan")))],
+    "infinite weights": lambda s, a, b: [growth(s, a, b, [1], draft_probs=_weights(float("inf")))],
+    "weights below zero": lambda s, a, b: [growth(s, a, b, [1], draft_probs=_weights(-1.0))],
+    "no weights": lambda s, a, b: [growth(s, a, b, [1], draft_probs=_weights(0.0))],
+    "bases of the future": lambda s, a, b: [growth(s, a, b + 3, [1, 2])],
+    "bases of the prompt": lambda s, a, b: [growth(s, a, 1, [1, 2])],
+    "paths from nowhere": lambda s, a, b: [growth(s, a, b, [1], path=[7, 7, 7, 7])],
+    "paths out of range": lambda s, a, b: [growth(s, a, b, [1], path=[_MAX_ID])],
+    "ids out of range": lambda s, a, b: [growth(s, a, b, [_MAX_ID])],
+    "enormous trees": lambda s, a, b: [growth(s, a, b, [1, 2] * 2000)],
+    "parents that are not there": lambda s, a, b: [growth(s, a, b, [1, 2], parents=[-1, 9])],
+    "parents below the root": lambda s, a, b: [growth(s, a, b, [1, 2], parents=[-2, 0])],
+    "parents of themselves": lambda s, a, b: [growth(s, a, b, [1, 2, 3], parents=[-1, 1, 0])],
+    "too few parents": lambda s, a, b: [growth(s, a, b, [1, 2, 3], parents=[-1, -1])],
+    "twins": lambda s, a, b: [growth(s, a, b, [7, 7, 7], parents=[-1, -1, -1])],
+    "other sequences": lambda s, a, b: [growth(999, a, b, [1]), growth(s, a, b, [3])],
+    "answers twice": lambda s, a, b: [growth(s, a, b, [1]), growth(s, a, b, [2])],
+    "unknown ends": lambda s, a, b: [growth(s, a, b, [1], end=0), growth(s, a, b, end=77), growth(s, a, b)],
+    "other advances": lambda s, a, b: [growth(s, a + 5, b, [1]), growth(s, a, b)],
+    "no end": lambda s, a, b: [growth(s, a, b, [1, 2], end=0)],
+    **ENDLESS,
 }
 
+MALFORMED = {"bases of the future", "paths out of range", "ids out of range", "twins"} | {
+    name for name in ANSWERS if "parents" in name or "weights" in name
+}
+EJECTED = MALFORMED | ENDLESS.keys()
+"""A draft that answers so is not used any more."""
 
-FLOODS: dict[str, Tree] = {"siblings without end": _siblings, "empty growths without end": _empty}
+REFUSED = MALFORMED | {"bases of the prompt", "enormous trees"}
+"""Nothing of these is verified, however few nodes are asked for."""
 
 
-class HostileDraft(draft_pb2_grpc.DraftServiceServicer):
-    """Answers each advance with a tree made by ``mode``. With None it sends heartbeats and never answers. With
-    ``endless`` it sends the answer again and again, as part of a growth that never ends."""
-
-    def __init__(self, seed: int, endless: bool = False) -> None:
-        self.mode: Tree | None = _empty
-        self._endless = endless
-        self.num_answers = 0
-        self._chance = random.Random(seed)
+class _HostileDraft(draft_pb2_grpc.DraftServiceServicer):
+    def __init__(self, info: ModelInfo, answers: Answers, heartbeats: bool) -> None:
+        self._info = info
+        self._answers = answers
+        self._heartbeats = heartbeats
 
     async def GetModelInfo(self, request: Any, context: Any) -> common_pb2.GetModelInfoResponse:
-        info = wire.write_info(Table().info("table-draft"))
-        info.instance = "hostile"
-        return common_pb2.GetModelInfoResponse(model=info)
+        return common_pb2.GetModelInfoResponse(model=wire.write_info(self._info), load=wire.write_load(Load()))
 
-    async def Draft(self, frames: AsyncIterator[draft_pb2.DraftRequest], context: Any) -> AsyncIterator[Any]:
-        answers: asyncio.Queue[draft_pb2.DraftResponse] = asyncio.Queue()
-        passes = 0
+    async def Draft(self, frames: AsyncIterator[draft_pb2.DraftRequest], context: Any) -> None:
+        one_at_a_time = asyncio.Lock()
 
-        async def read() -> None:
-            async for frame in frames:
-                response = draft_pb2.DraftResponse()
-                for advance in frame.advances:
-                    if self.mode is not None:
-                        self.num_answers += 1
-                        response.growths.add(
-                            sequence=advance.sequence,
-                            advance=advance.advance,
-                            base=advance.base,
-                            tree=self.mode(self._chance, advance.budget.max_nodes),
-                            end=0 if self._endless else draft_pb2.GROWTH_END_BUDGET,
-                        )
-                answers.put_nowait(response)
+        async def write(**fields: Any) -> None:
+            async with one_at_a_time:
+                await context.write(draft_pb2.DraftResponse(**fields))
 
-        reader = asyncio.create_task(read())
+        async def beat() -> None:
+            for number in itertools.count(1) if self._heartbeats else ():
+                await write(load=common_pb2.Load(passes=number))
+                await asyncio.sleep(_HEARTBEAT_S)
+
+        beating = asyncio.create_task(beat())
         try:
-            while not reader.done():
-                passes += 1
-                try:
-                    response = await asyncio.wait_for(answers.get(), 0.2)
-                except TimeoutError:
-                    response = draft_pb2.DraftResponse()
-                response.load.passes = passes
-                yield response
-                while self._endless and response.growths and not reader.done():
-                    yield response
+            async for frame in frames:
+                sent = [(opened.sequence, 0, len(opened.spec.token_ids)) for opened in frame.opens]
+                sent += [(advance.sequence, advance.advance, advance.base) for advance in frame.advances]
+                for growth in itertools.chain.from_iterable(self._answers(*entry) for entry in sent):
+                    await write(growths=[growth])
         finally:
-            reader.cancel()
+            beating.cancel()
 
 
-async def serve(draft: HostileDraft) -> tuple[grpc.aio.Server, int]:
-    """A started server and its port."""
-    server = grpc.aio.server()
-    draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, server)
+@asynccontextmanager
+async def hostile_draft(info: ModelInfo, answers: Answers, heartbeats: bool = False) -> AsyncIterator[str]:
+    """The address of a draft of a model like ``info``. ``heartbeats``: it says all the time that it lives."""
+    server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
+    draft_pb2_grpc.add_DraftServiceServicer_to_server(_HostileDraft(info, answers, heartbeats), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    return server, port
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)

@@ -60,7 +60,7 @@ class Misbehaving:
         return getattr(self._model, name)
 
     @property
-    def live(self) -> list[tuple[int, ...]]:
+    def live(self) -> list[Sequence[int]]:
         """The texts that open sequences were opened with."""
         return [spec.token_ids for _, spec in self._live]
 

@@ -1,4 +1,7 @@
-"""A model service without an orchestrator: frames as a test writes them, answers by sequence."""
+"""A model service without an orchestrator: frames as an untrusted peer could write them, answers by sequence.
+
+Knows frames; does not know which are right.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from draft_service.drafter import Drafter
 from draft_service.server import create_server as create_draft_server
@@ -24,6 +28,7 @@ from specdec.transport.wire import read_load
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from target_service.server import create_server as create_target_server
 from target_service.verifier import Verifier
+from testing.lab import Role
 from testing.misbehaving import PATIENCE_S
 
 COUPLED = common_pb2.VERIFICATION_METHOD_COUPLED
@@ -35,7 +40,7 @@ GREEDY = {"temperature": 0.0}
 class Raw:
     """One open stream. ``answer(sequence)`` gives what came for it: a Verdict, a Growth or a SpecdecError."""
 
-    def __init__(self, call: Any, request: type) -> None:
+    def __init__(self, call: Any, request: type[Message]) -> None:
         self._call = call
         self._request = request
         self._inboxes: dict[int, asyncio.Queue[Any]] = defaultdict(asyncio.Queue)
@@ -56,6 +61,10 @@ class Raw:
                     # 2 is UNKNOWN, 13 is INTERNAL: ours alone, never for what a caller sends.
                     assert error.status.code not in (2, 13), error
                     self._inboxes[error.sequence].put_nowait(from_status(error.status))
+
+    @property
+    def is_target(self) -> bool:
+        return self._request is target_pb2.VerifyRequest
 
     async def send(self, **frame: Any) -> None:
         await self._call.write(self._request(**frame))
@@ -91,7 +100,8 @@ class Raw:
         """How the stream ended. Waits for that."""
         async with asyncio.timeout(PATIENCE_S):
             await self._reader
-            return await self._call.code()
+            code: grpc.StatusCode = await self._call.code()
+            return code
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -103,22 +113,24 @@ class Raw:
 
 
 class Service:
-    """A model service in this process and a channel to it."""
+    """A model service behind a channel. ``server`` is there if it runs in this process."""
 
-    def __init__(self, server: ModelServer, channel: grpc.aio.Channel, is_target: bool) -> None:
-        self.server = server
+    server: ModelServer
+
+    def __init__(self, channel: grpc.aio.Channel, role: Role) -> None:
         self.channel = channel
-        if is_target:
+        if role == "target":
             stub: Any = target_pb2_grpc.TargetServiceStub(channel)
-            self.method, self.request = stub.Verify, target_pb2.VerifyRequest
+            self._method = stub.Verify
+            self.request: type[Message] = target_pb2.VerifyRequest
         else:
             stub = draft_pb2_grpc.DraftServiceStub(channel)
-            self.method, self.request = stub.Draft, draft_pb2.DraftRequest
+            self._method, self.request = stub.Draft, draft_pb2.DraftRequest
         self._get_info = stub.GetModelInfo
         self.streams: list[Raw] = []
 
     def stream(self, timeout_s: float | None = None) -> Raw:
-        raw = Raw(self.method(timeout=timeout_s), self.request)
+        raw = Raw(self._method(timeout=timeout_s), self.request)
         self.streams.append(raw)
         return raw
 
@@ -170,32 +182,40 @@ async def orchestrator(
 
 @asynccontextmanager
 async def target(verifier: Verifier, **settings: Any) -> AsyncIterator[Service]:
-    async with _service(create_target_server(verifier, EngineSettings(**settings)), True) as service:
+    async with _serving(create_target_server(verifier, EngineSettings(**settings)), "target") as service:
         yield service
 
 
 @asynccontextmanager
 async def draft(drafter: Drafter) -> AsyncIterator[Service]:
-    async with _service(create_draft_server(drafter, EngineSettings()), False) as service:
+    async with _serving(create_draft_server(drafter, EngineSettings()), "draft") as service:
         yield service
 
 
 @asynccontextmanager
-async def _service(server: ModelServer, is_target: bool) -> AsyncIterator[Service]:
+async def _serving(server: ModelServer, role: Role) -> AsyncIterator[Service]:
     await server.start()
     try:
-        async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
-            service = Service(server, channel, is_target)
-            try:
-                yield service
-            finally:
-                await service.close()
+        async with service_at(f"127.0.0.1:{server.port}", role) as service:
+            service.server = server
+            yield service
     finally:
         await server.stop()
 
 
+@asynccontextmanager
+async def service_at(address: str, role: Role) -> AsyncIterator[Service]:
+    """A service that runs elsewhere."""
+    async with rpc.channel(address) as channel:
+        service = Service(channel, role)
+        try:
+            yield service
+        finally:
+            await service.close()
+
+
 def spec(
-    token_ids: Any = (1, 2, 3), method: int = COUPLED, temperature: float = 1.0, top_p: float = 1.0, **fields: Any
+    token_ids: Any = (1, 2, 3), method: Any = COUPLED, temperature: float = 1.0, top_p: float = 1.0, **fields: Any
 ) -> common_pb2.SequenceSpec:
     sampling = fields.pop("sampling", None) or common_pb2.SamplingParams(temperature=temperature, top_p=top_p)
     fields.setdefault("num_prompt_tokens", len(token_ids))

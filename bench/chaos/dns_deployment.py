@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from specdec.cli.processes import StartError, free_ports
 from specdec.client import Client
 from testing.dns import Names
-from testing.lab import Lab, Process, until
+from testing.lab import Lab, Process, start, until
 
 _PASS_MS = {"target": 8, "draft": 1}
 
@@ -49,10 +49,9 @@ class Named:
         self._prefix = [*self.names.prefix, *prefix]
         for role, count in (("target", self._num_targets), ("draft", 1), ("orchestrator", 1)):
             for _ in range(count):
-                await self.add(role).start()
+                self.add(role)
             self.show(role)
-        for each in self.processes:
-            await each.healthy()
+        await start(*self.processes)
         [front] = self.roles["orchestrator"]
         self.client = await self._stack.enter_async_context(Client(front.address))
         if await self.used(front) == float("inf"):

@@ -22,7 +22,7 @@ from specdec.transport import rpc
 from specdec.v1 import draft_pb2_grpc
 from target_service.language_model import LmVerifier
 from target_service.server import create_server as create_target_server
-from testing.certificates import caller, files, stranger
+from testing.certificates import caller, files, refused_targets, stranger
 from testing.raw import orchestrator
 from tests.cluster import cluster
 from tests.contract.bad import runner
@@ -131,23 +131,15 @@ async def problem(running: OrchestratorServer, words: str) -> None:
             await asyncio.sleep(0.01)
 
 
-WRONG = {
-    "a target in the clear": (None, "target", "it does not speak TLS"),
-    "a target of another CA": ("theirs", "target", "not from a CA that tls_ca names"),
-    "a draft in the target's place": ("ours", "draft", "not made out to target"),
-}
-
-
 async def test_an_orchestrator_in_the_clear_is_told_that_its_target_speaks_tls(ours: Path) -> None:
     async with target(ours) as server, orchestrator([server.port]) as (running, _):
         await problem(running, "it speaks TLS, and this side has no certificates")
 
 
-@pytest.mark.parametrize("kind", WRONG)
-async def test_the_orchestrator_says_why_it_does_not_use_a_target(kind: str, ours: Path, theirs: Path) -> None:
+@pytest.mark.parametrize("words", refused_targets(Path(), Path()))
+async def test_the_orchestrator_says_why_it_does_not_use_a_target(words: str, ours: Path, theirs: Path) -> None:
     """And falls back to nothing: no request goes out in the clear or to another service."""
-    ca, owner, words = WRONG[kind]
-    directory = {"ours": ours, "theirs": theirs, None: None}[ca]
+    directory, owner = refused_targets(ours, theirs)[words]
     settings = EngineSettings(**files(directory, owner)) if directory else EngineSettings()
     if owner == "draft":
         server = create_draft_server(LanguageModelDrafter(runner()), settings)
