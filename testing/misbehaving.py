@@ -11,9 +11,7 @@ from typing import Any
 
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import TokenTree
-
-PATIENCE_S = 30.0
-"""Seconds that only a broken service takes."""
+from testing.patience import PATIENCE_S
 
 MODELS_OWN = object()
 """What ``instead`` returns for an entry that the model itself answers."""

@@ -9,7 +9,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -29,7 +29,7 @@ from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target
 from target_service.server import create_server as create_target_server
 from target_service.verifier import Verifier
 from testing.lab import Role
-from testing.misbehaving import PATIENCE_S
+from testing.patience import PATIENCE_S
 
 COUPLED = common_pb2.VERIFICATION_METHOD_COUPLED
 TOKEN = common_pb2.VERIFICATION_METHOD_TOKEN
@@ -160,24 +160,42 @@ class Service:
             await stream.close()
 
 
+class Startable(Protocol):
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+Server = TypeVar("Server", bound=Startable)
+
+
+@asynccontextmanager
+async def started(server: Server) -> AsyncIterator[Server]:
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
 @asynccontextmanager
 async def orchestrator(
     targets: Sequence[int], drafts: Sequence[int] = (), **settings: Any
 ) -> AsyncIterator[tuple[OrchestratorServer, Client]]:
     """An orchestrator of the replicas that listen on these ports, and a client of it."""
-    server = OrchestratorServer(
-        OrchestratorSettings(
-            target=[f"127.0.0.1:{port}" for port in targets],
-            draft=[f"127.0.0.1:{port}" for port in drafts],
-            **{"num_draft_tokens": 5, **settings},
-        )
-    )
-    await server.start()
-    try:
-        async with Client(f"127.0.0.1:{server.port}") as client:
-            yield server, client
-    finally:
-        await server.stop()
+    async with (
+        started(
+            OrchestratorServer(
+                OrchestratorSettings(
+                    target=[f"127.0.0.1:{port}" for port in targets],
+                    draft=[f"127.0.0.1:{port}" for port in drafts],
+                    **{"num_draft_tokens": 5, **settings},
+                )
+            )
+        ) as server,
+        Client(f"127.0.0.1:{server.port}") as client,
+    ):
+        yield server, client
 
 
 @asynccontextmanager
@@ -194,13 +212,9 @@ async def draft(drafter: Drafter) -> AsyncIterator[Service]:
 
 @asynccontextmanager
 async def _serving(server: ModelServer, role: Role) -> AsyncIterator[Service]:
-    await server.start()
-    try:
-        async with service_at(f"127.0.0.1:{server.port}", role) as service:
-            service.server = server
-            yield service
-    finally:
-        await server.stop()
+    async with started(server), service_at(f"127.0.0.1:{server.port}", role) as service:
+        service.server = server
+        yield service
 
 
 @asynccontextmanager

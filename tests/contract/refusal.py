@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from specdec.core.errors import SpecdecError
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2
-from testing.raw import PATIENCE_S
+from testing.patience import PATIENCE_S
 from tests.cluster import Cluster
 
 IDS = {"token_ids": [1, 2, 3]}

@@ -16,7 +16,8 @@ from orchestrator.api.bounds import MAX_REQUEST_BYTES
 from specdec.core.errors import ContextExceeded, InvalidArgument, TooLarge
 from target_service.language_model import LmVerifier
 from testing.bad_input import attack
-from testing.raw import BLOCK, PATIENCE_S, TOKEN
+from testing.patience import PATIENCE_S
+from testing.raw import BLOCK, TOKEN
 from tests.cluster import Cluster, cluster
 from tests.contract.bad import CONTEXT, INF, NAN, runner
 from tests.contract.refusal import IDS, generate_request, refusal

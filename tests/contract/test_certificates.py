@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import grpc
@@ -23,7 +22,8 @@ from specdec.v1 import draft_pb2_grpc
 from target_service.language_model import LmVerifier
 from target_service.server import create_server as create_target_server
 from testing.certificates import caller, files, refused_targets, stranger
-from testing.raw import orchestrator
+from testing.patience import eventually
+from testing.raw import orchestrator, started
 from tests.cluster import cluster
 from tests.contract.bad import runner
 from tests.contract.over_tls import PATIENCE_S, REQUEST, target, unary, verify
@@ -58,17 +58,15 @@ async def test_only_the_name_orchestrator_opens_streams(ours: Path) -> None:
 
 async def test_a_target_may_not_open_a_draft(ours: Path) -> None:
     drafter = LanguageModelDrafter(runner())
-    server = create_draft_server(drafter, EngineSettings(**files(ours, "draft")))
-    await server.start()
-    try:
-        async with rpc.channel(f"127.0.0.1:{server.port}", caller(ours, "target"), "draft") as channel:
-            call = draft_pb2_grpc.DraftServiceStub(channel).Draft(timeout=PATIENCE_S)
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                async for _ in call:
-                    pass
-            assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    finally:
-        await server.stop()
+    async with (
+        started(create_draft_server(drafter, EngineSettings(**files(ours, "draft")))) as server,
+        rpc.channel(f"127.0.0.1:{server.port}", caller(ours, "target"), "draft") as channel,
+    ):
+        call = draft_pb2_grpc.DraftServiceStub(channel).Draft(timeout=PATIENCE_S)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            async for _ in call:
+                pass
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_a_caller_without_a_good_certificate_does_not_get_in_and_is_told_why(ours: Path, theirs: Path) -> None:
@@ -126,9 +124,7 @@ async def test_an_expired_certificate_does_not_get_in(ours: Path, expired: Path)
 async def problem(running: OrchestratorServer, words: str) -> None:
     """Returns once the orchestrator says this of its target."""
     [replica] = running.targets.replicas
-    async with asyncio.timeout(PATIENCE_S):
-        while words not in replica.problem:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: words in replica.problem)
 
 
 async def test_an_orchestrator_in_the_clear_is_told_that_its_target_speaks_tls(ours: Path) -> None:

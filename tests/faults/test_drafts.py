@@ -15,7 +15,8 @@ from specdec.client import Client
 from specdec.core.tree import SparseDistribution
 from specdec.v1 import generation_pb2
 from testing.hostile_draft import ANSWERS, EJECTED, REFUSED, SILENCE, hostile_draft
-from testing.misbehaving import MODELS_OWN, PATIENCE_S, Misbehaving
+from testing.misbehaving import MODELS_OWN, Misbehaving
+from testing.patience import PATIENCE_S
 from testing.raw import orchestrator, target
 from tests.cluster import cluster, connected
 from tests.faults.undisturbed import (

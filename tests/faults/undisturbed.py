@@ -8,7 +8,7 @@ from typing import Any
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.client import Client, Sample
 from target_service.language_model import LmVerifier
-from testing.misbehaving import PATIENCE_S
+from testing.patience import PATIENCE_S
 from tests.cluster import cluster
 from tests.models.table_runner import TableRunner
 

@@ -17,7 +17,8 @@ from orchestrator.target_client import TargetClient
 from specdec.core.rounds import Round
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from target_service.engine import TargetEngine
-from testing.misbehaving import PATIENCE_S, Misbehaving
+from testing.misbehaving import Misbehaving
+from testing.patience import PATIENCE_S
 from testing.table_model import Table, TableVerifier
 from tests.cluster import Cluster, cluster
 from tests.models.fake_peers import new_sequence

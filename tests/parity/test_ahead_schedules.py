@@ -33,6 +33,7 @@ from target_service.server import create_server as create_target_server
 from target_service.verifier import Verifier
 from testing.fault_proxy import Direction, FaultProxy
 from testing.misbehaving import Misbehaving
+from testing.patience import eventually
 from testing.table_model import TableDrafter, TableVerifier
 from tests.cluster import connected
 from tests.models.table_reader import TABLE, oracle
@@ -227,9 +228,7 @@ async def test_the_text_is_the_targets_whatever_happens_on_the_way_to_the_draft(
                 told.extend(sample.finish.speculation for sample in samples)
 
         await asyncio.gather(*map(one_after_the_other, running.lines))
-        async with asyncio.timeout(10.0):
-            while running.draft.load.live_sequences or running.draft.load.kv_slots_used:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not (running.draft.load.live_sequences or running.draft.load.kv_slots_used))
     assert len(told) == 2 * len(schedules)
     assert {*FAULTS} <= struck.keys(), "no kind of fault was left out"
     foreseen = sum(each.num_bonuses_foreseen + sum(each.num_corrections_foreseen_per_pos) for each in told)

@@ -19,7 +19,8 @@ from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from target_service.language_model import LmVerifier
 from testing.misbehaving import Misbehaving
-from testing.raw import PATIENCE_S, orchestrator, target
+from testing.patience import PATIENCE_S
+from testing.raw import orchestrator, target
 from testing.table_model import Table, TableVerifier
 from tests.balancer import Balancer
 from tests.cluster import live

@@ -15,7 +15,7 @@ from specdec.core.errors import Overloaded, PassFailed, ReplicaLost
 from specdec.core.rounds import AHEAD, Budget, Growth, GrowthEnd, ModelInfo
 from specdec.core.sequence import Method, SamplingParams
 from specdec.core.tree import EMPTY_TREE, TokenTree
-from testing.misbehaving import PATIENCE_S
+from testing.patience import PATIENCE_S
 from tests.models.fake_peers import commit
 
 DEADLINE_S = 0.2

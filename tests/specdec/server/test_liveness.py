@@ -20,7 +20,8 @@ from specdec.v1 import target_pb2, target_pb2_grpc
 from target_service.server import SERVICE
 from target_service.verifier import Job
 from testing.lab import Lab, Process, load_of
-from testing.raw import PATIENCE_S, Raw, Service, after, round_, target, target_open
+from testing.patience import PATIENCE_S
+from testing.raw import Raw, Service, after, round_, target, target_open
 from testing.table_model import Table, TableVerifier
 
 POISON = 7

@@ -32,6 +32,7 @@ from specdec.v1 import common_pb2, target_pb2, target_pb2_grpc
 from target_service.codec import TargetCodec
 from target_service.engine import TargetEngine
 from target_service.server import SERVICE, TargetServicer, create_server
+from testing.patience import eventually
 from testing.raw import round_, target, target_open
 from testing.table_model import Table, TableVerifier
 
@@ -218,15 +219,11 @@ async def test_cancelled_calls_leave_no_call_and_no_task() -> None:
                 await run
 
         await one()
-        async with asyncio.timeout(PATIENCE_S):
-            while server.load.open_streams:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not server.load.open_streams)
         before = there()
         for _ in range(10):
             await one()
-        async with asyncio.timeout(PATIENCE_S):
-            while server.load.open_streams or server.load.live_sequences or there() > before:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not (server.load.open_streams or server.load.live_sequences or there() > before))
 
 
 async def test_a_deadline_is_carried_to_the_server() -> None:
@@ -332,9 +329,7 @@ async def test_a_watch_that_is_cancelled_leaves_no_task_behind() -> None:
             watch = health_pb2_grpc.HealthStub(channel).Watch(HEALTH)
             assert (await watch.read()).status == SERVING
             watch.cancel()
-        async with asyncio.timeout(PATIENCE_S):
-            while len(asyncio.all_tasks()) > baseline:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: len(asyncio.all_tasks()) <= baseline)
 
 
 def test_an_orchestrator_accepts_the_largest_answer_and_not_much_more() -> None:
