@@ -18,8 +18,8 @@ def files(directory: Path, owner: str) -> dict[str, str]:
 
 
 def caller(directory: Path, owner: str) -> Tls:
-    own = files(directory, owner)
-    return Tls(own["tls_ca"], own["tls_cert"], own["tls_key"])
+    paths = files(directory, owner)
+    return Tls(paths["tls_ca"], paths["tls_cert"], paths["tls_key"])
 
 
 def stranger(directory: Path) -> Tls:

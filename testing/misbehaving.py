@@ -122,6 +122,6 @@ class Misbehaving:
         return MODELS_OWN
 
 
-def _filled(outcomes: list[Any], own: Sequence[Any]) -> list[Any]:
-    left = iter(own)
+def _filled(outcomes: list[Any], of_model: Sequence[Any]) -> list[Any]:
+    left = iter(of_model)
     return [next(left) if outcome is MODELS_OWN else outcome for outcome in outcomes]

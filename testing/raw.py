@@ -237,14 +237,15 @@ def spec(
 
 
 def target_open(sequence: int, **fields: Any) -> target_pb2.TargetOpen:
-    own = {name: fields.pop(name) for name in ("more", "stop_token_ids") if name in fields}
-    return target_pb2.TargetOpen(sequence=sequence, spec=fields.pop("spec", None) or spec(**fields), **own)
+    options = {name: fields.pop(name) for name in ("more", "stop_token_ids") if name in fields}
+    return target_pb2.TargetOpen(sequence=sequence, spec=fields.pop("spec", None) or spec(**fields), **options)
 
 
 def draft_open(sequence: int, max_nodes: int = 0, max_ahead: int = 0, **fields: Any) -> draft_pb2.DraftOpen:
     budget = draft_pb2.DraftBudget(max_nodes=max_nodes, max_depth=max_nodes, max_ahead=max_ahead)
-    own = {name: fields.pop(name) for name in ("more",) if name in fields}
-    return draft_pb2.DraftOpen(sequence=sequence, spec=fields.pop("spec", None) or spec(**fields), budget=budget, **own)
+    more = fields.pop("more", False)
+    opened = fields.pop("spec", None) or spec(**fields)
+    return draft_pb2.DraftOpen(sequence=sequence, spec=opened, budget=budget, more=more)
 
 
 def tree(token_ids: Any = (), parents: Any = (), probs: Any = ()) -> common_pb2.TokenTree:

@@ -11,7 +11,7 @@ from specdec.core.settings import EngineSettings, parse
 from specdec.server.model_server import run
 from specdec.speculation.acceptance import PRIOR
 from target_service.server import create_server as create_target_server
-from testing.table_model import Table, TableDrafter, TableVerifier
+from testing.table_model import Poison, Table, TableDrafter, TableVerifier
 
 
 class TableSettings(EngineSettings):
@@ -36,16 +36,15 @@ def main() -> None:
     settings = parse(TableSettings, sys.argv[2:], f"testing.table_service {role}")
     table = Table(settings.vocab_size, settings.acceptance, period=settings.period, runner_up=settings.runner_up)
     if role == "target":
+        tokens = (settings.fail_on_token, settings.crash_on_token, settings.hang_on_token)
         verifier = TableVerifier(
             table,
             settings.kv_slots,
-            settings.pass_ms / 1e3,
-            settings.row_us / 1e6,
-            settings.chunk_rows,
-            settings.fail_on_token,
-            settings.crash_on_token,
-            settings.hang_on_token,
-            settings.has_head,
+            pass_s=settings.pass_ms / 1e3,
+            row_s=settings.row_us / 1e6,
+            chunk_rows=settings.chunk_rows,
+            poison=Poison(*tokens) if any(token is not None for token in tokens) else None,
+            has_head=settings.has_head,
         )
         run(settings, "target", lambda: lambda: create_target_server(verifier, settings))
     elif role == "draft":

@@ -14,7 +14,7 @@ from testing.fault_proxy import FaultProxy
 from testing.misbehaving import Misbehaving
 from testing.patience import eventually
 from testing.raw import orchestrator, target
-from testing.table_model import Table, TableDrafter, TableVerifier
+from testing.table_model import Poison, Table, TableDrafter, TableVerifier
 from testing.traffic import Asked
 from tests.cluster import Cluster, cluster, connected, live
 
@@ -92,7 +92,7 @@ async def poisoned(found: Cluster) -> list[int]:
 
 async def test_one_poisonous_request_ends_alone():
     """Those beside it in two passes that failed once ended with it."""
-    async with cluster([verifier(fail_on_token=1000) for _ in range(3)]) as found:
+    async with cluster([verifier(poison=Poison(fail_on_token=1000)) for _ in range(3)]) as found:
         await poisoned(found)
 
 
