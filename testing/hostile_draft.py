@@ -67,6 +67,7 @@ ANSWERS: dict[str, Answers] = {
     "paths from nowhere": lambda s, a, b: [growth(s, a, b, [1], path=[7, 7, 7, 7])],
     "paths out of range": lambda s, a, b: [growth(s, a, b, [1], path=[_MAX_ID])],
     "ids out of range": lambda s, a, b: [growth(s, a, b, [_MAX_ID])],
+    "more nodes than asked": lambda s, a, b: [growth(s, a, b, [1, 2] * 120)],
     "enormous trees": lambda s, a, b: [growth(s, a, b, [1, 2] * 2000)],
     "parents that are not there": lambda s, a, b: [growth(s, a, b, [1, 2], parents=[-1, 9])],
     "parents below the root": lambda s, a, b: [growth(s, a, b, [1, 2], parents=[-2, 0])],
@@ -84,10 +85,10 @@ ANSWERS: dict[str, Answers] = {
 MALFORMED = {"bases of the future", "paths out of range", "ids out of range", "twins"} | {
     name for name in ANSWERS if "parents" in name or "weights" in name
 }
-EJECTED = MALFORMED | ENDLESS.keys()
+EJECTED = {"more nodes than asked"} | MALFORMED | ENDLESS.keys()
 """A draft that answers so is not used any more."""
 
-REFUSED = MALFORMED | {"bases of the prompt", "enormous trees"}
+REFUSED = MALFORMED | {"bases of the prompt", "enormous trees", "more nodes than asked"}
 """Nothing of these is verified, however few nodes are asked for."""
 
 
@@ -116,7 +117,7 @@ class _HostileDraft(draft_pb2_grpc.DraftServiceServicer):
         try:
             async for frame in frames:
                 sent = [(opened.sequence, 0, len(opened.spec.token_ids)) for opened in frame.opens]
-                sent += [(advance.sequence, advance.advance, advance.base) for advance in frame.advances]
+                sent += [(advance.sequence, advance.number, advance.base) for advance in frame.advances]
                 for growth in itertools.chain.from_iterable(self._answers(*entry) for entry in sent):
                     await write(growths=[growth])
         finally:
