@@ -69,6 +69,12 @@ class Raw:
     async def send(self, **frame: Any) -> None:
         await self._call.write(self._request(**frame))
 
+    async def ask(self, entry: Message) -> Any:
+        """Send an open, a round or an advance; the next answer to its sequence."""
+        [field] = [field for field in self._request.DESCRIPTOR.fields if field.message_type is entry.DESCRIPTOR]
+        await self.send(**{field.name: [entry]})
+        return await self.answer(entry.sequence)  # type: ignore[attr-defined]
+
     async def answer(self, sequence: int) -> Any:
         async with asyncio.timeout(PATIENCE_S):
             return await self._inboxes[sequence].get()

@@ -43,8 +43,7 @@ async def _abuse(trial: Trial, role: Role, address: str) -> None:
             trial.check(bool(good), f"{name}: {error.reason}, {error}")
             number, sequence = number + 1, sequence + 1
             if role == "target":
-                await stream.send(rounds=[round_(_GOOD, number, len(ids))])
-                ids.append((await stream.answer(_GOOD)).next_token)
+                ids.append((await stream.ask(round_(_GOOD, number, len(ids)))).next_token)
             else:
                 await stream.send(advances=[advance(_GOOD, number, len(ids), [number])])
                 ids.append(number)

@@ -50,8 +50,7 @@ BAD_SPECS: list[tuple[str, common_pb2.SequenceSpec]] = [
 async def test_a_malformed_open_is_refused_by_field_and_disturbs_no_other() -> None:
     async with target(LmVerifier(runner())) as targets, draft(LanguageModelDrafter(runner())) as drafts:
         stream, other = targets.stream(), drafts.stream()
-        await stream.send(opens=[target_open(1)])
-        await stream.answer(1)
+        await stream.ask(target_open(1))
         for sequence, (field, bad) in enumerate(BAD_SPECS, 2):
             await stream.send(opens=[target_open(sequence, spec=bad)])
             await other.send(opens=[draft_open(sequence, spec=bad)])
@@ -59,8 +58,7 @@ async def test_a_malformed_open_is_refused_by_field_and_disturbs_no_other() -> N
                 await assert_violation(each, sequence, field)
         await stream.send(opens=[target_open(91, stop_token_ids=[8])])
         await assert_violation(stream, 91, "stop_token_ids")
-        await stream.send(rounds=[round_(1, 1, 4)])
-        assert (await stream.answer(1)).round == 1
+        assert (await stream.ask(round_(1, 1, 4))).round == 1
         await drafts.nothing_left(open_streams=1)
 
 
@@ -95,8 +93,7 @@ async def test_another_model_digest_is_a_failed_precondition_that_names_both() -
             mine = service.server.servicer.info.model_digest
             assert re.search(r"\bcafe\b", str(error))
             assert mine in str(error)
-            await stream.send(opens=[opens(2, model_digest=mine)])
-            assert not isinstance(await stream.answer(2), SpecdecError)
+            assert not isinstance(await stream.ask(opens(2, model_digest=mine)), SpecdecError)
 
 
 @pytest.mark.parametrize("which", [target, draft])
@@ -113,8 +110,7 @@ async def test_entries_for_ended_sequences_are_dropped_in_silence(which: Any) ->
         await stream.send(closes=[1, 1, 77])  # idempotent, also for what never was
         for s in (1, 2):
             await stream.send(**entry(s))
-        await stream.send(opens=[opens(4)])
-        await stream.answer(4)
+        await stream.ask(opens(4))
         assert (stream.unread(1), stream.unread(2)) == (0, 0)
 
 
@@ -126,15 +122,13 @@ async def test_no_frame_breaks_a_model_service(which: Any, seed: int) -> None:
     opens = target_open if is_target else draft_open
     async with which(LmVerifier(table) if is_target else LanguageModelDrafter(table)) as service:
         honest = service.stream()
-        await honest.send(opens=[opens(1, seed=3)])
-        before = await honest.answer(1)
+        before = await honest.ask(opens(1, seed=3))
         address, role = f"127.0.0.1:{service.server.port}", "target" if is_target else "draft"
         statuses = await attack(role, address, 400, random.Random(seed))
         assert statuses["OK"] > 20, "the frames are not all nonsense"
         assert statuses["INVALID_ARGUMENT"] > 20
         assert not {"INTERNAL", "UNKNOWN", "INVALID_ARGUMENT without a field"} & statuses.keys(), statuses
-        await honest.send(opens=[opens(2, seed=3)])
-        after = await honest.answer(2)
+        after = await honest.ask(opens(2, seed=3))
         if is_target:
             assert (after.base, after.next_token) == (before.base, before.next_token)
         await honest.send(closes=[1, 2])

@@ -22,8 +22,7 @@ def gated() -> Misbehaving:
 async def both_sent(service: Service, verifier: Misbehaving, token_ids: list[int]) -> Raw:
     """Round 1 is in a pass that waits, and round 2 has come."""
     stream = service.stream()
-    await stream.send(opens=[target_open(1, **GREEDY)])
-    await stream.answer(1)
+    await stream.ask(target_open(1, **GREEDY))
     await stream.send(rounds=[round_(1, 1, 4)])
     await verifier.in_a_pass()
     await stream.send(rounds=[round_(1, 2, 4, tree(token_ids))])

@@ -234,8 +234,7 @@ async def test_raw_streams_that_end_at_any_moment_leave_nothing(gauges: Gauges, 
     random_ = random.Random(end)
     async with target(verifier) as targets, draft(drafter) as drafts:
         warm_up = targets.stream()
-        await warm_up.send(opens=[target_open(1)])
-        await warm_up.answer(1)
+        await warm_up.ask(target_open(1))
         await warm_up.close()
         await until(gauges, {(STREAMS, TARGET): 0})
         baseline = len(asyncio.all_tasks())

@@ -90,13 +90,11 @@ async def test_a_pass_that_was_only_slow_makes_its_service_ready_again() -> None
 async def test_an_idle_service_has_not_hung() -> None:
     async with target(Held(), hung_pass_s=0.1) as service:
         stream = service.stream()
-        await stream.send(opens=[target_open(1)])
-        await stream.answer(1)
+        await stream.ask(target_open(1))
         for _ in range(6):
             await asyncio.sleep(0.05)
             assert [await says(service, name) for name in ("", LIVENESS)] == ["SERVING"] * 2
-        await stream.send(rounds=[round_(1, 1, 4)])
-        assert (await stream.answer(1)).round == 1
+        assert (await stream.ask(round_(1, 1, 4))).round == 1
 
 
 async def test_a_device_that_fails_every_pass_is_given_up_and_a_request_that_does_is_not() -> None:
@@ -105,8 +103,7 @@ async def test_a_device_that_fails_every_pass_is_given_up_and_a_request_that_doe
         stream = service.stream()
         for sequence in range(1, 40):  # four failures, then a pass that is made, and so on
             verifier.raises = sequence % 5 != 0
-            await stream.send(opens=[target_open(sequence)])
-            await stream.answer(sequence)
+            await stream.ask(target_open(sequence))
         assert await says(service, LIVENESS) == "SERVING"
         verifier.raises = True
         for sequence in range(40, 48):
@@ -169,8 +166,7 @@ async def stopped_for_a_while_it_goes_on(make: Callable[..., Process]) -> None:
         process.thaw()
         base = (await stream.answer(1)).base + 1
         for number in range(1, 6):
-            await stream.send(rounds=[round_(1, number, base)])
-            base = after(base, await stream.answer(1))
+            base = after(base, await stream.ask(round_(1, number, base)))
         assert process.returncode is None
 
 

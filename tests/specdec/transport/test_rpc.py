@@ -197,8 +197,7 @@ async def test_a_server_that_waits_for_long_does_not_cancel_its_reading() -> Non
         await stream.frame_where(lambda frame: frame.progress)
         assert (await stream.answer(1)).round == 0
         await asyncio.sleep(1.3 * HEARTBEAT_S)
-        await stream.send(rounds=[round_(1, 1, 4)])
-        assert (await stream.answer(1)).round == 1
+        assert (await stream.ask(round_(1, 1, 4))).round == 1
 
 
 async def test_cancelled_calls_leave_no_call_and_no_task() -> None:
