@@ -135,8 +135,12 @@ class Service:
         self._get_info = stub.GetModelInfo
         self.streams: list[Raw] = []
 
+    def call(self, timeout_s: float | None = None) -> Any:
+        """A stream as gRPC has it, which the caller ends."""
+        return self._method(timeout=timeout_s)
+
     def stream(self, timeout_s: float | None = None) -> Raw:
-        raw = Raw(self._method(timeout=timeout_s), self.request)
+        raw = Raw(self.call(timeout_s), self.request)
         self.streams.append(raw)
         return raw
 
