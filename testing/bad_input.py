@@ -54,7 +54,7 @@ def frames(role: str, count: int, chance: random.Random) -> list[bytes]:
     for sequence in range(1, count + 1):
         kind = chance.random()
         message = _good(role, sequence, chance) if kind < 0.6 else _METHODS[role][1]()
-        for _ in range(chance.randint(0, 4)):
+        for _ in range(chance.choice((0, 0, 1, 2, 4))):
             disturb(message, chance)
         if role == "orchestrator":  # a request that is accepted should end soon
             message.max_tokens = min(message.max_tokens or 4, 1 << 17 if chance.random() < 0.1 else 8)
