@@ -14,7 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.control.simulation import MOST, Place, Run, adaptive, adaptive_controllers, fixed, tokens_per_s
 from orchestrator.control.controller import Adaptive, Fixed
 from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength
@@ -25,6 +24,7 @@ from specdec.core.rounds import Budget, Growth, GrowthEnd, Timings, Verdict
 from specdec.core.sequence import Method
 from specdec.core.tree import TokenTree
 from specdec.speculation.acceptance import AcceptanceModel
+from testing.round_simulation import MOST, Place, Run, adaptive, adaptive_controllers, fixed, tokens_per_s
 from tests.models.fake_peers import FakeDraft, new_sequence
 
 GRID = list(
