@@ -1,6 +1,6 @@
 """How much is drafted: never so much that the target alone would have been faster, and about as much as is best.
 
-Under a simulated clock (bench/control/simulation.py), so that every figure is the same each time.
+Under a simulated clock (testing/round_simulation.py), so that every figure is the same each time.
 """
 
 from __future__ import annotations
