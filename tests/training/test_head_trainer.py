@@ -16,12 +16,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from models.training import distill
+from models.training import distill, loop, texts
 from models.training.heads import answers, questions, train
+from models.training.heads.base import Lesson
 from models.training.heads.eagle3 import Eagle3
 from models.training.heads.export import Card, save
-from models.training.heads.kinds import KINDS
-from models.training.heads.learning import Lesson, batches, padded
+from models.training.heads.train import KINDS
+from models.training.texts import Text, batches, padded
 from specdec.runner.checkpoint import Checkpoint
 from target_service.heads.checkpoint import read_head
 from tests.checkout import DEMO
@@ -90,7 +91,7 @@ def test_what_is_trained_can_be_served_and_a_second_run_goes_on(tmp_path: Path, 
     assert files.ids is not None
     assert len(files.ids) == 256 == len(files.weights["lm_head.weight"])
     shards = sorted((tmp_path / "head").glob("answers-*.npz"))
-    assert "Serve it beside its target" in (tmp_path / "head" / "README.md").read_text()
+    assert "Serve it with its target" in (tmp_path / "head" / "README.md").read_text()
     monkeypatch.setattr(sys, "argv", ["train", *flags, "--minutes=0.11"])
     train.main()
     assert sorted((tmp_path / "head").glob("answers-*.npz"))[: len(shards)] == shards
@@ -151,20 +152,21 @@ def test_a_trained_head_has_its_files_and_foresees_the_text_and_a_finished_run_m
     flags = [f"--kind={kind}", f"--target={target}", f"--output={output}", f"--data={asked}", "--steps=2", "--tied"]
     flags += ["--new-tokens=20", "--answers-at-once=8", "--draft-vocab=256", "--batch-tokens=256", "--device=cpu"]
     monkeypatch.setattr(sys, "argv", ["train", *flags, "--minutes=4"])
-    monkeypatch.setattr(train, "SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
     monkeypatch.setattr(train, "ANSWER_SHARE", 0.03)
-    monkeypatch.setattr(train, "Clock", CountedClock)
+    monkeypatch.setattr(loop, "Clock", CountedClock)
+    monkeypatch.setattr(answers, "Clock", CountedClock)
     train.main()
     weights = load_file(output / "model.safetensors")
     assert {name: tuple(value.shape) for name, value in weights.items()} == FILES[kind]
-    model, _ = train.load(str(target), "cpu")
-    written = [answer for shard in sorted(output.glob("answers-*.npz")) for answer in answers.load(shard)]
-    held_out, training = train.parted(written)
-    ids, _ = train.drawn(training, 256, 4096)
+    parsed = train.parse()
+    model, _ = loop.load(str(target), parsed)
+    held_out, training = texts.split(texts.load(output))
+    ids, _ = train.drawable(training, 256, 4096)
     trained, untrained = (KINDS[kind](CONFIG, model.lm_head.weight[ids].detach(), 2) for _ in range(2))
     trained.load_state_dict({name: weights[name].float() for name in trained.state_dict()})
     untrained.start_from(model)
-    before, after = (train.acceptance(head, model, held_out, ids, "cpu") for head in (untrained, trained))
+    before, after = (train.acceptance(head, model, held_out, ids, parsed) for head in (untrained, trained))
     assert max(before) < 0.3
     assert min(after) > 0.8
     monkeypatch.setattr(train, "loss_of", None)
@@ -181,7 +183,8 @@ def test_a_plain_forward_of_the_files_is_that_of_the_trainer(kind: str, tied: bo
     output = torch.randn(256, 64).bfloat16().float()
     head = KINDS[kind](CONFIG, output, 2)
     head.load_state_dict({name: value.bfloat16().float() for name, value in head.state_dict().items()})
-    save(head, CONFIG, ids, Card(head.TITLE, "a", "b", 1, "CPU", 1, 1, 1, 1.0, [0.5, 0.5]), tmp_path, tied)
+    card = Card(head.TITLE, "a", "b", 1, "CPU", 1, 1, 1, 1.0, [0.5, 0.5])
+    save(head, CONFIG, ids, card=card, directory=tmp_path, tied=tied)
     stored = load_file(tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
     assert {name: tuple(value.shape) for name, value in stored.items()} == FILES[kind] | (
@@ -263,13 +266,13 @@ def test_an_answer_ends_at_its_end_token_and_comes_back_from_its_file(tmp_path: 
         written = answer.ids[answer.first :]
         assert all(token % 5 for token in written[:-1])
         assert len(written) == 30 or written[-1] % 5 == 0
-    answers.save(found, tmp_path / "some.npz")
-    assert answers.load(tmp_path / "some.npz") == found
+    texts.save(found, tmp_path, number=0)
+    assert texts.load(tmp_path) == found
 
 
 def test_every_answer_is_in_some_batch_and_batches_keep_their_size() -> None:
     rng = random.Random(2)
-    every = [answers.Answer([number + 1] * rng.randrange(4, 30), 2) for number in range(50)]
+    every = [Text([number + 1] * rng.randrange(4, 30), 2) for number in range(50)]
     seen: set[int] = set()
     for number, batch in enumerate(batches(every, 120, "cpu", seed=1)):
         if number == 200:

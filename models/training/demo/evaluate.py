@@ -1,162 +1,114 @@
-"""Computes the held-out loss of both models, and the acceptance of the draft's proposals.
+"""Computes the held-out loss of the demo pair, and the acceptance of the draft's proposals.
 
-    python -m models.training.evaluate --json models/demo/evaluation.json
+    python -m models.training.demo.evaluate models/demo
 
-Acceptance depends on the text, so it is measured on three texts: held-out files, the target's greedy
-continuations of the demo prompts, and its sampled continuations at temperature 1.
+Writes evaluation.json there. Acceptance depends on the text, so it is measured on three texts: held-out files, the
+target's greedy continuations of the demo prompts, and its sampled continuations at temperature 1.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
-from models.training import agreement, architecture, batches, corpus
-from models.training import tokenizer as bpe
-from models.training.generation import generate
+from models.training.demo import corpus
+from models.training.heads.answers import write
+from models.training.texts import Text
 
-DEMO = Path(__file__).resolve().parent.parent / "demo"
-WINDOW = 512
-AGREEMENT_WINDOWS = 64
+ACCEPTANCE_WINDOWS = 64
 NEW_TOKENS = 128
 
-Measure = Callable[[Tensor, Tensor], Tensor]
-MEASURES: dict[str, Measure] = {
-    "greedy": agreement.greedy,
-    "overlap": agreement.overlap,
-    "coupled": agreement.coupled,
-}
+
+def greedy(target: Tensor, draft: Tensor) -> Tensor:
+    """1 where both models have the same most likely token, else 0: acceptance at temperature 0."""
+    return (target.argmax(-1) == draft.argmax(-1)).double()
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Both models and the tokenizer they share."""
-
-    target: LlamaForCausalLM
-    draft: LlamaForCausalLM
-    tokenizer: Tokenizer
+def overlap(target: Tensor, draft: Tensor) -> Tensor:
+    """Sum over tokens of min(p, q): acceptance of rejection sampling at temperature 1."""
+    return torch.minimum(target.double().softmax(-1), draft.double().softmax(-1)).sum(-1)
 
 
-@dataclass(frozen=True)
-class Passage:
-    """Token ids. The models predict those from position ``first`` on."""
+def coupled(target: Tensor, draft: Tensor) -> Tensor:
+    """Probability at temperature 1 that two exponential races with shared random numbers have the same winner.
 
-    ids: list[int]
-    first: int
-
-
-def load(directory: Path) -> Pair:
-    """Load the pair that is saved in a directory."""
-    return Pair(
-        target=architecture.load(directory / "target"),
-        draft=architecture.load(directory / "draft"),
-        tokenizer=bpe.load(directory / "target"),
-    )
-
-
-def _predictions(model: LlamaForCausalLM, passage: Passage) -> Tensor:
-    rows: Tensor = model(input_ids=torch.tensor([passage.ids[:-1]]), use_cache=False).logits[0]
-    return rows[passage.first - 1 :]
+    The probability that token i wins both races is 1 / sum_j max(p_j / p_i, q_j / q_i). In the order of the ratio
+    p / q, the tokens after i contribute p_j / p_i and the others q_j / q_i. So one sort and two cumulative sums give
+    all terms.
+    """
+    log_p, log_q = target.double().log_softmax(-1), draft.double().log_softmax(-1)
+    order = (log_p - log_q).argsort(-1)
+    p, q = log_p.gather(-1, order).exp(), log_q.gather(-1, order).exp()
+    p_after = (p.flip(-1).cumsum(-1).flip(-1) - p).clamp_min(0)
+    q_until = q.cumsum(-1)
+    tiny = torch.finfo(torch.float64).tiny
+    return (1 / (p_after / p.clamp_min(tiny) + q_until / q.clamp_min(tiny))).sum(-1)
 
 
-def loss(model: LlamaForCausalLM, stream: corpus.TokenStream) -> float:
-    """Cross entropy over the stream in windows of 512 tokens, in nats per token."""
-    values = []
-    for window in batches.evaluation_batches(stream, rows=1, length=WINDOW):
-        passage = Passage(window[0].tolist(), first=1)
-        wanted = window[0, 1:]
-        values.append(float(torch.nn.functional.cross_entropy(_predictions(model, passage), wanted)))
-    return fmean(values)
+MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"greedy": greedy, "overlap": overlap, "coupled": coupled}
+"""Of the logits of both models, [positions, vocabulary]; one value per position."""
 
 
-def held_out_passages(stream: corpus.TokenStream, count: int) -> list[Passage]:
-    """Windows spread evenly over the held-out stream."""
-    every = [Passage(w[0].tolist(), 1) for w in batches.evaluation_batches(stream, 1, WINDOW)]
-    stride = max(len(every) // count, 1)
-    return every[::stride][:count]
+def _predictions(model: Any, text: Text) -> Tensor:
+    """The logits before each token of the answer, [tokens, vocabulary]."""
+    logits: Tensor = model(input_ids=torch.tensor([text.ids[:-1]]), use_cache=False).logits[0]
+    return logits[text.first - 1 :]
 
 
-def continuations(pair: Pair, prompts: list[str], *, sampled: bool) -> list[Passage]:
-    """The target's continuation of each prompt, greedy or sampled at temperature 1."""
-    end = bpe.end_of_text(pair.tokenizer)
-    generator = torch.Generator().manual_seed(0) if sampled else None
-    passages = []
-    for prompt in prompts:
-        ids = pair.tokenizer.encode(prompt).ids
-        written = generate(pair.target, ids, NEW_TOKENS, end, generator)
-        passages.append(Passage(ids + written, first=len(ids)))
-    return passages
+def loss(model: Any, texts: Sequence[Text]) -> float:
+    """Cross entropy with the texts, in nats per token."""
+    return fmean(float(F.cross_entropy(_predictions(model, text), torch.tensor(text.answer))) for text in texts)
 
 
-def acceptance(pair: Pair, passages: list[Passage]) -> dict[str, float]:
-    """The mean of every measure over all predicted positions of the passages, and the number of positions."""
+def acceptance(target: Any, draft: Any, texts: Sequence[Text]) -> dict[str, float]:
+    """The mean of every measure over all predicted positions of the texts, and their number."""
     values: dict[str, list[Tensor]] = {name: [] for name in MEASURES}
-    for passage in passages:
-        target, draft = _predictions(pair.target, passage), _predictions(pair.draft, passage)
+    for text in texts:
+        logits = _predictions(target, text), _predictions(draft, text)
         for name, measure in MEASURES.items():
-            values[name].append(measure(target, draft))
+            values[name].append(measure(*logits))
     means = {name: round(float(torch.cat(parts).mean()), 4) for name, parts in values.items()}
-    return {**means, "positions": sum(len(part) for part in values["greedy"])}
+    return {**means, "positions": sum(len(text.answer) for text in texts)}
 
 
 @torch.no_grad()
 def evaluate(directory: Path) -> dict[str, object]:
     """All figures of the model card."""
-    pair = load(directory)
-    prompts = [entry["text"] for entry in json.loads((directory / "prompts.json").read_text())]
-    stream = corpus.encode(corpus.load().held_out, pair.tokenizer)
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(directory / name, dtype=torch.float32).eval()
+        for name in ("target", "draft")
+    )
+    tokenizer: Tokenizer = Tokenizer.from_file(str(directory / "target" / "tokenizer.json"))
+    prompts = [tokenizer.encode(entry["text"]).ids for entry in json.loads((directory / "prompts.json").read_text())]
+    held_out = corpus.windows(corpus.load()[1], tokenizer, first=1)
+    torch.manual_seed(0)
     texts = {
-        "held-out files": held_out_passages(stream, AGREEMENT_WINDOWS),
-        "greedy continuations": continuations(pair, prompts, sampled=False),
-        "sampled continuations": continuations(pair, prompts, sampled=True),
+        "held-out files": held_out[:: max(len(held_out) // ACCEPTANCE_WINDOWS, 1)][:ACCEPTANCE_WINDOWS],
+        "greedy continuations": write(target, prompts, NEW_TOKENS, 0.0),
+        "sampled continuations": write(target, prompts, NEW_TOKENS, 1.0),
     }
     return {
-        "parameters": {
-            "target": architecture.parameters(pair.target),
-            "draft": architecture.parameters(pair.draft),
-        },
-        "held_out_tokens": len(stream),
-        "held_out_loss": {
-            "target": round(loss(pair.target, stream), 4),
-            "draft": round(loss(pair.draft, stream), 4),
-        },
-        "acceptance": {name: acceptance(pair, passages) for name, passages in texts.items()},
+        "parameters": {"target": target.num_parameters(), "draft": draft.num_parameters()},
+        "held_out_loss": {"target": round(loss(target, held_out), 4), "draft": round(loss(draft, held_out), 4)},
+        "acceptance": {name: acceptance(target, draft, part) for name, part in texts.items()},
     }
-
-
-def table(acceptances: dict[str, dict[str, float]]) -> str:
-    """The acceptance figures as a Markdown table."""
-    rows = ["| text | greedy | 1 - TV | coupled |", "|---|---|---|---|"]
-    for name, row in acceptances.items():
-        rows.append(f"| {name} | " + " | ".join(f"{row[measure]:.3f}" for measure in MEASURES) + " |")
-    return "\n".join(rows)
 
 
 def main() -> None:
-    """Evaluate the pair, and print a table and the figures as JSON."""
-    parser = argparse.ArgumentParser(description="Evaluate the demo pair.")
-    parser.add_argument("--pair", type=Path, default=DEMO, help="directory of the pair")
-    parser.add_argument("--json", type=Path, help="file to write the figures to")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch; more than 1 gains nothing here")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    figures = evaluate(options.pair)
-    acceptances = figures["acceptance"]
-    assert isinstance(acceptances, dict)
-    print(table(acceptances))
-    text = json.dumps(figures, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
+    directory = Path(sys.argv[1])
+    figures = json.dumps(evaluate(directory), indent=1)
+    (directory / "evaluation.json").write_text(figures + "\n")
+    print(figures)
 
 
 if __name__ == "__main__":

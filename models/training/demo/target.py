@@ -1,169 +1,119 @@
-"""Trains a target or a draft for it on the CPU, within a budget of wall-clock time.
+"""Makes the demo pair's tokenizer, target and prompts, and the texts that its draft is distilled from.
 
-    python -m models.training.train target --minutes 56
-    python -m models.training.train draft --minutes 19
-
-The target learns from the text. The draft learns from the target: it minimises the divergence between
-the target's next-token distribution and its own, because acceptance depends on it. The learning rate
-falls to zero exactly at the end of the budget, so a run of any length ends annealed.
+python -m models.training.demo.target --minutes 56 --output models/demo --texts DIRECTORY
+specdec train draft --target models/demo/target --answers DIRECTORY --output models/demo/draft ...
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
 from torch import Tensor
-from transformers import LlamaForCausalLM
 
-from models.training import architecture, batches, corpus
-from models.training import tokenizer as bpe
-from models.training.optimizer import Rates, ScheduledOptimizer
+from models.training import texts
+from models.training.demo import corpus
+from models.training.demo.prompts import prompts
+from models.training.distill import RowLoss, add_gradients, new_model
+from models.training.loop import Flags, parser_of, report, train
+from models.training.texts import Batch
 
-DEMO = Path(__file__).resolve().parent.parent / "demo"
-BATCH_TOKENS = 6144
-LOG_EVERY = 50
-CHECK_EVERY = 300
-CHECK_TOKENS = 20_000
-
-LossFunction = Callable[[Tensor], Tensor]
-
-
-def report(line: str) -> None:
-    """Print without buffering, so that a log file shows the state of the run."""
-    print(line, flush=True)
+VOCABULARY = 4096
+CONTEXT = 2048
+PROMPT_TOKENS = 16
+"""With which a window of the corpus begins. Windows that begin alike are not both learned from and held out."""
 
 
-def logits(model: LlamaForCausalLM, window: Tensor) -> Tensor:
-    """Logits of all positions of the windows except the last, [windows * length, vocabulary], float32."""
-    with torch.autocast("cpu", torch.bfloat16):
-        rows: Tensor = model(input_ids=window[:, :-1], use_cache=False).logits
-    return rows.float().flatten(0, 1)
+class TargetFlags(Flags):
+    texts: Path
+    hidden: int
+    layers: int
+    feed_forward: int
 
 
-def text_loss(model: LlamaForCausalLM) -> LossFunction:
-    """Cross entropy with the text, in nats per token."""
-
-    def loss(window: Tensor) -> Tensor:
-        return F.cross_entropy(logits(model, window), window[:, 1:].flatten())
-
-    return loss
-
-
-def distillation_loss(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> LossFunction:
-    """Forward divergence of the draft from the target, over the whole vocabulary, in nats per token."""
-    target.requires_grad_(False)
-
-    def loss(window: Tensor) -> Tensor:
-        with torch.no_grad():
-            wanted = F.log_softmax(logits(target, window), dim=-1)
-        got = F.log_softmax(logits(draft, window), dim=-1)
-        return F.kl_div(got, wanted, reduction="batchmean", log_target=True)
-
-    return loss
+def new_tokenizer(documents: Iterable[corpus.Document]) -> Tokenizer:
+    """A byte-level BPE tokenizer of the documents. Encoding and decoding leave every string unchanged."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    trainer = BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[corpus.END_OF_TEXT],
+        initial_alphabet=sorted(ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((document.text for document in documents), trainer)
+    return tokenizer
 
 
-def prepare_tokenizer(directory: Path, documents: corpus.Split, fit: bool) -> Tokenizer:
-    """Train the tokenizer on the training documents (``fit``), or load the target's tokenizer."""
-    if fit:
-        return bpe.train(document.text for document in documents.train)
-    return bpe.load(directory / "target")
+def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+    """Write tokenizer.json, and the configuration that transformers needs to load it from the directory."""
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": corpus.END_OF_TEXT,
+        "eos_token": corpus.END_OF_TEXT,
+        "model_max_length": CONTEXT,
+        "clean_up_tokenization_spaces": False,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-@torch.no_grad()
-def mean_loss(loss: LossFunction, stream: corpus.TokenStream, rows: int = 16) -> float:
-    """The mean of a loss over the whole stream."""
-    total, count = 0.0, 0
-    for window in batches.evaluation_batches(stream, rows):
-        total += float(loss(window)) * len(window)
-        count += len(window)
-    return total / count
+def cross_entropy(batch: Batch) -> RowLoss:
+    """With the text, in nats."""
+    next_ids = batch.ids[batch.is_answer]
+    return lambda logits, rows: F.cross_entropy(logits, next_ids[rows], reduction="sum")
 
 
-def optimise(
-    model: LlamaForCausalLM,
-    loss: LossFunction,
-    stream: corpus.TokenStream,
-    *,
-    minutes: float,
-    rates: Rates,
-    check: Callable[[], float],
-) -> int:
-    """Minimise the loss until the time budget is used up. The number of steps."""
-    compiled = torch.compile(loss, dynamic=False)
-    optimizer = ScheduledOptimizer(model, rates)
-    started, step = time.monotonic(), 0
-    for window in batches.training_batches(stream, BATCH_TOKENS, seed=1):
-        progress = (time.monotonic() - started) / (minutes * 60)
-        if progress >= 1:
-            break
-        value = compiled(window)
-        torch.autograd.backward(value)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step(progress)
-        step += 1
-        if step % LOG_EVERY == 0:
-            elapsed = time.monotonic() - started
-            rate = step * BATCH_TOKENS / elapsed
-            report(f"step {step} {elapsed:.0f} s loss {float(value.detach()):.4f} {rate:.0f} tokens/s")
-        if step % CHECK_EVERY == 0:
-            report(f"step {step} held-out loss {check():.4f}")
-    return step
-
-
-def parse() -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Train one model of the demo pair.")
-    parser.add_argument("model", choices=sorted(architecture.SHAPES))
-    parser.add_argument("--minutes", type=float, required=True, help="wall-clock budget of the training loop")
-    parser.add_argument("--output", type=Path, default=DEMO, help="directory of the pair")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--muon-rate", type=float, default=Rates.muon)
-    parser.add_argument("--adamw-rate", type=float, default=Rates.adamw)
-    return parser.parse_args()
+def parse() -> TargetFlags:
+    parser = parser_of("models.training.demo.target", "Make the demo pair's target.", 0.025, 0.006)
+    parser.add_argument("--texts", type=Path, required=True, help="directory for the texts of the draft")
+    parser.add_argument("--hidden", type=int, default=320)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--feed-forward", type=int, default=864)
+    parser.set_defaults(batch_tokens=6156)
+    return parser.parse_args(namespace=TargetFlags())
 
 
 def main() -> None:
-    """Train a model, save it and evaluate it on the held-out files."""
-    options = parse()
-    torch.set_num_threads(options.threads)
-    documents = corpus.load()
-    tokenizer = prepare_tokenizer(options.output, documents, fit=options.model == "target")
-    stream = corpus.encode(documents.train, tokenizer)
-    held_out = corpus.encode(documents.held_out, tokenizer)
-    model = architecture.build(options.model, bpe.end_of_text(tokenizer), seed=1)
-    report(f"{architecture.parameters(model)} parameters, {len(stream)} training tokens")
-    if options.model == "target":
-        loss = text_loss(model)
-    else:
-        target = architecture.load(options.output / "target")
-        architecture.project_embedding(model, target)
-        loss = distillation_loss(model, target)
-    rates = Rates(muon=options.muon_rate, adamw=options.adamw_rate)
-    steps = optimise(
-        model,
-        loss,
-        stream,
-        minutes=options.minutes,
-        rates=rates,
-        check=lambda: mean_loss(loss, held_out[:CHECK_TOKENS]),
+    flags = parse()
+    documents, held_out = corpus.load()
+    tokenizer = new_tokenizer(documents)
+    windows = corpus.windows(documents, tokenizer, first=PROMPT_TOKENS)
+    directory = flags.output / "target"
+    for folder in (directory, flags.texts):
+        folder.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(tokenizer, directory)
+    texts.save(windows, flags.texts, number=0)
+    (flags.output / "prompts.json").write_text(
+        json.dumps(prompts(held_out, tokenizer), indent=1, ensure_ascii=False) + "\n"
     )
-    architecture.save(model, tokenizer, options.output / options.model)
-    summary = {
-        "model": options.model,
-        "minutes": options.minutes,
-        "steps": steps,
-        "tokens": steps * BATCH_TOKENS,
-        "held_out_tokens": len(held_out),
-        "held_out_loss": mean_loss(text_loss(model), held_out),
-    }
-    report(json.dumps(summary))
+    end = tokenizer.token_to_id(corpus.END_OF_TEXT)
+    model = new_model(
+        flags.hidden,
+        flags.layers,
+        flags.feed_forward,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=end,
+        eos_token_id=end,
+    )
+    report(f"{model.num_parameters()} parameters, {len(windows)} windows of {corpus.WINDOW} tokens")
+
+    def learn(batch: Batch) -> Tensor:
+        with flags.autocast():
+            return add_gradients(model, batch, cross_entropy(batch))
+
+    num_tokens = train(model, windows, learn, flags=flags, seconds=flags.minutes * 60)
+    model.bfloat16().save_pretrained(directory)
+    report(json.dumps({"tokens": num_tokens, "parameters": model.num_parameters()}))
 
 
 if __name__ == "__main__":
