@@ -17,6 +17,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from models.training import distill, loop, texts
+from models.training.demo.target import cross_entropy
+from models.training.distill import add_gradients, divergence
 from models.training.heads import answers, questions, train
 from models.training.heads.base import Lesson
 from models.training.heads.eagle3 import Eagle3
@@ -95,12 +97,12 @@ def test_what_is_trained_can_be_served_and_a_second_run_goes_on(tmp_path: Path, 
     monkeypatch.setattr(sys, "argv", ["train", *flags, "--minutes=0.11"])
     train.main()
     assert sorted((tmp_path / "head").glob("answers-*.npz"))[: len(shards)] == shards
-    small = ["--hidden=64", "--layers=1", "--feed-forward=64", "--batch-tokens=256", "--minutes=0.05", "--device=cpu"]
+    sizes = ["--hidden=64", "--layers=1", "--feed-forward=64", "--batch-tokens=256", "--minutes=0.05", "--device=cpu"]
     given = [f"--target={target}", f"--answers={tmp_path / 'head'}", f"--output={tmp_path / 'draft'}"]
-    monkeypatch.setattr(sys, "argv", ["distill", *given, *small])
+    monkeypatch.setattr(sys, "argv", ["distill", *given, *sizes])
     distill.main()
-    own, theirs = (Checkpoint.find(str(each), "auto").info for each in (tmp_path / "draft", target))
-    assert own.tokenizer_fingerprint == theirs.tokenizer_fingerprint
+    draft, of_target = (Checkpoint.find(str(path), "auto").info for path in (tmp_path / "draft", target))
+    assert draft.tokenizer_fingerprint == of_target.tokenizer_fingerprint
 
 
 FILES: dict[str, dict[str, tuple[int, ...]]] = {
@@ -290,3 +292,28 @@ def test_questions_are_all_there_and_a_bad_line_is_named(tmp_path: Path) -> None
     file.write_text('{"prompt": "a"}\n{"question": "b"}\n')
     with pytest.raises(ValueError, match="line 2: expected"):
         questions.of_file(file)
+
+
+def test_gradients_of_parts_are_those_of_the_mean_loss_over_the_answers(monkeypatch: Any) -> None:
+    """From a target's distribution, and from the text alone."""
+    torch.manual_seed(4)
+    target: Any = LlamaForCausalLM(CONFIG)
+    model: Any = LlamaForCausalLM(CONFIG)
+    batch = padded([Text([5, 6, 7, 8, 9], 2), Text([10, 11, 12], 1)], "cpu")
+    rows = ([0, 0, 0, 1, 1], [1, 2, 3, 0, 1])
+    logs = model(input_ids=batch.ids).logits.log_softmax(-1)[rows]
+    target_logs = target(input_ids=batch.ids).logits.log_softmax(-1)[rows].detach()
+    losses = {
+        divergence: (target_logs.exp() * (target_logs - logs)).sum(-1).mean(),
+        None: -logs[range(5), [7, 8, 9, 11, 12]].mean(),
+    }
+    monkeypatch.setattr(distill, "_ROWS_AT_ONCE", 2)
+    parameters = list(model.parameters())
+    for kind, loss in losses.items():
+        expected = torch.autograd.grad(loss, parameters, retain_graph=True)
+        model.zero_grad()
+        row_loss = kind(target, batch) if kind else cross_entropy(batch)
+        value = add_gradients(model, batch, row_loss)
+        assert torch.allclose(value, loss, atol=1e-5)
+        for parameter, gradient in zip(parameters, expected, strict=True):
+            assert torch.allclose(parameter.grad, gradient, atol=1e-5)

@@ -85,8 +85,7 @@ def acceptance(target: Any, draft: Any, texts: Sequence[Text]) -> dict[str, floa
 def evaluate(directory: Path) -> dict[str, object]:
     """All figures of the model card."""
     target, draft = (
-        AutoModelForCausalLM.from_pretrained(directory / name, dtype=torch.float32).eval()
-        for name in ("target", "draft")
+        AutoModelForCausalLM.from_pretrained(directory / name, dtype=torch.float32) for name in ("target", "draft")
     )
     tokenizer: Tokenizer = Tokenizer.from_file(str(directory / "target" / "tokenizer.json"))
     prompts = [tokenizer.encode(entry["text"]).ids for entry in json.loads((directory / "prompts.json").read_text())]

@@ -1,4 +1,4 @@
-"""Makes the demo pair's tokenizer, target and prompts, and the texts that its draft is distilled from.
+"""Makes the demo pair's tokenizer and target, and the texts that its draft is distilled from.
 
 python -m models.training.demo.target --minutes 56 --output models/demo --texts DIRECTORY
 specdec train draft --target models/demo/target --answers DIRECTORY --output models/demo/draft ...
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from models.training import texts
 from models.training.demo import corpus
-from models.training.demo.prompts import prompts
 from models.training.distill import RowLoss, add_gradients, new_model
 from models.training.loop import Flags, parser_of, report, train
 from models.training.texts import Batch
@@ -84,7 +83,7 @@ def parse() -> TargetFlags:
 
 def main() -> None:
     flags = parse()
-    documents, held_out = corpus.load()
+    documents, _ = corpus.load()
     tokenizer = new_tokenizer(documents)
     windows = corpus.windows(documents, tokenizer, first=PROMPT_TOKENS)
     directory = flags.output / "target"
@@ -92,9 +91,6 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(tokenizer, directory)
     texts.save(windows, flags.texts, number=0)
-    (flags.output / "prompts.json").write_text(
-        json.dumps(prompts(held_out, tokenizer), indent=1, ensure_ascii=False) + "\n"
-    )
     end = tokenizer.token_to_id(corpus.END_OF_TEXT)
     model = new_model(
         flags.hidden,
