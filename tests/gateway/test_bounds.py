@@ -127,8 +127,8 @@ async def test_what_is_too_large_for_the_orchestrators_is_not_to_be_sent_again()
     async with serving() as running:
         send = running.http.post
         headers = [{"authorization": "Bearer " + "a" * 5_000}, {"authorization": "a" * 14_000}]
-        for each in headers:
-            response = await send("/v1/completions", json=COMPLETION, headers=each)
+        for header in headers:
+            response = await send("/v1/completions", json=COMPLETION, headers=header)
             assert response.status_code == 431, response.text
             assert response.json()["error"]["message"]
             assert "retry-after" not in response.headers

@@ -56,7 +56,7 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("completions", {**COMPLETION, "stop": [1]}, "stop[0]"),
     ("completions", {**COMPLETION, "guided_json": {}}, "guided_json"),
     *(("completions", {**COMPLETION, name: 1}, name) for name in ("no_such_field", "top-k", "str", "1", " ")),
-    *(("completions", {**COMPLETION, "request_id": each}, "request_id") for each in ("", "é", "a b", "a" * 129)),
+    *(("completions", {**COMPLETION, "request_id": value}, "request_id") for value in ("", "é", "a b", "a" * 129)),
     ("completions", {**COMPLETION, "verification": "magic"}, "verification"),
     ("chat/completions", {"max_tokens": 4}, "messages"),
     ("chat/completions", {**CHAT, "messages": []}, "messages"),
@@ -84,8 +84,8 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("chat/completions", {**CHAT, **JSON, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ("chat/completions", {**CHAT, **JSON, **TOOLS, "tool_choice": "required"}, "tool_choice"),
     *(
-        ("completions", {**COMPLETION, "structured_outputs": each}, "structured_outputs")
-        for each in (
+        ("completions", {**COMPLETION, "structured_outputs": outputs}, "structured_outputs")
+        for outputs in (
             {"json": {}, "json_object": True},
             {},
             {"regex": None},
@@ -230,9 +230,9 @@ async def test_a_timeout_is_not_tried_again():
         assert response.headers["x-should-retry"] == "false"
         async with running.http.stream(
             "POST", "/v1/completions", json={**COMPLETION, "max_tokens": 3000, "stream": True}
-        ) as found:
-            assert found.status_code == 200
-            lines = [line async for line in found.aiter_lines() if line]
+        ) as streamed:
+            assert streamed.status_code == 200
+            lines = [line async for line in streamed.aiter_lines() if line]
         assert lines[-1] != "data: [DONE]"
         assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "timeout"
         await running.cluster.settled()
@@ -280,13 +280,13 @@ async def test_what_the_server_is_can_be_asked():
         assert (await get("/version")).json()["version"]
         assert (await get("/ping")).status_code == 200
         assert (await get("/load")).json() == {"server_load": 0}
-        told = (await get("/tokenizer_info")).json()
-        assert told["eos_token"] == "<|endoftext|>"
-        assert "messages" in told["chat_template"]
-        found = (await running.http.post("/tokenize", json={"prompt": "def f(", "return_token_strs": True})).json()
-        assert found["count"] == len(found["tokens"])
-        assert "".join(found["token_strs"]) == "def f("
-        back = (await running.http.post("/detokenize", json={"tokens": found["tokens"]})).json()
+        tokenizer = (await get("/tokenizer_info")).json()
+        assert tokenizer["eos_token"] == "<|endoftext|>"
+        assert "messages" in tokenizer["chat_template"]
+        tokens = (await running.http.post("/tokenize", json={"prompt": "def f(", "return_token_strs": True})).json()
+        assert tokens["count"] == len(tokens["tokens"])
+        assert "".join(tokens["token_strs"]) == "def f("
+        back = (await running.http.post("/detokenize", json={"tokens": tokens["tokens"]})).json()
         assert back == {"prompt": "def f("}
         chat = (await running.http.post("/tokenize", json={"messages": CHAT["messages"]})).json()
         assert chat["count"] > 3

@@ -49,7 +49,7 @@ def test_a_step_is_what_a_served_head_computes_after_the_steps_before() -> None:
     torch.manual_seed(0)
     head = Eagle3(CONFIG, torch.randn(20, 64), 3)
     embedded, taps = torch.randn(2, 9, 64), torch.randn(2, 8, 192)
-    found = head.unroll(embedded[:, :8], Lesson(taps, taps[..., :0], taps[..., 0]))
+    unrolled = head.unroll(embedded[:, :8], Lesson(taps, taps[..., :0], taps[..., 0]))
     layer, attention = head.midlayer, head.midlayer.self_attn
 
     def turned(x: Tensor, position: int) -> Tensor:
@@ -77,7 +77,7 @@ def test_a_step_is_what_a_served_head_computes_after_the_steps_before() -> None:
                 weights = (torch.stack(keys) @ query.T / 32**0.5).softmax(0)
                 state = state + attention.o_proj((weights.T @ torch.stack(values)).flatten())
                 state = state + layer.mlp(layer.post_attention_layernorm(state))
-                assert torch.allclose(state, found[step][text, t], atol=1e-5)
+                assert torch.allclose(state, unrolled[step][text, t], atol=1e-5)
 
 
 def test_what_is_trained_can_be_served_and_a_second_run_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
@@ -197,13 +197,13 @@ def test_a_plain_forward_of_the_files_is_that_of_the_trainer(kind: str, tied: bo
     states = head.unroll(embedded, Lesson(last[..., :0], last, last[..., 0]))
     plain = {"medusa": _plain_medusa, "redrafter": _plain_redrafter}[kind]
     numbers = {name: value.double().numpy() for name, value in stored.items()}
-    found = plain(config, numbers, output.double().numpy(), last[0].double().numpy(), embedded[0].double().numpy())
+    logits = plain(config, numbers, output.double().numpy(), last[0].double().numpy(), embedded[0].double().numpy())
     mapped = numbers["token_map"] if kind == "medusa" else numbers["d2t"] + np.arange(256)
     assert mapped.tolist() == ids.tolist()
     for step in range(2):
         for row in range(4):
             mine = head.logits(states[step])[0, row].detach().numpy()
-            assert np.allclose(mine, found(row, step), atol=1e-3), (step, row)
+            assert np.allclose(mine, logits(row, step), atol=1e-3), (step, row)
 
 
 Arrays = dict[str, Any]
@@ -243,7 +243,7 @@ def _plain_redrafter(config: Any, w: Arrays, rows: Any, last: Any, embedded: Any
 
 
 def _target(directory: Path, counts: bool = False) -> Path:
-    """``counts``: its likeliest next token is the next higher id, or the lowest of a group of 16 after its highest."""
+    """``counts``: its most likely next token is the next id, or the lowest of a group of 16 after its highest."""
     torch.manual_seed(1)
     model = LlamaForCausalLM(CONFIG)
     if counts:
@@ -262,14 +262,13 @@ def test_an_answer_ends_at_its_end_token_and_comes_back_from_its_file(tmp_path: 
     torch.manual_seed(1)
     model = LlamaForCausalLM(CONFIG).eval()
     model.generation_config = GenerationConfig(eos_token_id=list(range(0, 4096, 5)), pad_token_id=0)
-    found = answers.write(model, [[5, 6, 7], [8], [9, 10]], 30, 0.9)
-    for answer, prompt in zip(found, ([5, 6, 7], [8], [9, 10]), strict=True):
-        assert answer.ids[: answer.first] == prompt
-        written = answer.ids[answer.first :]
-        assert all(token % 5 for token in written[:-1])
-        assert len(written) == 30 or written[-1] % 5 == 0
-    texts.save(found, tmp_path, number=0)
-    assert texts.load(tmp_path) == found
+    written = answers.write(model, [[5, 6, 7], [8], [9, 10]], 30, 0.9)
+    for text, prompt in zip(written, ([5, 6, 7], [8], [9, 10]), strict=True):
+        assert text.ids[: text.first] == prompt
+        assert all(token % 5 for token in text.answer[:-1])
+        assert len(text.answer) == 30 or text.answer[-1] % 5 == 0
+    texts.save(written, tmp_path, number=0)
+    assert texts.load(tmp_path) == written
 
 
 def test_every_answer_is_in_some_batch_and_batches_keep_their_size() -> None:
