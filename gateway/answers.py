@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway import logprobs
-from gateway.bodies import ChatBody, CompletionBody, Generation
+from gateway.bodies import ChatBody, CompletionBody
 from gateway.calls import Call
 from gateway.tools import Parser, Part, Reasoning, Text
 from gateway.usage import Usage
@@ -53,11 +53,11 @@ class _Sample:
 
 
 class Answer:
-    """The answer to one request. ``kind``: the value of ``object``, which for chunks ends in .chunk in chat."""
+    """The answer to one request."""
 
     def __init__(
         self,
-        body: Generation,
+        body: ChatBody | CompletionBody,
         num_prompts: int,
         request_id: str,
         model: str,
@@ -76,7 +76,7 @@ class Answer:
         self.usage = Usage(num_prompts, body.prediction is not None, not self._prompt_only)
         self._prompts: list[list[generation_pb2.Prompt]] = [[] for _ in range(num_prompts)]
         self._samples = [_Sample(parser=parser()) for _ in range(num_prompts * self.num_samples)]
-        self._as_ids = bool(body.return_tokens_as_token_ids)
+        self._num_top, self._as_ids = body.num_top_logprobs, bool(body.return_tokens_as_token_ids)
         self._echoes = isinstance(body, CompletionBody) and bool(body.echo)
 
     # --- as a whole --------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Answer:
     def _choice(self, index: int, sample: _Sample) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index}
         choice |= {"message": _message(sample)} if self.is_chat else {"text": "".join(sample.text)}
-        choice["logprobs"] = logprobs.merged(sample.logprobs, self.is_chat) if self._wants_logprobs else None
+        choice["logprobs"] = logprobs.merged(sample.logprobs, self.is_chat) if self._num_top is not None else None
         if not self.is_chat:
             choice |= self._of_prompt(index // self.num_samples)
         choice |= {"finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason}
@@ -197,21 +197,16 @@ class Answer:
             sample.num_rounds_sent = len(sample.rounds)
         return choice
 
-    @property
-    def _wants_logprobs(self) -> bool:
-        body = self.body
-        return bool(body.logprobs) if isinstance(body, ChatBody) else getattr(body, "logprobs", None) is not None
-
     def _append(self, index: int, piece: logprobs.Piece, text: str) -> dict[str, Any] | None:
         """Append ``text`` and logprobs to a choice; the logprobs of the piece alone, if they are requested."""
-        sample, body, logs = self._samples[index], self.body, None
-        if self._wants_logprobs:
-            if isinstance(body, ChatBody):
-                logs = logprobs.of_chat(piece, body.top_logprobs or 0, as_ids=self._as_ids)
-            elif isinstance(body, CompletionBody):
+        sample, logs = self._samples[index], None
+        if self._num_top is not None:
+            if self.is_chat:
+                logs = logprobs.of_chat(piece, self._num_top, as_ids=self._as_ids)
+            else:
                 base = 0 if isinstance(piece, generation_pb2.Prompt) else sample.num_echoed
                 logs = logprobs.of_completion(
-                    piece, body.logprobs or 0, as_ids=self._as_ids, start=sample.num_characters, base=base
+                    piece, self._num_top, as_ids=self._as_ids, start=sample.num_characters, base=base
                 )
             sample.logprobs.append(logs)
         sample.text.append(text)

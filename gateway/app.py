@@ -26,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 
 from gateway import callers, sse, translation
 from gateway.answers import Answer
-from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, Generation, TokenizeBody
+from gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.calls import SPECIAL, Format, format_of
 from gateway.errors import HttpError, http_error
 from gateway.metrics import Metrics
@@ -135,7 +135,9 @@ class Gateway:
         reasons = self._settings.reasoning_format == "think"
         return partial(Parser, kind, named, bool(body.tools) and body.tool_choice == "required", reasons)
 
-    async def _generate(self, request: Request, body: Generation, requests: Sequence[dict[str, Any]]) -> Response:
+    async def _generate(
+        self, request: Request, body: ChatBody | CompletionBody, requests: Sequence[dict[str, Any]]
+    ) -> Response:
         model = await self._checked_model(request, body.model)
         request_id = body.request_id or request.state.request_id
         request.state.request_id = request_id

@@ -112,6 +112,11 @@ class CompletionBody(Generation):
 
     UNSUPPORTED: ClassVar[dict[str, str]] = {**Generation.UNSUPPORTED, "suffix": "put it into the prompt"}
 
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Next to each token's logprob; None: no logprobs."""
+        return self.logprobs
+
     @field_validator("prompt")
     @classmethod
     def _not_empty(cls, value: Any) -> Any:
@@ -182,6 +187,11 @@ class ChatBody(Generation):
         "reasoning_effort": "use chat_template_kwargs",
         "chat_template": "the template is the server's",
     }
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Next to each token's logprob; None: no logprobs."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class TokenizeBody(StrictBody):

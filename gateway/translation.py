@@ -53,7 +53,7 @@ def of_completion(body: CompletionBody) -> list[dict[str, Any]]:
         raise HttpError(400, "max_tokens: must be at least 1 without echo", param="max_tokens")
     # The prompt alone: the target makes one token all the same, which is left out of the answer.
     fields["max_tokens"] = max(1, fields["max_tokens"])
-    fields["logprobs"] = body.logprobs
+    fields["logprobs"] = body.num_top_logprobs
     if body.echo and body.logprobs is not None:
         fields["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     fields["echo"] = bool(body.echo or body.return_token_ids)
@@ -68,7 +68,7 @@ def of_chat(body: ChatBody) -> dict[str, Any]:
         raise HttpError(400, "max_tokens: must be at least 1", param="max_tokens")
     fields = _common(body)
     fields["max_tokens"] = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+    fields["logprobs"] = body.num_top_logprobs
     fields["echo"] = bool(body.return_token_ids)
     fields["chat"] = _conversation(body)
     forced: dict[str, Any] = {}
