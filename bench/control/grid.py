@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from bench.control.simulation import Place, adaptive, fixed, tokens_per_s
+from testing.round_simulation import Place, adaptive, fixed, tokens_per_s
 
 PASS_MS = 20.0
 FIXED = (0, 1, 2, 4, 6, 8)

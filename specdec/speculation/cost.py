@@ -73,17 +73,20 @@ def waiting_share(hit_rate: float, num_late: int) -> float:
     return 1 - hit_rate if num_late <= 1 else 1 / (1 + hit_rate)
 
 
-def ahead_round(drafted: Round, wait_s: float, hit_rate: float, first_rate: float, num_late: int) -> Round:
+def ahead_round(
+    drafted: Round, wait_s: float, hit_rate: float, first_rate: float, num_late: int, num_sequences: int = 1
+) -> Round:
     """The mean round where the draft grows ahead: after a miss it waits, or continues without draft tokens until a tree
     arrives, whichever is faster.
 
-    ``drafted``: a round that does not wait. One without draft tokens takes equally long and gives one token. The tree
-    that grows below that token arrives ``num_late`` rounds later. It is usable if it holds all tokens since, each with
-    probability ``first_rate``; its next trees are hits with probability ``hit_rate`` at any distance.
+    ``drafted``: a round that does not wait. A pass waits for all its ``num_sequences``. A round without draft tokens
+    takes equally long and gives one token. The tree that grows below that token arrives ``num_late`` rounds later. It
+    is usable if it holds all tokens since, each with probability ``first_rate``. Its next trees are hits again.
     """
-    waiting = drafted._replace(seconds=drafted.seconds + waiting_share(hit_rate, num_late) * wait_s)
+    waits = waiting_share(hit_rate**num_sequences, num_late)
+    waiting = Round(drafted.tokens, drafted.seconds + waits * wait_s)
     if not first_rate:
         return waiting
-    num_alone = (1 - hit_rate) * (num_late - 1 + first_rate**-num_late)
-    continuing = Round(drafted.tokens + num_alone, drafted.seconds * (1 + num_alone))
+    num_alone = (1 - hit_rate) * (num_late - 1 + first_rate**-num_late)  # rounds without draft tokens, per other round
+    continuing = Round((drafted.tokens + num_alone) / (1 + num_alone), drafted.seconds)
     return max(waiting, continuing, key=lambda mean: mean.tokens_per_s)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.control.simulation import MOST, Place, Run, adaptive, adaptive_controllers, fixed, tokens_per_s
+from testing.round_simulation import MOST, Place, Run, adaptive, adaptive_controllers, fixed, tokens_per_s
 from orchestrator.control.controller import Adaptive, Fixed
 from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength
