@@ -28,8 +28,8 @@ from specdec.runner.loading import load_runner
 from target_service.heads.checkpoint import read_head
 from target_service.heads.proof import proved
 from target_service.language_model import LmVerifier
-from target_service.own.by_name import own_drafter
-from target_service.own.own_trees import OwnTrees
+from target_service.self_draft.by_name import own_drafter
+from target_service.self_draft.trees import OwnTrees
 from target_service.verifier import Decision, Job
 
 QUESTIONS = (

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from orchestrator.control.controller import Adaptive, Controller, Fixed
 from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength
-from orchestrator.control.own_length import OwnLength
+from orchestrator.control.self_draft_length import OwnLength
 from orchestrator.decoder import decode
 from orchestrator.drafting.draft_client import DraftClient
 from orchestrator.drafting.forced_tokens import ForcedTokens

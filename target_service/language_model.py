@@ -36,8 +36,8 @@ from specdec.sampling.grammar import Grammars, wait_for_any
 from specdec.sampling.state import SamplingState
 from target_service.decision import decide
 from target_service.job_rows import Memory, SlowGrammars, ends_with_root, prompt_rows, rows_kept, segment_of
-from target_service.own.own_trees import Growing, OwnDrafter, Passed
 from target_service.reports import output_logprobs, prompt_logprobs
+from target_service.self_draft.trees import Growing, OwnDrafter, Passed
 from target_service.verifier import Decision, Job
 
 MOST_PROMPT_LOGITS = 64

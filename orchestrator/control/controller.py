@@ -12,7 +12,7 @@ from typing import Protocol
 
 from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength, best_depth
-from orchestrator.control.own_length import OwnLength
+from orchestrator.control.self_draft_length import OwnLength
 from orchestrator.rounds import Grant, RoundPlan, RoundRecord, Source
 from orchestrator.sequence import Sequence
 from specdec.core.tree import MAX_TREE_NODES

@@ -19,8 +19,8 @@ from specdec.kvcache.block_pool import PoolFullError, SequenceCache
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
 from target_service.heads.recurrent import RecurrentHead
-from target_service.own.own_trees import NUM_CHILDREN, Growing, Guesses, HeadMemory, Passed
-from target_service.own.ranking import guesses
+from target_service.self_draft.ranking import guesses
+from target_service.self_draft.trees import NUM_CHILDREN, Growing, Guesses, HeadMemory, Passed
 
 _MOST_PENDING = 64
 """States that wait for the next drafting, at most about. They are computed together, so that a head that does not pay
@@ -42,7 +42,7 @@ class LayerMemory:
 
 
 class LayerHead:
-    """See target_service.own.own_trees.Head. ``layer``: the number of the head's layer in the pool."""
+    """See target_service.self_draft.trees.Head. ``layer``: the number of the head's layer in the pool."""
 
     def __init__(self, network: RecurrentHead, taps: Taps, runner: ModelRunner, layer: int) -> None:
         self.network, self.kind, self.taps = network, network.kind, taps

@@ -23,10 +23,10 @@ from specdec.runner.model_runner import ModelRunner
 from target_service.heads.checkpoint import EAGLE, MEDUSA, REDRAFTER, HeadFiles
 from target_service.heads.layer_head import LayerHead
 from target_service.heads.medusa import Medusa
-from target_service.heads.own_texts import OwnText, prompts_of, write
 from target_service.heads.recurrent import RecurrentHead
 from target_service.heads.redrafter import ReDrafter
-from target_service.own.own_trees import OwnTrees
+from target_service.heads.target_texts import OwnText, prompts_of, write
+from target_service.self_draft.trees import OwnTrees
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from specdec.core.settings import ModelServiceSettings
 from specdec.runner.loading import load_runner
 from specdec.runner.model_runner import ModelRunner
-from target_service.own.own_trees import OwnTrees
+from target_service.self_draft.trees import OwnTrees
 from tests.checkout import DEMO
 from tests.one_thread import one_thread  # noqa: F401
 from tests.parity.written_heads import own_trees, weights

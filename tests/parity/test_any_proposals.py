@@ -16,9 +16,9 @@ from orchestrator.drafting.prompt_lookup import LONGEST
 from orchestrator.drafting.text_history import TextHistory
 from specdec.runner.model_runner import ModelRunner
 from target_service.language_model import LmVerifier
-from target_service.own.lookahead import Gram, Lookahead, Pool, Window
-from target_service.own.own_trees import OwnDrafter, OwnTrees, Passed
-from target_service.own.recycling import Recycling, Table
+from target_service.self_draft.lookahead import Gram, Lookahead, Pool, Window
+from target_service.self_draft.recycling import Recycling, Table
+from target_service.self_draft.trees import OwnDrafter, OwnTrees, Passed
 from tests.parity.written_heads import Text, texts_are_the_targets
 
 pytestmark = pytest.mark.slow

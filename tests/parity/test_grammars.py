@@ -23,9 +23,9 @@ from specdec.runner.model_runner import ModelRunner
 from specdec.transport.wire import write_method
 from specdec.v1 import generation_pb2
 from target_service.language_model import LmVerifier
-from target_service.own.lookahead import Lookahead
-from target_service.own.own_trees import OwnTrees
-from target_service.own.recycling import Recycling
+from target_service.self_draft.lookahead import Lookahead
+from target_service.self_draft.recycling import Recycling
+from target_service.self_draft.trees import OwnTrees
 from target_service.verifier import Decision, Job
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster

@@ -15,7 +15,7 @@ from target_service.heads.checkpoint import read_head
 from target_service.heads.layer_head import LayerHead
 from target_service.heads.recurrent import RecurrentHead
 from target_service.language_model import LmVerifier
-from target_service.own.own_trees import OwnTrees
+from target_service.self_draft.trees import OwnTrees
 from tests.parity.written_heads import (
     HEAD_DIM,
     HEADS,

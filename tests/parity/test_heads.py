@@ -13,7 +13,7 @@ from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.runner.model_runner import ModelRunner
 from specdec.speculation.acceptance import AcceptanceModel
 from target_service.language_model import LmVerifier
-from target_service.own.own_trees import OwnTrees
+from target_service.self_draft.trees import OwnTrees
 from target_service.verifier import Decision, Job
 from tests.parity.written_heads import Text, own_trees, remove_taps, texts_are_the_targets, weights
 

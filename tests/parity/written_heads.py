@@ -22,7 +22,7 @@ from target_service.heads.checkpoint import read_head
 from target_service.heads.layer_head import LayerHead
 from target_service.heads.recurrent import RecurrentHead
 from target_service.language_model import LmVerifier
-from target_service.own.own_trees import OwnDrafter, OwnTrees
+from target_service.self_draft.trees import OwnDrafter, OwnTrees
 from target_service.verifier import Decision, Job
 from tests.cluster import cluster
 

@@ -18,8 +18,8 @@ from specdec.server.step_loop import Key
 from target_service import reports
 from target_service.engine import TargetEngine
 from target_service.language_model import LmVerifier
-from target_service.own.own_trees import OwnTrees
-from target_service.own.recycling import Recycling
+from target_service.self_draft.recycling import Recycling
+from target_service.self_draft.trees import OwnTrees
 from target_service.verifier import TargetOpen
 from tests.models.table_runner import TableRunner
 

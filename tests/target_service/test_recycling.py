@@ -10,8 +10,8 @@ import torch
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.sampling.state import SamplingState
-from target_service.own.own_trees import Growing, OwnTrees, Passed
-from target_service.own.recycling import Recycling
+from target_service.self_draft.recycling import Recycling
+from target_service.self_draft.trees import Growing, OwnTrees, Passed
 from target_service.verifier import Decision
 
 VOCAB = 12

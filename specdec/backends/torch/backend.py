@@ -12,8 +12,8 @@ from specdec.backends.base import BYTES_PER_LOGIT
 from specdec.backends.linears import is_linear
 from specdec.backends.torch.draw import TorchDraw
 from specdec.backends.torch.gathered_attention import GatheredAttention
+from specdec.backends.torch.model_code import OwnCode
 from specdec.backends.torch.onednn_linear import PackedLinear, pack_linears
-from specdec.backends.torch.own_code import OwnCode
 from specdec.core.sequence import Draw
 from specdec.passes.rows import PassRows
 

@@ -14,7 +14,7 @@ import transformers as hf
 from torch import Tensor
 
 from specdec.backends.avx512.decoder_pass import DecoderPass
-from specdec.backends.torch.own_code import OwnCode
+from specdec.backends.torch.model_code import OwnCode
 from specdec.passes.outputs import RowOutputs
 from specdec.runner.model_runner import ModelRunner
 from tests.specdec.backends.avx512.common_layers import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from target_service.own.lookahead import Lookahead
-from target_service.own.own_trees import OwnDrafter, OwnTrees
-from target_service.own.recycling import Recycling
+from target_service.self_draft.lookahead import Lookahead
+from target_service.self_draft.recycling import Recycling
+from target_service.self_draft.trees import OwnDrafter, OwnTrees
 
 
 def own_drafter(name: str, vocab_size: int) -> OwnDrafter:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
 from specdec.sampling.state import NO_TOKEN
-from target_service.own.own_trees import Growing, Passed
+from target_service.self_draft.trees import Growing, Passed
 from target_service.verifier import MOST_OWN_NODES
 
 Gram = tuple[int, ...]
@@ -59,7 +59,7 @@ class Window:
 
 
 class Lookahead:
-    """See target_service.own.own_trees.OwnDrafter. ``width``, ``length``, ``candidates``: W, N and G of the paper."""
+    """See target_service.self_draft.trees.OwnDrafter. ``width``, ``length``, ``candidates``: W, N and G of the paper."""
 
     kind = "lookahead"
     taps = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.control.cost_model import CostModel
-from orchestrator.control.own_length import PROBE_EVERY, PROBE_ROUNDS, START_NODES, OwnLength
+from orchestrator.control.self_draft_length import PROBE_EVERY, PROBE_ROUNDS, START_NODES, OwnLength
 from orchestrator.rounds import Exchange, Proposal, RoundRecord, Source
 from specdec.core.rounds import Timings
 from specdec.core.tree import TokenTree

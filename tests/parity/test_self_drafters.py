@@ -20,9 +20,9 @@ from target_service.heads.checkpoint import read_head
 from target_service.heads.medusa import Medusa
 from target_service.heads.redrafter import ReDrafter
 from target_service.language_model import LmVerifier
-from target_service.own.by_name import own_drafter
-from target_service.own.choices import nodes_of
-from target_service.own.own_trees import Growing, Guesses, OwnDrafter, OwnTrees, Passed
+from target_service.self_draft.by_name import own_drafter
+from target_service.self_draft.choices import nodes_of
+from target_service.self_draft.trees import Growing, Guesses, OwnDrafter, OwnTrees, Passed
 from tests.parity.written_heads import (
     HIDDEN,
     Text,

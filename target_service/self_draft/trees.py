@@ -20,7 +20,7 @@ from specdec.passes.outputs import RowOutputs
 from specdec.sampling.state import SamplingState
 from specdec.speculation.acceptance import PRIOR, AcceptanceModel
 from specdec.speculation.tree_growth import Frontier
-from target_service.own.choices import RankTree, nodes_of
+from target_service.self_draft.choices import RankTree, nodes_of
 from target_service.verifier import Decision
 
 NUM_CHILDREN = len(PRIOR)
