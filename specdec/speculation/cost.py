@@ -84,7 +84,7 @@ def ahead_round(
     is usable if it holds all tokens since, each with probability ``first_rate``. Its next trees are hits again.
     """
     waits = waiting_share(hit_rate**num_sequences, num_late)
-    waiting = Round(drafted.tokens, drafted.seconds + waits * wait_s)
+    waiting = drafted if not waits else Round(drafted.tokens, drafted.seconds + waits * wait_s)
     if not first_rate:
         return waiting
     num_alone = (1 - hit_rate) * (num_late - 1 + first_rate**-num_late)  # rounds without draft tokens, per other round
