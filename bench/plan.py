@@ -1,7 +1,8 @@
-"""``specdec bench plan``: what ``specdec plan`` predicts, next to the deployments of ``bench load`` and ``bench distance``.
+"""``specdec bench plan``: predictions of ``specdec plan``, next to deployments of ``bench load`` and ``bench distance``.
 
 The table models of both benchmarks run behind the real services, with a fault proxy in front of the draft: several
-requests next to a draft nearby, and one with a draft far away. Pass times are those that the models sleep.
+requests with a draft nearby, and one with a draft far away. Pass times are those that the models sleep. What messages
+cost on this machine is measured first, with models that take no time.
 """
 
 from __future__ import annotations
@@ -21,18 +22,33 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.chaos.fault_proxy import FaultProxy
-from bench.distance.pairs import TableCosts
 from bench.harness.command import run_benchmark
 from bench.harness.deployment import Processes
 from bench.load import ACCEPTANCE, PASS_MS, ROW_US, STEP_MS
 from specdec.cli.processes import StartError
 from specdec.client import Client
-from specdec.planner.command import measured_paths
 from specdec.planner.deployment import Deployment, Drafting, Pair, Paths, Workload
 from specdec.planner.pass_time import PassTime
+from specdec.speculation.acceptance import PRIOR
+from specdec.speculation.cost import chain_chances, expected_tokens
 
-LOAD = TableCosts(PASS_MS, STEP_MS, ACCEPTANCE, row_us=ROW_US)
-DISTANCE = TableCosts()
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of a pair of table models: a target pass, each of its rows, and a draft step."""
+
+    pass_ms: float
+    row_us: float
+    step_ms: float
+    acceptance: float
+    runner_up: float = PRIOR[1]
+
+
+LOAD = Costs(PASS_MS, ROW_US, STEP_MS, ACCEPTANCE)
+DISTANCE = Costs(40.0, 400.0, 4.0, 0.8)
+"""The pairs of both benchmarks."""
+
+FREE = Costs(0.0, 0.0, 0.0, 0.8)
 _SETTINGS = {
     "alone": Drafting(0),
     "K = 4": Drafting(4),
@@ -48,7 +64,7 @@ _LONGER = 4
 class Cell:
     """``requests`` start together; ``drafting`` is a key of _SETTINGS."""
 
-    costs: TableCosts
+    costs: Costs
     requests: int
     round_trip_ms: float
     drafting: str
@@ -87,22 +103,19 @@ def cells() -> Iterator[Cell]:
 def main(
     tokens: Annotated[int, typer.Option(min=16, help="tokens of an answer")] = 160,
     repeats: Annotated[int, typer.Option(min=1, help="runs of each row; medians are compared")] = 3,
-    measured: Annotated[
-        str | None, typer.Option(help="JSON file of specdec bench rounds on this machine; default: as specdec plan")
-    ] = None,
     json_file: Annotated[str | None, typer.Option("--json", help="file to write the figures to")] = None,
 ) -> None:
     """Measure small deployments and compare them with predictions."""
-    console, paths = Console(highlight=False), Paths(0.0, overhead_s=5e-4, work_s=1e-4)
+    console = Console(highlight=False)
     try:
-        paths = measured_paths(measured, paths) if measured else paths
         with console.status("Measuring ..."):
-            rows = asyncio.run(_measure(paths, tokens, repeats))
-    except (StartError, ValueError) as error:
+            paths, rows = asyncio.run(_measure(tokens, repeats))
+    except StartError as error:
         console.print(str(error), markup=False)
         raise typer.Exit(1) from error
     console.print(table(rows))
     errors = [abs(row.error) for row in rows]
+    console.print(f"Messages: {paths.overhead_s * 1e3:.2f} ms an exchange, {paths.work_s * 1e3:.2f} ms an answer.")
     console.print(f"Off by {statistics.median(errors):.1%} in the median and by {max(errors):.1%} at most.")
     if json_file:
         Path(json_file).write_text(json.dumps([asdict(row) | {"error": row.error} for row in rows], indent=1) + "\n")
@@ -117,16 +130,28 @@ def table(rows: Sequence[Row]) -> Table:
     return shown
 
 
-async def _measure(paths: Paths, tokens: int, repeats: int) -> list[Row]:
-    rows = []
+async def _measure(tokens: int, repeats: int) -> tuple[Paths, list[Row]]:
+    paths, rows = await _message_path(tokens, repeats), []
     for costs in (LOAD, DISTANCE):
         async with lab(costs) as running:
             for cell in (cell for cell in cells() if cell.costs == costs):
                 longer = _LONGER if cell.requests == 1 and cell.drafting != "alone" else 1
-                runs = [await running.tokens_per_s(cell, longer * tokens) for _ in range(1 + repeats)]
-                # The first run warms up, and the policy learns in it.
-                rows.append(Row(cell, statistics.median(runs[1:]), cell.predicted(paths, longer * tokens)))
-    return rows
+                measured = await running.tokens_per_s(cell, longer * tokens, repeats)
+                rows.append(Row(cell, measured, cell.predicted(paths, longer * tokens)))
+    return paths, rows
+
+
+async def _message_path(tokens: int, repeats: int) -> Paths:
+    """Costs of an exchange and of an answer; a round has two of each."""
+    async with lab(FREE) as running:
+        one, many = [Cell(FREE, requests, 0.0, "K = 4") for requests in (1, 32)]
+        expected = expected_tokens(chain_chances([FREE.acceptance]), 4)[4]
+        round_s, many_s = [
+            expected * cell.requests / await running.tokens_per_s(cell, _LONGER * tokens, repeats)
+            for cell in (one, many)
+        ]
+    work_s = many_s / many.requests / 2
+    return Paths(0.0, max(0.0, round_s / 2 - work_s), work_s)
 
 
 @dataclass(slots=True)
@@ -138,8 +163,12 @@ class Lab:
     proxy: FaultProxy
     num_runs: int = 0
 
-    async def tokens_per_s(self, cell: Cell, tokens: int) -> float:
+    async def tokens_per_s(self, cell: Cell, tokens: int, repeats: int) -> float:
+        """The median of the runs after the first one, in which the policy learns."""
         self.proxy.set(latency_s=cell.round_trip_ms / 2e3)
+        return statistics.median([await self._run(cell, tokens) for _ in range(1 + repeats)][1:])
+
+    async def _run(self, cell: Cell, tokens: int) -> float:
         self.num_runs += 1
         drafting = _SETTINGS[cell.drafting]
         number = {} if drafting is None else {"num_draft_tokens": drafting.num_draft_tokens}
@@ -155,7 +184,7 @@ class Lab:
 
 
 @asynccontextmanager
-async def lab(costs: TableCosts) -> AsyncIterator[Lab]:
+async def lab(costs: Costs) -> AsyncIterator[Lab]:
     """Raises StartError."""
     async with Processes() as processes:
         guesses = (f"--acceptance={costs.acceptance}", f"--runner-up={costs.runner_up}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
 from bench.micro.pass_cost import draft_step_time, target_pass_time
-from bench.plan import Cell, Models, Row, Speed, _lab, _rounds, _simulated, _table, _tokens
 from specdec.planner.scenario import Pair, Paths
+
+from bench.plan import Cell, Models, Row, Speed, _lab, _rounds, _simulated, _table, _tokens
 
 
 def test_a_miss_is_how_far_the_simulation_is_off():
