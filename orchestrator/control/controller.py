@@ -17,7 +17,7 @@ from orchestrator.rounds import Grant, RoundPlan, RoundRecord, Source
 from orchestrator.sequence import Sequence
 from specdec.core.tree import MAX_TREE_NODES
 from specdec.speculation.acceptance import AcceptanceModel
-from specdec.speculation.cost import expected_tokens, tree_chances
+from specdec.speculation.cost import chain_chances, expected_tokens, tree_chances
 
 MAX_AUTONOMOUS = 32
 """Autonomous tokens: a slow client leaves so many in the target's stream at most."""
@@ -127,10 +127,10 @@ class Adaptive:
         policy, costs = self._policy, self._policy.costs
         self._num_rounds += 1
         of_ranks, most = self._acceptance.of_ranks, min(self._most, sequence.remaining - 1)
-
-    def _expected_of_self_draft(self, most: int) -> list[float]:
-        """Tokens of a round by the number of self-draft nodes, at most ``most``."""
-        return expected_tokens(tree_chances(self._self_draft_acceptance.of_ranks), most)
+        expected = self._expected(chain_chances(of_ranks, self._num_siblings))
+        of_hit = self._expected(tree_chances(of_ranks)) if policy.ahead and not self._chains else expected
+        self_draft_nodes, self_draft_rate = self._best_self_draft()
+        trusts = self._trust[Source.DRAFT].holds(policy.now) and not self_draft_nodes
         drafts = policy.drafts(self._member, expected, of_hit, probes=self._num_rounds > 2 and trusts) and trusts
         if self._drafted and not (drafts or policy.on):
             self._acceptance.forget()  # what was learnt will be out of date at the next probe
