@@ -1,4 +1,4 @@
-"""``specdec bench plan``: predictions of ``specdec plan``, next to deployments of ``bench load`` and ``bench distance``.
+"""``specdec bench plan``: predictions of ``specdec plan`` next to deployments of ``bench load`` and ``bench distance``.
 
 The table models of both benchmarks run behind the real services, with a fault proxy in front of the draft: several
 requests with a draft nearby, and one with a draft far away. Pass times are those that the models sleep. What messages

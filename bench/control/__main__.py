@@ -21,11 +21,11 @@ from bench.harness.command import run_benchmark
 def main(
     every: Annotated[int, typer.Option(min=1, help="measure one deployment in so many")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", help="file to write the results to")] = None,
-    chart: Annotated[Path | None, typer.Option(help="file for the heat map (PNG; needs the extra bench)")] = None,
 ) -> None:
-    """Simulate the policy over a grid of deployments, beside fixed numbers of draft tokens."""
+    """Simulate the policy over a grid of deployments, next to fixed numbers of draft tokens."""
     console = Console()
-    chosen = random.Random(1).sample(everything := list(points()), len(everything) // every)
+    grid = list(points())
+    chosen = random.Random(1).sample(grid, len(grid) // every)
     columns = (TextColumn("Simulating"), BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn())
     results: list[Result] = []
     with Progress(*columns, console=console, transient=True) as progress, ProcessPoolExecutor(os.cpu_count()) as pool:
@@ -43,8 +43,6 @@ def main(
     if json_file is not None:
         lines = ",\n".join(json.dumps(result.as_json()) for result in results)
         json_file.write_text(f"[\n{lines}\n]\n")
-    if chart is not None:
-        report.draw(results, lambda result: result.over_best, "Policy over the best fixed K", chart)
 
 
 if __name__ == "__main__":

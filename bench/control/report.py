@@ -1,17 +1,16 @@
-"""The results of the grid as a table, a heat map and a chart. Knows results; does not know how they were measured."""
+"""The results of the grid as a table and a heat map."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
 from bench.control.grid import ACCEPTANCES, DISTANCES, KNEES, ROUNDS, STEPS, Point, Result
 
-LEAST_OVER_ALONE, LEAST_SHARED = 0.95, 0.90
+MIN_OVER_ALONE, MIN_SHARED = 0.95, 0.90
 """Of the target alone: where each model has a device of its own, and where they share one."""
 
 _COLOURS = ((0.85, "red"), (0.92, "dark_orange"), (0.97, "yellow4"), (1.02, "green4"), (10.0, "dark_green"))
@@ -25,14 +24,14 @@ def summary(results: Sequence[Result]) -> Table:
         for rows in KNEES
         for count in ROUNDS
     }
-    for (rows, count), some in [*groups.items(), (("all", 0), list(results))]:
-        if not some:
+    for (rows, count), group in [*groups.items(), (("all", 0), list(results))]:
+        if not group:
             continue
-        over_best = [result.over_best for result in some]
+        over_best = [result.over_best for result in group]
         table.add_row(
             rows,
             str(count or ""),
-            f"{statistics.median(result.over_alone for result in some):.2f}",
+            f"{statistics.median(result.over_alone for result in group):.2f}",
             f"{statistics.median(over_best):.2f}",
             f"{tenth_percentile(over_best):.2f}",
             end_section=count == max(ROUNDS),
@@ -55,8 +54,8 @@ def ratios(results: Sequence[Result]) -> dict[str, float]:
 
 def slower_than_alone(results: Sequence[Result]) -> list[Result]:
     """Points at which the policy makes fewer tokens than the target alone, by more than is allowed; the worst first."""
-    found = [r for r in results if r.over_alone < (LEAST_SHARED if r.point.shared else LEAST_OVER_ALONE)]
-    return sorted(found, key=lambda result: result.over_alone)
+    slow = [r for r in results if r.over_alone < (MIN_SHARED if r.point.shared else MIN_OVER_ALONE)]
+    return sorted(slow, key=lambda result: result.over_alone)
 
 
 def heat_map(results: Sequence[Result], value: Callable[[Result], float], title: str) -> Text:
@@ -86,33 +85,3 @@ def heat_map(results: Sequence[Result], value: Callable[[Result], float], title:
 def _cell(value: float) -> tuple[str, str]:
     colour = next(colour for bound, colour in _COLOURS if value < bound)
     return f"{round(100 * value) % 100:02}" if value < 1 else "00", f"white on {colour}"
-
-
-def draw(results: Sequence[Result], value: Callable[[Result], float], title: str, file: Path) -> None:
-    """The heat map as a picture. Needs matplotlib (``pip install specdec[bench]``)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    by_point = {result.point: result for result in results}
-    figure = Figure(figsize=(13, 5.2), facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title)
-    for axes, rows in zip(figure.subplots(1, len(KNEES), sharey=True), KNEES, strict=True):
-        cells = [
-            [_value_at(by_point, value, Point(rows, a, s, d, n)) for n in ROUNDS for d in DISTANCES]
-            for a in ACCEPTANCES
-            for s in STEPS
-        ]
-        image = axes.imshow(cells, cmap="RdYlGn", vmin=0.7, vmax=1.1, aspect="auto")
-        axes.set_title(rows)
-        axes.set_xticks(range(len(cells[0])), [f"{n} | {d:g}" for n in ROUNDS for d in DISTANCES], rotation=90)
-        axes.set_yticks(range(len(cells)), [f"{a:g} | {s:g}" for a in ACCEPTANCES for s in STEPS])
-        axes.set_xlabel("sequences | distance in passes")
-    figure.axes[0].set_ylabel("acceptance | step in passes")
-    figure.colorbar(image, ax=figure.axes, shrink=0.8)
-    figure.savefig(file, dpi=120)
-
-
-def _value_at(by_point: Mapping[Point, Result], value: Callable[[Result], float], point: Point) -> float:
-    """NaN where a sample of the grid has no result; the chart leaves it white."""
-    return value(by_point[point]) if point in by_point else float("nan")

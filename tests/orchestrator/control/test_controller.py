@@ -24,6 +24,7 @@ from specdec.core.rounds import Budget, Growth, GrowthEnd, Timings, Verdict
 from specdec.core.sequence import Method
 from specdec.core.tree import TokenTree
 from specdec.speculation.acceptance import AcceptanceModel
+from specdec.speculation.cost import chain_chances, expected_tokens
 from testing.round_simulation import MAX_DRAFT_TOKENS, Place, Run, adaptive, adaptive_controllers, fixed, tokens_per_s
 from tests.models.fake_peers import FakeDraft, new_sequence
 
@@ -128,9 +129,8 @@ def test_one_sequence_settles_within_a_step_or_five_percent_of_the_best(acceptan
 
     def rate(k: int) -> float:
         away_ms = k * step_ms + distance_ms + where.overhead_ms if k else 0.0
-        return sum(acceptance**depth for depth in range(k + 1)) / (
-            away_ms + where.overhead_ms + 1e3 * where.pass_s(k + 1)
-        )
+        tokens = expected_tokens(chain_chances([acceptance]), k)[k]
+        return tokens / (away_ms + where.overhead_ms + 1e3 * where.pass_s(k + 1))
 
     best = max(range(MAX_DRAFT_TOKENS + 1), key=rate)
     settled = adaptive(where).on(400).depths[0][-200:]
