@@ -156,7 +156,7 @@ async def _message_path(tokens: int, repeats: int) -> Paths:
 
 @dataclass(slots=True)
 class Lab:
-    """Running services: orchestrators whose drafts wait, and whose drafts grow ahead."""
+    """Running services: a client of an orchestrator without growing ahead, and of one with it."""
 
     waiting: Client
     ahead: Client

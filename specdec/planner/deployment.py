@@ -20,7 +20,7 @@ CHUNK_ROWS = 512
 ENOUGH_DRAFTS, ENOUGH = 2, 0.95
 """So many drafts per target are assumed to be more than enough. Fewer are enough at this share of their speed."""
 
-ALIKE = 0.98
+ALIKE = 0.95
 """Of settings that reach this share of the best speed, the one that drafts least is chosen."""
 
 
@@ -143,7 +143,8 @@ class Deployment:
             drafted,
             draft_s,
             hit_rate=right + (1 - right) * self.pair.runner_up,
-            first_rate=acceptance,
+            # Measured: several sequences gain nothing by continuing, as they wait for each other's passes.
+            first_rate=acceptance if num_sequences == 1 else 0.0,
             num_late=1 + int(paths.round_trip_s / drafted.seconds),
             num_sequences=num_sequences,
         )
