@@ -34,11 +34,13 @@ def plan(
     draft_curve: Annotated[
         str | None, typer.Option(help="file of measured draft steps, likewise, replaces --draft-pass")
     ] = None,
-    acceptance: Annotated[float, typer.Option(help="acceptance rate of a draft token")] = 0.7,
-    runner_up: Annotated[float, typer.Option(help="how often a correction is the draft's second guess")] = PRIOR[1],
-    round_trip_ms: Annotated[float, typer.Option(help="network round trip between orchestrator and draft")] = 1.0,
-    overhead_ms: Annotated[float, typer.Option(help="RPC overhead of an exchange with either service")] = 0.5,
-    work_ms: Annotated[float, typer.Option(help="CPU time of the orchestrator per answer it receives")] = 0.1,
+    acceptance: Annotated[float, typer.Option(min=0, max=1, help="acceptance rate of a draft token")] = 0.7,
+    runner_up: Annotated[
+        float, typer.Option(min=0, max=1, help="how often a correction is the draft's second guess")
+    ] = PRIOR[1],
+    round_trip_ms: Annotated[float, typer.Option(min=0, help="round trip between orchestrator and draft")] = 1.0,
+    overhead_ms: Annotated[float, typer.Option(min=0, help="RPC overhead of an exchange with either service")] = 0.5,
+    work_ms: Annotated[float, typer.Option(min=0, help="CPU time of the orchestrator per answer it receives")] = 0.1,
     measured: Annotated[
         str | None, typer.Option(help="JSON file of specdec bench rounds, replaces --overhead-ms and --work-ms")
     ] = None,

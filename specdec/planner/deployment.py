@@ -34,10 +34,6 @@ class Pair:
     acceptance: float
     runner_up: float = PRIOR[1]
 
-    def __post_init__(self) -> None:
-        _check(0 <= self.acceptance <= 1, "acceptance must lie between 0 and 1")
-        _check(0 <= self.runner_up <= 1, "runner-up must lie between 0 and 1")
-
 
 @dataclass(frozen=True, slots=True)
 class Paths:
@@ -48,9 +44,6 @@ class Paths:
     overhead_s: float = 0.0
     work_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        _check(min(self.round_trip_s, self.overhead_s, self.work_s) >= 0, "a path cannot take less than no time")
-
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -59,9 +52,6 @@ class Workload:
     requests: int
     prompt: int
     output: int
-
-    def __post_init__(self) -> None:
-        _check(min(self.requests, self.prompt, self.output) > 0, "requests, prompt and output must be positive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +83,6 @@ class Deployment:
     workload: Workload
     targets: int = 1
     drafts: int = 1
-
-    def __post_init__(self) -> None:
-        _check(min(self.targets, self.drafts) > 0, "there must be a target and a draft")
 
     def speed(self, drafting: Drafting) -> Speed:
         """The speed with so many draft tokens in every round."""
@@ -174,8 +161,3 @@ class Deployment:
         enough = ENOUGH * plenty.speed(drafting).tokens_per_s
         sizes = (replace(self, drafts=drafts) for drafts in range(1, plenty.drafts + 1))
         return next(size for size in sizes if size.speed(drafting).tokens_per_s >= enough)
-
-
-def _check(right: bool, otherwise: str) -> None:
-    if not right:
-        raise ValueError(otherwise)

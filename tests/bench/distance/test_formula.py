@@ -97,28 +97,6 @@ def test_a_prediction_is_no_more_wrong_than_the_measurements() -> None:
         assert found.ms_per_token(20.0) == pytest.approx(formula.ms_per_token(20.0), rel=0.05)
 
 
-def test_closed_forms_are_those_of_rounds_drawn_one_after_the_other() -> None:
-    """At a round trip beyond a pass no two verdicts in a row are predicted; an autonomous sequence pays in tokens."""
-    chance = random.Random(1)
-    for in_time in (True, False):
-        num_waits, waited = 0, True
-        for _ in range(30_000):
-            waited = chance.random() >= 0.7 if waited or in_time else True
-            num_waits += waited
-        assert waiting_share(0.7, 1 if in_time else 2) == pytest.approx(num_waits / 30_000, abs=0.01)
-    formula = Formula(PASS_MS, 0.6, 4.0, PASS_MS, 24.0, 0.8)
-    assert waiting(formula, 0.0) > 0 == waiting(formula, 60.0)
-    num_rounds = num_tokens = 0
-    for _ in range(30_000):
-        num_rounds, num_tokens = num_rounds + 1, num_tokens + 4
-        if chance.random() >= 0.6:
-            late = 2
-            while chance.random() >= 0.8**2:
-                late += 1
-            num_rounds, num_tokens = num_rounds + late, num_tokens + late
-    assert formula.ms_per_token(60.0) == pytest.approx(PASS_MS * num_rounds / num_tokens, rel=0.01)
-
-
 @pytest.mark.parametrize(("acceptance", "pass_ms", "never_waits"), [(0.8, 40.0, True), (0.95, 400.0, False)])
 async def test_the_loop_itself_is_predicted_whether_it_waits_or_not(
     acceptance: float, pass_ms: float, never_waits: bool

@@ -35,7 +35,7 @@ def test_it_prints_every_number_of_draft_tokens_in_80_columns_and_writes_all_of_
     [
         ("--target-pass=fast", "'fast'"),
         ("--acceptance=1.5", "acceptance"),
-        ("--round-trip-ms=-1", "no time"),
+        ("--round-trip-ms=-1", "--round-trip-ms"),
         ("--targets=0", "--targets"),
         ("--curve=/no/such", "/no/such"),
         ("--rate=1", "--rate"),
