@@ -74,7 +74,7 @@ class Formula:
         wait_ms, drafted = round_trip_ms + self.wait_ms, Round(self.tokens_per_round, self.round_ms)
         if self.hit_rate is None:
             return (drafted.seconds + self.waits * wait_ms) / drafted.tokens
-        num_late = 1 + int(round_trip_ms // self.pass_ms)
+        num_late = 1 + int(round_trip_ms // self.pass_ms) if self.pass_ms else 1
         mean = ahead_round(drafted, wait_ms, self.hit_rate, first_rate=self.first_rate, num_late=num_late)
         return mean.seconds / mean.tokens
 
