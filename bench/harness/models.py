@@ -1,0 +1,85 @@
+"""The models of a benchmark: those that a user names, or a pair by its name. Does not know what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from bench.models.damped_pair import damped_pair
+from specdec.cli.demo import MODELS
+from specdec.cli.fetch import SmolLm2
+from specdec.cli.processes import StartError
+
+_KV_SLOTS = 16384
+"""By default, the services of a benchmark would together reserve too much memory."""
+
+
+class PairName(StrEnum):
+    smollm2 = "smollm2"
+    demo = "demo"
+    damped = "damped"
+    table = "table"
+
+
+_LABELS = {
+    PairName.smollm2: "SmolLM2-135M-Instruct",
+    PairName.demo: "demo pair: small models of Python source",
+    PairName.damped: "damped pair: random weights, a model of costs and not of text",
+    PairName.table: "table models, whose passes sleep",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """A target, and what drafts for it: checkpoints (directories or hub ids), and directories of heads."""
+
+    label: str
+    target: str
+    drafts: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+
+    @property
+    def draft(self) -> str:
+        """The first one. Raises StartError if there is none."""
+        if not self.drafts:
+            raise StartError("this needs a draft model: --draft")
+        return self.drafts[0]
+
+
+def pair_of(name: PairName, directory: Path) -> Models:
+    """The models of a pair that is no table. The damped one is made in ``directory``, which takes some seconds.
+
+    Raises StartError if it must be fetched first.
+    """
+    if name is PairName.damped:
+        pair = damped_pair(directory)
+        return Models(_LABELS[name], str(pair.target), (str(pair.draft),))
+    if name is PairName.demo:
+        return Models(_LABELS[name], str(MODELS / "target"), (str(MODELS / "draft"),))
+    fetched = SmolLm2.in_cache()
+    if not fetched.is_there:
+        raise StartError(f"there is no {fetched.target}: `specdec fetch smollm2` makes it; or name yours with --target")
+    heads = (fetched.head, *(fetched.head.with_name(name) for name in ("medusa", "redrafter")))
+    trained = tuple(str(head) for head in heads if head.is_dir())
+    return Models(_LABELS[name], str(fetched.target), (str(fetched.draft),), trained)
+
+
+def label_of(name: PairName) -> str:
+    return _LABELS[name]
+
+
+def named(models: Sequence[str]) -> Mapping[str, str]:
+    """Models by the names of their folders, or by their whole paths where two folders have one name."""
+    names = [Path(model).name for model in models]
+    return {
+        name if names.count(name) == 1 else model: model for name, model in zip(names, models, strict=True)
+    }
+
+
+def service_of(role: str, model: str, *flags: str, dtype: str = "", threads: int = 1) -> tuple[str, ...]:
+    """A module and its flags. A draft that is a file is an n-gram model."""
+    weights = f"--ngram={model}" if role == "draft" and Path(model).is_file() else f"--model={model}"
+    shared = [f"--threads={threads}", f"--kv-slots={_KV_SLOTS}", *([f"--dtype={dtype}"] if dtype else [])]
+    return f"{role}_service", weights, *shared, *flags
