@@ -17,8 +17,18 @@ from rich.table import Table
 
 from bench.harness.command import Common, run_comparison
 from bench.harness.deployment import Processes
-from bench.harness.endpoints import Endpoint, OverGrpc
-from bench.harness.methods import ALL, ALONE, NGRAM, chosen, count_help, methods_of, serve
+from bench.harness.methods import (
+    ALL,
+    ALONE,
+    NGRAM,
+    Method,
+    Serving,
+    against_alone,
+    all_methods,
+    as_deployed,
+    chosen,
+    count_help,
+)
 from bench.harness.models import PairName
 from bench.harness.questions import Question
 from bench.harness.report import Say, Values, compare, conditions, finish, heat_of, matrix, values
@@ -26,12 +36,6 @@ from bench.harness.runner import Case, Contender, Results, Row, at_temperatures
 
 _PER_TASK, _TOKENS = 8, 64
 _HELLO = Question("", ("Say hello.",))
-
-
-def against_alone(alone: Endpoint, others: dict[str, Endpoint]) -> list[Contender]:
-    """The target alone, and others whose texts must be the same."""
-    contenders = [Contender(ALONE, alone.asks(num_draft_tokens=0))]
-    return [*contenders, *(Contender(name, other.asks(), ALONE) for name, other in others.items())]
 
 
 def cases_of(questions: Sequence[Question], contenders: Sequence[Contender]) -> list[Case]:
@@ -43,7 +47,7 @@ def cases_of(questions: Sequence[Question], contenders: Sequence[Contender]) -> 
     return [warm_up, *(Case(task, [[each] for each in asked], contenders) for task, asked in by_task.items())]
 
 
-def tables(results: Results) -> list[Table]:
+def tables(results: Results) -> dict[str, Table]:
     """Both speeds, and tokens per pass; below speeds, that of all methods at once over the best other one's."""
 
     def over_alone(row: Row) -> float:
@@ -53,11 +57,13 @@ def tables(results: Results) -> list[Table]:
         return row.over_in_all(results.first(row))
 
     title = "Speed over the target alone"
-    return [
-        matrix(f"{title} (medians)", _with_ratio(values(results, over_alone, but=ALONE))),
-        matrix(f"{title}, by the time of all answers together", _with_ratio(values(results, over_alone_in_all, ALONE))),
-        matrix("Tokens per pass (means)", values(results, lambda row: row.tokens_per_pass, ALONE)),
-    ]
+    return {
+        f"{title} (medians)": matrix(_with_ratio(values(results, over_alone, but=ALONE))),
+        f"{title}, by the time of all answers together": matrix(
+            _with_ratio(values(results, over_alone_in_all, but=ALONE))
+        ),
+        "Tokens per pass (means)": matrix(values(results, lambda row: row.tokens_per_pass, but=ALONE)),
+    }
 
 
 def _with_ratio(speeds: Values) -> Values:
@@ -77,7 +83,7 @@ def main(
 ) -> None:
     """Tokens per pass and speed over the target alone, by method of drafting and by task of a chat model.
 
-    Methods: lookup, history, ngram, draft, each head, recycling, lookahead, a head and a draft, all.
+    Methods: lookup, each draft, each head, history, ngram, recycling, lookahead, a head and a draft, all.
     Default models: smollm2. A running deployment is measured as it is, and without drafting.
     """
     max_tokens, temperatures = common.tokens or _TOKENS, common.temperature or [0.0]
@@ -87,21 +93,17 @@ def main(
         questions = common.asked(per_task=_PER_TASK)
         async with AsyncExitStack() as stack:
             if common.is_running:
-                endpoint = await stack.enter_async_context(common.endpoint())
                 say(conditions("a running deployment", max_tokens))
-                contenders = against_alone(endpoint, {"as deployed": endpoint})
+                contenders = await stack.enter_async_context(as_deployed(common))
             else:
                 models = common.models(PairName.smollm2, directory)
                 say(conditions(models.label, max_tokens))
-                methods = chosen(methods_of(models, str(ngram or "")), method or [])
+                methods = chosen(all_methods(models, str(ngram or "")), method or [])
                 if NGRAM in methods and not ngram:
                     methods[NGRAM] = replace(methods[NGRAM], draft=count_help(models.target, directory))
-                processes = await stack.enter_async_context(Processes())
-                alone = OverGrpc((await serve(processes, common, models.target, methods_of(models)["lookup"]))[1])
-                others: dict[str, Endpoint] = {}
-                for name, each in methods.items():
-                    others[name] = OverGrpc((await serve(processes, common, models.target, each))[1])
-                contenders = against_alone(alone, others)
+                serving = Serving(await stack.enter_async_context(Processes()), common, models.target)
+                alone = await serving.endpoint(Method())
+                contenders = against_alone(alone, {name: await serving.endpoint(methods[name]) for name in methods})
             yield at_temperatures(cases_of(questions, contenders), temperatures)
 
     results = compare(prepare, max_tokens)

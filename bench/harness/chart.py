@@ -117,9 +117,7 @@ def _apart(heights: dict[str, float], gap: float) -> dict[str, float]:
         while len(groups) > 1 and _bottom(groups[-1], heights, gap) < _top(groups[-2], heights, gap) + gap:
             last = groups.pop()
             groups[-1] += last
-    return {
-        name: _bottom(group, heights, gap) + gap * index for group in groups for index, name in enumerate(group)
-    }
+    return {name: _bottom(group, heights, gap) + gap * index for group in groups for index, name in enumerate(group)}
 
 
 def _bottom(group: Sequence[str], heights: dict[str, float], gap: float) -> float:

@@ -49,9 +49,7 @@ class Processes:
         await paired(front)
         return front, await self._stack.enter_async_context(Client(front.address))
 
-    async def deployment(
-        self, target: Sequence[str], draft: Sequence[str] = (), *flags: str
-    ) -> tuple[Service, Client]:
+    async def deployment(self, target: Sequence[str], draft: Sequence[str] = (), *flags: str) -> tuple[Service, Client]:
         """Start an orchestrator of a target and a draft (empty: none), which equal deployments share. ``target`` and
         ``draft`` are each a module and its flags; ``flags`` are the orchestrator's."""
         addresses = [f"--target={(await self.shared_model(target)).address}"]

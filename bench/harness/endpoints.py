@@ -21,8 +21,9 @@ class Endpoint(Protocol):
 
 
 class OverGrpc:
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, salted: bool = True) -> None:
+        """``salted``: False for table models, which cache nothing."""
+        self._client, self._salted = client, salted
 
     def asks(self, **fields: Any) -> Ask:
         async def answer(prompt: Mapping[str, Any], seed: int, request: Request) -> Answer:
@@ -32,7 +33,7 @@ class OverGrpc:
                 max_tokens=request.max_tokens,
                 temperature=request.temperature,
                 seed=seed,
-                cache_salt=request.salt,
+                cache_salt=request.salt if self._salted else "",
             )
             return Answer(list(sample.token_ids), sample.text, sample.finish.speculation)
 

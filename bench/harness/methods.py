@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pydoc_data.topics
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.harness.command import Common
 from bench.harness.deployment import Processes
-from bench.harness.models import Models, named, service_of
+from bench.harness.endpoints import Endpoint, OverGrpc
+from bench.harness.models import Models, named
+from bench.harness.runner import Contender
 from draft_service.drafters.ngram_model import build
 from specdec.cli.processes import Service
 from specdec.client import Client
@@ -18,6 +21,8 @@ from specdec.runner.vocabulary import Vocabulary, read_tokenizer
 
 ALONE = "target alone"
 NGRAM, ALL = "ngram", "all"
+KV_SLOTS = 16384
+"""Of each model. By default, the services of a benchmark would together reserve too much memory."""
 _HISTORY = "--lookup-history=100000"
 
 
@@ -30,18 +35,25 @@ class Method:
     orchestrator: str = "--lookup-history=0"
 
 
-def methods_of(models: Models, ngram: str = "") -> dict[str, Method]:
-    """All that these models can be served with, by name; prompt lookup is part of each. Heads have the names of their
-    folders, and so have drafts if there are several. ``ngram``: an n-gram file; empty: one is to be counted."""
-    drafts = {"draft": models.drafts[0]} if len(models.drafts) == 1 else dict(named(models.drafts))
-    methods = {"lookup": Method(), "history": Method(orchestrator=_HISTORY), NGRAM: Method(draft=ngram)}
-    methods |= {name: Method(draft=draft) for name, draft in drafts.items()}
-    methods |= {name: Method(f"--head={head}") for name, head in named(models.heads).items()}
-    methods |= {name: Method(f"--self-draft={name}") for name in ("recycling", "lookahead")}
-    if models.heads and models.drafts:
-        (head, *_), (draft, *_) = named(models.heads), drafts
-        both = Method(methods[head].target, methods[draft].draft)
-        methods |= {f"{head} and {draft}": both, ALL: replace(both, orchestrator=_HISTORY)}
+def with_models(models: Models) -> dict[str, Method]:
+    """Prompt lookup, which is part of each method, and each draft and head. Heads have the names of their folders, and
+    so have drafts if there are several."""
+    drafts = {"draft": models.drafts[0]} if len(models.drafts) == 1 else named(models.drafts)
+    methods = {"lookup": Method()} | {name: Method(draft=draft) for name, draft in drafts.items()}
+    return methods | {name: Method(f"--head={head}") for name, head in named(models.heads).items()}
+
+
+def all_methods(models: Models, ngram: str = "") -> dict[str, Method]:
+    """All that these models can be served with, by name. ``ngram``: an n-gram file; empty: one is to be counted."""
+    of_models = with_models(models)
+    without = {"history": Method(orchestrator=_HISTORY), NGRAM: Method(draft=ngram)}
+    without |= {name: Method(f"--self-draft={name}") for name in ("recycling", "lookahead")}
+    heads = [name for name, method in of_models.items() if method.target]
+    drafts = [name for name, method in of_models.items() if method.draft]
+    methods = of_models | without
+    if heads and drafts:
+        both = Method(of_models[heads[0]].target, of_models[drafts[0]].draft)
+        methods |= {f"{heads[0]} and {drafts[0]}": both, ALL: replace(both, orchestrator=_HISTORY)}
     return methods
 
 
@@ -52,12 +64,46 @@ def chosen(methods: dict[str, Method], names: Sequence[str]) -> dict[str, Method
     return {name: methods[name] for name in names or methods}
 
 
-async def serve(processes: Processes, common: Common, target: str, method: Method) -> tuple[Service, Client]:
-    """Start what is not started yet. Raises StartError."""
-    shared = {"dtype": common.dtype or "", "threads": common.threads}
-    draft = service_of("draft", method.draft, **shared) if method.draft else ()
-    flags = [f"--tokenizer={target}", *method.orchestrator.split()]
-    return await processes.deployment(service_of("target", target, *method.target.split(), **shared), draft, *flags)
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Serves a target with methods. What two methods have in common is started once."""
+
+    processes: Processes
+    common: Common
+    target: str
+    kv_slots: int = KV_SLOTS
+
+    async def start(self, method: Method) -> tuple[Service, Client]:
+        """The orchestrator and its client. Raises StartError."""
+        draft = self._model("draft", method.draft) if method.draft else ()
+        target = self._model("target", self.target, *method.target.split())
+        flags = [f"--tokenizer={self.target}", *method.orchestrator.split()]
+        return await self.processes.deployment(target, draft, *flags)
+
+    async def endpoint(self, method: Method) -> OverGrpc:
+        """Raises StartError."""
+        _, client = await self.start(method)
+        return OverGrpc(client)
+
+    def _model(self, role: str, model: str, *flags: str) -> tuple[str, ...]:
+        """A module and its flags. A draft that is a file is an n-gram model."""
+        weights = f"--ngram={model}" if role == "draft" and Path(model).is_file() else f"--model={model}"
+        dtype = [f"--dtype={self.common.dtype}"] if self.common.dtype else []
+        shared = [f"--threads={self.common.threads}", f"--kv-slots={self.kv_slots}", *dtype]
+        return f"{role}_service", weights, *shared, *flags
+
+
+def against_alone(alone: Endpoint, others: Mapping[str, Endpoint]) -> list[Contender]:
+    """The target alone, and others whose texts must be the same."""
+    contenders = [Contender(ALONE, alone.asks(num_draft_tokens=0))]
+    return [*contenders, *(Contender(name, other.asks(), ALONE) for name, other in others.items())]
+
+
+@asynccontextmanager
+async def as_deployed(common: Common) -> AsyncIterator[list[Contender]]:
+    """The running deployment without drafting, and as it is."""
+    async with common.endpoint() as endpoint:
+        yield against_alone(endpoint, {"as deployed": endpoint})
 
 
 def count_help(target: str, directory: Path) -> str:

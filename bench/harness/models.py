@@ -12,9 +12,6 @@ from specdec.cli.demo import MODELS
 from specdec.cli.fetch import SmolLm2
 from specdec.cli.processes import StartError
 
-_KV_SLOTS = 16384
-"""By default, the services of a benchmark would together reserve too much memory."""
-
 
 class PairName(StrEnum):
     smollm2 = "smollm2"
@@ -73,13 +70,4 @@ def label_of(name: PairName) -> str:
 def named(models: Sequence[str]) -> Mapping[str, str]:
     """Models by the names of their folders, or by their whole paths where two folders have one name."""
     names = [Path(model).name for model in models]
-    return {
-        name if names.count(name) == 1 else model: model for name, model in zip(names, models, strict=True)
-    }
-
-
-def service_of(role: str, model: str, *flags: str, dtype: str = "", threads: int = 1) -> tuple[str, ...]:
-    """A module and its flags. A draft that is a file is an n-gram model."""
-    weights = f"--ngram={model}" if role == "draft" and Path(model).is_file() else f"--model={model}"
-    shared = [f"--threads={threads}", f"--kv-slots={_KV_SLOTS}", *([f"--dtype={dtype}"] if dtype else [])]
-    return f"{role}_service", weights, *shared, *flags
+    return {name if names.count(name) == 1 else model: model for name, model in zip(names, models, strict=True)}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -91,16 +91,18 @@ def conditions(label: str, max_tokens: int) -> str:
 
 
 def finish(
-    common: Common, results: Results, tables: Sequence[RenderableType], chart: Heat | Lines, **figures: Any
+    common: Common, results: Results, tables: Mapping[str, Table], chart: Heat | Lines, legend: str = "", **figures: Any
 ) -> None:
-    """Show the tables and whether texts are equal, and write the files of the flags. ``figures`` are for the JSON file.
+    """Show the tables by their titles, a legend and whether texts are equal, and write the files of the flags.
 
-    Raises typer.Exit with status 1 if a text is not as it must be.
+    ``figures`` are for the JSON file. Raises typer.Exit with status 1 if a text is not as it must be.
     """
     console = Console(highlight=False)
-    for table in tables:
-        console.print(table)
-        console.print()
+    for title, table in tables.items():
+        console.print(title, style="italic")
+        console.print(table, "")
+    if legend:
+        console.print(legend, style="dim")
     if common.json:
         whole = {"rows": [as_json(results, row) for row in results.rows], "differing": results.differing, **figures}
         common.json.write_text(json.dumps(whole, indent=1) + "\n")
@@ -139,10 +141,10 @@ def values(results: Results, figure: Callable[[Row], float], but: str = "") -> d
     return by_contender
 
 
-def matrix(title: str, figures: Values) -> Table:
+def matrix(figures: Values) -> Table:
     """A row for each contender and a column for each case, its best in bold. Figures may be missing."""
     cases = list(dict.fromkeys(case for of_contender in figures.values() for case in of_contender))
-    table = _table(title)
+    table = _table()
     for case in cases:
         table.add_column(case.replace("_", " "), overflow="fold", min_width=4, justify="right", vertical="bottom")
     best = {case: max(each[case] for each in figures.values() if case in each) for case in cases}
@@ -156,18 +158,21 @@ def _figure(value: float, is_best: bool) -> str:
     return f"{'[bold]' * is_best}{value:.2f}" if value < 100 else f"{'[bold]' * is_best}{value:.0f}"
 
 
-def by_case(title: str, results: Results, columns: Columns) -> Table:
-    """A block for each case, and a line for each contender, the fastest one in bold."""
-    table = _table(title)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+def by_case(results: Results, columns: Columns) -> Table:
+    """A block for each case, and a line for each contender, the fastest one in bold. A column without any cell is left
+    out."""
+    shown = {name: show for name, show in columns.items() if any(map(show, results.rows))}
+    table = _table()
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
     for case in results.cases:
         rows = results.of(case)
         fastest = max(row.tokens_per_s for row in rows)
-        table.add_row(case, style="italic")
+        if case:
+            table.add_row(case, style="italic")
         for row in rows:
             style = "bold" if row.tokens_per_s == fastest else ""
-            table.add_row(f"  {row.contender}", *(show(row) for show in columns.values()), style=style)
+            table.add_row(f"  {row.contender}", *(show(row) for show in shown.values()), style=style)
     return table
 
 
@@ -205,7 +210,7 @@ def heat_of(title: str, results: Results, but: str = "") -> Heat:
     return Heat(title, speeds, notes)
 
 
-def _table(title: str) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 1, 0, 0))
+def _table() -> Table:
+    table = Table(header_style="bold", box=None, padding=(0, 1, 0, 0))
     table.add_column(vertical="bottom", no_wrap=True)
     return table
