@@ -36,7 +36,10 @@ def num_parameters(model: str) -> int:
     """The numbers in a checkpoint's tensors; 0 for an n-gram model. Raises ValueError if there is no checkpoint."""
     if Path(model).is_file():
         return 0
-    files = sorted(directory_of(model).glob("*.safetensors"))
+    try:
+        files = sorted(directory_of(model).glob("*.safetensors"))
+    except ValueError as error:
+        raise ValueError(f"{model}: {error}") from error
     if not files:
         raise ValueError(f"{model} is no checkpoint: it has no safetensors file")
     total = 0
@@ -79,7 +82,7 @@ def by_parameters(results: Results, shares: Mapping[str, float]) -> Values:
 
 
 def tables(results: Results, shares: Mapping[str, float]) -> dict[str, Table]:
-    shown = {
+    shown: dict[str, Values] = {
         "Tokens per round, by the number of draft tokens": values(results, lambda row: row.tokens_per_pass, ALONE),
         "Accepted share of the draft tokens": values(results, lambda row: row.acceptance, ALONE),
         "Speed over the target alone, here (medians)": values(results, lambda row: row.over(results.first(row)), ALONE),

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from bench.engines import services
-from bench.engines.services import Services
-from bench.models.damped_pair import Pair
-from bench.peers.contender import before_end
+from bench.engines.serving import serving
+from bench.harness.command import Common
+from bench.harness.deployment import Processes
+from bench.harness.methods import Method
+from bench.harness.models import Models
+from bench.peers import TransformersPair
+from specdec.client import Client
 from specdec.core.noise import Domain, Key, exponentials
 
 NEAR_TIE = 1e-3
@@ -85,44 +87,34 @@ class Parity:
 class Reference:
     """The target as transformers runs it."""
 
-    def __init__(self, pair: Pair) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.float32)
-        end = self._model.generation_config.eos_token_id
-        self.end_token_ids: list[int] = [] if end is None else end if isinstance(end, list) else [end]
+    def __init__(self, target: str) -> None:
+        self._loaded = TransformersPair(target, None, "float32")
 
     @torch.inference_mode()
     def greedy(self, cases: Sequence[Case], max_tokens: int) -> Texts:
-        inputs = torch.tensor([case.prompt for case in cases])  # [cases, prompt tokens]
-        padding = (self.end_token_ids or [0])[0]
-        told = self._model.generate(
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            do_sample=False,
-            max_new_tokens=max_tokens,
-            pad_token_id=padding,
-        )
-        new = told[:, inputs.shape[1] :].tolist()
-        return {case: before_end(ids, self.end_token_ids) for case, ids in zip(cases, new, strict=True)}
+        texts = self._loaded.generate([list(case.prompt) for case in cases], max_tokens)
+        return dict(zip(cases, texts, strict=True))
 
     @torch.inference_mode()
     def gap(self, case: Case, text: Sequence[int], tokens: Sequence[int | None]) -> float:
         """How much less than the best the worst of ``tokens`` scores after ``text``. None: the end of the text."""
         ids = torch.tensor([[*case.prompt, *text]])
-        scores = self._model(input_ids=ids, logits_to_keep=1).logits[0, -1].double()  # [vocab]
+        scores = self._loaded.target(input_ids=ids, logits_to_keep=1).logits[0, -1].double()  # [vocab]
         if case.temperature:
             noise = exponentials([Key(case.seed, ids.shape[1])], Domain.COUPLED, len(scores))[0]
             scores = scores / case.temperature - noise.log()
-        of_tokens = [scores[self.end_token_ids if token is None else token].max() for token in tokens]
+        ends = self._loaded.end_token_ids
+        of_tokens = [scores[ends if token is None else token].max() for token in tokens]
         return float(scores.max() - min(of_tokens))
 
 
 async def measure(
-    pair: Pair, prompts: Sequence[list[int]], max_tokens: int, threads: int, report: Callable[[str], None]
+    models: Models, common: Common, prompts: Sequence[list[int]], max_tokens: int, report: Callable[[str], object]
 ) -> Parity:
     """``prompts`` are equally long. Raises StartError."""
     cases = [Case(tuple(prompt), seed, t) for seed, prompt in enumerate(prompts) for t in (0.0, 1.0)]
     report("texts of transformers")
-    reference = await asyncio.to_thread(Reference, pair)
+    reference = await asyncio.to_thread(Reference, models.target)
     greedy = [case for case in cases if not case.temperature]
     references: dict[str, Texts] = {
         "transformers": {
@@ -132,27 +124,29 @@ async def measure(
         }
     }
     report("texts of engine torch")
-    async with services.running(pair, "torch", threads, with_draft=False) as running:
-        references["engine torch"] = await _Load(running, max_tokens).texts(cases)
+    async with Processes() as processes:
+        _, client = await serving(processes, common, models.target, "torch").start(Method())
+        references["engine torch"] = await _Load(client, max_tokens).texts(cases)
     report("texts of engine vllm")
-    async with services.running(pair, "vllm", threads) as running:
-        load = _Load(running, max_tokens, random.Random(1))
-        found = await load.texts(cases)
+    async with Processes() as processes:
+        _, client = await serving(processes, common, models.target, "vllm").start(Method(draft=models.draft))
+        load = _Load(client, max_tokens, random.Random(1))
+        texts = await load.texts(cases)
     return Parity(
-        sum(len(text) for texts in references.values() for text in texts.values()),
+        sum(len(text) for expected in references.values() for text in expected.values()),
         len(cases),
         load.num_given_up,
         load.num_drafted,
         load.num_accepted,
-        [each for name, texts in references.items() for each in divergences(name, texts, found, reference)],
+        [each for name, expected in references.items() for each in divergences(name, expected, texts, reference)],
     )
 
 
 class _Load:
     """Some requests at a time. Without ``chance`` the target is alone, and no request is given up."""
 
-    def __init__(self, running: Services, max_tokens: int, chance: random.Random | None = None) -> None:
-        self._client, self._max_tokens, self._chance = running.client, max_tokens, chance
+    def __init__(self, client: Client, max_tokens: int, chance: random.Random | None = None) -> None:
+        self._client, self._max_tokens, self._chance = client, max_tokens, chance
         self._gate = asyncio.Semaphore(_TOGETHER)
         self.num_given_up = self.num_drafted = self.num_accepted = 0
 
@@ -179,14 +173,13 @@ class _Load:
         self.num_given_up += 1
 
 
-def divergences(name: str, expected: Texts, found: Texts, reference: Reference) -> list[Divergence]:
-    """The first difference of each text of ``found`` from the one that is ``expected``."""
-    told = []
+def divergences(name: str, expected: Texts, texts: Texts, reference: Reference) -> list[Divergence]:
+    """The first difference of each of the ``texts`` from the one that is ``expected``."""
+    differing = []
     for case, text in expected.items():
-        got = found[case]
-        if got == text:
+        if texts[case] == text:
             continue
-        pairs = zip([*text, None], [*got, None], strict=False)
+        pairs = zip([*text, None], [*texts[case], None], strict=False)
         at, tokens = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
-        told.append(Divergence(name, case, at, reference.gap(case, text[:at], tokens)))
-    return told
+        differing.append(Divergence(name, case, at, reference.gap(case, text[:at], tokens)))
+    return differing

@@ -72,6 +72,8 @@ class Serving:
     common: Common
     target: str
     kv_slots: int = KV_SLOTS
+    flags: tuple[str, ...] = ()
+    """Of both models."""
 
     async def start(self, method: Method) -> tuple[Service, Client]:
         """The orchestrator and its client. Raises StartError."""
@@ -90,7 +92,7 @@ class Serving:
         weights = f"--ngram={model}" if role == "draft" and Path(model).is_file() else f"--model={model}"
         dtype = [f"--dtype={self.common.dtype}"] if self.common.dtype else []
         shared = [f"--threads={self.common.threads}", f"--kv-slots={self.kv_slots}", *dtype]
-        return f"{role}_service", weights, *shared, *flags
+        return f"{role}_service", weights, *shared, *self.flags, *flags
 
 
 def against_alone(alone: Endpoint, others: Mapping[str, Endpoint]) -> list[Contender]:

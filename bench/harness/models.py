@@ -36,6 +36,8 @@ class Models:
     target: str
     drafts: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
+    is_random: bool = False
+    """Whether the weights are random, so that text is no better than random ids."""
 
     @property
     def draft(self) -> str:
@@ -52,7 +54,7 @@ def pair_of(name: PairName, directory: Path) -> Models:
     """
     if name is PairName.damped:
         pair = damped_pair(directory)
-        return Models(_LABELS[name], str(pair.target), (str(pair.draft),))
+        return Models(_LABELS[name], str(pair.target), (str(pair.draft),), is_random=True)
     if name is PairName.demo:
         return Models(_LABELS[name], str(MODELS / "target"), (str(MODELS / "draft"),))
     fetched = SmolLm2.in_cache()

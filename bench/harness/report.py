@@ -115,7 +115,9 @@ def finish(
         for line in results.differing[:10]:
             console.print(f"  {line}", markup=False)
         raise typer.Exit(1)
-    console.print(f"All {results.num_compared} texts are equal." if results.num_compared else "No text was compared.")
+    console.print(
+        f"All {results.num_compared} compared texts are equal." if results.num_compared else "No text was compared."
+    )
 
 
 def as_json(results: Results, row: Row) -> dict[str, Any]:
