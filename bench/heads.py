@@ -30,8 +30,8 @@ from specdec.v1.generation_pb2 import SpeculationStats
 from target_service.heads.checkpoint import read_head
 from target_service.heads.proof import proved
 from target_service.language_model import LmVerifier
-from target_service.self_draft.by_name import own_drafter
-from target_service.self_draft.trees import OwnTrees
+from target_service.self_draft.by_name import self_drafter
+from target_service.self_draft.trees import SelfDraftTrees
 from target_service.verifier import Decision, Job
 
 _TOKENS = 64
@@ -57,11 +57,11 @@ def in_process(verifier: LmVerifier, tokenizer: Any, num_nodes: int) -> Ask:
         spec = SequenceSpec(start, len(start), sampling, request.seed, Method.COUPLED, request.salt.encode())
         memory, ids, passes, started = verifier.open(spec), list(start), 0, 0.0
         while len(ids) < len(start) + request.max_tokens:
-            [decision], _ = verifier.verify([Job(memory, ids, EMPTY_TREE, max_own=num_nodes, own=num_nodes)])
+            [decision], _ = verifier.verify([Job(memory, ids, EMPTY_TREE, max_self_draft_nodes=num_nodes, self_draft_nodes=num_nodes)])
             if not isinstance(decision, Decision):
                 assert decision is None, decision
                 continue
-            ids += [*(decision.own.token_ids[node] for node in decision.accepted), decision.next_token]
+            ids += [*(decision.self_draft.token_ids[node] for node in decision.accepted), decision.next_token]
             passes += 1
             started = started or time.perf_counter()
         seconds = time.perf_counter() - started
@@ -87,15 +87,15 @@ def contenders_of(models: Models, common: Common, self_draft: str, nodes: list[i
     settings = {"model": str(directory), "kv_slots": 4096, "dtype": common.dtype or "auto", "threads": common.threads}
     runner = load_runner(ModelServiceSettings.model_validate(settings))
     if self_draft:
-        drafter = own_drafter(self_draft, runner.info.vocab_size)
+        drafter = self_drafter(self_draft, runner.info.vocab_size)
     else:
         drafter = proved(read_head(Path(models.heads[0])), runner)
     verifier, tokenizer = LmVerifier(runner, drafter), AutoTokenizer.from_pretrained(directory)
     contenders = [Contender("target alone", in_process(verifier, tokenizer, 0))]
     # A chain is the static tree of first guesses.
     shapes = {"nodes": verifier}
-    if isinstance(drafter, OwnTrees):
-        shapes["in a chain"] = LmVerifier(runner, OwnTrees(drafter.head, [[0] * max(nodes)]))
+    if isinstance(drafter, SelfDraftTrees):
+        shapes["in a chain"] = LmVerifier(runner, SelfDraftTrees(drafter.head, [[0] * max(nodes)]))
     for number in nodes:
         for shape, of_shape in shapes.items():
             ask = in_process(of_shape, tokenizer, number)

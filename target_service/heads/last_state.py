@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from target_service.self_draft.trees import Growing, Guesses, HeadMemory, Passed
+from target_service.self_draft.trees import Growing, Guesses, Passed, SelfDraftState
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class OfLastState:
     def open(self, salt: bytes) -> LastState:
         return LastState()
 
-    def num_rows(self, memory: HeadMemory) -> None:
+    def num_rows(self, memory: SelfDraftState) -> None:
         return None
 
     def learn(self, passed: Passed) -> None:

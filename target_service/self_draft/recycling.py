@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from target_service.self_draft.ranking import guesses
-from target_service.self_draft.trees import NO_GUESSES, NUM_CHILDREN, Growing, Guesses, HeadMemory, Passed
+from target_service.self_draft.trees import NO_GUESSES, NUM_CHILDREN, Growing, Guesses, Passed, SelfDraftState
 
 _TOP = 8
 """Tokens of a row."""
@@ -51,7 +51,7 @@ class Recycling:
         self._tables.move_to_end(salt)
         return self._tables[salt]
 
-    def num_rows(self, memory: HeadMemory) -> None:
+    def num_rows(self, memory: SelfDraftState) -> None:
         return None
 
     @torch.inference_mode()
