@@ -57,7 +57,9 @@ def in_process(verifier: LmVerifier, tokenizer: Any, num_nodes: int) -> Ask:
         spec = SequenceSpec(start, len(start), sampling, request.seed, Method.COUPLED, request.salt.encode())
         memory, ids, passes, started = verifier.open(spec), list(start), 0, 0.0
         while len(ids) < len(start) + request.max_tokens:
-            [decision], _ = verifier.verify([Job(memory, ids, EMPTY_TREE, max_self_draft_nodes=num_nodes, self_draft_nodes=num_nodes)])
+            [decision], _ = verifier.verify(
+                [Job(memory, ids, EMPTY_TREE, max_self_draft_nodes=num_nodes, self_draft_nodes=num_nodes)]
+            )
             if not isinstance(decision, Decision):
                 assert decision is None, decision
                 continue

@@ -62,7 +62,7 @@ async def table_contenders(processes: Processes) -> list[list[Contender]]:
     deployments = {
         "lookup": ((*target, f"--period={PERIOD}"), ()),
         "draft": (target, draft),
-        "head": ((*target, "--has-self-draft"), ()),
+        "head": ((*target, "--self-drafts"), ()),
     }
     contenders = []
     for name, (of_target, of_draft) in deployments.items():

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import httpx2 as httpx
@@ -23,11 +25,10 @@ from rich.table import Table
 
 from bench.differential.answers import answer_of
 from bench.differential.requests import Asked, draw
-from bench.harness.command import run_benchmark
-from bench.tasks.methods import ALONE
-from bench.tasks.serving import served
-from specdec.cli.demo import MODELS
-from specdec.cli.fetch import SmolLm2
+from bench.harness.command import Common, run_benchmark
+from bench.harness.deployment import Processes
+from bench.harness.methods import ALONE, Method, Serving, all_methods, count_help
+from bench.harness.models import PairName, pair_of
 from specdec.cli.processes import StartError, free_ports, listening, service
 from specdec.client import Client
 
@@ -51,21 +52,29 @@ class Difference(NamedTuple):
 @asynccontextmanager
 async def running(sources: Sequence[str], threads: int) -> AsyncIterator[Ask]:
     """Asks the pair in the repository. Raises StartError."""
-    models = SmolLm2(MODELS / "target", MODELS / "draft", MODELS / "head")
-    methods = ["draft" if source == "resumed" else source for source in sources if source != "lookup"]
-    async with served(models, sorted(set(methods)), threads, None) as found, AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specdec-bench-")))
+        models = pair_of(PairName.demo, directory)
+        methods = {ALONE: Method()} | all_methods(models, count_help(models.target, directory))
+        names = sorted({_method(source) for source in (ALONE, *sources)})
+        serving = Serving(await stack.enter_async_context(Processes()), Common(threads=threads), models.target)
         clients: dict[str, tuple[Client, httpx.AsyncClient]] = {}
-        for (name, (behind, client)), port in zip(found.items(), free_ports(len(found)), strict=True):
+        for name, port in zip(names, free_ports(len(names)), strict=True):
+            behind, client = await serving.start(methods[name])
             flags = [f"--orchestrator={behind.address}", "--log-level=WARNING"]
             await listening(await stack.enter_async_context(service("gateway", port, flags)))
             http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=_PATIENCE_S)
             clients[name] = client, await stack.enter_async_context(http)
 
         async def ask(source: str, path: str, fields: dict[str, Any]) -> dict[str, Any]:
-            name = {"lookup": ALONE, "resumed": "draft"}.get(source, source)
-            return await answer_of(*clients[name], path, fields)
+            return await answer_of(*clients[_method(source)], path, fields)
 
         yield ask
+
+
+def _method(source: str) -> str:
+    """By which the source is served."""
+    return {"lookup": ALONE, "resumed": "draft"}.get(source, source)
 
 
 async def _ask_with(ask: Ask, source: str, asked: Asked, alone: dict[str, Any], chance: random.Random) -> list[str]:

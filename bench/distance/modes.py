@@ -23,16 +23,11 @@ class Mode:
     num_draft_tokens: int | None
     method: common_pb2.VerificationMethod = COUPLED
 
-    @property
-    def learns(self) -> bool:
-        """Whether the mode learns how much to draft."""
-        return self.num_draft_tokens is None
-
 
 ALONE = Mode("alone", "near", 0)
 ADAPTIVE = Mode("sync, adaptive", "near", None)
 AHEAD = Mode("ahead", "ahead", None)
-ASTRAY = Mode(AHEAD.name, "strange", None)
+UNRELATED = Mode(AHEAD.name, "unrelated", None)
 """The mode ahead with a draft that has nothing in common with the target."""
 
 
@@ -42,11 +37,6 @@ def sync(num_draft_tokens: int) -> Mode:
 
 def block(num_draft_tokens: int) -> Mode:
     return Mode(f"block, K = {num_draft_tokens}", "near", num_draft_tokens, method=BLOCK)
-
-
-def is_fixed(name: str) -> bool:
-    """Whether ``name`` is a synchronous mode with a fixed number of draft tokens, coupled or greedy."""
-    return name.startswith("sync, K")
 
 
 def modes(temperature: float, fixed: Sequence[int], with_block: bool, quick: bool) -> list[Mode]:

@@ -77,8 +77,8 @@ class Serving:
 
     async def start(self, method: Method) -> tuple[Service, Client]:
         """The orchestrator and its client. Raises StartError."""
-        draft = self._model("draft", method.draft) if method.draft else ()
-        target = self._model("target", self.target, *method.target.split())
+        draft = self._command("draft", method.draft) if method.draft else ()
+        target = self._command("target", self.target, *method.target.split())
         flags = [f"--tokenizer={self.target}", *method.orchestrator.split()]
         return await self.processes.deployment(target, draft, *flags)
 
@@ -87,12 +87,15 @@ class Serving:
         _, client = await self.start(method)
         return OverGrpc(client)
 
-    def _model(self, role: str, model: str, *flags: str) -> tuple[str, ...]:
-        """A module and its flags. A draft that is a file is an n-gram model."""
-        weights = f"--ngram={model}" if role == "draft" and Path(model).is_file() else f"--model={model}"
-        dtype = [f"--dtype={self.common.dtype}"] if self.common.dtype else []
-        shared = [f"--threads={self.common.threads}", f"--kv-slots={self.kv_slots}", *dtype]
-        return f"{role}_service", weights, *shared, *self.flags, *flags
+    def _command(self, role: str, model: str, *flags: str) -> tuple[str, ...]:
+        return command_of(self.common, role, model, *self.flags, *flags, kv_slots=self.kv_slots)
+
+
+def command_of(common: Common, role: str, model: str, *flags: str, kv_slots: int = KV_SLOTS) -> tuple[str, ...]:
+    """The module of a model service and its flags. A draft that is a file is an n-gram model."""
+    weights = f"--ngram={model}" if role == "draft" and Path(model).is_file() else f"--model={model}"
+    dtype = [f"--dtype={common.dtype}"] if common.dtype else []
+    return f"{role}_service", weights, f"--threads={common.threads}", f"--kv-slots={kv_slots}", *dtype, *flags
 
 
 def against_alone(alone: Endpoint, others: Mapping[str, Endpoint]) -> list[Contender]:

@@ -74,8 +74,8 @@ class Contender:
 class Case:
     """What all ``contenders`` are asked. The questions of one of the ``turns`` are asked at the same time.
 
-    The first contender is what the others are compared with. The runs of the first ``num_warm_ups`` turns are left out.
-    No contender finds in a cache what it read in a case of another ``salt``. ``prepare`` is called before each run.
+    The first contender is what the others are compared with. The first ``num_warm_ups`` turns are left out, and have
+    a ``warm_up_share`` of the tokens. No contender finds in a cache what it read in a case of another ``salt``. ``prepare`` is called before each run.
     """
 
     name: str
@@ -83,6 +83,7 @@ class Case:
     contenders: Sequence[Contender]
     temperature: float = 0.0
     num_warm_ups: int = 0
+    warm_up_share: float = 1.0
     salt: str = ""
     prepare: Callable[[], None] = lambda: None
 
@@ -194,10 +195,11 @@ async def measure(cases: Sequence[Case], max_tokens: int, report: Callable[[Case
         rows = [Row(case.name, contender.name) for contender in case.contenders]
         for turn, questions in enumerate(case.turns):
             answers: list[list[str]] = [[] for _ in questions]
+            share = case.warm_up_share if turn < case.num_warm_ups else 1.0
             for step in range(max(question.num_turns for question in questions)):
                 asked = [index for index, question in enumerate(questions) if step < question.num_turns]
                 prompts = [questions[index].prompt_after(answers[index]) for index in asked]
-                request = Request(prompts, max_tokens, case.temperature, 1 + 1000 * turn, case.salt)
+                request = Request(prompts, int(share * max_tokens), case.temperature, 1 + 1000 * turn, case.salt)
                 runs = await _by_turns(case, turn, request, report)
                 _compare(case, request, runs, results)
                 if turn >= case.num_warm_ups:
