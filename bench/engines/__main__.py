@@ -107,11 +107,11 @@ def main(
 def _compare_texts(common: Common, num_prompts: int, max_tokens: int) -> None:
     """Raises typer.Exit with status 1 if texts differ where there is no near tie."""
     console = Console(highlight=False)
-    with tempfile.TemporaryDirectory(prefix="specdec-bench-") as directory, console.status("Starting") as status:
+    with tempfile.TemporaryDirectory(prefix="specdec-bench-") as directory, console.status("Asking"):
         try:
             models = common.models(PairName.smollm2, Path(directory))
             taken = windows_of(common, models).take(num_prompts, _PROMPT_TOKENS)
-            compared = asyncio.run(parity.measure(models, common, taken, max_tokens, status.update))
+            compared = asyncio.run(parity.measure(models, common, taken, max_tokens))
         except (StartError, ValueError) as error:
             console.print(str(error), markup=False)
             raise typer.Exit(1) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from bench.harness.report import Heat, Lines, Panel
 
 _INK, _FAINT, _GRID = "#22262b", "#7a828c", "#e6e8eb"
 _COLOURS = ("#7a828c", "#a8d5c5", "#5fb397", "#2f7d64", "#d08a2e", "#1f6fb5", "#b07ab8", "#55285f", "#c0504d")
-_PANEL_INCHES, _LABEL_SHARE = 5.6, 0.055
+_PANEL_INCHES, _LEGEND_INCHES = 4.6, 1.7
 
 
 def draw(chart: Heat | Lines, file: Path) -> None:
@@ -63,7 +62,7 @@ def _heat(chart: Heat) -> Figure:
 def _lines(chart: Lines) -> Figure:
     columns = min(2, len(chart.panels))
     rows = math.ceil(len(chart.panels) / columns)
-    width, height = _PANEL_INCHES * columns, 0.6 + 3.7 * rows
+    width, height = _PANEL_INCHES * columns + _LEGEND_INCHES, 0.6 + 3.7 * rows
     figure = _page(width, height, chart.title)
     names = list(dict.fromkeys(name for panel in chart.panels for name in panel.lines))
     colours = {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(names)}
@@ -72,6 +71,10 @@ def _lines(chart: Lines) -> Figure:
         bottom = height - 0.6 - 3.7 * (index // columns) - 3.3
         axes = figure.add_axes((left / width, bottom / height, 3.7 / width, 2.9 / height))
         _panel(axes, panel, colours, chart.logarithmic)
+    lines = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
+    corner = ((width - _LEGEND_INCHES) / width, 1 - 0.6 / height)
+    handles = [lines[name] for name in names]
+    figure.legend(handles, names, loc="upper left", bbox_to_anchor=corner, frameon=False, fontsize=8.5, labelcolor=_INK)
     return figure
 
 
@@ -82,23 +85,10 @@ def _panel(axes: Axes, panel: Panel, colours: dict[str, str], logarithmic: bool)
         axes.set_xscale("log")
     for name, points in panel.lines.items():
         across, heights = zip(*sorted(points), strict=True)
-        axes.plot(across, heights, "o-", color=colours[name], linewidth=1.6, markersize=4.5)
+        axes.plot(across, heights, "o-", color=colours[name], label=name, linewidth=1.6, markersize=4.5)
     axes.set_ylim(0, top)
     axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.minorticks_off()
-    ends = {name: max(points)[1] for name, points in panel.lines.items()}
-    for name, height in _apart(ends, _LABEL_SHARE * top).items():
-        axes.annotate(
-            name,
-            (1.0, ends[name] / top),
-            xytext=(1.06, height / top),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            fontsize=8,
-            color=colours[name],
-            va="center",
-            arrowprops={"arrowstyle": "-", "color": colours[name], "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0},
-        )
     axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", color=_INK)
     axes.set_xlabel(panel.across, fontsize=9, color=_FAINT)
     axes.tick_params(labelsize=8.5, colors=_FAINT, length=0)
@@ -106,23 +96,3 @@ def _panel(axes: Axes, panel: Panel, colours: dict[str, str], logarithmic: bool)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-
-
-def _apart(heights: dict[str, float], gap: float) -> dict[str, float]:
-    """Heights of labels, as near as possible to ``heights`` and at least ``gap`` apart: groups that touch are merged
-    and stand around their mean."""
-    groups: list[list[str]] = []
-    for name in sorted(heights, key=heights.__getitem__):
-        groups.append([name])
-        while len(groups) > 1 and _bottom(groups[-1], heights, gap) < _top(groups[-2], heights, gap) + gap:
-            last = groups.pop()
-            groups[-1] += last
-    return {name: _bottom(group, heights, gap) + gap * index for group in groups for index, name in enumerate(group)}
-
-
-def _bottom(group: Sequence[str], heights: dict[str, float], gap: float) -> float:
-    return sum(heights[name] for name in group) / len(group) - gap * (len(group) - 1) / 2
-
-
-def _top(group: Sequence[str], heights: dict[str, float], gap: float) -> float:
-    return _bottom(group, heights, gap) + gap * (len(group) - 1)
