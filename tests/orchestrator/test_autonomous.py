@@ -104,7 +104,7 @@ async def test_it_is_asked_again_before_it_rests(rounds: list[Round]) -> None:
     assert all(not round_.tree for round_ in rounds)
     # The round that is sent in time is there before the last token that was allowed.
     for before, round_ in itertools.pairwise(rounds):
-        assert round_.base <= before.base + before.num_autonomous_left
+        assert round_.base <= before.base + before.num_autonomous
 
 
 class OneByOne(TableVerifier):

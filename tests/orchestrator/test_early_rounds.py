@@ -140,7 +140,7 @@ async def test_nothing_to_send_is_nothing_sent() -> None:
         await asked.wait()
         await verifier.in_a_pass()
         verifier.gate.set()
-        assert not (await task).dropped
+        assert not (await task).dropped_round
         assert client._rounds == []
 
 

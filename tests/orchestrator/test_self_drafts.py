@@ -95,7 +95,7 @@ async def test_a_target_that_verifies_what_cannot_be_its_tree_is_left(spoilt: st
             if not decision.self_draft:
                 return decision
             if spoilt == "too many nodes":
-                return dataclasses.replace(decision, own=TokenTree.chain(range(9)))
+                return dataclasses.replace(decision, self_draft=TokenTree.chain(range(9)))
             return dataclasses.replace(decision, accepted=(1, 0))
 
     async with cluster([TableVerifier(TABLE)]) as running:
@@ -107,7 +107,7 @@ async def test_a_target_that_verifies_what_cannot_be_its_tree_is_left(spoilt: st
 
 async def test_clients_are_told_of_a_head():
     async with cluster([TableVerifier(TABLE, self_drafts=True)]) as running:
-        assert (await running.client.server_info()).target.head == "table"
+        assert (await running.client.server_info()).target.self_draft == "table"
 
 
 @pytest.mark.parametrize(("method", "head"), [(Method.TOKEN, True), (Method.COUPLED, False)])
@@ -130,7 +130,7 @@ def engine_and_key() -> tuple[TargetEngine, Key]:
 def test_a_round_may_not_ask_for_more_than_its_open_said():
     engine, key = engine_and_key()
     engine.step()
-    with pytest.raises(InvalidArgument, match="own"):
+    with pytest.raises(InvalidArgument, match="self_draft_nodes"):
         engine.submit(key, Round(1, 4, self_draft_nodes=5))
 
 
@@ -140,10 +140,10 @@ def test_a_sent_tree_comes_before_an_own_one():
     engine.submit(key, Round(1, 4, TokenTree.chain([7]), num_autonomous=8, self_draft_nodes=4))
     [(_, first)] = engine.step()
     assert isinstance(first, Verdict)
-    assert not first.own
+    assert not first.self_draft
     [(_, second)] = engine.step()
     assert isinstance(second, Verdict)
-    assert len(second.own) == 4
+    assert len(second.self_draft) == 4
     committed = len(second.accepted) + 1
     assert second.num_autonomous_left == 8 - committed
 

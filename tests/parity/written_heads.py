@@ -136,7 +136,7 @@ class Text:
     """A sequence that a verifier decodes, with self-drafts of at most ``own`` nodes."""
 
     def __init__(self, verifier: LmVerifier, prompt: Sequence[int], own: int, temperature: float = 0.0) -> None:
-        self.verifier, self.own, self.ids = verifier, own, list(prompt)
+        self.verifier, self.self_draft_nodes, self.ids = verifier, own, list(prompt)
         spec = SequenceSpec(list(prompt), len(prompt), SamplingParams(temperature), 9, Method.COUPLED, b"own")
         self.memory = verifier.open(spec)
         self.trees: list[TokenTree] = []

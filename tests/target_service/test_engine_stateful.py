@@ -270,7 +270,7 @@ class TargetHistory(RuleBasedStateMachine):
         if ends:
             known.num_autonomous = 0
         assert dataclasses.replace(verdict, timings=expected.timings) == dataclasses.replace(
-            expected, num_autonomous=known.num_autonomous, dropped_round=dropped
+            expected, num_autonomous_left=known.num_autonomous, dropped_round=dropped
         )
 
     def end_by_itself(self, key: Key) -> None:
