@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def _page(width: float, height: float, title: str) -> Figure:
 def _heat(chart: Heat) -> Figure:
     contenders = list(chart.speeds)
     cases = list(dict.fromkeys(case for of_contender in chart.speeds.values() for case in of_contender))
-    left = 0.5 + 0.085 * max(map(len, contenders))
+    left = 0.4 + 0.075 * max(map(len, contenders))
     width, height = max(left + 0.2 + 1.15 * len(cases), 0.4 + 0.115 * len(chart.title)), 1.4 + 0.55 * len(contenders)
     figure = _page(width, height, chart.title)
     area = (left / width, 0.1 / height, (width - left - 0.1) / width, (height - 1.3) / height)
@@ -80,6 +81,7 @@ def _lines(chart: Lines) -> Figure:
 
 def _panel(axes: Axes, panel: Panel, colours: dict[str, str], logarithmic: bool) -> None:
     places = sorted({x for points in panel.lines.values() for x, _ in points})
+    apart = [place for before, place in itertools.pairwise(places) if place - before > places[-1] / 30]
     top = max(y for points in panel.lines.values() for _, y in points) * 1.08
     if logarithmic:
         axes.set_xscale("log")
@@ -87,7 +89,8 @@ def _panel(axes: Axes, panel: Panel, colours: dict[str, str], logarithmic: bool)
         across, heights = zip(*sorted(points), strict=True)
         axes.plot(across, heights, "o-", color=colours[name], label=name, linewidth=1.6, markersize=4.5)
     axes.set_ylim(0, top)
-    axes.set_xticks(places, [f"{place:g}" for place in places])
+    ticks = places if logarithmic else [places[0], *apart]
+    axes.set_xticks(ticks, [f"{place:g}" for place in ticks])
     axes.minorticks_off()
     axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", color=_INK)
     axes.set_xlabel(panel.across, fontsize=9, color=_FAINT)

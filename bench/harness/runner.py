@@ -75,7 +75,8 @@ class Case:
     """What all ``contenders`` are asked. The questions of one of the ``turns`` are asked at the same time.
 
     The first contender is what the others are compared with. The first ``num_warm_ups`` turns are left out, and have
-    a ``warm_up_share`` of the tokens. No contender finds in a cache what it read in a case of another ``salt``. ``prepare`` is called before each run.
+    a ``warm_up_share`` of the tokens. No contender finds in a cache what it read in a case of another ``salt``.
+    ``prepare`` is called before each run.
     """
 
     name: str
