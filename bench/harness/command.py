@@ -124,7 +124,7 @@ def with_common_flags(main: Callable[..., None], without: Sequence[str] = ()) ->
 
 
 def run_comparison(main: Callable[..., None], *without: str) -> None:
-    """Run ``main``, whose first parameter is a Common, with its command-line flags but those ``without`` a use."""
+    """Run ``main``, with a Common as its first parameter, with its command-line flags but those ``without`` a use."""
     run_benchmark(with_common_flags(main, without))
 
 

@@ -99,7 +99,7 @@ def command_of(common: Common, role: str, model: str, *flags: str, kv_slots: int
 
 
 def against_alone(alone: Endpoint, others: Mapping[str, Endpoint]) -> list[Contender]:
-    """The target alone, and others whose texts must be the same."""
+    """The target alone, and others that must give the same texts."""
     contenders = [Contender(ALONE, alone.asks(num_draft_tokens=0))]
     return [*contenders, *(Contender(name, other.asks(), ALONE) for name, other in others.items())]
 

@@ -24,7 +24,7 @@ _LABELS = {
     PairName.smollm2: "SmolLM2-135M-Instruct",
     PairName.demo: "demo pair: small models of Python source",
     PairName.damped: "damped pair: random weights, a model of costs and not of text",
-    PairName.table: "table models, whose passes sleep",
+    PairName.table: "table models: passes that sleep",
 }
 
 
