@@ -14,7 +14,7 @@ from rich.table import Table
 
 from bench.distance.formula import PREDICTED_MS, Prediction, predictions
 from bench.distance.lab import Lab, Served, lab
-from bench.distance.modes import ADAPTIVE, AHEAD, ALONE, BLOCK, Mode, sync
+from bench.distance.modes import ADAPTIVE, AHEAD, ALONE, sync
 from bench.distance.row import Outcomes, Row, Run
 from bench.distance.situations import MAX_REQUESTS, Situation, situations
 from bench.harness import runner
@@ -90,14 +90,6 @@ def windows(common: Common, models: Models, num_turns: int) -> QuestionOf:
     return lambda turn, number: taken[turn * MAX_REQUESTS + number]
 
 
-def contender_of(mode: Mode, endpoint: Endpoint, temperature: float) -> Contender:
-    """Texts of block verification are others than those of the target alone where something is drawn."""
-    number = {} if mode.num_draft_tokens is None else {"num_draft_tokens": mode.num_draft_tokens}
-    method = {"verification": mode.method} if mode.method == BLOCK else {}
-    is_same = mode != ALONE and not (mode.method == BLOCK and temperature)
-    return Contender(mode.name, endpoint.asks(**number, **method), ALONE.name if is_same else "")
-
-
 def case_of(
     situation: Situation, endpoints: Mapping[str, Endpoint], turns: Sequence[Sequence[Question]], running: Lab | None
 ) -> Case:
@@ -107,7 +99,11 @@ def case_of(
         elif running:
             running.lose_draft()
 
-    contenders = [contender_of(mode, endpoints[mode.front], situation.temperature) for mode in situation.modes]
+    contenders = []
+    for mode in situation.modes:
+        fixed = {} if mode.num_draft_tokens is None else {"num_draft_tokens": mode.num_draft_tokens}
+        same_as = "" if mode == ALONE else ALONE.name
+        contenders.append(Contender(mode.name, endpoints[mode.front].asks(**fixed), same_as))
     case = Case(situation.name, turns, contenders, situation.temperature, num_warm_ups=1, warm_up_share=0.25)
     return replace(case, salt=situation.name, prepare=prepare)
 
@@ -246,7 +242,7 @@ def main(
             models = common.models(PairName.damped, directory)
             say(conditions(models.label, max_tokens))
             served, question_of = served_models(models, common, directory), windows(common, models, num_turns)
-        plan.extend(situations(temperatures, quick, served.computes, with_unrelated=bool(served.unrelated)))
+        plan.extend(situations(temperatures, quick, with_unrelated=bool(served.unrelated)))
         async with lab(served, num_ahead_tokens) as running:
             yield cases_of(plan, running.endpoints, question_of, num_turns, running)
 

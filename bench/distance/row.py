@@ -130,8 +130,9 @@ def _round_ms(stats: Sequence[SpeculationStats]) -> RoundMs:
     # The clock starts with the first verdict, so the first round has no time.
     num_rounds = max(1, _total(stats, "num_rounds") - len(stats))
     names = ("draft_wait_us", "target_queue_us", "target_pass_us", "target_sample_us")
-    parts = [_total(stats, name) / num_rounds / 1e3 for name in names]
-    return RoundMs(*parts, rest=max(0.0, _total(stats, "elapsed_us") / num_rounds / 1e3 - sum(parts)))
+    wait_ms, queue_ms, pass_ms, sample_ms = (_total(stats, name) / num_rounds / 1e3 for name in names)
+    rest_ms = _total(stats, "elapsed_us") / num_rounds / 1e3 - wait_ms - queue_ms - pass_ms - sample_ms
+    return RoundMs(wait_ms, queue_ms, pass_ms, sample_ms, max(0.0, rest_ms))
 
 
 def _total(stats: Sequence[SpeculationStats], name: str) -> int:

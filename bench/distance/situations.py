@@ -10,7 +10,7 @@ from bench.distance.modes import AHEAD, ALONE, UNRELATED, Mode, modes
 
 ROUND_TRIPS_MS = tuple(sorted((*FITTED_MS, PREDICTED_MS)))
 MAX_REQUESTS = 32
-_TABLE, _OTHERS = (4, 6, 8), (2, 4, 6)
+_FIXED = (4, 6, 8)
 """The fixed numbers of draft tokens to compare."""
 
 
@@ -30,14 +30,11 @@ class Situation:
         return f"{self.place}, T = {self.temperature:g}"
 
 
-def situations(
-    temperatures: Sequence[float], quick: bool, computes: bool = False, with_unrelated: bool = False
-) -> list[Situation]:
-    """The distances at each temperature, then load and failures at temperature 0 only. ``computes``: distributions are
-    real, so that block verification is measured; ``with_unrelated``: there is an unrelated draft."""
-    fixed = _OTHERS if computes else _TABLE
+def situations(temperatures: Sequence[float], quick: bool, with_unrelated: bool = False) -> list[Situation]:
+    """The distances at each temperature, then load and failures at temperature 0 only. ``quick``: with fewer modes at
+    other temperatures; ``with_unrelated``: there is an unrelated draft."""
     distances = [
-        Situation(f"{trip:g} ms", modes(temperature, fixed, computes, quick), temperature, trip)
+        Situation(f"{trip:g} ms", modes(_FIXED, quick and temperature > 0), temperature, trip)
         for temperature in temperatures
         for trip in ROUND_TRIPS_MS
     ]

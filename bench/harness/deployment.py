@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from specdec.cli.processes import Service, free_ports, healthy, paired, service
 from specdec.client import Client
 
 _MAX_PROCESSES = 64
+
+
+def cpu_s(service: Service) -> float:
+    """Processor seconds that a service has used, user and system."""
+    fields = Path(f"/proc/{service.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Processes:

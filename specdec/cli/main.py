@@ -89,7 +89,6 @@ BENCHES = {
     "heads": "Tokens per pass of a target that drafts by itself.",
     "tasks": "Methods of drafting on tasks of a chat model.",
     "plan": "Predictions of specdec plan, compared with a deployment.",
-    "soak": "Growth of resources over many requests.",
     "differential": "Random requests with and without speculation, compared field by field.",
     "gateway": "What HTTP costs beside gRPC.",
 }
