@@ -12,17 +12,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from models.training.tokenizer import END_OF_TEXT, end_of_text
+from models.training.texts import Text
 
 HELD_OUT_SHARE = 0.03
 """Share of the files that no model and no tokenizer is trained on."""
 
 TEST_SHARE = 0.4
-"""Share of the library's own test files that is kept. All of them would be 60 % of the text."""
+"""Share of the library's test files that is kept. All of them would be 60 % of the text."""
 
 MAX_FILE_BYTES = 400_000
 
@@ -31,7 +29,8 @@ EXCLUDED_DIRS = frozenset({"site-packages", "dist-packages", "encodings", "pydoc
 
 TEST_DIRS = frozenset({"test", "tests", "idle_test"})
 
-TokenStream = npt.NDArray[np.uint16]
+WINDOW = 512
+END_OF_TEXT = "<|endoftext|>"
 
 
 @dataclass(frozen=True)
@@ -40,14 +39,6 @@ class Document:
 
     path: str
     text: str
-
-
-@dataclass(frozen=True)
-class Split:
-    """Documents to train on and documents kept for evaluation."""
-
-    train: list[Document]
-    held_out: list[Document]
 
 
 def _fraction(path: str, purpose: str) -> float:
@@ -73,21 +64,24 @@ def _sources(root: Path) -> Iterator[Document]:
             yield Document(path, text.replace("\r\n", "\n"))
 
 
-def load(root: Path | None = None) -> Split:
-    """The library's documents in hash order, split into training and held-out files."""
-    root = root or Path(sysconfig.get_paths()["stdlib"])
-    documents = sorted(_sources(root), key=lambda document: _fraction(document.path, "order"))
-    held = {d.path for d in documents if _fraction(d.path, "held-out") < HELD_OUT_SHARE}
-    return Split(
-        train=[d for d in documents if d.path not in held],
-        held_out=[d for d in documents if d.path in held],
+def load() -> tuple[list[Document], list[Document]]:
+    """The library's documents in hash order: those to train on, and those held out."""
+    documents = sorted(
+        _sources(Path(sysconfig.get_paths()["stdlib"])), key=lambda document: _fraction(document.path, "order")
     )
-
-
-def encode(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenStream:
-    """One stream of token ids, with the end-of-text token before and after every document."""
-    separator = np.array([end_of_text(tokenizer)], dtype=np.uint16)
-    parts = [separator]
+    parts: tuple[list[Document], list[Document]] = [], []
     for document in documents:
-        parts += [np.array(tokenizer.encode(document.text).ids, dtype=np.uint16), separator]
-    return np.concatenate(parts)
+        parts[_fraction(document.path, "held-out") < HELD_OUT_SHARE].append(document)
+    return parts
+
+
+def windows(documents: Iterable[Document], tokenizer: Tokenizer, first: int) -> list[Text]:
+    """The documents as texts of 512 predicted tokens, whose answers begin at ``first``.
+
+    The end-of-text token is before and after every document. The last token of a window is the first of the next one.
+    """
+    separator = tokenizer.token_to_id(END_OF_TEXT)
+    stream = [separator]
+    for document in documents:
+        stream += [*tokenizer.encode(document.text).ids, separator]
+    return [Text(stream[start : start + WINDOW + 1], first) for start in range(0, len(stream) - WINDOW, WINDOW)]
