@@ -20,7 +20,7 @@ import typer
 from bench.harness.command import Common, run_comparison
 from bench.harness.deployment import Processes
 from bench.harness.endpoints import OverGrpc
-from bench.harness.methods import ALONE, KV_SLOTS, Method, Serving, against_alone, as_deployed, with_models
+from bench.harness.methods import ALONE, KV_SLOTS, against_alone, as_deployed, served, with_models
 from bench.harness.models import PairName, label_of
 from bench.harness.questions import Question
 from bench.harness.report import Lines, Panel, Say, Values, compare, conditions, finish, matrix, values
@@ -138,9 +138,8 @@ def main(
                 models = common.models(PairName.smollm2, directory)
                 say(conditions(models.label, max_tokens))
                 kv_slots = max(KV_SLOTS, _KV_SLOTS_OF_A_REQUEST * max(loads))
-                serving = Serving(await stack.enter_async_context(Processes()), common, models.target, kv_slots)
-                others = {name: await serving.endpoint(method) for name, method in with_models(models).items()}
-                asked, groups = common.asked(), [against_alone(await serving.endpoint(Method()), others)]
+                contenders = served(common, models.target, with_models(models), kv_slots)
+                asked, groups = common.asked(), [await stack.enter_async_context(contenders)]
             cases = [case_of(number, contenders, asked, repeats) for number in loads for contenders in groups]
             yield at_temperatures(cases, common.temperature or [1.0 if of_tables else 0.0])
 

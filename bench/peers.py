@@ -154,7 +154,7 @@ def main(
 
     @asynccontextmanager
     async def prepare(directory: Path, say: Say) -> AsyncIterator[list[Case]]:
-        models = common.models(PairName.damped, directory)
+        models = common.models_of_both(PairName.damped, directory)
         say(conditions(f"{models.label}; {dtype}", max_tokens))
         torch.set_num_threads(common.threads)
         windows = windows_of(common, models)

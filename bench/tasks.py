@@ -16,19 +16,7 @@ import typer
 from rich.table import Table
 
 from bench.harness.command import Common, run_comparison
-from bench.harness.deployment import Processes
-from bench.harness.methods import (
-    ALL,
-    ALONE,
-    NGRAM,
-    Method,
-    Serving,
-    against_alone,
-    all_methods,
-    as_deployed,
-    chosen,
-    count_help,
-)
+from bench.harness.methods import ALL, ALONE, NGRAM, all_methods, as_deployed, chosen, count_help, served
 from bench.harness.models import PairName
 from bench.harness.questions import Question
 from bench.harness.report import Say, Values, compare, conditions, finish, heat_of, matrix, values
@@ -101,9 +89,7 @@ def main(
                 methods = chosen(all_methods(models, str(ngram or "")), method or [])
                 if NGRAM in methods and not ngram:
                     methods[NGRAM] = replace(methods[NGRAM], draft=count_help(models.target, directory))
-                serving = Serving(await stack.enter_async_context(Processes()), common, models.target)
-                alone = await serving.endpoint(Method())
-                contenders = against_alone(alone, {name: await serving.endpoint(methods[name]) for name in methods})
+                contenders = await stack.enter_async_context(served(common, models.target, methods))
             yield at_temperatures(cases_of(questions, contenders), temperatures)
 
     results = compare(prepare, max_tokens)

@@ -87,7 +87,7 @@ def main(
 
     @asynccontextmanager
     async def prepare(directory: Path, say: Say) -> AsyncIterator[list[Case]]:
-        models = common.models(PairName.smollm2, directory)
+        models = common.models_of_both(PairName.smollm2, directory)
         say(conditions(f"{models.label}; float32", max_tokens))
         windows = windows_of(common, models)
         async with AsyncExitStack() as stack:

@@ -18,6 +18,7 @@ import typer
 from bench.harness.endpoints import Endpoint, OverGrpc, OverHttp
 from bench.harness.models import Models, PairName, pair_of
 from bench.harness.questions import NAMES, Question, read_questions
+from specdec.cli.processes import StartError
 from specdec.cli.secrets import api_key, tls_of
 from specdec.client import Client
 
@@ -72,6 +73,13 @@ class Common:
         if self.target is None:
             return pair_of(self.pair or default, directory)
         return Models(self.target, self.target, tuple(self.draft or ()), tuple(self.head or ()))
+
+    def models_of_both(self, default: PairName, directory: Path) -> Models:
+        """The same, for a comparison with something that runs here. Raises StartError if the running deployment's
+        target is not named."""
+        if self.is_running and self.target is None:
+            raise StartError("next to a running deployment this needs its model, too: --target")
+        return self.models(default, directory)
 
     def asked(self, default: str = "builtin", per_task: int | None = None) -> list[Question]:
         """Raises ValueError for questions that cannot be read."""

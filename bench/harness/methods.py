@@ -105,6 +105,17 @@ def against_alone(alone: Endpoint, others: Mapping[str, Endpoint]) -> list[Conte
 
 
 @asynccontextmanager
+async def served(
+    common: Common, target: str, methods: Mapping[str, Method], kv_slots: int = KV_SLOTS
+) -> AsyncIterator[list[Contender]]:
+    """A target alone, and with each method. Raises StartError."""
+    async with Processes() as processes:
+        serving = Serving(processes, common, target, kv_slots)
+        alone = await serving.endpoint(Method())
+        yield against_alone(alone, {name: await serving.endpoint(method) for name, method in methods.items()})
+
+
+@asynccontextmanager
 async def as_deployed(common: Common) -> AsyncIterator[list[Contender]]:
     """The running deployment without drafting, and as it is."""
     async with common.endpoint() as endpoint:

@@ -48,10 +48,12 @@ class Models:
 
 
 def pair_of(name: PairName, directory: Path) -> Models:
-    """The models of a pair that is no table. The damped one is made in ``directory``, which takes some seconds.
+    """The models of a pair. The damped one is made in ``directory``, which takes some seconds.
 
-    Raises StartError if it must be fetched first.
+    Raises StartError for tables, which are no models, and for a pair that must be fetched first.
     """
+    if name is PairName.table:
+        raise StartError("table models have no text: they are for bench load and bench distance")
     if name is PairName.damped:
         pair = damped_pair(directory)
         return Models(_LABELS[name], str(pair.target), (str(pair.draft),), is_random=True)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from bench.harness.command import Common, with_common_flags
 from bench.harness.models import Models, PairName, named
+from specdec.cli.processes import StartError
 from tests.checkout import DEMO
 
 GIVEN: list[tuple[Common, int]] = []
@@ -66,8 +67,12 @@ def test_without_models_the_default_pair_is_measured(monkeypatch: pytest.MonkeyP
     assert Common().models(PairName.demo, tmp_path).target == str(DEMO / "target")
     assert Common(pair=PairName.demo).models(PairName.smollm2, tmp_path).drafts == (str(DEMO / "draft"),)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(Exception, match=r"there is no .*smollm2.*: `specdec fetch smollm2` makes it"):
+    with pytest.raises(StartError, match=r"there is no .*smollm2.*: `specdec fetch smollm2` makes it"):
         Common().models(PairName.smollm2, tmp_path)
+    with pytest.raises(StartError, match="table models have no text"):
+        Common(pair=PairName.table).models(PairName.smollm2, tmp_path)
+    with pytest.raises(StartError, match="needs its model, too: --target"):
+        Common(url="http://127.0.0.1:8000").models_of_both(PairName.damped, tmp_path)
 
 
 def test_models_are_named_by_their_folders_unless_two_have_one_name() -> None:
