@@ -65,7 +65,7 @@ def case_of(name: str, endpoint: Endpoint, questions: list[Question]) -> Case:
     for number in NUMBERS:
         contenders.append(Contender(f"K = {number}", endpoint.asks(num_draft_tokens=number, ignore_eos=True), ALONE))
     contenders.append(Contender(CHOSEN, endpoint.asks(ignore_eos=True), ALONE))
-    return Case(name, [[each] for each in (questions[0], *questions)], contenders, num_warm_ups=1, salt=name)
+    return Case(name, [[question] for question in (questions[0], *questions)], contenders, num_warm_ups=1, salt=name)
 
 
 def by_parameters(results: Results, shares: Mapping[str, float]) -> Values:
@@ -101,7 +101,7 @@ def _chart(results: Results, shares: Mapping[str, float]) -> Lines:
 
     def lines(figures: Values) -> dict[str, list[tuple[float, float]]]:
         places = {case: round(100 * shares[case.partition(",")[0]], 1) for case in results.cases}
-        return {name: [(places[case], each) for case, each in figures[name].items()] for name in by_size}
+        return {name: [(places[case], figure) for case, figure in figures[name].items()] for name in by_size}
 
     by_size, across = by_parameters(results, shares), "the draft's parameters, in % of the target's"
     panels = [

@@ -113,10 +113,10 @@ async def blocked(count: int, report: Callable[[str], None]) -> Table:
 
 async def _row(table: Table, name: str, http: httpx.AsyncClient, *services: Service) -> None:
     started = time.perf_counter()
-    told = await asyncio.gather(*(over_http(http, [each, 5, 6], _TOKENS) for each in range(_NORMAL)))
-    assert all(count >= _TOKENS for _, count in told)
+    answers = await asyncio.gather(*(over_http(http, [number, 5, 6], _TOKENS) for number in range(_NORMAL)))
+    assert all(count >= _TOKENS for _, count in answers)
     per_token_ms = 1e3 * (time.perf_counter() - started) / _TOKENS
-    table.add_row(name, f"{per_token_ms:.2f}", *(f"{_rss_mib(each):.0f}" for each in services))
+    table.add_row(name, f"{per_token_ms:.2f}", *(f"{_rss_mib(service):.0f}" for service in services))
 
 
 def _ask(port: int, number: int) -> socket.socket:

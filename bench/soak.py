@@ -67,11 +67,12 @@ class Soaked:
 async def soak(requests: int, concurrency: int, cancelled: float, chance: random.Random) -> Soaked:
     """Run the requests, of which a share is ``cancelled`` at a random point, and read every process after each part."""
     names = ("target", "draft", "orchestrator")
-    async with Processes() as made:
+    async with Processes() as processes:
         metrics_ports = dict(zip(names, free_ports(3), strict=True))
         metrics = {name: f"--metrics-port={port}" for name, port in metrics_ports.items()}
-        services = {name: await made.model(f"bench.models.table_service {name}", metrics[name]) for name in names[:2]}
-        services["orchestrator"], client = await made.orchestrator(
+        module = "bench.models.table_service"
+        services = {name: await processes.model(f"{module} {name}", metrics[name]) for name in names[:2]}
+        services["orchestrator"], client = await processes.orchestrator(
             f"--target={services['target'].address}",
             f"--draft={services['draft'].address}",
             f"--max-live-sequences={concurrency}",

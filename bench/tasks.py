@@ -32,7 +32,7 @@ def cases_of(questions: Sequence[Question], contenders: Sequence[Contender]) -> 
     by_task: dict[str, list[Question]] = {}
     for question in questions:
         by_task.setdefault(question.task, []).append(question)
-    return [warm_up, *(Case(task, [[each] for each in asked], contenders) for task, asked in by_task.items())]
+    return [warm_up, *(Case(task, [[question] for question in asked], contenders) for task, asked in by_task.items())]
 
 
 def tables(results: Results) -> dict[str, Table]:

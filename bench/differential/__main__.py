@@ -118,22 +118,22 @@ def differences(first: Any, second: Any, place: str = "") -> list[str]:
         pairs = [(a, b, f"{place}[{at}]") for at, (a, b) in enumerate(zip(first, second, strict=True))]
     else:
         return [] if first == second else [f"{place}: {first!r} alone, {second!r}"[:300]]
-    return [each for pair in pairs for each in differences(*pair)]
+    return [difference for pair in pairs for difference in differences(*pair)]
 
 
 async def _smaller(ask: Ask, source: str, asked: Asked, seed: str) -> tuple[Asked, list[str]]:
     """The same difference with as few options as possible."""
-    found: list[str] = []
+    differing: list[str] = []
 
     async def differs(tried: Asked) -> list[str]:
         alone = await ask(ALONE, tried.path, {**tried.fields, "num_draft_tokens": 0})
         return await _ask_with(ask, source, tried, alone, random.Random(seed))
 
     for name in sorted(asked.fields.keys() - _NEEDED):
-        tried = asked._replace(fields={key: each for key, each in asked.fields.items() if key != name})
+        tried = asked._replace(fields={key: value for key, value in asked.fields.items() if key != name})
         if places := await differs(tried):
-            asked, found = tried, places
-    return asked, found
+            asked, differing = tried, places
+    return asked, differing
 
 
 async def compare(
@@ -141,7 +141,7 @@ async def compare(
 ) -> tuple[Counter[tuple[str, str]], list[Difference]]:
     """How many requests of each API were asked, refused and different with a source, and all differences."""
     counts: Counter[tuple[str, str]] = Counter()
-    found = []
+    differing = []
     for number in numbers:
         asked = draw(random.Random(f"{seed}/{number}"))
         alone = await ask(ALONE, asked.path, {**asked.fields, "num_draft_tokens": 0})
@@ -153,11 +153,11 @@ async def compare(
             if places := await _ask_with(ask, source, asked, alone, random.Random(drawn)):
                 counts[asked.api, source] += 1
                 small, small_places = await _smaller(ask, source, asked, drawn)
-                found.append(Difference(number, source, small.fields, small_places or places))
+                differing.append(Difference(number, source, small.fields, small_places or places))
 
         await asyncio.gather(*(one(source) for source in sources))
         done()
-    return counts, found
+    return counts, differing
 
 
 def _table(counts: Counter[tuple[str, str]], sources: Sequence[str]) -> Table:
@@ -191,17 +191,17 @@ def main(
                 return await compare(ask, seed, numbers, names, lambda: progress.advance(bar))
 
     try:
-        counts, found = asyncio.run(work())
+        counts, differing = asyncio.run(work())
     except StartError as error:
         console.print(str(error), markup=False)
         raise typer.Exit(1) from error
     console.print(_table(counts, names))
-    for each in found:
-        console.print(f"specdec bench differential --seed {seed} --only {each.number} --sources {each.source}")
-        console.print(
-            f"  {json.dumps(each.fields)}", *(f"  {place}" for place in each.places[:3]), sep="\n", markup=False
-        )
-    raise typer.Exit(1 if found else 0)
+    for difference in differing:
+        again = f"--seed {seed} --only {difference.number} --sources {difference.source}"
+        console.print(f"specdec bench differential {again}")
+        for line in (json.dumps(difference.fields), *difference.places[:3]):
+            console.print(f"  {line}", markup=False)
+    raise typer.Exit(1 if differing else 0)
 
 
 if __name__ == "__main__":

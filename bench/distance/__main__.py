@@ -128,7 +128,7 @@ def rows_of(results: Results, plan: Sequence[Situation], pair: str) -> list[Row]
     rows = []
     for row in results.rows:
         situation = by_name[row.case]
-        runs = [Run(run.num_tokens, run.seconds, tuple(each.stats for each in run.answers)) for run in row.runs]
+        runs = [Run(run.num_tokens, run.seconds, tuple(answer.stats for answer in run.answers)) for run in row.runs]
         where = (situation.temperature, situation.place, situation.round_trip_ms)
         rows.append(Row.of(pair, *where, row.contender, runs))
     return rows
@@ -173,15 +173,15 @@ def formula(predicted: Sequence[Prediction]) -> Table:
     table = Table("", box=None, header_style="bold", padding=(0, 1, 0, 0))
     for name in ("s", "h", "E", "predicted", "measured", "error"):
         table.add_column(name, justify="right")
-    for each in predicted:
+    for prediction in predicted:
         table.add_row(
-            f"{each.mode}, T = {each.temperature:g}",
-            f"{each.formula.round_ms:.1f} ms",
-            _share(each.formula.hit_rate),
-            f"{each.formula.tokens_per_round:.2f}",
-            f"{each.predicted_ms_per_token:.1f} ms",
-            f"{each.measured_ms_per_token:.1f} ms",
-            f"{each.error:+.1%}",
+            f"{prediction.mode}, T = {prediction.temperature:g}",
+            f"{prediction.formula.round_ms:.1f} ms",
+            _share(prediction.formula.hit_rate),
+            f"{prediction.formula.tokens_per_round:.2f}",
+            f"{prediction.predicted_ms_per_token:.1f} ms",
+            f"{prediction.measured_ms_per_token:.1f} ms",
+            f"{prediction.error:+.1%}",
         )
     return table
 
@@ -253,7 +253,7 @@ def main(
         shown[f"Time per token by the formula, fitted on the other distances, at {PREDICTED_MS:g} ms"] = formula(
             predicted
         )
-    measured = {"distances": [asdict(row) for row in rows], "formula": [asdict(each) for each in predicted]}
+    measured = {"distances": [asdict(row) for row in rows], "formula": [asdict(prediction) for prediction in predicted]}
     chart = heat_of("Speed over the target alone", results) if common.is_running else _chart(rows)
     finish(common, results, shown, chart, LEGEND, **measured)
 

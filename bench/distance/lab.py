@@ -57,7 +57,7 @@ async def lab(served: Served, num_ahead_tokens: int) -> AsyncIterator[Lab]:
     """
     async with AsyncExitStack() as stack:
         processes = await stack.enter_async_context(Processes())
-        target, draft = [await processes.shared_model(each) for each in (served.target, served.draft)]
+        target, draft = [await processes.shared_model(service) for service in (served.target, served.draft)]
         proxy = await stack.enter_async_context(FaultProxy(draft.port))
         near = f"127.0.0.1:{proxy.port}"
         fronts = {"near": (near, 0), "ahead": (near, num_ahead_tokens)}
@@ -73,8 +73,8 @@ async def lab(served: Served, num_ahead_tokens: int) -> AsyncIterator[Lab]:
             others.append(front)
         if served.computes:
             _pin(target.process.pid, {0})
-            for each in others:
-                _pin(each.process.pid, {1})
+            for service in others:
+                _pin(service.process.pid, {1})
             stack.enter_context(_pinned_here({1}))
         yield Lab(endpoints, proxy)
 

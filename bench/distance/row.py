@@ -101,7 +101,7 @@ class Row:
     def of(
         pair: str, temperature: float, situation: str, round_trip_ms: float | None, mode: str, runs: Sequence[Run]
     ) -> Row:
-        stats = [each for run in runs for each in run.stats]
+        stats = [sample for run in runs for sample in run.stats]
         num_rounds = max(1, _total(stats, "num_rounds"))
         num_drafts = _total(stats, "num_drafts")
         return Row(
@@ -118,8 +118,8 @@ class Row:
             outcomes=Outcomes(
                 _total(stats, "num_bonuses"),
                 _total(stats, "num_bonus_hits"),
-                _by_position([each.num_corrections_per_pos for each in stats]),
-                _by_position([each.num_correction_hits_per_pos for each in stats]),
+                _by_position([sample.num_corrections_per_pos for sample in stats]),
+                _by_position([sample.num_correction_hits_per_pos for sample in stats]),
             ),
             round_ms=_round_ms(stats),
             drafts_per_round=num_drafts / num_rounds,
@@ -136,7 +136,7 @@ def _round_ms(stats: Sequence[SpeculationStats]) -> RoundMs:
 
 
 def _total(stats: Sequence[SpeculationStats], name: str) -> int:
-    return sum(getattr(each, name) for each in stats)
+    return sum(getattr(sample, name) for sample in stats)
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -52,7 +52,7 @@ class Parity:
     @property
     def holds(self) -> bool:
         are_few = len(self.divergences) <= MAX_DIVERGENCES_PER_TOKEN * self.num_tokens
-        return are_few and all(each.gap < NEAR_TIE for each in self.divergences)
+        return are_few and all(divergence.gap < NEAR_TIE for divergence in self.divergences)
 
     def __str__(self) -> str:
         compared = f"{self.num_tokens} tokens of {self.num_texts} texts compared"

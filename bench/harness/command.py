@@ -113,19 +113,19 @@ def with_common_flags(main: Callable[..., None], without: Sequence[str] = ()) ->
     """``main``, with a flag for each field of its first parameter, a Common, but those ``without`` a use in it."""
     hints = get_type_hints(Common, include_extras=True)
     shared = [
-        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
-        for each in fields(Common)
-        if each.name not in without
+        inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=flag.default, annotation=hints[flag.name])
+        for flag in fields(Common)
+        if flag.name not in without
     ]
     _, *special = inspect.signature(main, eval_str=True).parameters.values()
 
     def run(**values: Any) -> None:
-        common = Common(**{each.name: values.pop(each.name) for each in shared})
+        common = Common(**{flag.name: values.pop(flag.name) for flag in shared})
         common.refuse_contradictions()
         main(common, **values)
 
     run.__doc__ = main.__doc__
-    of_main = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in special]
+    of_main = [flag.replace(kind=inspect.Parameter.KEYWORD_ONLY) for flag in special]
     run.__signature__ = inspect.Signature([*of_main, *shared])  # type: ignore[attr-defined]
     run.__annotations__ = {}
     return run

@@ -38,7 +38,7 @@ class OverGrpc:
             return Answer(list(sample.token_ids), sample.text, sample.finish.speculation)
 
         async def ask(request: Request) -> Run:
-            return await _timed([answer(*each, request) for each in _seeded(request)])
+            return await _timed([answer(prompt, seed, request) for prompt, seed in _seeded(request)])
 
         return ask
 
@@ -63,7 +63,7 @@ class OverHttp:
             return _answer(response.json())
 
         async def ask(request: Request) -> Run:
-            return await _timed([answer(*each, request) for each in _seeded(request)])
+            return await _timed([answer(prompt, seed, request) for prompt, seed in _seeded(request)])
 
         return ask
 
@@ -88,8 +88,8 @@ def _answer(response: Mapping[str, Any]) -> Answer:
     rounds = choice["specdec"]["rounds"]
     stats = SpeculationStats(
         num_rounds=len(rounds),
-        num_draft_tokens=sum(each["num_draft_tokens"] for each in rounds),
-        num_accepted_tokens=sum(each["num_accepted_tokens"] for each in rounds),
+        num_draft_tokens=sum(report["num_draft_tokens"] for report in rounds),
+        num_accepted_tokens=sum(report["num_accepted_tokens"] for report in rounds),
     )
     text = choice["message"]["content"] if "message" in choice else choice["text"]
     return Answer(choice["token_ids"], text or "", stats)

@@ -75,7 +75,7 @@ def read_questions(name: str, per_task: int | None = None, num_turns: int | None
     for question in questions:
         by_task.setdefault(question.task, []).append(question)
     kept = [question for of_task in by_task.values() for question in of_task[:per_task]]
-    return [Question(each.task, each.turns[:num_turns], each.prompt) for each in kept]
+    return [Question(question.task, question.turns[:num_turns], question.prompt) for question in kept]
 
 
 def python_texts() -> list[str]:

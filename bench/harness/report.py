@@ -149,7 +149,7 @@ def matrix(figures: Values) -> Table:
     table = _table()
     for case in cases:
         table.add_column(case.replace("_", " "), overflow="fold", min_width=4, justify="right", vertical="bottom")
-    best = {case: max(each[case] for each in figures.values() if case in each) for case in cases}
+    best = {case: max(figure[case] for figure in figures.values() if case in figure) for case in cases}
     for contender, of_contender in figures.items():
         cells = ((of_contender.get(case), best[case]) for case in cases)
         table.add_row(contender, *("" if value is None else _figure(value, value == top) for value, top in cells))

@@ -90,7 +90,7 @@ class Case:
 
     @property
     def num_runs(self) -> int:
-        return len(self.contenders) * sum(max(each.num_turns for each in questions) for questions in self.turns)
+        return len(self.contenders) * sum(max(question.num_turns for question in questions) for questions in self.turns)
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class Row:
 
     def total(self, name: str) -> int:
         """The sum of a field of the statistics."""
-        return sum(getattr(each, name) for each in self.stats)
+        return sum(getattr(stats, name) for stats in self.stats)
 
     def per_round(self, *names: str) -> float:
         """The sum of fields of the statistics, per round after the prefill of a sample."""

@@ -43,5 +43,5 @@ def windows_of(common: Common, models: Models, seed: int = 0) -> Windows:
     tokenizer = Tokenizer.from_file(str(directory_of(models.target) / "tokenizer.json"))
     if models.is_random:
         return Windows(tokenizer.get_vocab_size(), seed=seed)
-    texts = [str(each.prompt.get("text", "")) or "\n".join(each.turns) for each in common.asked("python")]
+    texts = [str(question.prompt.get("text", "")) or "\n".join(question.turns) for question in common.asked("python")]
     return Windows(tokenizer.get_vocab_size(), tokenizer.encode("\n\n".join(texts)).ids, seed)
