@@ -22,11 +22,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.chaos.lab import load_of
 from bench.harness.command import run_benchmark
 from bench.harness.deployment import Processes, cpu_s
 from specdec.cli.processes import Service, free_ports, listening, service
 from specdec.client import Client
+from testing.lab import load_of
 
 _NORMAL, _TOKENS = 8, 200
 """Normal readers beside slow ones, and the tokens of each."""
@@ -58,7 +58,7 @@ async def over_http(client: httpx.AsyncClient, ids: list[int], max_tokens: int) 
 async def running(pass_ms: float, *flags: str) -> AsyncIterator[tuple[Service, Service, Service, int]]:
     """Target, orchestrator, and gateway, which listens at the port. ``flags``: of the orchestrator."""
     async with Processes() as processes:
-        target = await processes.shared_model(("bench.models.table_service target", f"--pass-ms={pass_ms}"))
+        target = await processes.shared_model(("testing.table_service target", f"--pass-ms={pass_ms}"))
         behind, _ = await processes.orchestrator(f"--target={target.address}", "--draft=", *flags)
         [port] = free_ports(1)
         async with service("gateway", port, [f"--orchestrator={behind.address}"]) as front:

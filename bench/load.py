@@ -4,12 +4,13 @@ A pair of models answers 1 to 128 requests at the same time. Without a pair, the
 services: a pass takes a fixed time and some for each row, as on a GPU. So draft tokens cost little next to one request
 and much next to a hundred. How much is drafted is chosen; every text is compared.
 
-For table models there is the formula of the policy: the number k of draft tokens with the most tokens per second, where
-n requests have k each, or none. goodput(k) = n E[accepted + 1] / (drafting(k) + pass(n (k + 1))).
+For table models there is the formula of the policy (specdec/speculation/cost.py): the number of draft tokens with the
+most tokens per second, where all requests have equally many, or none.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from bench.harness.models import PairName, label_of
 from bench.harness.questions import Question
 from bench.harness.report import Lines, Panel, Say, Values, compare, conditions, finish, matrix, values
 from bench.harness.runner import Case, Contender, Results, at_temperatures
+from specdec.speculation.cost import best_number, chain_chances, expected_tokens
 
 PASS_MS, ROW_US, STEP_MS, ACCEPTANCE, PERIOD = 20.0, 150.0, 1.0, 0.75, 32
 """Of the table models."""
@@ -40,25 +42,26 @@ def pass_ms(rows: int) -> float:
 
 def formula(method: str, requests: int, tokens: int) -> float:
     """The speed over the target alone."""
-    alone_ms = pass_ms(requests)
+    repeats = method == "lookup"  # all is right once the text has begun to repeat itself
+    chances = itertools.repeat(1.0) if repeats else chain_chances([ACCEPTANCE])
+    expected = expected_tokens(chances, _MAX_LOOKUP_TOKENS if repeats else _MAX_DRAFT_TOKENS)
+    step_ms = STEP_MS if method == "draft" else 0.0
 
-    def seconds(k: int) -> float:
-        """Of a token, in units of the target alone's."""
-        if method == "lookup":  # all is right once the text has begun to repeat itself
-            repeated_ms = (tokens - PERIOD) / (k + 1) * pass_ms(requests * (k + 1))
-            return (PERIOD * alone_ms + repeated_ms) / tokens / alone_ms
-        expected = sum(ACCEPTANCE**number for number in range(k + 1))
-        drafting_ms = STEP_MS * k if method == "draft" else 0.0
-        return (drafting_ms + pass_ms(requests * (k + 1))) / expected / alone_ms
+    def round_ms(number: int) -> float:
+        return step_ms * number + pass_ms(requests * (number + 1))
 
-    return 1 / min(map(seconds, range((_MAX_LOOKUP_TOKENS if method == "lookup" else _MAX_DRAFT_TOKENS) + 1)))
+    best = best_number(expected, round_ms, range(len(expected)))
+    token_ms, alone_ms = round_ms(best) / expected[best], pass_ms(requests)
+    if repeats:
+        token_ms = (PERIOD * alone_ms + (tokens - PERIOD) * token_ms) / tokens
+    return alone_ms / token_ms
 
 
 async def table_contenders(processes: Processes) -> list[list[Contender]]:
     """By method, each next to its own target alone: one target's text repeats itself, another one has a head."""
     text = [f"--acceptance={ACCEPTANCE}", "--max-sequences=4096"]
-    target = ("bench.models.table_service target", f"--pass-ms={PASS_MS}", f"--row-us={ROW_US}", *text)
-    draft = ("bench.models.table_service draft", f"--pass-ms={STEP_MS}", *text)
+    target = ("testing.table_service target", f"--pass-ms={PASS_MS}", f"--row-us={ROW_US}", *text)
+    draft = ("testing.table_service draft", f"--pass-ms={STEP_MS}", *text)
     deployments = {
         "lookup": ((*target, f"--period={PERIOD}"), ()),
         "draft": (target, draft),

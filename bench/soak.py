@@ -70,7 +70,7 @@ async def soak(requests: int, concurrency: int, cancelled: float, chance: random
     async with Processes() as processes:
         metrics_ports = dict(zip(names, free_ports(3), strict=True))
         metrics = {name: f"--metrics-port={port}" for name, port in metrics_ports.items()}
-        module = "bench.models.table_service"
+        module = "testing.table_service"
         services = {name: await processes.model(f"{module} {name}", metrics[name]) for name in names[:2]}
         services["orchestrator"], client = await processes.orchestrator(
             f"--target={services['target'].address}",

@@ -23,7 +23,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.differential.answers import answer_of
 from bench.differential.requests import Asked, draw
 from bench.harness.command import Common, run_benchmark
 from bench.harness.deployment import Processes
@@ -31,6 +30,7 @@ from bench.harness.methods import ALONE, Method, Serving, all_methods, count_hel
 from bench.harness.models import PairName, pair_of
 from specdec.cli.processes import StartError, free_ports, listening, service
 from specdec.client import Client
+from testing.answers import answer_of
 
 SOURCES = ("draft", "ngram", "lookup", "recycling", "lookahead", "resumed")
 """Of draft tokens. A resumed answer is drafted as with ``draft``."""

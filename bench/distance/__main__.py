@@ -60,7 +60,7 @@ QuestionOf = Callable[[int, int], Question]
 
 
 def served_tables(costs: TableCosts) -> Served:
-    target, draft = ("bench.models.table_service target", "bench.models.table_service draft")
+    target, draft = ("testing.table_service target", "testing.table_service draft")
     candidates = (f"--acceptance={costs.acceptance}", f"--runner-up={costs.runner_up}")
     step = f"--pass-ms={costs.step_ms}"
     return Served(

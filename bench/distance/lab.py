@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.chaos.fault_proxy import FaultProxy
 from bench.harness.deployment import Processes
 from bench.harness.endpoints import OverGrpc
+from testing.fault_proxy import FaultProxy
 
 Command = tuple[str, ...]
 """A service's module and flags."""

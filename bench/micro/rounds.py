@@ -103,7 +103,7 @@ async def _measure(
 ) -> list[Row]:
     async with Processes() as processes:
         pair = f"--acceptance={acceptance}"
-        module = "bench.models.table_service"
+        module = "testing.table_service"
         target, draft = [await processes.model(f"{module} {role}", pair) for role in ("target", "draft")]
         orchestrator, client = await processes.orchestrator(
             f"--target={target.address}", f"--draft={draft.address}", f"--max-live-sequences={max(counts)}"

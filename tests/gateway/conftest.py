@@ -18,10 +18,11 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from gateway.server import GatewayServer
 from gateway.settings import GatewaySettings
 from specdec.telemetry.prometheus import Scrape
+from testing.raw import started
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
 
@@ -73,13 +74,12 @@ async def serving(
         [verifier], [drafter], client=client, **{"tokenizer": str(DEMO / "target"), **settings}
     ) as deployment:
         address = f"127.0.0.1:{deployment.orchestrator.port}"
-        server = GatewayServer(GatewaySettings(orchestrator=[address], **(gateway or {})), Scrape())
-        await server.start()
-        try:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as http:
-                yield Running(deployment, server, http)
-        finally:
-            await server.stop()
+        gateway_settings = GatewaySettings(orchestrator=[address], **(gateway or {}))
+        async with (
+            started(GatewayServer(gateway_settings, Scrape())) as server,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as http,
+        ):
+            yield Running(deployment, server, http)
 
 
 @pytest.fixture

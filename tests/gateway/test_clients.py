@@ -14,11 +14,11 @@ from typing import Any
 import openai
 import pytest
 
-from bench.models.table_model import TableVerifier
 from gateway.server import GatewayServer
 from gateway.settings import GatewaySettings
 from orchestrator.replicas.poison import MAX_HARM
 from specdec.telemetry.prometheus import Scrape
+from testing.table_model import TableVerifier
 from tests.checkout import DEMO
 from tests.cluster import cluster
 from tests.gateway.conftest import MODEL, models, serving

@@ -17,7 +17,7 @@ from gateway.server import GatewayServer
 from gateway.settings import GatewaySettings
 from specdec.security import dev_ca
 from specdec.telemetry.prometheus import Scrape
-from tests.certificates import files
+from testing.certificates import files
 
 
 @pytest.fixture(scope="module")

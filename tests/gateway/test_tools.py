@@ -22,6 +22,7 @@ from gateway.tools import Parser, Part, Reasoning, Text
 from specdec.runner.loading import grammars
 from specdec.telemetry.prometheus import Scrape
 from target_service.language_model import LmVerifier
+from testing.raw import started
 from tests.checkout import DEMO
 from tests.cluster import cluster
 from tests.parity.conftest import load
@@ -165,13 +166,12 @@ async def client() -> AsyncIterator[openai.AsyncOpenAI]:
     runner = load("target", "float32")
     verifier = LmVerifier(runner, grammars=grammars(DEMO / "target", runner.info))
     async with cluster([verifier], tokenizer=str(DEMO / "target")) as deployment:
-        server = GatewayServer(GatewaySettings(orchestrator=[f"127.0.0.1:{deployment.orchestrator.port}"]), Scrape())
-        await server.start()
-        try:
-            async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none") as client:
-                yield client
-        finally:
-            await server.stop()
+        settings = GatewaySettings(orchestrator=[f"127.0.0.1:{deployment.orchestrator.port}"])
+        async with (
+            started(GatewayServer(settings, Scrape())) as server,
+            openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none") as client,
+        ):
+            yield client
 
 
 def tool(name: str, **properties: Any) -> Any:

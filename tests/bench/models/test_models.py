@@ -8,10 +8,10 @@ from transformers import AutoModelForCausalLM
 
 from bench.harness.windows import Windows
 from bench.models.damped_pair import damped_pair
-from bench.models.table_model import Table
 from bench.peers import TransformersPair
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.runner.checkpoint import Checkpoint
+from testing.table_model import Table
 from tests.bench.conftest import SMALL
 
 

@@ -12,14 +12,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
-from bench.chaos.fault_proxy import FaultProxy
-from bench.chaos.models import Models, Reference, TableModels
 from specdec.cli.processes import StartError, free_ports, is_serving
 from specdec.client import Client
 from specdec.core.errors import SpecdecError
@@ -28,8 +26,32 @@ from specdec.security.tls import Tls
 from specdec.transport import rpc
 from specdec.transport.wire import read_load
 from specdec.v1 import common_pb2, draft_pb2_grpc, generation_pb2, target_pb2_grpc
+from testing.fault_proxy import FaultProxy
+from testing.table_model import Table
+from testing.traffic import Reference
 
+Role = Literal["target", "draft"]
 _STOP_TIMEOUT_S = 15.0
+
+
+class Models(Protocol):
+    """A target and a draft with at least 1,024 tokens. The attribute ``reference`` has the target's texts."""
+
+    reference: Reference
+
+    def service(self, role: Role, pass_ms: float) -> tuple[str, ...]:
+        """The module and the flags of a service. ``pass_ms``: the time of a pass, where it can be chosen."""
+        ...
+
+
+class TableModels:
+    """Table models, with the times and the faults that a row asks for."""
+
+    def __init__(self) -> None:
+        self.reference: Reference = Table()
+
+    def service(self, role: Role, pass_ms: float) -> tuple[str, ...]:
+        return f"testing.table_service {role}", f"--pass-ms={pass_ms}"
 
 
 class Process:
@@ -114,48 +136,63 @@ class Process:
         return Path(self.log.name).read_text(errors="replace").count("Traceback")
 
 
+async def start(*processes: Process) -> None:
+    """Start all of them. Returns when all are alive; raises StartError."""
+    for process in processes:
+        await process.start()
+    for process in processes:
+        await process.healthy()
+
+
 @dataclass
 class Deployment:
-    """Targets and drafts, the orchestrator in front of them, and its client. ``proxies`` is by proxied process."""
+    """Targets and drafts, the orchestrator in front of them, and its client. ``proxies`` is by proxied process;
+    ``make`` makes further processes, which end with the deployment."""
 
     targets: list[Process]
     drafts: list[Process]
     orchestrator: Process
     client: Client
-    proxies: dict[Process, FaultProxy]
-
-    async def loads(self) -> list[Load]:
-        return [await load_of(each.address, role) for role, each in self.model_services]
+    make: Callable[..., Process]
+    proxies: dict[Process, FaultProxy] = field(default_factory=dict)
 
     @property
-    def model_services(self) -> list[tuple[str, Process]]:
+    def processes(self) -> list[Process]:
+        return [*self.targets, *self.drafts, self.orchestrator]
+
+    @property
+    def model_services(self) -> list[tuple[Role, Process]]:
         return [("target", each) for each in self.targets] + [("draft", each) for each in self.drafts]
 
-    def address_of(self, process: Process) -> str:
-        """The address that the orchestrator uses: the proxy's, if there is one."""
-        return f"127.0.0.1:{self.proxies[process].port}" if process in self.proxies else process.address
+    def another_orchestrator(self, *flags: str) -> Process:
+        """One more of the same replicas, not yet started."""
+        replicas = replica_flags(*([each.address for each in role] for role in (self.targets, self.drafts)))
+        return self.make("orchestrator", *replicas, *flags)
+
+    async def loads(self) -> list[Load]:
+        return [await load_of(process.address, role) for role, process in self.model_services]
+
+    async def busiest_target(self) -> Process:
+        live = [load.live_sequences for load in (await self.loads())[: len(self.targets)]]
+        return self.targets[live.index(max(live))]
 
     async def replica(self, process: Process) -> generation_pb2.Replica:
         """The state of the process's replica in the orchestrator."""
-        wanted = self.address_of(process)
+        address = address_of(process, self.proxies)
         info = await self.client.server_info()
-        return next(each for each in info.replicas if each.address == wanted)
+        return next(replica for replica in info.replicas if replica.address == address)
 
     async def ready(self, timeout_s: float = 30.0) -> float:
         """Seconds until the orchestrator uses all its replicas; infinity on a timeout."""
-
-        async def all_ready() -> bool:
-            return all(each.ready for each in (await self.client.server_info()).replicas)
-
-        return await until(all_ready, timeout_s)
+        return await until(lambda: uses_all(self.client), timeout_s)
 
     async def left(self, process: Process, timeout_s: float = 15.0) -> float:
         """Seconds until the orchestrator no longer uses this replica; infinity on a timeout."""
 
-        async def gone() -> bool:
+        async def unused() -> bool:
             return not (await self.replica(process)).ready
 
-        return await until(gone, timeout_s, 0.01)
+        return await until(unused, timeout_s, 0.01)
 
     async def freed(self, timeout_s: float = 15.0, open_streams: int | None = None) -> float:
         """Seconds until the model services have no sequences, no KV slots in use and ``open_streams`` streams each."""
@@ -168,6 +205,23 @@ class Deployment:
             )
 
         return await until(empty, timeout_s, 0.005)
+
+
+def address_of(process: Process, proxies: Mapping[Process, FaultProxy]) -> str:
+    """The address that an orchestrator uses: the proxy's, if there is one."""
+    return f"127.0.0.1:{proxies[process].port}" if process in proxies else process.address
+
+
+def replica_flags(targets: Iterable[str], drafts: Iterable[str] = ()) -> list[str]:
+    """The flags of an orchestrator of the replicas at these addresses."""
+    flags = {"--target": ",".join(targets), "--draft": ",".join(drafts)}
+    return [f"{flag}={addresses}" for flag, addresses in flags.items() if addresses]
+
+
+async def uses_all(client: Client, count: int | None = None) -> bool:
+    """Whether the orchestrator uses all its replicas, and has ``count`` of them."""
+    replicas = (await client.server_info()).replicas
+    return all(replica.ready for replica in replicas) and count in (None, len(replicas))
 
 
 async def until(predicate: Callable[[], Any], timeout_s: float, every_s: float = 0.05) -> float:
@@ -184,10 +238,8 @@ async def until(predicate: Callable[[], Any], timeout_s: float, every_s: float =
 async def load_of(address: str, role: str, tls: Tls | None = None) -> Load:
     """The load that a model service reports."""
     async with rpc.channel(address, tls, role if tls else "") as channel:
-        stub: Any = (target_pb2_grpc.TargetServiceStub if role == "target" else draft_pb2_grpc.DraftServiceStub)(
-            channel
-        )
-        return read_load((await stub.GetModelInfo(common_pb2.GetModelInfoRequest(), timeout=5)).load)
+        service: Any = target_pb2_grpc.TargetServiceStub if role == "target" else draft_pb2_grpc.DraftServiceStub
+        return read_load((await service(channel).GetModelInfo(common_pb2.GetModelInfoRequest(), timeout=5)).load)
 
 
 class Lab:
@@ -204,18 +256,18 @@ class Lab:
     @asynccontextmanager
     async def processes(self) -> AsyncIterator[Callable[..., Process]]:
         """A factory of processes that are not yet started. All of them are stopped at the end."""
-        made: list[Process] = []
+        processes: list[Process] = []
 
         def make(module: str, *arguments: str, **options: Any) -> Process:
-            made.append(Process(module, [*arguments, "--log-level=WARNING"], **options))
-            return made[-1]
+            processes.append(Process(module, [*arguments, "--log-level=WARNING"], **options))
+            return processes[-1]
 
         try:
             yield make
         finally:
-            await asyncio.gather(*(each.stop() for each in made))
-            for each in made:
-                each.log.close()
+            await asyncio.gather(*(process.stop() for process in processes))
+            for process in processes:
+                process.log.close()
 
     @asynccontextmanager
     async def deployment(
@@ -228,7 +280,6 @@ class Lab:
         draft: Sequence[str] = (),
         orchestrator: Sequence[str] = (),
         proxied: bool = False,
-        extra_drafts: Sequence[str] = (),
     ) -> AsyncIterator[Deployment]:
         """A deployment in which every replica is in use. Sequences are flags of their role. Raises StartError."""
         async with AsyncExitStack() as stack:
@@ -236,23 +287,14 @@ class Lab:
             targets = [make(*self.models.service("target", pass_ms), *target) for _ in range(num_targets)]
             drafts = [make(*self.models.service("draft", step_ms), *draft) for _ in range(num_drafts)]
             proxies: dict[Process, FaultProxy] = {}
-            if proxied:
-                for each in (*targets, *drafts):
-                    proxy = FaultProxy(each.port, seed=self.chance.getrandbits(30))
-                    proxies[each] = await stack.enter_async_context(proxy)
-            found = Deployment(targets, drafts, targets[0], None, proxies)  # type: ignore[arg-type]
-            found.orchestrator = make(
-                "orchestrator",
-                "--target=" + ",".join(found.address_of(each) for each in targets),
-                "--draft=" + ",".join([*(found.address_of(each) for each in drafts), *extra_drafts]),
-                *orchestrator,
-            )
-            everything = (*targets, *drafts, found.orchestrator)
-            for each in everything:
-                await each.start()
-            for each in everything:
-                await each.healthy()
-            found.client = await stack.enter_async_context(Client(found.orchestrator.address))
-            if await found.ready() == float("inf") and not extra_drafts:
-                raise StartError(f"the orchestrator does not use all replicas: {await found.client.server_info()}")
-            yield found
+            for process in (*targets, *drafts) if proxied else ():
+                proxy = FaultProxy(process.port, seed=self.chance.getrandbits(30))
+                proxies[process] = await stack.enter_async_context(proxy)
+            addresses = ([address_of(each, proxies) for each in role] for role in (targets, drafts))
+            front = make("orchestrator", *replica_flags(*addresses), *orchestrator)
+            await start(*targets, *drafts, front)
+            client = await stack.enter_async_context(Client(front.address))
+            deployment = Deployment(targets, drafts, front, client, make, proxies)
+            if await deployment.ready() == float("inf"):
+                raise StartError(f"the orchestrator does not use all replicas: {await client.server_info()}")
+            yield deployment

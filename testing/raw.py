@@ -1,4 +1,7 @@
-"""A model service without an orchestrator: frames as a test writes them, answers by sequence."""
+"""A model service without an orchestrator: frames as an untrusted peer could write them, answers by sequence.
+
+Knows frames; does not know which are right.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from draft_service.drafter import Drafter
 from draft_service.server import create_server as create_draft_server
@@ -24,18 +28,19 @@ from specdec.transport.wire import read_load
 from specdec.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from target_service.server import create_server as create_target_server
 from target_service.verifier import Verifier
-from tests.models.misbehaving import PATIENCE_S
+from testing.lab import Role
+from testing.patience import PATIENCE_S
 
 COUPLED = common_pb2.VERIFICATION_METHOD_COUPLED
 TOKEN = common_pb2.VERIFICATION_METHOD_TOKEN
 BLOCK = common_pb2.VERIFICATION_METHOD_BLOCK
-GREEDY = dict(temperature=0.0)
+GREEDY = {"temperature": 0.0}
 
 
 class Raw:
     """One open stream. ``answer(sequence)`` gives what came for it: a Verdict, a Growth or a SpecdecError."""
 
-    def __init__(self, call: Any, request: type) -> None:
+    def __init__(self, call: Any, request: type[Message]) -> None:
         self._call = call
         self._request = request
         self._inboxes: dict[int, asyncio.Queue[Any]] = defaultdict(asyncio.Queue)
@@ -57,8 +62,18 @@ class Raw:
                     assert error.status.code not in (2, 13), error
                     self._inboxes[error.sequence].put_nowait(from_status(error.status))
 
+    @property
+    def is_target(self) -> bool:
+        return self._request is target_pb2.VerifyRequest
+
     async def send(self, **frame: Any) -> None:
         await self._call.write(self._request(**frame))
+
+    async def ask(self, entry: Message) -> Any:
+        """Send an open, a round or an advance; the next answer to its sequence."""
+        [field] = [field for field in self._request.DESCRIPTOR.fields if field.message_type is entry.DESCRIPTOR]
+        await self.send(**{field.name: [entry]})
+        return await self.answer(entry.sequence)  # type: ignore[attr-defined]
 
     async def answer(self, sequence: int) -> Any:
         async with asyncio.timeout(PATIENCE_S):
@@ -91,7 +106,8 @@ class Raw:
         """How the stream ended. Waits for that."""
         async with asyncio.timeout(PATIENCE_S):
             await self._reader
-            return await self._call.code()
+            code: grpc.StatusCode = await self._call.code()
+            return code
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -103,22 +119,28 @@ class Raw:
 
 
 class Service:
-    """A model service in this process and a channel to it."""
+    """A model service behind a channel. ``server`` is there if it runs in this process."""
 
-    def __init__(self, server: ModelServer, channel: grpc.aio.Channel, is_target: bool) -> None:
-        self.server = server
+    server: ModelServer
+
+    def __init__(self, channel: grpc.aio.Channel, role: Role) -> None:
         self.channel = channel
-        if is_target:
+        if role == "target":
             stub: Any = target_pb2_grpc.TargetServiceStub(channel)
-            self.method, self.request = stub.Verify, target_pb2.VerifyRequest
+            self._method = stub.Verify
+            self.request: type[Message] = target_pb2.VerifyRequest
         else:
             stub = draft_pb2_grpc.DraftServiceStub(channel)
-            self.method, self.request = stub.Draft, draft_pb2.DraftRequest
+            self._method, self.request = stub.Draft, draft_pb2.DraftRequest
         self._get_info = stub.GetModelInfo
         self.streams: list[Raw] = []
 
+    def call(self, timeout_s: float | None = None) -> Any:
+        """A stream as gRPC has it, which the caller ends."""
+        return self._method(timeout=timeout_s)
+
     def stream(self, timeout_s: float | None = None) -> Raw:
-        raw = Raw(self.method(timeout=timeout_s), self.request)
+        raw = Raw(self.call(timeout_s), self.request)
         self.streams.append(raw)
         return raw
 
@@ -148,54 +170,76 @@ class Service:
             await stream.close()
 
 
+class Startable(Protocol):
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+Server = TypeVar("Server", bound=Startable)
+
+
+@asynccontextmanager
+async def started(server: Server) -> AsyncIterator[Server]:
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
 @asynccontextmanager
 async def orchestrator(
     targets: Sequence[int], drafts: Sequence[int] = (), **settings: Any
 ) -> AsyncIterator[tuple[OrchestratorServer, Client]]:
     """An orchestrator of the replicas that listen on these ports, and a client of it."""
-    server = OrchestratorServer(
-        OrchestratorSettings(
-            target=[f"127.0.0.1:{port}" for port in targets],
-            draft=[f"127.0.0.1:{port}" for port in drafts],
-            **{"num_draft_tokens": 5, **settings},
-        )
-    )
-    await server.start()
-    try:
-        async with Client(f"127.0.0.1:{server.port}") as client:
-            yield server, client
-    finally:
-        await server.stop()
+    async with (
+        started(
+            OrchestratorServer(
+                OrchestratorSettings(
+                    target=[f"127.0.0.1:{port}" for port in targets],
+                    draft=[f"127.0.0.1:{port}" for port in drafts],
+                    **{"num_draft_tokens": 5, **settings},
+                )
+            )
+        ) as server,
+        Client(f"127.0.0.1:{server.port}") as client,
+    ):
+        yield server, client
 
 
 @asynccontextmanager
 async def target(verifier: Verifier, **settings: Any) -> AsyncIterator[Service]:
-    async with _service(create_target_server(verifier, EngineSettings(**settings)), True) as service:
+    async with _serving(create_target_server(verifier, EngineSettings(**settings)), "target") as service:
         yield service
 
 
 @asynccontextmanager
 async def draft(drafter: Drafter) -> AsyncIterator[Service]:
-    async with _service(create_draft_server(drafter, EngineSettings()), False) as service:
+    async with _serving(create_draft_server(drafter, EngineSettings()), "draft") as service:
         yield service
 
 
 @asynccontextmanager
-async def _service(server: ModelServer, is_target: bool) -> AsyncIterator[Service]:
-    await server.start()
-    try:
-        async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
-            service = Service(server, channel, is_target)
-            try:
-                yield service
-            finally:
-                await service.close()
-    finally:
-        await server.stop()
+async def _serving(server: ModelServer, role: Role) -> AsyncIterator[Service]:
+    async with started(server), service_at(f"127.0.0.1:{server.port}", role) as service:
+        service.server = server
+        yield service
+
+
+@asynccontextmanager
+async def service_at(address: str, role: Role) -> AsyncIterator[Service]:
+    """A service that runs elsewhere."""
+    async with rpc.channel(address) as channel:
+        service = Service(channel, role)
+        try:
+            yield service
+        finally:
+            await service.close()
 
 
 def spec(
-    token_ids: Any = (1, 2, 3), method: int = COUPLED, temperature: float = 1.0, top_p: float = 1.0, **fields: Any
+    token_ids: Any = (1, 2, 3), method: Any = COUPLED, temperature: float = 1.0, top_p: float = 1.0, **fields: Any
 ) -> common_pb2.SequenceSpec:
     sampling = fields.pop("sampling", None) or common_pb2.SamplingParams(temperature=temperature, top_p=top_p)
     fields.setdefault("num_prompt_tokens", len(token_ids))
@@ -203,14 +247,15 @@ def spec(
 
 
 def target_open(sequence: int, **fields: Any) -> target_pb2.TargetOpen:
-    own = {name: fields.pop(name) for name in ("more", "stop_token_ids") if name in fields}
-    return target_pb2.TargetOpen(sequence=sequence, spec=fields.pop("spec", None) or spec(**fields), **own)
+    options = {name: fields.pop(name) for name in ("more", "stop_token_ids") if name in fields}
+    return target_pb2.TargetOpen(sequence=sequence, spec=fields.pop("spec", None) or spec(**fields), **options)
 
 
 def draft_open(sequence: int, max_nodes: int = 0, max_ahead: int = 0, **fields: Any) -> draft_pb2.DraftOpen:
     budget = draft_pb2.DraftBudget(max_nodes=max_nodes, max_depth=max_nodes, max_ahead=max_ahead)
-    own = {name: fields.pop(name) for name in ("more",) if name in fields}
-    return draft_pb2.DraftOpen(sequence=sequence, spec=fields.pop("spec", None) or spec(**fields), budget=budget, **own)
+    more = fields.pop("more", False)
+    opened = fields.pop("spec", None) or spec(**fields)
+    return draft_pb2.DraftOpen(sequence=sequence, spec=opened, budget=budget, more=more)
 
 
 def tree(token_ids: Any = (), parents: Any = (), probs: Any = ()) -> common_pb2.TokenTree:

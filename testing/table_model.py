@@ -72,18 +72,37 @@ class Table:
     def logprobs(self, ids: Sequence[int], start: int, spec: SequenceSpec, num_top: int) -> Logprobs:
         """Of the tokens from position ``start`` on. The target's next token is the likeliest one at each position, and
         each further one of the vocabulary e times less likely."""
-        found: tuple[list[float], list[int], list[float]] = ([], [], [])
+        logprobs: list[float] = []
+        top_ids: list[int] = []
+        top_logprobs: list[float] = []
         for position in range(start, len(ids)):
             first = self.next_token(spec, ids[max(0, position - _ORDER) : position], position)
             highest = -(self._hash(spec, (), position, 4) % 64) / 64
-            found[0].append(highest - (ids[position] - first) % self.vocab_size)
-            found[1].extend((first + rank) % self.vocab_size for rank in range(num_top))
-            found[2].extend(highest - rank for rank in range(num_top))
-        return Logprobs(*found)
+            logprobs.append(highest - (ids[position] - first) % self.vocab_size)
+            top_ids.extend((first + rank) % self.vocab_size for rank in range(num_top))
+            top_logprobs.extend(highest - rank for rank in range(num_top))
+        return Logprobs(logprobs, top_ids, top_logprobs)
 
     def info(self, name: str) -> ModelInfo:
         digest = f"{name}-{self.vocab_size}-{self.acceptance}"
         return ModelInfo(name, digest, self.vocab_size, "table", self.context_length)
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """What a pass does with a text that has one of these tokens: it raises, ends the process, or never ends."""
+
+    fail_on_token: int | None = None
+    crash_on_token: int | None = None
+    hang_on_token: int | None = None
+
+    def strike(self, ids: Sequence[int]) -> None:
+        if self.crash_on_token in ids:
+            os._exit(139)  # like a segmentation fault: nothing is logged or closed
+        while self.hang_on_token in ids:
+            time.sleep(60)
+        if self.fail_on_token in ids:
+            raise RuntimeError("an injected failure of the pass")
 
 
 class TableVerifier:
@@ -100,17 +119,11 @@ class TableVerifier:
         pass_s: float = 0.0,
         row_s: float = 0.0,
         chunk_rows: int = 512,
-        fail_on_token: int | None = None,
-        crash_on_token: int | None = None,
-        hang_on_token: int | None = None,
+        poison: Poison | None = None,
         self_drafts: bool = False,
     ) -> None:
-        """``self_drafts``: it drafts self-drafts, chains of the table's first guesses. A pass raises if a text has
-        ``fail_on_token``, ends the process at ``crash_on_token``, and never ends at ``hang_on_token``."""
-        self._fail_on_token = fail_on_token
-        self._crash_on_token = crash_on_token
-        self._hang_on_token = hang_on_token
-        self._planted = any(token is not None for token in (fail_on_token, crash_on_token, hang_on_token))
+        """``self_drafts``: it drafts by itself, chains of the table's first guesses."""
+        self._poison = poison
         capabilities = (LOGPROBS, SELF_DRAFT) if self_drafts else (LOGPROBS,)
         self.info = dataclasses.replace(
             table.info("table-target"), capabilities=capabilities, self_draft="table" if self_drafts else ""
@@ -134,13 +147,9 @@ class TableVerifier:
 
     def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError | None], Timings]:
         started = time.perf_counter()
-        for job in jobs if self._planted else ():
-            if self._crash_on_token in job.ids:
-                os._exit(139)  # like a segmentation fault: nothing is logged or closed
-            while self._hang_on_token in job.ids:
-                time.sleep(60)
-            if self._fail_on_token in job.ids:
-                raise RuntimeError("an injected failure of the pass")
+        if self._poison is not None:
+            for job in jobs:
+                self._poison.strike(job.ids)
         jobs = [self._drafted(job) if job.self_draft_nodes and not job.tree else job for job in jobs]
         num_rows = sum(min(len(job.ids) - job.memory.num_cached + len(job.tree), self._chunk_rows) for job in jobs)
         if cost_s := self._pass_s + self._row_s * num_rows:

@@ -1,4 +1,4 @@
-"""``python -m bench.models.table_service target|draft --port P ...``: serves a table model with the real service."""
+"""``python -m testing.table_service target|draft --port P ...``: serves a table model with the real service."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sys
 
 from pydantic import Field
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.server import create_server as create_draft_server
 from specdec.core.settings import EngineSettings, parse
 from specdec.server.model_server import run
 from specdec.speculation.acceptance import PRIOR
 from target_service.server import create_server as create_target_server
+from testing.table_model import Poison, Table, TableDrafter, TableVerifier
 
 
 class TableSettings(EngineSettings):
@@ -33,26 +33,25 @@ class TableSettings(EngineSettings):
 
 def main() -> None:
     role = sys.argv[1] if len(sys.argv) > 1 else ""
-    settings = parse(TableSettings, sys.argv[2:], f"bench.models.table_service {role}")
+    settings = parse(TableSettings, sys.argv[2:], f"testing.table_service {role}")
     table = Table(settings.vocab_size, settings.acceptance, period=settings.period, runner_up=settings.runner_up)
     if role == "target":
+        tokens = (settings.fail_on_token, settings.crash_on_token, settings.hang_on_token)
         verifier = TableVerifier(
             table,
             settings.kv_slots,
-            settings.pass_ms / 1e3,
-            settings.row_us / 1e6,
-            settings.chunk_rows,
-            settings.fail_on_token,
-            settings.crash_on_token,
-            settings.hang_on_token,
-            settings.self_drafts,
+            pass_s=settings.pass_ms / 1e3,
+            row_s=settings.row_us / 1e6,
+            chunk_rows=settings.chunk_rows,
+            poison=Poison(*tokens) if any(token is not None for token in tokens) else None,
+            self_drafts=settings.self_drafts,
         )
         run(settings, "target", lambda: lambda: create_target_server(verifier, settings))
     elif role == "draft":
         drafter = TableDrafter(table, settings.pass_ms / 1e3)
         run(settings, "draft", lambda: lambda: create_draft_server(drafter, settings))
     else:
-        raise SystemExit("bench.models.table_service: the first argument must be target or draft")
+        raise SystemExit("testing.table_service: the first argument must be target or draft")
 
 
 if __name__ == "__main__":

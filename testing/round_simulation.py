@@ -1,8 +1,8 @@
-"""A deployment under a simulated clock: N sequences, a target and a draft that batch whatever waits, distances.
+"""Rounds of a deployment under a simulated clock: N sequences, a target and a draft that batch what waits, distances.
 
 The services behave as the real step loops do: a sequence that arrives while the model is busy joins its next pass,
-and a draft pass makes one node for each sequence that drafts. Everything is drawn from a seed, so a run is
-the same each time.
+and a draft step makes one node for each sequence that drafts. Everything is drawn from a seed, so a run is
+the same each time. Knows controllers; does not know the loop (tests/orchestrator/control/far_draft.py runs it).
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from specdec.core.rounds import OVERRUN, Timings
 from specdec.core.tree import TokenTree
 from specdec.server.batch_delay import BatchDelay
 from specdec.speculation.acceptance import AcceptanceModel
+from specdec.speculation.cost import chain_chances, expected_tokens
 
 CHAINS = [TokenTree.chain([1] * depth) for depth in range(65)]
-MOST = 8
+MAX_DRAFT_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,12 @@ class Place:
     distance_ms: float = 0.0  # to the draft and back
     overhead_ms: float = 0.5  # of a round with either service
     sequences: int = 1
-    knee_rows: float = 200.0  # beyond so many rows a pass takes as many times longer
+    knee_rows: float = 200.0  # beyond these a pass takes longer in proportion
     draft_knee_rows: float = 400.0
     noise: float = 0.05
-    contention: float = 0.0  # a pass takes so much longer while the draft works, and a draft step while the target does
+    contention: float = 0.0  # the share by which a pass is longer while the draft works, and the reverse
     draft_dead: bool = False
-    odd_acceptance: float | None = None  # of every second sequence, if it is another
+    odd_acceptance: float | None = None  # of every second sequence, if it differs
 
     def acceptance_of(self, index: int) -> float:
         return self.acceptance if self.odd_acceptance is None or index % 2 == 0 else self.odd_acceptance
@@ -71,7 +72,7 @@ class Run:
         self._verifying: list[_Stream] = []  # waiting at the target
         self._drafting: list[_Stream] = []
         self._target_busy = self._draft_busy = False
-        self._rest = 0  # number of the last time that a pass was put off
+        self._delay = 0  # number of the last batch delay; the end of an earlier one is ignored
         self._batch_delay = BatchDelay()
         self._new_controller = new_controller
         self.streams: list[_Stream] = []
@@ -193,22 +194,22 @@ class Run:
         num_leaving = sum(not stream.to_come for stream in self._verifying)
         delay_s = self._batch_delay.delay_s(len(self._verifying), num_leaving, self.now)
         if self._verifying and delay_s:
-            self._target_busy, self._rest = False, self._rest + 1
-            this = self._rest
-            self._at(delay_s, lambda: self._rested(this))
+            self._target_busy, self._delay = False, self._delay + 1
+            this = self._delay
+            self._at(delay_s, lambda: self._end_delay(this))
             return
         batch, self._verifying = self._verifying, []
         self._target_busy = bool(batch)
         if batch:
-            self._rest += 1
+            self._delay += 1
             rows = sum(stream.depth + 1 for stream in batch)
             pass_s = self.place.pass_s(rows) * (1 + self.place.contention * self._draft_busy)
             pass_s, started = self._noisy(pass_s), self.now
             self._batch_delay.observe_pass(rows, pass_s)
             self._at(pass_s, lambda: self._verified(batch, rows, pass_s, started))
 
-    def _rested(self, this: int) -> None:
-        if self._rest == this and not self._target_busy:
+    def _end_delay(self, this: int) -> None:
+        if self._delay == this and not self._target_busy:
             self._target_busy = True
             self._pass()
 
@@ -233,8 +234,8 @@ class Run:
         right, acceptance = 0, self.place.acceptance_of(stream.index)
         while right < stream.depth and self._random.random() < acceptance:
             right += 1
-        # What is to be expected, not what came: the same with less noise.
-        tokens = sum(acceptance**depth for depth in range(stream.depth + 1))
+        # The expected number, not the drawn one: the same with less noise.
+        tokens = expected_tokens(chain_chances([acceptance]), stream.depth)[-1]
         self.tokens += tokens
         stream.tokens += tokens
         drafting = Drafting(stream.num_asked, stream.waited_s, stream.answer)
@@ -283,9 +284,9 @@ def adaptive(place: Place, seed: int = 0) -> Run:
     return Run(place, adaptive_controllers(), seed)
 
 
-def adaptive_controllers(most: int = MOST) -> Callable[[], Controller]:
+def adaptive_controllers(max_draft_tokens: int = MAX_DRAFT_TOKENS) -> Callable[[], Controller]:
     """Makes controllers that share a policy and what is learnt of drafts, as in one orchestrator."""
-    policy, of_all = DraftLength(CostModel(), most), AcceptanceModel()
+    policy, of_all = DraftLength(CostModel(), max_draft_tokens), AcceptanceModel()
     return lambda: Adaptive(policy, AcceptanceModel(of_all))
 
 

@@ -9,16 +9,22 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from bench.chaos.models import Reference
-from bench.chaos.outcome import Outcome, percentile
 from specdec.client import Client, Sample
 from specdec.core.errors import SpecdecError
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.v1 import generation_pb2
+
+
+class Reference(Protocol):
+    """What the target writes when nothing fails."""
+
+    def text(self, spec: SequenceSpec, max_tokens: int) -> list[int]:
+        """The only right output ids."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,14 @@ class Asked:
         """The only right output ids."""
         spec = SequenceSpec(self.prompt, len(self.prompt), SamplingParams(self.temperature), self.seed)
         return reference.text(spec, self.max_tokens)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of a GenerateRequest."""
+        prompt = generation_pb2.TokenIds(token_ids=self.prompt)
+        fields = {"token_ids": prompt, "temperature": self.temperature}
+        fields |= {"max_tokens": self.max_tokens, "seed": self.seed}
+        return fields | ({} if self.num_draft_tokens is None else {"num_draft_tokens": self.num_draft_tokens})
 
 
 @dataclass(slots=True)
@@ -60,6 +74,11 @@ class Answer:
         times = [when for when, _ in self.arrivals]
         return [later - earlier for earlier, later in itertools.pairwise(times)]
 
+    def longest_gap(self, since: float, until: float = float("inf")) -> float | None:
+        """Of the gaps that touch the time span; None if there is none."""
+        times = [when for when, _ in self.arrivals]
+        return max((b - a for a, b in itertools.pairwise(times) if b > since and a < until), default=None)
+
     @property
     def num_replays(self) -> int:
         return self.sample.finish.speculation.num_replays
@@ -78,12 +97,8 @@ async def ask(client: Client, asked: Asked, answer: Answer | None = None) -> Ans
     """Send a request and read it to its end. Errors (also lost or repeated ids) go into the answer; none is raised."""
     answer = answer or Answer(asked)
     answer.started = time.monotonic()
-    fields: dict[str, Any] = {"max_tokens": asked.max_tokens, "seed": asked.seed, "temperature": asked.temperature}
-    if asked.num_draft_tokens is not None:
-        fields["num_draft_tokens"] = asked.num_draft_tokens
-    prompt = generation_pb2.TokenIds(token_ids=asked.prompt)
     try:
-        async for response in client.stream(asked.timeout_s, token_ids=prompt, **fields):
+        async for response in client.stream(asked.timeout_s, **asked.fields):
             now = time.monotonic()
             if response.HasField("chunk"):
                 answer.sample.add(response.chunk)
@@ -156,19 +171,29 @@ class Traffic:
         return self.answers
 
 
-class Steady:
-    """``count`` clients that send one request after another. ``async with`` lets the last requests finish."""
+async def interrupted(
+    client: Client, asked: Sequence[Asked], share: float, fault: Callable[[], Awaitable[object]]
+) -> tuple[float, list[Answer]]:
+    """Requests with a ``fault`` once this share of their tokens has arrived; the time of the fault, and all answers."""
+    async with Traffic(client, asked) as traffic:
+        await traffic.reached(share)
+        began = time.monotonic()
+        await fault()
+        return began, await traffic.finished()
 
-    def __init__(self, client: Client, count: int, max_tokens: int, chance: random.Random) -> None:
+
+class Steady:
+    """Each of ``clients`` sends one request after another, as ``draw`` makes them. ``async with`` lets the last ones
+    finish."""
+
+    def __init__(self, clients: Sequence[Client], draw: Callable[[], Sequence[Asked]]) -> None:
         self.answers: list[Answer] = []
-        self._client = client
-        self._count = count
-        self._max_tokens = max_tokens
-        self._chance = chance
+        self._clients = clients
+        self._draw = draw
         self._stopping = False
 
     async def __aenter__(self) -> Steady:
-        self._tasks = [asyncio.create_task(self._ask()) for _ in range(self._count)]
+        self._tasks = [asyncio.create_task(self._ask(client)) for client in self._clients]
         return self
 
     async def __aexit__(self, kind: type | None, *_: object) -> None:
@@ -177,40 +202,21 @@ class Steady:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=kind is not None)
 
-    async def _ask(self) -> None:
+    async def _ask(self, client: Client) -> None:
         while not self._stopping:
-            for asked in several(2, self._max_tokens, self._chance):
+            for asked in self._draw():
                 self.answers.append(Answer(asked))
-                await ask(self._client, asked, self.answers[-1])
-
-
-def check_same(outcome: Outcome, answers: Sequence[Answer], reference: Reference, what: str = "requests") -> None:
-    """Check that all requests finished with the expected ids."""
-    finished = sum(answer.sample.finished for answer in answers)
-    same = sum(answer.same(reference) for answer in answers)
-    errors = sorted({f"{type(a.error).__name__}: {a.error}"[:160] for a in answers if a.error is not None})
-    text = f"{finished} of {len(answers)} {what} finished, {same} same"
-    good = finished == same == len(answers)
-    outcome.check(good, text if good else f"{text}; {'; '.join(errors[:3])}")
+                await ask(client, asked, self.answers[-1])
 
 
 def added_gaps(answers: Sequence[Answer], since: float, until: float = float("inf")) -> list[float]:
     """The longest gap of each request within the time span, minus the median gap of all requests, in seconds."""
     usual = percentile((gap for answer in answers for gap in answer.gaps), 0.5)
-    worst = []
-    for answer in answers:
-        times = [when for when, _ in answer.arrivals]
-        touching = [b - a for a, b in itertools.pairwise(times) if b > since and a < until]
-        if touching:
-            worst.append(max(0.0, max(touching) - usual))
-    return worst
+    longest = [answer.longest_gap(since, until) for answer in answers]
+    return [max(0.0, gap - usual) for gap in longest if gap is not None]
 
 
-def note_gaps(outcome: Outcome, gaps: Sequence[float], limit_p99: float, name: str = "added gap") -> None:
-    outcome.figures[f"{name} p50"] = round(percentile(gaps, 0.5), 4)
-    outcome.note(f"{name} p50 {percentile(gaps, 0.5):.3g} s")
-    outcome.at_most(f"{name} p99", percentile(gaps, 0.99), limit_p99)
-
-
-def with_timeout(asked: Asked, timeout_s: float) -> Asked:
-    return replace(asked, timeout_s=timeout_s)
+def percentile(values: Iterable[float], share: float) -> float:
+    """The value that ``share`` of the values do not exceed; 0 without values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0

@@ -20,15 +20,15 @@ _NOT_COMPARED = ("id", "created", "prompt_tokens_details", "completion_tokens_de
 
 async def over_grpc(client: Client, timeout_s: float | None = None, **fields: Any) -> dict[str, Any]:
     """Raises SpecdecError."""
-    told: dict[str, Any] = {"prompt": [], "prompt_text": "", "prompt_logprobs": []}
+    answer: dict[str, Any] = {"prompt": [], "prompt_text": "", "prompt_logprobs": []}
     samples: dict[int, dict[str, Any]] = {}
     async for response in client.stream(timeout_s, **fields):
         if response.HasField("prompt"):
             assert not samples, "the prompt comes first"
-            assert response.prompt.first_position == len(told["prompt"])
-            told["prompt"] += response.prompt.token_ids
-            told["prompt_text"] += response.prompt.text
-            told["prompt_logprobs"] += _flat(response.prompt.logprobs)
+            assert response.prompt.first_position == len(answer["prompt"])
+            answer["prompt"] += response.prompt.token_ids
+            answer["prompt_text"] += response.prompt.text
+            answer["prompt_logprobs"] += _flat(response.prompt.logprobs)
         elif response.HasField("chunk"):
             chunk = response.chunk
             sample = samples.setdefault(
@@ -42,7 +42,7 @@ async def over_grpc(client: Client, timeout_s: float | None = None, **fields: An
                 usage = chunk.finish.usage
                 sample["finish"] = (chunk.finish.reason, chunk.finish.stop, chunk.finish.stop_token_id)
                 sample["usage"] = (usage.prompt_tokens, usage.completion_tokens)
-    return told | {"samples": dict(sorted(samples.items()))}
+    return answer | {"samples": dict(sorted(samples.items()))}
 
 
 def _flat(logprobs: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""``python -m bench.models.blank_service --port P ...``: a target with a real KV pool and a pass that only sleeps.
+"""``python -m bench.chaos.blank_service --port P ...``: a target with a real KV pool and a pass that only sleeps.
 
 Everything but the model is real: admission, the look-up of cached text, decisions. Its text means nothing. So prompts
 of any length can be tried on any machine.
@@ -67,7 +67,7 @@ class BlankRunner:
 
 
 def main() -> None:
-    settings = parse(BlankSettings, sys.argv[1:], "bench.models.blank_service")
+    settings = parse(BlankSettings, sys.argv[1:], "bench.chaos.blank_service")
     followed = Grammars(settings.tokenizer, settings.vocab_size, [_END]) if settings.tokenizer else None
     verifier = LmVerifier(BlankRunner(settings), grammars=followed)  # type: ignore[arg-type]
     run(settings, "target", lambda: lambda: create_server(verifier, settings))

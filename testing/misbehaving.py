@@ -11,9 +11,7 @@ from typing import Any
 
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import TokenTree
-
-PATIENCE_S = 30.0
-"""Seconds that only a broken service takes."""
+from testing.patience import PATIENCE_S
 
 MODELS_OWN = object()
 """What ``instead`` returns for an entry that the model itself answers."""
@@ -60,7 +58,7 @@ class Misbehaving:
         return getattr(self._model, name)
 
     @property
-    def live(self) -> list[tuple[int, ...]]:
+    def live(self) -> list[Sequence[int]]:
         """The texts that open sequences were opened with."""
         return [spec.token_ids for _, spec in self._live]
 
@@ -124,6 +122,6 @@ class Misbehaving:
         return MODELS_OWN
 
 
-def _filled(outcomes: list[Any], own: Sequence[Any]) -> list[Any]:
-    left = iter(own)
+def _filled(outcomes: list[Any], of_model: Sequence[Any]) -> list[Any]:
+    left = iter(of_model)
     return [next(left) if outcome is MODELS_OWN else outcome for outcome in outcomes]

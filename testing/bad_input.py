@@ -1,5 +1,5 @@
-"""Generates bad frames and requests: random fields of every type, mutated valid messages, random bytes. Knows the
-messages' descriptors; does not know which values the services accept.
+"""Bad frames and requests: valid messages with random fields of every type, and random bytes. Knows the messages'
+descriptors; does not know which values the services accept.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from bench.chaos.raw import spec
 from specdec.transport import rpc
 from specdec.v1 import draft_pb2, generation_pb2, target_pb2
+from testing.raw import BLOCK, COUPLED, TOKEN, advance, draft_open, round_, target_open, tree
 
 _FRAMES_PER_STREAM = 25
 _CONCURRENCY = 8
@@ -35,53 +35,49 @@ _METHODS: dict[str, tuple[str, Any, Any]] = {
 
 async def attack(role: str, address: str, count: int, chance: random.Random) -> Counter[str]:
     """Send ``count`` bad messages and return how often each status came. An accepted message counts as OK."""
-    path, request, response = _METHODS[role]
+    path, _, response = _METHODS[role]
     statuses: Counter[str] = Counter()
-    left = count
+    size = 1 if role == "orchestrator" else _FRAMES_PER_STREAM
     async with rpc.channel(address) as channel:
-        while left > 0:
-            batch = []
-            for _ in range(_CONCURRENCY):
-                size = min(left, 1 if role == "orchestrator" else _FRAMES_PER_STREAM)
-                left -= size
-                frames = [_frame(request, role, chance) for _ in range(size)]
-                if role == "orchestrator":
-                    batch.extend([_ask(channel, path, response, frame, statuses) for frame in frames])
-                elif frames:
-                    batch.append(_stream(channel, path, response, frames, statuses))
-            await asyncio.gather(*batch)
+        for start in range(0, count, size * _CONCURRENCY):
+            sizes = [min(size, count - begin) for begin in range(start, min(count, start + size * _CONCURRENCY), size)]
+            streams = [frames(role, size, chance) for size in sizes]
+            send = _ask if role == "orchestrator" else _stream
+            await asyncio.gather(*(send(channel, path, response, each, statuses) for each in streams))
     return statuses
 
 
-def _frame(request: Any, role: str, chance: random.Random) -> bytes:
-    """A serialised frame: mostly a message with random fields, sometimes with a flipped bit, or random bytes."""
-    kind = chance.random()
-    if kind < 0.05:
-        return chance.randbytes(chance.randint(1, 200))
-    message = _good(role, chance) if kind < 0.6 else request()
-    for _ in range(chance.randint(1, 4)):
-        _disturb(message, chance)
-    if role == "orchestrator":  # a request that is accepted should end soon
-        message.max_tokens = min(message.max_tokens or 4, 1 << 17 if chance.random() < 0.1 else 8)
-    data = bytearray(message.SerializeToString())
-    if kind > 0.9 and data:
-        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-    return bytes(data)
+def frames(role: str, count: int, chance: random.Random) -> list[bytes]:
+    """Serialised messages: mostly right ones with random fields, some without right ones or with a flipped bit, and
+    random bytes. Numbers of sequences rise as they must; else nothing would ever be opened."""
+    serialised = []
+    for sequence in range(1, count + 1):
+        kind = chance.random()
+        message = _good(role, sequence, chance) if kind < 0.6 else _METHODS[role][1]()
+        for _ in range(chance.choice((0, 0, 1, 2, 4))):
+            disturb(message, chance)
+        if role == "orchestrator":  # a request that is accepted should end soon
+            message.max_tokens = min(message.max_tokens or 4, 1 << 17 if chance.random() < 0.1 else 8)
+        data = bytearray(message.SerializeToString())
+        if kind > 0.9 and data:
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        serialised.append(bytes(data) if kind > 0.05 else chance.randbytes(chance.randint(1, 200)))
+    return serialised
 
 
-def _good(role: str, chance: random.Random) -> Any:
-    sequence = chance.randint(1, 30)
+def _good(role: str, sequence: int, chance: random.Random) -> Any:
+    if role == "orchestrator":
+        prompt = generation_pb2.TokenIds(token_ids=[1, 2, 3])
+        return generation_pb2.GenerateRequest(token_ids=prompt, max_tokens=4, seed=3)
+    method = chance.choice((COUPLED, COUPLED, COUPLED, TOKEN, BLOCK))
+    earlier = chance.randint(max(1, sequence - 3), sequence)
     if role == "target":
-        opens = [target_pb2.TargetOpen(sequence=sequence, spec=spec())]
-        return target_pb2.VerifyRequest(opens=opens, rounds=[target_pb2.Round(sequence=sequence, number=1, base=4)])
-    if role == "draft":
-        drafts = [draft_pb2.DraftOpen(sequence=sequence, spec=spec())]
-        return draft_pb2.DraftRequest(opens=drafts, advances=[draft_pb2.Advance(sequence=sequence, number=1, base=3)])
-    prompt = generation_pb2.TokenIds(token_ids=[1, 2, 3])
-    return generation_pb2.GenerateRequest(token_ids=prompt, max_tokens=4, seed=3)
+        opened = target_open(sequence, method=method)
+        return target_pb2.VerifyRequest(opens=[opened], rounds=[round_(earlier, 1, 4, tree([1, 2]))])
+    return draft_pb2.DraftRequest(opens=[draft_open(sequence, method=method)], advances=[advance(earlier, 1, 4, [1])])
 
 
-def _disturb(message: Any, chance: random.Random) -> None:
+def disturb(message: Any, chance: random.Random) -> None:
     """Set, extend or clear one random field of the message."""
     field = chance.choice(message.DESCRIPTOR.fields)
     if chance.random() < 0.1:
@@ -94,15 +90,15 @@ def _disturb(message: Any, chance: random.Random) -> None:
         if inner.message_type is None:
             value[key] = _scalar(inner, chance)
         else:
-            _disturb(value[key], chance)
+            disturb(value[key], chance)
     elif field.is_repeated:
         for _ in range(chance.choice([1, 1, 2, 5, 40])):
             if field.message_type is None:
                 value.append(_scalar(field, chance))
             else:
-                _disturb(chance.choice(value) if value and chance.random() < 0.7 else value.add(), chance)
+                disturb(chance.choice(value) if value and chance.random() < 0.7 else value.add(), chance)
     elif isinstance(value, Message):
-        _disturb(value, chance)
+        disturb(value, chance)
         value.SetInParent()
     else:
         setattr(message, field.name, _scalar(field, chance))
@@ -146,9 +142,11 @@ def _count_failed(statuses: Counter[str], error: grpc.aio.AioRpcError) -> None:
     _count(statuses, status or status_pb2.Status(code=error.code().value[0], message=error.details() or ""))
 
 
-async def _ask(channel: grpc.aio.Channel, path: str, response: Any, data: bytes, statuses: Counter[str]) -> None:
+async def _ask(
+    channel: grpc.aio.Channel, path: str, response: Any, frames: list[bytes], statuses: Counter[str]
+) -> None:
     method: Any = channel.unary_stream(path, None, response.FromString)
-    call = method(data, timeout=3)
+    call = method(frames[0], timeout=3)
     try:
         async for _ in call:
             pass
