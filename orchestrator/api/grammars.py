@@ -17,13 +17,16 @@ from specdec.core.errors import InvalidArgument, Overloaded
 from specdec.core.limits import MAX_GRAMMAR_BYTES
 from specdec.core.rounds import GRAMMAR, ModelInfo
 from specdec.sampling.grammar import Compiled, Grammars
-from specdec.sampling.grammar_sandbox import GrammarSandbox
+from specdec.sampling.grammar_sandbox import GrammarSandbox, Reasoning
 from specdec.v1 import generation_pb2
 
 _FORMS = ("grammar", "json_schema", "regex", "choices")
 
 _NOT_WITH = ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words")
 """Each could forbid all that the grammar allows."""
+
+THINKS, THOUGHT = "<think>", "</think>"
+"""Around reasoning."""
 
 _KEPT = 256
 """Answers of the sandbox that are kept for later requests."""
@@ -65,8 +68,8 @@ def of_caller(error: InvalidArgument, message: generation_pb2.GenerateRequest) -
     return InvalidArgument([(name, what) for name, (_, what) in zip(names, error.violations, strict=True)])
 
 
-_Key = tuple[str, bytes, str, str]
-"""Model digest, owner, form and text of a grammar."""
+_Key = tuple[str, bytes, str, str, Reasoning]
+"""Model digest, owner, form and text of a grammar, and what may be before it."""
 
 
 class RequestGrammars:
@@ -87,7 +90,7 @@ class RequestGrammars:
         return await asyncio.shield(self._models[key])
 
     async def read(
-        self, message: generation_pb2.GenerateRequest, target: ModelInfo, owner: bytes, account: str
+        self, message: generation_pb2.GenerateRequest, target: ModelInfo, owner: bytes, account: str, prompt_end: str
     ) -> tuple[str, Future[Compiled] | None]:
         """The grammar in llguidance's form, and compiled here for the tokens that it forces. Empty: there is none.
         Accounts take turns at the sandbox. Raises InvalidArgument."""
@@ -95,10 +98,11 @@ class RequestGrammars:
         if form is None:
             return "", None
         text = json.dumps(list(message.choices)) if form == "choices" else getattr(message, form)
-        key = target.model_digest, owner, form, text
+        reasoning = _reasoning(message, form, text, prompt_end)
+        key = target.model_digest, owner, form, text, reasoning
         model = await self.prepare(target)
         if key not in self._read:
-            self._read[key] = asyncio.create_task(self._checked(model.sandbox, account, form, text))
+            self._read[key] = asyncio.create_task(self._checked(model.sandbox, account, form, text, reasoning))
             self._read[key].add_done_callback(partial(self._forget_unanswered, key))
             if len(self._read) > _KEPT:
                 self._read.popitem(last=False)
@@ -110,10 +114,10 @@ class RequestGrammars:
         if task.cancelled() or isinstance(task.exception(), Overloaded):
             self._read.pop(key, None)
 
-    async def _checked(self, sandbox: GrammarSandbox, account: str, form: str, text: str) -> str:
+    async def _checked(self, sandbox: GrammarSandbox, account: str, form: str, text: str, reasoning: Reasoning) -> str:
         # One at a time for each account, so that one account's grammars do not take every child.
         async with self._turns.setdefault(account, asyncio.Lock()):
-            return await sandbox.checked(form, text)
+            return await sandbox.checked(form, text, reasoning)
 
     async def close(self) -> None:
         for task in (*self._read.values(), *self._models.values()):
@@ -131,6 +135,13 @@ class _OfModel(NamedTuple):
     async def make(tokenizer: str, vocab_size: int, end_token_ids: tuple[int, ...]) -> _OfModel:
         grammars = await asyncio.to_thread(Grammars, tokenizer, vocab_size, end_token_ids, BUDGET)
         return _OfModel(GrammarSandbox(tokenizer, vocab_size, end_token_ids), grammars)
+
+
+def _reasoning(message: generation_pb2.GenerateRequest, form: str, text: str, prompt_end: str) -> Reasoning:
+    says_itself = form != "json_schema" and THOUGHT in text
+    if not message.reasoning or says_itself or prompt_end.endswith(THOUGHT):
+        return "none"
+    return "open" if prompt_end.endswith(THINKS) else "may open"
 
 
 def _given(message: generation_pb2.GenerateRequest) -> list[str]:

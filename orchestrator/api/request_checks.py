@@ -80,10 +80,9 @@ def read_request(
     prompts: Prompts,
     num_draft_tokens: int | None,
     defaults: Defaults = OWN_DEFAULTS,
-    grammar: str = "",
 ) -> Request:
-    """The request, checked by ``check_request`` before. ``num_draft_tokens``: for requests that name none.
-    ``grammar``: the one that it asks for, in llguidance's form.
+    """The request, checked by ``check_request`` before, without its grammar. ``num_draft_tokens``: for requests that
+    name none.
 
     Its time grows with the prompt and the ids to resume. Raises InvalidArgument with all violations, or
     ContextExceeded.
@@ -101,7 +100,7 @@ def read_request(
     return Request(
         prompt_ids,
         max_tokens,
-        _sampling(message, stop_token_ids, defaults, bad_words, grammar),
+        _sampling(message, stop_token_ids, defaults, bad_words),
         message.seed if message.HasField("seed") else secrets.randbits(64),
         message.n if message.HasField("n") else 1,
         tuple(message.stop),
@@ -209,7 +208,6 @@ def _sampling(
     stop_token_ids: frozenset[int],
     defaults: Defaults,
     bad_words: Sequence[tuple[int, ...]] = (),
-    grammar: str = "",
 ) -> SamplingParams:
     def given(name: str) -> Any:
         return getattr(message if message.HasField(name) else defaults, name)
@@ -227,7 +225,6 @@ def _sampling(
         tuple(sorted(stop_token_ids)) if message.min_tokens else (),
         tuple(sorted(set(message.allowed_token_ids))),
         tuple(bad_words),
-        grammar,
     )
 
 

@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from orchestrator.api.admission import Admission
 from orchestrator.api.api_keys import Account, ApiKeys
 from orchestrator.api.bounds import MAX_DETOKENIZED_IDS, MAX_REQUEST_ID, is_long, prompt_size_problems
-from orchestrator.api.grammars import RequestGrammars, is_supported, of_caller
+from orchestrator.api.grammars import THINKS, RequestGrammars, is_supported, of_caller
 from orchestrator.api.prompts import Prompts
 from orchestrator.api.request_checks import (
     check_request,
@@ -233,6 +233,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                         seed=request.seed,
                         model_digest=target.model_digest,
                         num_prompt_tokens=len(request.prompt_ids),
+                        in_reasoning=message.reasoning and self._prompts.end(request.prompt_ids).endswith(THINKS),
                     )
                 )
                 async for event in events:
@@ -242,15 +243,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def _read(self, message: generation_pb2.GenerateRequest, target: ModelInfo, account: Account) -> Request:
         owner = account.salt(message.cache_salt.encode())
-        grammar, compiled = (
-            await self._grammars.read(message, target, owner, account.name) if self._grammars else ("", None)
-        )
         settings = self._settings
-        read = partial(read_request, message, target, self._prompts, settings.num_draft_tokens, self._defaults, grammar)
+        read = partial(read_request, message, target, self._prompts, settings.num_draft_tokens, self._defaults)
         request = await self._workers.run(read, account.name) if is_long(message) else read()
+        sampling, compiled = request.sampling, None
+        if self._grammars is not None:
+            prompt_end = self._prompts.end(request.prompt_ids) if message.reasoning else ""
+            grammar, compiled = await self._grammars.read(message, target, owner, account.name, prompt_end)
+            sampling = dataclasses.replace(sampling, grammar=grammar)
         shares = CACHE_SALT in target.capabilities  # cached prompts
         salt = owner if shares else request.cache_salt
-        return dataclasses.replace(request, owner=owner, account=account.name, cache_salt=salt, grammar=compiled)
+        return dataclasses.replace(
+            request, sampling=sampling, owner=owner, account=account.name, cache_salt=salt, grammar=compiled
+        )
 
     def _account(self) -> Account:
         """The account of the caller. Raises Unauthenticated."""
