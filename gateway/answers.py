@@ -7,6 +7,7 @@ of prompt i have the indices i * n, i * n + 1, ...
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,7 @@ class _Sample:
     calls: list[dict[str, Any]] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
+    text_ends: list[int] = field(default_factory=list)  # of the tokens, as the model wrote them
     num_characters: int = 0
     num_echoed: int = 0  # of these, the prompt's
     finish_reason: str | None = None
@@ -133,6 +135,8 @@ class Answer:
         if response.HasField("admission"):
             self._fingerprint = response.admission.model_digest[:12]
             self.usage.admitted(prompt, response.admission.num_prompt_tokens)
+            for sample in self._samples if response.admission.in_reasoning else ():
+                sample.parser.reasoning.begin_within()
         elif response.HasField("prompt"):
             yield from self._echo(prompt, response.prompt)
         elif response.HasField("round"):
@@ -172,6 +176,11 @@ class Answer:
         text, delta = chunk.text, dict[str, Any]()
         if self.is_chat:
             parts = sample.parser.feed(chunk.text) + (sample.parser.end() if chunk.HasField("finish") else [])
+            sample.text_ends += chunk.text_ends
+            if sample.parser.reasoning.splits:
+                self.usage.reasons(index, bisect_right(sample.text_ends, sample.parser.reasoning.end))
+            if isinstance(self.body, ChatBody) and self.body.include_reasoning is False:
+                parts = [part for part in parts if not isinstance(part, Reasoning)]
             text, delta = _delta_of(parts, sample, self.body.parallel_tool_calls is not False)
         logs = self._append(index, chunk, text)
         sample.token_ids += chunk.token_ids
@@ -242,7 +251,7 @@ def _message(sample: _Sample) -> dict[str, Any]:
         calls = [{name: value for name, value in call.items() if name != "index"} for call in sample.calls]
         message |= {"content": text or None, "tool_calls": calls}
     if sample.reasoning:
-        message["reasoning"] = "".join(sample.reasoning)
+        message |= _both_names("".join(sample.reasoning))
     return message
 
 
@@ -264,7 +273,12 @@ def _delta_of(parts: Sequence[Part], sample: _Sample, parallel: bool) -> tuple[s
     sample.calls += calls
     sample.reasoning += [reasoning] if reasoning else []
     delta: dict[str, Any] = {"content": text} if text or not (calls or reasoning) else {}
-    return text, delta | ({"tool_calls": calls} if calls else {}) | ({"reasoning": reasoning} if reasoning else {})
+    return text, delta | ({"tool_calls": calls} if calls else {}) | (_both_names(reasoning) if reasoning else {})
+
+
+def _both_names(reasoning: str) -> dict[str, str]:
+    """vLLM's and DeepSeek's."""
+    return {"reasoning": reasoning, "reasoning_content": reasoning}
 
 
 def _round(report: generation_pb2.RoundReport) -> dict[str, Any]:

@@ -118,6 +118,7 @@ class Gateway:
         body, fields = await self._read(request, ChatBody, translation.of_chat)
         if self._reads_calls(body) and self._settings.tool_format in ("auto", *SPECIAL):
             fields.setdefault("skip_special_tokens", False)  # some formats are made of them
+        fields["reasoning"] = self._settings.reasoning_format == "think"
         return await self._generate(request, body, [fields])
 
     @staticmethod

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gateway.calls import Call, Format, JsonObject, calls_all, calls_of, listed, tagged
+from gateway.reasoning import ReasoningSplit, held_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Parser:
         self._is_whole = False  # all that follows is kept until the end
         self._tag: JsonObject | None = None  # in an open tag
         self._called: Call | None = None  # in a tag that is about to be closed
-        self._reasons: bool | None = None if reasoning else False  # None: the beginning is not seen yet
+        self.reasoning = ReasoningSplit(reasoning)
         self._skips = False  # line ends behind a closed tag
 
     @property
@@ -47,18 +48,25 @@ class Parser:
 
     def feed(self, text: str) -> list[Part]:
         """The parts that are complete now."""
+        thought, text = self.reasoning.feed(text)
+        return self._parts(thought, text)
+
+    def _parts(self, thought: str, text: str) -> list[Part]:
+        parts: list[Part] = [Reasoning(thought)] if thought else []
         if self._is_whole:
             self._kept.append(text)
-            return []
-        self._rest += text
-        self._skip()
-        return _joined([*self._reasoning(), *self._calls()])
+        elif text:
+            self._rest += text
+            self._skip()
+            parts += self._calls()
+        return _joined(parts)
 
     def end(self) -> list[Part]:
         """The parts that are left, once all text is there."""
+        parts = self._parts(*self.reasoning.finish())
         self._keep(len(self._rest))
         rest, self._kept = "".join(self._kept), []
-        return _joined(self._at_end(rest))
+        return _joined([*parts, *self._at_end(rest)])
 
     def _keep(self, length: int) -> None:
         self._kept.append(self._rest[:length])
@@ -69,26 +77,8 @@ class Parser:
             self._rest = self._rest.lstrip("\n")
             self._skips = not self._rest
 
-    def _reasoning(self) -> Iterator[Part]:
-        if self._reasons is None:
-            begin = self._rest.lstrip()
-            if begin.startswith("<think>"):
-                self._rest, self._reasons = begin.removeprefix("<think>"), True
-            elif not "<think>".startswith(begin):
-                self._reasons = False
-        if self._reasons:
-            thought, closed, rest = self._rest.partition("</think>")
-            if closed:
-                self._rest, self._reasons, self._skips = rest, False, True
-                self._skip()
-            else:
-                held = _held(thought, "</think>")
-                thought, self._rest = thought[: len(thought) - held], thought[len(thought) - held :]
-            if thought:
-                yield Reasoning(thought)
-
     def _calls(self) -> Iterator[Part]:
-        if self._reasons is not False or self._skips:
+        if self._skips:
             return
         if self._named or self._listed:
             self._is_whole = True
@@ -98,7 +88,7 @@ class Parser:
             yield from self._tagged()
         elif self._kind == "mistral":
             before, sign, _ = self._rest.partition("[TOOL_CALLS]")
-            yield from self._text(len(before) - (0 if sign else _held(before, "[TOOL_CALLS]")))
+            yield from self._text(len(before) - (0 if sign else held_length(before, "[TOOL_CALLS]")))
             self._is_whole = bool(sign)
         elif (calls := calls_all(self._rest, self._kind)) is False:  # a call is the whole of an answer
             self._kind = None
@@ -118,7 +108,7 @@ class Parser:
         while self._rest:
             if self._tag is None:
                 start = self._rest.find("<tool_call>")
-                yield from self._text(start if start >= 0 else len(self._rest) - _held(self._rest, "<tool_call>"))
+                yield from self._text(start if start >= 0 else len(self._rest) - held_length(self._rest, "<tool_call>"))
                 if start < 0:
                     return
                 self._keep(len("<tool_call>"))
@@ -149,8 +139,6 @@ class Parser:
         self._kept, self._tag, self._called = [], None, None
 
     def _at_end(self, rest: str) -> list[Part]:
-        if self._reasons:
-            return [Reasoning(rest)] if rest else []
         calls: Sequence[Call] | None = None
         if self._named:
             calls = [Call(self._named, rest)] if rest else None  # cut off where the answer is
@@ -173,8 +161,3 @@ def _joined(parts: Sequence[Part]) -> list[Part]:
         else:
             joined.append(part)
     return joined
-
-
-def _held(text: str, sign: str) -> int:
-    """The length of the longest end of ``text`` with which the ``sign`` begins."""
-    return max((n for n in range(1, len(sign)) if text.endswith(sign[:n])), default=0)
