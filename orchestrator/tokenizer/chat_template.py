@@ -95,7 +95,7 @@ class ChatTemplate:
         name = name if name in self._templates else next(iter(self._templates))
         variables = {
             **conversation.variables,
-            "messages": [self._forms[name].shaped(message) for message in messages],
+            "messages": self._forms[name].shaped(messages),
             "tools": list(conversation.tools) or None,
             "add_generation_prompt": conversation.add_generation_prompt and not conversation.continues,
         }

@@ -19,7 +19,7 @@ MAX_DEPTH = 100
 """Lists and objects within each other in a JSON text. What reads and writes them calls itself for each."""
 
 Content = Literal["as it is", "text", "one part"]
-Nothing = Literal["absent", "empty", "no parts", "null"]
+Nothing = Literal["absent", "empty", "no parts", "empty part", "null"]
 Arguments = Literal["object", "JSON", "wrapped"]
 
 ROLES = ("user", "system", "assistant", "tool")
@@ -28,8 +28,17 @@ _TOOL = {"type": "object", "properties": {"p1041": {"type": "string"}}, "require
 _TOOLS = [{"type": "function", "function": {"name": "f1047", "description": "d", "parameters": _TOOL}}]
 # Texts that no template has, and that stay themselves in capitals, without spaces and in quotes.
 _ARGUMENTS, _BROKEN = '{"p1041": "v1059"}', '{"p1041": "v1059'
+_CALLED = {
+    "calls": ("f1047", "p1041", "v1059"),
+    "calls beside text": ("f1047", "p1041", "v1059"),
+    "broken calls": ("v1059",),
+}
 _REPRS = ("{'type': 'text'", '{"type": "text"', "{'p1041'")
 """A list of parts or an object that a template took for a text."""
+
+
+def _parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +51,22 @@ class Forms:
     empty_beside_calls: Nothing = "empty"
     arguments: Arguments = "object"
     broken_arguments: Arguments = "JSON"
+    calls_apart: bool = False
+    """Text beside calls is a message before them."""
     lost: tuple[str, ...] = ()
     """What the template shows in no form."""
 
-    def shaped(self, message: Message) -> dict[str, Any]:
-        """A message as OpenAI's API has it, in the forms that the template takes."""
+    def shaped(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Messages as OpenAI's API has them, in the forms that the template takes."""
+        return [self._shaped(part) for message in messages for part in self._apart(message)]
+
+    def _apart(self, message: Message) -> list[Message]:
+        if not (self.calls_apart and message.get("tool_calls") and text_of(message.get("content"))):
+            return [message]
+        text = {name: value for name, value in message.items() if name != "tool_calls"}
+        return [text, {"role": message["role"], "content": None, "tool_calls": message["tool_calls"]}]
+
+    def _shaped(self, message: Message) -> dict[str, Any]:
         shaped = {**message, **self._content(message)}
         if shaped["content"] is _ABSENT:
             del shaped["content"]
@@ -83,7 +103,13 @@ _FORMS_OF_CALLS = [
     for nothing in get_args(Nothing)
 ]
 _ABSENT = object()
-_NOTHING: Mapping[Nothing, Any] = {"absent": _ABSENT, "empty": "", "no parts": [], "null": None}
+_NOTHING: Mapping[Nothing, Any] = {
+    "absent": _ABSENT,
+    "empty": "",
+    "no parts": [],
+    "empty part": _parts(""),
+    "null": None,
+}
 
 
 def find_forms(render: Render) -> Forms:
@@ -102,8 +128,9 @@ def find_forms(render: Render) -> Forms:
             forms, _ = _best(forms, [{"empty_beside_calls": option} for option in nothing], render, "calls", "")
             options = [{"broken_arguments": option} for option in ("JSON", "wrapped")]
             forms, _ = _best(forms, options, render, "broken calls", None)
-            _, is_lost = _best(forms, [{}], render, "calls", "c1063")
-            lost += ["text beside calls"] if is_lost else []
+            options = [{"calls_apart": False}, {"calls_apart": True}]
+            forms, is_lost = _best(forms, options, render, "calls beside text", "c1063")
+            lost += ["text beside calls"] if is_lost and "calls of tools" not in lost else []
     return replace(forms, lost=tuple(lost))
 
 
@@ -145,10 +172,6 @@ def _in_form(content: Any, form: Content) -> Any:
     return text_of(content) if form == "text" else _parts(text_of(content))
 
 
-def _parts(*texts: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text} for text in texts]
-
-
 def _conversations(kind: str, content: Any) -> Iterator[list[Message]]:
     """With a message of this kind, in the places where templates allow it."""
     user: Message = {"role": "user", "content": "u1013"}
@@ -174,8 +197,7 @@ def _best(
 ) -> tuple[Forms, bool]:
     """The forms with the first of the options that show the most, and whether they leave something out. The first one
     of all, where the template refuses each of them: it will say so to callers."""
-    expected = [part["text"] for part in content] if isinstance(content, list) else [content] if content else []
-    expected += {"calls": ["f1047", "p1041", "v1059"], "broken calls": ["v1059"]}.get(kind, [])
+    expected = [*_CALLED.get(kind, ()), *text_of(content).split()]
     candidates = [replace(forms, **option) for option in options]
     for messages in _conversations(kind, content):
         costs = [_cost(candidate, render, messages, expected) for candidate in candidates]
@@ -187,7 +209,7 @@ def _best(
 
 def _cost(forms: Forms, render: Render, messages: Sequence[Message], expected: Sequence[str]) -> tuple[int, int] | None:
     """How much of what is expected the prompt lacks, and how often it has another thing in its place. None: refused."""
-    text = render([forms.shaped(message) for message in messages], _TOOLS)
+    text = render(forms.shaped(messages), _TOOLS)
     if text is None:
         return None
     text = text.lower()
