@@ -4,7 +4,7 @@
 
 The draft grows a trie ahead of the text, the target decides, the sequence alone holds the committed text. Failures are
 handled elsewhere: a missing draft is an empty tree (orchestrator/drafting/speculation.py), a lost target is a replay
-(orchestrator/target_client.py).
+(orchestrator/verifying/target_client.py).
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ async def decode(
     while not sequence.finished:
         proposal = await speculation.next(sequence)  # K draft tokens at most; empty when there is no draft
         verdict, record = await target.verify(sequence, proposal, plan)  # one pass, up to K + 1 tokens back
-        piece = sequence.extend(
-            record.proposal.tree, verdict, record.proposal.source
-        )  # stop ids, stop strings, length: token by token
+        piece = sequence.extend(record.verified_tree, verdict, record.source)  # up to a stop token, string or length
         controller.observe(record)
         if not sequence.finished:
             plan = controller.plan(sequence)

@@ -47,8 +47,8 @@ class Statistics:
     def observe(self, record: RoundRecord) -> None:
         """Count a round."""
         now = self.clock()
-        proposal, drafting, timings = record.proposal, record.proposal.drafting, record.timings
-        self._decided(drafting.hit)
+        tree, drafting, timings = record.verified_tree, record.drafting, record.timings
+        self._count_decision(drafting.hit)
         self.num_rounds += 1
         self.num_received_nodes += drafting.num_received
         if self._first is None:
@@ -60,7 +60,6 @@ class Statistics:
             self.target_queue_us += timings.queue_us
             self.target_pass_us += timings.pass_us
             self.target_sample_us += timings.sample_us
-        tree = proposal.tree
         self._undecided = bool(tree and record.number)
         if not self._undecided:
             return  # an open verifies nothing, even when it replays a round with a tree
@@ -70,25 +69,25 @@ class Statistics:
         self.num_drafts_on_time += drafting.waited_s is None
         self.num_draft_tokens += len(tree)
         self.num_accepted_tokens += num_accepted
-        if proposal.source is Source.LOOKUP:
+        if record.source is Source.LOOKUP:
             self.num_lookup_tokens += len(tree)
             self.num_accepted_lookup_tokens += num_accepted
-        elif proposal.source is Source.SELF_DRAFT:
+        elif record.source is Source.SELF_DRAFT:
             self.num_self_draft_tokens += len(tree)
             self.num_accepted_self_draft_tokens += num_accepted
         _reach(self.num_accepted_tokens_per_pos, max(tree.depths))
         for depth in range(num_accepted):
             self.num_accepted_tokens_per_pos[depth] += 1
 
-    def _decided(self, foreseen: bool) -> None:
-        """Count the last verdict, now that a round follows. ``foreseen``: a speculation hit, a tree was there."""
+    def _count_decision(self, hit: bool) -> None:
+        """Count the last verdict, now that a round follows. ``hit``: a tree was there."""
         if not self._undecided:
             return
         if self._corrected_at is None:
             self.num_bonuses += 1
-            self.num_bonus_hits += foreseen
+            self.num_bonus_hits += hit
             return
-        for counts, number in ((self.num_corrections_per_pos, 1), (self.num_correction_hits_per_pos, foreseen)):
+        for counts, number in ((self.num_corrections_per_pos, 1), (self.num_correction_hits_per_pos, hit)):
             _reach(counts, self._corrected_at)
             counts[self._corrected_at] += number
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -22,11 +23,12 @@ from orchestrator.control.controller import Fixed
 from orchestrator.decoder import decode
 from orchestrator.drafting.draft_client import DraftClient
 from orchestrator.drafting.speculation import Speculation
+from orchestrator.request import Caller, Request, Stops
 from orchestrator.rounds import Exchange, Proposal, RoundPlan, RoundRecord
 from orchestrator.sequence import Sequence as Sample
 from specdec.core.errors import SpecdecError
 from specdec.core.rounds import Advance, Budget, Growth, Round, Verdict
-from specdec.core.sequence import Method, SamplingParams
+from specdec.core.sequence import SamplingParams
 from specdec.core.settings import ModelServiceSettings
 from specdec.core.tree import TokenTree
 from specdec.runner.loading import load_runner
@@ -67,7 +69,13 @@ class InProcess:
         key = next(self._keys)
         # A later run of the same prompt must not find its prefix in the KV cache.
         salt = str(key).encode()
-        sequence = Sample(prompt, max_tokens, SamplingParams(0.0), 0, Method.COUPLED, end, cache_salt=salt)
+        request = Request(
+            prompt_ids=array("I", prompt),
+            sampling=SamplingParams(0.0),
+            stops=Stops(max_tokens, token_ids=end),
+            caller=Caller(cache_salt=salt),
+        )
+        sequence = Sample(request)
         target, draft = _Target(self._target, key), _Draft(self._draft, key)
         speculation = Speculation(cast(DraftClient, draft))
         output: list[int] = []
@@ -91,7 +99,7 @@ class _Target:
     async def verify(self, sequence: Sample, proposal: Proposal, plan: RoundPlan) -> tuple[Verdict, RoundRecord]:
         self._round += 1
         if self._round == 0:
-            self._engine.open(self._key, TargetOpen(sequence.spec, sequence.stop_token_ids))
+            self._engine.open(self._key, TargetOpen(sequence.spec, sequence.request.stops.token_ids))
         else:
             self._engine.submit(self._key, Round(self._round, sequence.base, proposal.tree))
         verdict: Verdict = _answer(self._engine, self._key)

@@ -269,7 +269,7 @@ class DraftClient:
             self._replica.eject(reason)
 
     def _open(self, sequence: Sequence, budget: Budget) -> None:
-        self._replica = self._pool.pick(needs=sequence.draft_needs)
+        self._replica = self._pool.pick(needs=sequence.request.draft_needs)
         if self._replica is None or sequence.base > self._context_length:
             return
         try:

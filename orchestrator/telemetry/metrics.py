@@ -16,7 +16,7 @@ from orchestrator.statistics import Statistics
 from orchestrator.telemetry.round_clock import PARTS, Split
 from specdec.telemetry.instruments import Instruments, Points
 
-_LOOK_EVERY_S = 1.0
+_POLL_EVERY_S = 1.0
 _REQUEST_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
 _FIRST_BOUNDS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_BOUNDS_S = (0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1)
@@ -49,7 +49,7 @@ class Metrics:
     def __init__(self) -> None:
         self.target_alone_s = 0.0
         """Estimated duration of a round without draft tokens at the present load; 0: not known."""
-        self._look_due = 0.0
+        self._poll_due = 0.0
         self._open, self._plain, self._speculative = _Rounds(), _Rounds(), _Rounds()
         self._split = Split()
         self._num_draft_tokens = 0
@@ -86,10 +86,10 @@ class Metrics:
                 self._accepted_per_pos.append(0)
             for depth in range(accepted):
                 self._accepted_per_pos[depth] += 1
-            if record.proposal.source is Source.LOOKUP:
+            if record.source is Source.LOOKUP:
                 self._num_lookup_tokens += num_nodes
                 self._num_accepted_lookup_tokens += accepted
-            elif record.proposal.source is Source.SELF_DRAFT:
+            elif record.source is Source.SELF_DRAFT:
                 self._num_self_draft_tokens += num_nodes
                 self._num_accepted_self_draft_tokens += accepted
             elif draft is not None:
@@ -104,12 +104,12 @@ class Metrics:
         rounds.draft_s += split.draft
         self._split.add(split)
 
-    def look_due(self) -> bool:
+    def poll_due(self) -> bool:
         """True once a second: for values that take too long to compute in every round."""
         now = time.monotonic()
-        if now < self._look_due:
+        if now < self._poll_due:
             return False
-        self._look_due = now + _LOOK_EVERY_S
+        self._poll_due = now + _POLL_EVERY_S
         return True
 
     def sample_ended(self, statistics: Statistics) -> None:

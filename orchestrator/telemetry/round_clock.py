@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 from orchestrator.rounds import Proposal, RoundPlan, RoundRecord
 from orchestrator.sequence import Sequence
-from orchestrator.target_client import TargetClient
+from orchestrator.verifying.target_client import TargetClient
 from specdec.core.rounds import Timings, Verdict
 
 
@@ -66,14 +66,12 @@ class RoundClock:
     def __init__(self, target: TargetClient) -> None:
         self._target = target
         self._continued = self._asked = self._answered = time.monotonic()
-        self._own_s = self._client_s = 0.0  # since the last split
+        self._work_s = self._client_s = 0.0  # since the last split
         self._handing = 0.0
 
     async def verify(self, sequence: Sequence, proposal: Proposal, plan: RoundPlan) -> tuple[Verdict, RoundRecord]:
         self._asked = time.monotonic()
-        verdict = await self._target.verify(
-            sequence, proposal.tree, plan.num_autonomous, plan.next_round_after_s, plan.self_draft_nodes
-        )
+        verdict = await self._target.verify(sequence, proposal.tree, plan)
         self._answered = time.monotonic()
         return verdict, RoundRecord.of(proposal, verdict, self._target.exchange)
 
@@ -83,7 +81,7 @@ class RoundClock:
         waited_s = self._answered - self._asked
         split = Split(
             draft=self._asked - self._continued,
-            orchestrator=self._own_s + now - self._answered,
+            orchestrator=self._work_s + now - self._answered,
             client=self._client_s,
         )
         if record.number:
@@ -95,17 +93,17 @@ class RoundClock:
     def hands_over(self) -> None:
         """The chunk is ready: the time from now on is the client's."""
         now = time.monotonic()
-        self._own_s = now - self._handing
+        self._work_s = now - self._handing
         self._handing = now
 
-    def goes_on(self, handed_over: bool) -> None:
+    def continues(self, handed_over: bool) -> None:
         """The loop continues with its next round."""
         self._continued = time.monotonic()
         since_s = self._continued - self._handing
         if handed_over:
             self._client_s = since_s
         else:
-            self._own_s, self._client_s = since_s, 0.0
+            self._work_s, self._client_s = since_s, 0.0
 
 
 def _share(split: Split, waited_s: float, timings: Timings) -> None:

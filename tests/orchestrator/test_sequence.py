@@ -15,6 +15,7 @@ from specdec.core.rounds import CACHE_SALT, TRANSFORMS, Verdict
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from tests import checkout
+from tests.models.fake_peers import new_sequence
 from tests.orchestrator.streamed_text import mixed
 
 MIXED = mixed()
@@ -23,8 +24,7 @@ D, C, B = Origin.DRAFT, Origin.CORRECTION, Origin.BONUS
 
 
 def new(prompt=(1, 2), max_tokens=100, **options) -> Sequence:
-    options = {"sampling": SamplingParams(), "seed": 3, "method": Method.COUPLED, **options}
-    return Sequence(prompt, max_tokens, **options)
+    return new_sequence(prompt, max_tokens, seed=3, **options)
 
 
 def verdict(base: int, accepted=(), next_token: int = 0, number: int = 1) -> Verdict:
@@ -145,16 +145,16 @@ def test_min_tokens_count_from_the_beginning_after_a_resume():
 
 
 def test_only_what_changes_logits_needs_a_target_that_knows_how():
-    assert new(sampling=SamplingParams(0.5, 3, 0.9, 0.1)).needs == frozenset()
+    assert new(sampling=SamplingParams(0.5, 3, 0.9, 0.1)).request.needs == frozenset()
     for field, value in dict(presence_penalty=1.0, logit_bias=((1, 2.0),), min_tokens=1).items():
-        assert new(sampling=SamplingParams(**{field: value})).needs == {TRANSFORMS}
+        assert new(sampling=SamplingParams(**{field: value})).request.needs == {TRANSFORMS}
 
 
 def test_a_salt_needs_a_target_and_a_draft_that_keep_to_it():
     salted = new(cache_salt=b"tenant", sampling=SamplingParams(min_tokens=1))
     assert salted.spec.cache_salt == b"tenant"
-    assert (salted.needs, salted.draft_needs) == ({TRANSFORMS, CACHE_SALT}, {CACHE_SALT})
-    assert not new().draft_needs
+    assert (salted.request.needs, salted.request.draft_needs) == ({TRANSFORMS, CACHE_SALT}, {CACHE_SALT})
+    assert not new().request.draft_needs
 
 
 def test_a_stop_token_lets_out_what_was_held_back():

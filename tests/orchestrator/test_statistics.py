@@ -7,7 +7,7 @@ import pytest
 from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.responses import write_event
 from orchestrator.drafting.speculation import Speculation
-from orchestrator.request import Chunk
+from orchestrator.outbox import Chunk
 from orchestrator.rounds import Drafting, Exchange, Grant, Proposal, RoundPlan, RoundRecord, Source
 from orchestrator.statistics import Statistics
 from orchestrator.text import Piece
@@ -38,7 +38,9 @@ def record(
     drafting: Drafting | None = None,
     **timings: int,
 ) -> RoundRecord:
-    return RoundRecord(number, 3, Proposal(tree, Source.DRAFT, drafting or Drafting()), accepted, Timings(**timings))
+    return RoundRecord(
+        number, 3, tree, Source.DRAFT, accepted, drafting=drafting or Drafting(), timings=Timings(**timings)
+    )
 
 
 def test_counts_by_depth_add_up():
@@ -158,5 +160,5 @@ def test_every_field_of_the_contract_is_told():
     for number, field in enumerate(generation_pb2.SpeculationStats.DESCRIPTOR.fields, 1):
         expected[field.name] = [number] if field.is_repeated else number
         setattr(sequence.statistics, field.name, expected[field.name])
-    told = write_event(Chunk.of(0, 0, Piece(), sequence), None).chunk.finish.speculation
+    told = write_event(Chunk.of(sequence, index=0, position=0, piece=Piece()), None).chunk.finish.speculation
     assert {name: getattr(told, name) for name in expected} == expected

@@ -13,9 +13,9 @@ from orchestrator.replicas.replica import Replica, Tally
 from orchestrator.sequence import Sequence
 from specdec.core.errors import Overloaded, PassFailed, ReplicaLost
 from specdec.core.rounds import AHEAD, Budget, Growth, GrowthEnd, ModelInfo
-from specdec.core.sequence import Method, SamplingParams
+from specdec.core.sequence import Method
 from specdec.core.tree import EMPTY_TREE, TokenTree
-from tests.models.fake_peers import commit
+from tests.models.fake_peers import commit, new_sequence
 from tests.models.misbehaving import PATIENCE_S
 
 DEADLINE_S = 0.2
@@ -66,7 +66,7 @@ class FakePool:
 
 def asked(temperature: float = 0.0, method: Method = Method.COUPLED) -> tuple[DraftClient, Sequence, FakeReplica]:
     pool = FakePool()
-    sequence = Sequence([1, 2], 99, SamplingParams(temperature), 0, method)
+    sequence = new_sequence((1, 2), 99, method, temperature)
     client = DraftClient(pool)
     assert client.advance(sequence, Budget(4, 4))
     return client, sequence, pool.replica
@@ -147,7 +147,7 @@ async def test_what_takes_in_much_text_first_is_no_measure_of_growing(num_new, t
 
 async def test_a_draft_that_was_never_needed_is_never_told():
     pool = FakePool()
-    client, sequence = DraftClient(pool), Sequence([1], 99, SamplingParams(0.0), 0, Method.COUPLED)
+    client, sequence = DraftClient(pool), new_sequence((1,), 99, temperature=0.0)
     commit(sequence, *range(20))
     client.catch_up(sequence)
     assert not pool.replica.lanes
@@ -223,7 +223,7 @@ async def test_a_text_that_outgrows_the_drafts_context_leaves_it():
     pool = FakePool()
     pool.replica.info = ModelInfo("d", "", 9, "", 4)
     client = DraftClient(pool)
-    sequence = Sequence([1, 2], 99, SamplingParams(), 0, Method.COUPLED)
+    sequence = new_sequence((1, 2), 99)
     assert client.advance(sequence, Budget(4, 4))
     commit(sequence, 5, 6, 7)
     left: list[Lane] = []
@@ -310,7 +310,7 @@ async def test_a_draft_hears_of_a_proposal_as_far_as_it_may(capabilities, contex
     pool = FakePool()
     pool.replica.info = ModelInfo("d", "", 9, "", context_length, capabilities=capabilities)
     client = DraftClient(pool)
-    sequence = Sequence([1, 2, 3, 1], 20, SamplingParams(), 0, Method.COUPLED)
+    sequence = new_sequence((1, 2, 3, 1), 20)
     client.advance(sequence, Budget(2, 2))
     before = len(pool.replica.link.sent)
     assert client.advance(sequence, Budget(0, 6, 20), TokenTree.chain([2, 3, 1])), "it is there"

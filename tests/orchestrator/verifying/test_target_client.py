@@ -8,7 +8,7 @@ import time
 import pytest
 
 from bench.models.table_model import Table, TableVerifier
-from orchestrator.target_client import TargetClient
+from orchestrator.verifying.target_client import TargetClient
 from specdec.core.tree import EMPTY_TREE
 from tests.cluster import Cluster, cluster
 from tests.models.fake_peers import new_sequence
