@@ -29,13 +29,10 @@ from orchestrator.api.request_reader import RequestReader, requested_samples
 from orchestrator.api.responses import write_event, write_server_info, write_tokens
 from orchestrator.generation import Generator
 from orchestrator.outbox import Chunk
-from orchestrator.replicas.pool import Pool
 from orchestrator.request import Caller, Request
 from orchestrator.sample import Services
-from orchestrator.settings import OrchestratorSettings
-from orchestrator.telemetry.metrics import Metrics, RequestClock
+from orchestrator.telemetry.metrics import RequestClock
 from orchestrator.tokenizer.defaults import Defaults
-from orchestrator.workers import Workers
 from specdec.core.errors import CALLERS_FAULTS, DeadlineExceeded, Draining, InvalidArgument, NoReplica
 from specdec.core.rounds import CACHE_SALT, ModelInfo
 from specdec.telemetry import setup as telemetry
@@ -48,29 +45,20 @@ log = logging.getLogger(__name__)
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     def __init__(
         self,
-        targets: Pool,
-        drafts: Pool,
+        services: Services,
         prompts: Prompts,
-        settings: OrchestratorSettings,
-        metrics: Metrics,
+        *,
         defaults: Defaults,
         grammars: RequestGrammars | None,
     ) -> None:
-        self._metrics = metrics
+        settings = services.settings
+        self._metrics = services.metrics
         self._tracer = trace.get_tracer("specdec")
-        self._targets = targets
-        self._drafts = drafts
+        self._targets = services.targets
+        self._drafts = services.drafts
         self._prompts = prompts
         self._settings = settings
-        self._workers = Workers()
-        services = Services(
-            targets=targets,
-            drafts=drafts,
-            tokenizer=prompts.tokenizer,
-            settings=settings,
-            metrics=metrics,
-            workers=self._workers,
-        )
+        self._workers = services.workers
         self._generator = Generator(services)
         self._reader = RequestReader(prompts, defaults, settings.methods, num_draft_tokens=settings.num_draft_tokens)
         self._admission = Admission(settings.max_live_sequences, settings.max_waiting_requests)

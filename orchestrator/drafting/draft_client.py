@@ -167,7 +167,7 @@ class DraftClient:
         if sequence.keyed_by_token:
             patience_s = min(_PATIENCE_S, deadline_s)
         else:
-            patience_s = max(_PATIENCE_S, _PATIENCE_IN_GROWTHS * self._replica.slowest_growth_s)
+            patience_s = max(_PATIENCE_S, _PATIENCE_IN_GROWTHS * self._replica.load.slowest_growth_s)
             patience_s = min(patience_s, _LONGEST_PATIENCE_S)
         try:
             growth: Growth = await self._lane.receive(patience_s - waited_s)
@@ -203,7 +203,7 @@ class DraftClient:
             return  # this growth may answer a later request
         took_s = max(0.0, lane.heard - asked.at)
         if self._replica is not None:
-            self._replica.observe_growth(took_s)
+            self._replica.load.observe_growth(took_s)
         if growth.end in (None, GrowthEnd.BUDGET) and asked.num_new and not asked.takes_in:
             self._answer = asked.num_new, took_s
 
@@ -234,7 +234,7 @@ class DraftClient:
             self._owed_since = self._owed_since or self._asked.at
         if gives_up:
             if self._replica is not None and self._asked is not None:
-                self._replica.observe_growth(now - self._asked.at)  # the next request waits longer
+                self._replica.load.observe_growth(now - self._asked.at)  # the next request waits longer
             self.park()
             self._pause(math.inf)
         elif now - (self._owed_since or now) >= _PATIENCE_S:
@@ -250,7 +250,7 @@ class DraftClient:
     def compare(self, of_one_s: float) -> None:
         """Compare the replica with others by the time of one token, since one may be asked for more than another."""
         if self._replica is not None:
-            self._replica.observe(of_one_s)
+            self._replica.observe_latency(of_one_s)
 
     @property
     def tally(self) -> Tally | None:

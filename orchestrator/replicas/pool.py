@@ -171,21 +171,21 @@ class Pool:
         while True:
             await asyncio.sleep(_COMPARE_EVERY_S)
             before, slow = slow, self._slow(known)
-            known = {replica: replica.num_observed for replica in self.replicas}
+            known = {replica: replica.load.num_observed for replica in self.replicas}
             for replica, why in slow.items():
                 if replica in before:  # a single slow comparison may come from other work on that machine
                     replica.eject(why)
 
     def _slow(self, known: Mapping[Replica, int]) -> dict[Replica, str]:
         """The slow replicas, with the reason, of those with more answers than in ``known``."""
-        timed = [(r.latency_s, r) for r in self.replicas if r.ready and r.latency_s is not None]
+        timed = [(r.load.latency_s, r) for r in self.replicas if r.ready and r.load.latency_s is not None]
         slow = {}
         for latency, replica in timed:
-            if replica.num_observed == known.get(replica, 0):
+            if replica.load.num_observed == known.get(replica, 0):
                 continue
             # A replica with few sequences has short rounds, and is no measure for a busy one.
-            busy = replica.usual_sequences / _LOAD_RATIO
-            fastest = min(other_s for other_s, other in timed if other.usual_sequences >= busy)
+            busy = replica.load.usual_sequences / _LOAD_RATIO
+            fastest = min(other_s for other_s, other in timed if other.load.usual_sequences >= busy)
             if latency > max(_SLOW_FACTOR * fastest, fastest + _SLOW_MARGIN_S):
                 slow[replica] = f"{latency * 1e3:.0f} ms a round, another takes {fastest * 1e3:.0f}"
         return slow

@@ -234,12 +234,12 @@ class TargetClient:
         timings = verdict.timings
         self.exchange = Exchange(round_trip_s=latency_s, pipelined=pipelined, num_live=self._replica.num_sequences)
         if latency_s is not None:
-            self._replica.observe(latency_s)
+            self._replica.observe_latency(latency_s)
             if not pipelined:
                 self._overhead_s = latency_s - (timings.queue_us + timings.pass_us + timings.sample_us) / 1e6
         elif verdict.round:
             # The arrival of an autonomous verdict shows nothing of the replica's latency.
-            self._replica.answered()
+            self._replica.count_answer()
         self._replica.observe_pass(timings.pass_us / 1e6)
 
     def _checked(self, verdict: Verdict, sequence: Sequence, tree: TokenTree) -> Verdict:

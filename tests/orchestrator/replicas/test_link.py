@@ -152,7 +152,7 @@ async def test_who_refuses_this_orchestrator_is_left_alone() -> None:
             await lane.receive()
 
 
-async def test_a_replica_that_was_set_aside_before_its_stream_began_tells_its_lanes() -> None:
+async def test_a_replica_that_was_ejected_before_its_stream_began_tells_its_lanes() -> None:
     """Else whoever took a lane at the very moment would wait for ever."""
     replica = Replica("127.0.0.1:1", Role("target", never, never, never))
     link = Link(Call, TargetFrames(9), 1.0, 1.0)
