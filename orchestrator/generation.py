@@ -60,7 +60,7 @@ class Generator:
             await answer.outbox.fail(RuntimeError(f"a sample failed: {error!r}"))
 
     async def _sequence(self, request: Request, index: int) -> Sequence:
-        new_sequence = partial(Sequence, request, index, self._services.tokenizer)
+        new_sequence = partial(Sequence, request, index, tokenizer=self._services.tokenizer)
         if len(request.resume.get(index, ())) <= _MANY_RECEIVED_IDS:
             return new_sequence()
         # Detokenizing many ids takes long and must not block the event loop.

@@ -39,7 +39,7 @@ def size_problems(message: generation_pb2.GenerateRequest, context_length: int) 
         yield "prediction", f"at most {MAX_PROMPT_BYTES} bytes, not {size}"
     if (size := len(message.cache_salt.encode())) > MAX_SALT_BYTES:
         yield "cache_salt", f"at most {MAX_SALT_BYTES} bytes, not {size}"
-    for name, most, unit in (
+    for name, max_length, unit in (
         ("stop", MAX_STOPS, "strings"),
         ("stop_token_ids", MAX_STOP_TOKENS, "ids"),
         ("logit_bias", MAX_BIASES, "tokens"),
@@ -47,8 +47,8 @@ def size_problems(message: generation_pb2.GenerateRequest, context_length: int) 
         ("bad_words", MAX_BAD_WORDS, "texts"),
         ("resume", MAX_SAMPLES, "samples"),
     ):
-        if (length := len(getattr(message, name))) > most:
-            yield name, f"at most {most} {unit}, not {length}"
+        if (length := len(getattr(message, name))) > max_length:
+            yield name, f"at most {max_length} {unit}, not {length}"
         elif name == "resume":
             for index, received in message.resume.items():
                 if len(received.token_ids) > context_length:

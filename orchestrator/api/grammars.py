@@ -138,7 +138,9 @@ class _ModelGrammars(NamedTuple):
 
     @staticmethod
     async def new(tokenizer: str, vocab_size: int, end_token_ids: tuple[int, ...]) -> _ModelGrammars:
-        grammars = await asyncio.to_thread(partial(Grammars, tokenizer, vocab_size, end_token_ids, BUDGET))
+        grammars = await asyncio.to_thread(
+            partial(Grammars, tokenizer, vocab_size, end_token_ids=end_token_ids, budget=BUDGET)
+        )
         return _ModelGrammars(GrammarSandbox(tokenizer, vocab_size, end_token_ids), grammars)
 
 

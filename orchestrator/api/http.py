@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 from orchestrator.settings import OrchestratorSettings
 
-_OWN_PORTS = ("SPECDEC_METRICS_PORT", "SPECDEC_HEALTH_PORT")
+_OTHER_PORTS = ("SPECDEC_METRICS_PORT", "SPECDEC_HEALTH_PORT")
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -31,10 +31,10 @@ async def gateway(settings: OrchestratorSettings, port: int) -> AsyncIterator[as
         "log-level": settings.log_level,
         "shutdown-grace-s": settings.shutdown_grace_s,
     }
-    arguments = [f"--{name}={value}" for name, value in flags.items()]
-    arguments += ["--insecure"] if settings.insecure else []
-    environment = {name: value for name, value in os.environ.items() if name not in _OWN_PORTS}
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "gateway", *arguments, env=environment)
+    command = [sys.executable, "-m", "gateway", *(f"--{name}={value}" for name, value in flags.items())]
+    command += ["--insecure"] if settings.insecure else []
+    environment = {name: value for name, value in os.environ.items() if name not in _OTHER_PORTS}
+    process = await asyncio.create_subprocess_exec(*command, env=environment)
     try:
         yield process
     finally:

@@ -45,7 +45,7 @@ class Prompts:
         self.tokenizer = tokenizer
         self.template = template
         self.special_tokens = special_tokens or {}
-        self._most_characters = characters_per_token(tokenizer) if tokenizer else None
+        self._max_characters = characters_per_token(tokenizer) if tokenizer else None
         added = tokenizer.get_added_tokens_decoder() if tokenizer else {}
         self.special_ids = {token.content: token_id for token_id, token in added.items() if token.special}
         """Tokens without text in an output, by what stands for them in a prompt."""
@@ -56,7 +56,7 @@ class Prompts:
         if message.WhichOneof("prompt") == "token_ids":
             fewest = len(message.token_ids.token_ids)
         else:  # a template may leave out any part of a conversation
-            fewest = -(-len(message.text) // self._most_characters) if self._most_characters else 0
+            fewest = -(-len(message.text) // self._max_characters) if self._max_characters else 0
         return min(fewest, message.truncate_prompt_tokens) if message.truncate_prompt_tokens else fewest
 
     def ids(self, message: generation_pb2.GenerateRequest, context_length: int) -> array[int]:
@@ -123,7 +123,7 @@ def _parts(component: Any, inner: str) -> list[dict[str, Any]]:
 def _flat(part: dict[str, Any], inner: str) -> list[dict[str, Any]]:
     if part["type"] != "Sequence":
         return [part]
-    return [each for nested in part[inner] for each in _flat(nested, inner)]
+    return [flat for nested in part[inner] for flat in _flat(nested, inner)]
 
 
 def _shrink(part: dict[str, Any]) -> int:

@@ -167,11 +167,10 @@ class OrchestratorServer:
         settings and of the targets in use."""
         mine = self._vocabulary.below(info.vocab_size) if self._vocabulary else None
         if mine and info.tokenizer_fingerprint not in ("", mine.fingerprint):
-            named = f"has the vocabulary {info.tokenizer_fingerprint[:12]}, the tokenizer {mine.fingerprint[:12]}"
-            found = mine.difference(info.tokens)
-            raise ModelMismatch(
-                f"target {address} {f'has another vocabulary than the tokenizer: {found}' if found else named}"
-            )
+            problem = f"has the vocabulary {info.tokenizer_fingerprint[:12]}, the tokenizer {mine.fingerprint[:12]}"
+            if difference := mine.difference(info.tokens):
+                problem = f"has another vocabulary than the tokenizer: {difference}"
+            raise ModelMismatch(f"target {address} {problem}")
         if not info.model_digest.startswith(expected := self._settings.model_digest):
             raise ModelMismatch(
                 f"target {address} serves the model {info.model_digest[:12]}, model_digest names {expected[:12]}"

@@ -105,8 +105,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def GetServerInfo(
         self, request: generation_pb2.GetServerInfoRequest, context: Any
     ) -> generation_pb2.GetServerInfoResponse:
-        load, operator = (self.live_sequences, self._admission.waiting), self._account().operator
-        info = write_server_info(self._targets, self._drafts, *load, self._settings.methods, operator)
+        info = write_server_info(
+            self._targets,
+            self._drafts,
+            live_sequences=self.live_sequences,
+            waiting_requests=self.waiting_requests,
+            methods=self._settings.methods,
+            operator=self._account().operator,
+        )
         info.model_name = self._settings.model_name or info.target.name
         info.instance = self._instance
         if self._prompts.tokenizer is not None:
@@ -239,7 +245,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         owner = account.salt(checked.caller.cache_salt)
         caller = Caller(account.name, owner, cache_salt=owner if CACHE_SALT in target.capabilities else b"")
         grammar = await self._grammars.read(message, target, caller) if self._grammars else NO_GRAMMAR
-        read = partial(self._reader.read, message, target, dataclasses.replace(checked, caller=caller), grammar=grammar)
+        request = dataclasses.replace(checked, caller=caller)
+        read = partial(self._reader.read, message, target, request=request, grammar=grammar)
         return await self._workers.run(read, account.name) if is_long(message) else read()
 
     def _account(self) -> Account:

@@ -158,10 +158,10 @@ class PromptLookup:
             return
         start, end, wanted = max(0, size - _WINDOW), size - 1, _SHORTEST
         for _ in range(_MAX_CANDIDATES):
-            found = self._prints.rfind(self._prints[size - wanted :], start, end)
-            if found < 0:
+            match = self._prints.rfind(self._prints[size - wanted :], start, end)
+            if match < 0:
                 break
-            end = found + wanted
+            end = match + wanted
             agreed = agreement(ids, end, ids)
             if agreed >= wanted:
                 self._source, self._agreed, wanted = end, agreed, agreed + 1
@@ -200,8 +200,8 @@ def _fingerprints(ids: Sequence[int]) -> bytes:
 def agreement(past: Sequence[int], end: int, ids: Sequence[int]) -> int:
     """The number of tokens of ``past`` before position ``end`` that equal those at the end of ``ids``, at most LONGEST
     and no more than ``ids`` has."""
-    most = min(end, len(ids), LONGEST)
-    for length in range(most):
+    max_length = min(end, len(ids), LONGEST)
+    for length in range(max_length):
         if past[end - 1 - length] != ids[-1 - length]:
             return length
-    return most
+    return max_length

@@ -20,7 +20,7 @@ _BLOCK = 16
 _PORTION = 128
 """New tokens of a text that are written at a time: about a quarter of a millisecond."""
 
-_MOST_AT_A_TIME = 2 * _PORTION
+_MAX_AT_A_TIME = 2 * _PORTION
 
 _MAX_COPIED = 64
 """Tokens after a place that was found. What follows them is found again."""
@@ -35,7 +35,7 @@ class TextHistory:
 
     def __init__(self, num_tokens: int) -> None:
         self.rates = HitRates()  # of all proposals from here
-        size = max(num_tokens, LONGEST + _MOST_AT_A_TIME + _BLOCK) // _BLOCK
+        size = max(num_tokens, LONGEST + _MAX_AT_A_TIME + _BLOCK) // _BLOCK
         self._ids = array("I", [NO_ID]) * (size * _BLOCK)
         self._texts = [(b"", 0)] * size  # of each block: the owner, and where its text ends
         self._next = 0  # block
@@ -48,7 +48,7 @@ class TextHistory:
         ``ended``. Returns the position up to which it is written then."""
         if len(ids) - written < (1 if ended else _PORTION):
             return written
-        written = max(written, len(ids) - _MOST_AT_A_TIME)
+        written = max(written, len(ids) - _MAX_AT_A_TIME)
         begin = max(0, written - LONGEST)
         text = array("I", ids[begin:])
         size = len(text) // _BLOCK + 1  # with an id at the end that no text has

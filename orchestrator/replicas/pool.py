@@ -133,7 +133,7 @@ class Pool:
         for address in self._addresses:
             host, _, port = address.rpartition(":")
             try:
-                found = await asyncio.get_running_loop().getaddrinfo(
+                infos = await asyncio.get_running_loop().getaddrinfo(
                     host.strip("[]"), int(port), type=socket.SOCK_STREAM
                 )
             except (OSError, UnicodeError) as error:  # a part of a name may be too long
@@ -141,10 +141,10 @@ class Pool:
                 self.unresolved[address] = f"the name cannot be resolved: {error}"
                 continue
             self.unresolved.pop(address, None)
-            families = {family for family, *_ in found}
+            families = {family for family, *_ in infos}
             # localhost has an IPv4 and an IPv6 address, and a service listens on one of them.
             family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
-            self._endpoints[address] = {_joined(where) for fam, _, _, _, where in found if fam == family}
+            self._endpoints[address] = {_joined(where) for fam, _, _, _, where in infos if fam == family}
         wanted = {endpoint: None for endpoints in self._endpoints.values() for endpoint in sorted(endpoints)}
         known = {replica.address for replica in self.replicas}
         for endpoint in wanted:  # in the order in which they are named
@@ -205,7 +205,7 @@ async def _keep(work: Callable[[], Awaitable[None]], what: str) -> None:
         except Exception:
             log.exception("a task has failed; it is started again", extra={"task": what})
         except asyncio.CancelledError:
-            if (own := asyncio.current_task()) is None or own.cancelling():
+            if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             log.error("a task was cancelled from within; it is started again", extra={"task": what})
         await asyncio.sleep(_AGAIN_AFTER_S)

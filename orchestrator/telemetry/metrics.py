@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from orchestrator.replicas.replica import Tally
 from orchestrator.rounds import RoundRecord, Source
-from orchestrator.statistics import Statistics
+from orchestrator.statistics import DraftCounts, Statistics
 from orchestrator.telemetry.round_clock import PARTS, Split
 from specdec.telemetry.instruments import Instruments, Points
 
@@ -52,10 +52,7 @@ class Metrics:
         self._poll_due = 0.0
         self._open, self._plain, self._speculative = _Rounds(), _Rounds(), _Rounds()
         self._split = Split()
-        self._num_draft_tokens = 0
-        self._accepted_per_pos: list[int] = []
-        self._num_lookup_tokens = self._num_accepted_lookup_tokens = 0
-        self._num_self_draft_tokens = self._num_accepted_self_draft_tokens = 0
+        self._drafts = DraftCounts()
         self._num_received_nodes = self._num_unused_nodes = 0
         # Zeros, because Prometheus sees no increase in the first value of a series.
         self._replays = dict.fromkeys(_REPLAY_REASONS, 0)
@@ -63,36 +60,29 @@ class Metrics:
         self._num_parked = 0
         instruments = Instruments()
         self._duration = instruments.histogram(
-            "gen_ai.server.request.duration", "s", "From a request's arrival to its end", _REQUEST_BOUNDS_S
+            "gen_ai.server.request.duration", "s", "From a request's arrival to its end", bounds=_REQUEST_BOUNDS_S
         )
         self._first_token = instruments.histogram(
-            "gen_ai.server.time_to_first_token", "s", "From a request's arrival to its first token", _FIRST_BOUNDS_S
+            "gen_ai.server.time_to_first_token",
+            "s",
+            "From a request's arrival to its first token",
+            bounds=_FIRST_BOUNDS_S,
         )
         self._token = instruments.histogram(
-            "gen_ai.server.time_per_output_token", "s", "Time per token after the first, by request", _TOKEN_BOUNDS_S
+            "gen_ai.server.time_per_output_token",
+            "s",
+            "Time per token after the first, by request",
+            bounds=_TOKEN_BOUNDS_S,
         )
         self._register(instruments)
 
     def round_ended(self, record: RoundRecord, split: Split, draft: Tally | None) -> None:
         """``draft``: the tally of the sequence's present draft replica, if it has one."""
         accepted, num_nodes = len(record.accepted), record.num_nodes
-        rounds = self._plain
-        if not record.number:
-            rounds = self._open
-        elif num_nodes:
+        rounds = self._plain if record.number else self._open
+        if self._drafts.count_drafts(record):
             rounds = self._speculative
-            self._num_draft_tokens += num_nodes
-            while len(self._accepted_per_pos) < accepted:
-                self._accepted_per_pos.append(0)
-            for depth in range(accepted):
-                self._accepted_per_pos[depth] += 1
-            if record.source is Source.LOOKUP:
-                self._num_lookup_tokens += num_nodes
-                self._num_accepted_lookup_tokens += accepted
-            elif record.source is Source.SELF_DRAFT:
-                self._num_self_draft_tokens += num_nodes
-                self._num_accepted_self_draft_tokens += accepted
-            elif draft is not None:
+            if record.source is Source.DRAFT and draft is not None:
                 draft.num_rounds += 1
                 draft.num_draft_tokens += num_nodes
                 draft.num_accepted_tokens += accepted
@@ -137,77 +127,84 @@ class Metrics:
         def by_kind(value: Callable[[_Rounds], float]) -> Callable[[], Points]:
             return lambda: [(value(rounds), {"kind": kind}) for kind, rounds in kinds.items()]
 
-        def one(value: Callable[[], float]) -> Callable[[], Points]:
-            return lambda: [(value(), {})]
+        def total(value: Callable[[Metrics], float]) -> Callable[[], Points]:
+            return lambda: [(value(self), {})]
 
         counter = instruments.counter
-        counter("specdec.rounds", "{round}", "Verdicts received", by_kind(lambda rounds: rounds.num))
-        counter("specdec.round_tokens", "{token}", "Tokens committed by verdicts", by_kind(lambda r: r.num_tokens))
-        counter("specdec.round_duration", "s", "Time of rounds, without slow clients", by_kind(lambda r: r.seconds))
-        counter("specdec.round_draft_wait", "s", "Time that rounds waited for drafts", by_kind(lambda r: r.draft_s))
-        counter("specdec.round_time", "s", "Time of rounds, by part of a round", self._parts)
-        counter("spec_decode_num_drafts", "{draft}", "Rounds with draft tokens", one(lambda: self._speculative.num))
-        counter("spec_decode_num_draft_tokens", "{token}", "Draft tokens verified", one(lambda: self._num_draft_tokens))
-        counter(
-            "spec_decode_num_accepted_tokens",
-            "{token}",
-            "Draft tokens accepted",
-            one(lambda: sum(self._accepted_per_pos)),
-        )
-        counter(
-            "spec_decode_num_accepted_tokens_per_pos",
-            "{token}",
-            "Draft tokens accepted, by depth",
-            lambda: [(count, {"position": depth}) for depth, count in enumerate(list(self._accepted_per_pos))],
-        )
-        counter(
-            "specdec.lookup_tokens",
-            "{token}",
-            "Verified draft tokens that were prompt-lookup proposals",
-            one(lambda: self._num_lookup_tokens),
-        )
-        counter(
-            "specdec.lookup_accepted_tokens",
-            "{token}",
-            "Accepted tokens of prompt-lookup proposals",
-            one(lambda: self._num_accepted_lookup_tokens),
-        )
-        counter(
-            "specdec.self_draft_tokens",
-            "{token}",
-            "Verified draft tokens that targets drafted themselves",
-            one(lambda: self._num_self_draft_tokens),
-        )
-        counter(
-            "specdec.self_draft_accepted_tokens",
-            "{token}",
-            "Accepted draft tokens that targets drafted themselves",
-            one(lambda: self._num_accepted_self_draft_tokens),
-        )
-        counter(
-            "specdec.draft_nodes_received",
-            "{node}",
-            "Nodes received from drafts, late ones too, of samples that have ended",
-            one(lambda: self._num_received_nodes),
-        )
-        counter(
-            "specdec.draft_nodes_unused",
-            "{node}",
-            "Received nodes that were never verified",
-            one(lambda: self._num_unused_nodes),
-        )
-        counter("specdec.replays", "{replay}", "Sequences opened again", lambda: _by_reason(self._replays))
-        counter("specdec.replayed_tokens", "{token}", "Tokens fed again", lambda: _by_reason(self._replayed_tokens))
-        counter("specdec.parked", "{sequence}", "Sequences parked for a slow client", one(lambda: self._num_parked))
-        instruments.gauge(
-            "specdec.target_alone_round",
-            "s",
-            "Estimated duration of a round without draft tokens at the present load",
-            lambda: [(self.target_alone_s, {})] if self.target_alone_s else [],
-        )
+        for name, unit, description, by_rounds in _BY_KIND:
+            counter(name, unit, description, read=by_kind(by_rounds))
+        for name, unit, description, value in _TOTALS:
+            counter(name, unit, description, read=total(value))
+        counter("specdec.round_time", "s", "Time of rounds, by part of a round", read=self._parts)
+        name, description = "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by depth"
+        counter(name, "{token}", description, read=self._per_position)
+        counter("specdec.replays", "{replay}", "Sequences opened again", read=lambda: _by_reason(self._replays))
+        tokens = self._replayed_tokens
+        counter("specdec.replayed_tokens", "{token}", "Tokens fed again", read=lambda: _by_reason(tokens))
+        description = "Estimated duration of a round without draft tokens at the present load"
+        alone = self._target_alone
+        instruments.gauge("specdec.target_alone_round", "s", description, read=alone)
+
+    def _target_alone(self) -> Points:
+        return [(self.target_alone_s, {})] if self.target_alone_s else []
+
+    def _per_position(self) -> Points:
+        counts = list(self._drafts.num_accepted_tokens_per_pos)
+        return [(count, {"position": depth}) for depth, count in enumerate(counts)]
 
     def _parts(self) -> Points:
         return [(getattr(self._split, part), {"part": part.removeprefix("model_")}) for part in PARTS]
+
+
+_BY_KIND: tuple[tuple[str, str, str, Callable[[_Rounds], float]], ...] = (
+    ("specdec.rounds", "{round}", "Verdicts received", lambda rounds: rounds.num),
+    ("specdec.round_tokens", "{token}", "Tokens committed by verdicts", lambda rounds: rounds.num_tokens),
+    ("specdec.round_duration", "s", "Time of rounds, without slow clients", lambda rounds: rounds.seconds),
+    ("specdec.round_draft_wait", "s", "Time that rounds waited for drafts", lambda rounds: rounds.draft_s),
+)
+_TOTALS: tuple[tuple[str, str, str, Callable[[Metrics], float]], ...] = (
+    ("spec_decode_num_drafts", "{draft}", "Rounds with draft tokens", lambda m: m._drafts.num_drafts),
+    ("spec_decode_num_draft_tokens", "{token}", "Draft tokens verified", lambda m: m._drafts.num_draft_tokens),
+    ("spec_decode_num_accepted_tokens", "{token}", "Draft tokens accepted", lambda m: m._drafts.num_accepted_tokens),
+    (
+        "specdec.lookup_tokens",
+        "{token}",
+        "Verified draft tokens that were prompt-lookup proposals",
+        lambda m: m._drafts.num_lookup_tokens,
+    ),
+    (
+        "specdec.lookup_accepted_tokens",
+        "{token}",
+        "Accepted tokens of prompt-lookup proposals",
+        lambda m: m._drafts.num_accepted_lookup_tokens,
+    ),
+    (
+        "specdec.self_draft_tokens",
+        "{token}",
+        "Verified draft tokens that targets drafted themselves",
+        lambda m: m._drafts.num_self_draft_tokens,
+    ),
+    (
+        "specdec.self_draft_accepted_tokens",
+        "{token}",
+        "Accepted draft tokens that targets drafted themselves",
+        lambda m: m._drafts.num_accepted_self_draft_tokens,
+    ),
+    (
+        "specdec.draft_nodes_received",
+        "{node}",
+        "Nodes received from drafts, late ones too, of samples that have ended",
+        lambda m: m._num_received_nodes,
+    ),
+    (
+        "specdec.draft_nodes_unused",
+        "{node}",
+        "Received nodes that were never verified",
+        lambda m: m._num_unused_nodes,
+    ),
+    ("specdec.parked", "{sequence}", "Sequences parked for a slow client", lambda m: m._num_parked),
+)
+"""Name, unit, description and value."""
 
 
 class RequestClock:
