@@ -22,10 +22,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.chaos.lab import load_of
 from bench.harness.command import run_benchmark
 from specdec.cli.processes import Service, free_ports, healthy, listening, paired, service
 from specdec.client import Client
+from testing.lab import load_of
 
 _NORMAL, _TOKENS = 8, 200
 """Normal readers beside slow ones, and the tokens of each."""
@@ -64,7 +64,7 @@ async def running(pass_ms: float, *flags: str) -> AsyncIterator[tuple[Service, S
     """Target, orchestrator, and gateway, which listens at the port. ``flags``: of the orchestrator."""
     async with AsyncExitStack() as stack:
         at, orchestrator, gateway = free_ports(3)
-        made = service("bench.models.table_service target", at, [f"--pass-ms={pass_ms}"])
+        made = service("testing.table_service target", at, [f"--pass-ms={pass_ms}"])
         target = await stack.enter_async_context(made)
         own = [f"--target={target.address}", "--draft=", *flags]
         behind = await stack.enter_async_context(service("orchestrator", orchestrator, own))

@@ -3,13 +3,14 @@
 Table models behind the real services: a pass takes a fixed time and some for each row, as on a GPU. So draft tokens
 cost little beside one request and much beside a hundred. How much is drafted is chosen; every text is compared.
 
-The formula is that of the policy: the number k of draft tokens with the most tokens per second, where n requests have k
-each, or none. goodput(k) = n E[accepted + 1] / (drafting(k) + pass(n (k + 1))).
+The formula is that of the policy (specdec/speculation/cost.py): the number of draft tokens with the most tokens per
+second, where all requests have equally many, or none.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
 from typing import Annotated
@@ -22,10 +23,11 @@ from rich.table import Table
 from bench.harness.command import run_benchmark
 from bench.harness.deployment import Processes
 from specdec.client import Client
+from specdec.speculation.cost import best_number, chain_chances, expected_tokens
 
 PASS_MS, ROW_US, STEP_MS, ACCEPTANCE, PERIOD = 20.0, 150.0, 1.0, 0.75, 32
-_MOST = 8
-"""Draft tokens of a round at most if the number is chosen; 16 of a lookup."""
+_MAX_DRAFT_TOKENS, _MAX_LOOKUP_TOKENS = 8, 16
+"""Of a round, if the number is chosen."""
 
 
 def pass_ms(rows: int) -> float:
@@ -34,18 +36,19 @@ def pass_ms(rows: int) -> float:
 
 def formula(method: str, requests: int, tokens: int) -> float:
     """The speed over the target alone."""
-    alone = pass_ms(requests)
+    repeats = method == "lookup"  # all is right once the text has begun to repeat itself
+    chances = itertools.repeat(1.0) if repeats else chain_chances([ACCEPTANCE])
+    expected = expected_tokens(chances, _MAX_LOOKUP_TOKENS if repeats else _MAX_DRAFT_TOKENS)
+    step_ms = STEP_MS if method == "draft" else 0.0
 
-    def seconds(k: int) -> float:
-        """Of a token, in units of the target alone's."""
-        if method == "lookup":  # all is right once the text has begun to repeat itself
-            repeated = (tokens - PERIOD) / (k + 1) * pass_ms(requests * (k + 1))
-            return (PERIOD * alone + repeated) / tokens / alone
-        expected = sum(ACCEPTANCE**number for number in range(k + 1))
-        drafting_ms = STEP_MS * k if method == "draft" else 0.0
-        return (drafting_ms + pass_ms(requests * (k + 1))) / expected / alone
+    def round_ms(number: int) -> float:
+        return step_ms * number + pass_ms(requests * (number + 1))
 
-    return 1 / min(map(seconds, range((16 if method == "lookup" else _MOST) + 1)))
+    best = best_number(expected, round_ms, range(len(expected)))
+    token_ms, alone_ms = round_ms(best) / expected[best], pass_ms(requests)
+    if repeats:
+        token_ms = (PERIOD * alone_ms + (tokens - PERIOD) * token_ms) / tokens
+    return alone_ms / token_ms
 
 
 async def _rate(client: Client, requests: int, tokens: int, number: int | None) -> tuple[float, list[list[int]]]:
@@ -67,11 +70,11 @@ async def measure(loads: list[int], tokens: int, done: Callable[[], None]) -> li
     cost = [f"--pass-ms={PASS_MS}", f"--row-us={ROW_US}"]
     text = [f"--acceptance={ACCEPTANCE}", "--max-sequences=4096"]
     async with Processes() as made:
-        target = "bench.models.table_service target"
+        target = "testing.table_service target"
         plain = await made.model(target, *cost, *text)
         headed = await made.model(target, *cost, *text, "--self-drafts")
         repeating = await made.model(target, *cost, *text, f"--period={PERIOD}")
-        draft = await made.model("bench.models.table_service draft", f"--pass-ms={STEP_MS}", *text)
+        draft = await made.model("testing.table_service draft", f"--pass-ms={STEP_MS}", *text)
         _, by_lookup = await made.orchestrator(f"--target={repeating.address}")
         _, by_draft = await made.orchestrator(f"--target={plain.address}", f"--draft={draft.address}")
         _, self_drafts = await made.orchestrator(f"--target={headed.address}")

@@ -120,7 +120,7 @@ async def soak(
     async with Processes() as made:
         metrics_ports = dict(zip(names, free_ports(3), strict=True))
         metrics = {name: f"--metrics-port={port}" for name, port in metrics_ports.items()}
-        services = {name: await made.model(f"bench.models.table_service {name}", metrics[name]) for name in names[:2]}
+        services = {name: await made.model(f"testing.table_service {name}", metrics[name]) for name in names[:2]}
         services["orchestrator"], client = await made.orchestrator(
             f"--target={services['target'].address}",
             f"--draft={services['draft'].address}",

@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.differential.answers import answer_of
 from bench.differential.requests import Asked, draw
 from bench.harness.command import run_benchmark
 from bench.tasks.methods import ALONE
@@ -30,6 +29,7 @@ from specdec.cli.demo import MODELS
 from specdec.cli.fetch import SmolLm2
 from specdec.cli.processes import StartError, free_ports, listening, service
 from specdec.client import Client
+from testing.answers import answer_of
 
 SOURCES = ("draft", "ngram", "lookup", "recycling", "lookahead", "resumed")
 """Of draft tokens. A resumed answer is drafted as with ``draft``."""

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.chaos.fault_proxy import FaultProxy
 from bench.distance.modes import Mode
 from bench.distance.pairs import Pair
 from bench.distance.row import Run
 from bench.harness.deployment import Processes
 from specdec.client import Client
+from testing.fault_proxy import FaultProxy
 
 
 @dataclass(slots=True)

@@ -77,9 +77,9 @@ def _tables(costs: TableCosts) -> Pair:
         f"table pair: a target pass of {costs.pass_ms:g} ms and {costs.row_us:g} us a row, a draft step of"
         f" {costs.step_ms:g} ms for any number of nodes; {costs.acceptance:g} of the first candidates are right,"
         f" and {costs.runner_up:g} of the second ones if the first is wrong",
-        ("bench.models.table_service target", [f"--pass-ms={costs.pass_ms}", f"--row-us={costs.row_us}", *guesses]),
-        ("bench.models.table_service draft", [step, *guesses]),
-        ("bench.models.table_service draft", [step, "--acceptance=0", "--runner-up=0"]),
+        ("testing.table_service target", [f"--pass-ms={costs.pass_ms}", f"--row-us={costs.row_us}", *guesses]),
+        ("testing.table_service draft", [step, *guesses]),
+        ("testing.table_service draft", [step, "--acceptance=0", "--runner-up=0"]),
         (4, 6, 8),
         computes=False,
         prompt=_three_ids,

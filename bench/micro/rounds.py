@@ -103,7 +103,7 @@ async def _measure(
 ) -> list[Row]:
     async with Processes() as made:
         pair = f"--acceptance={acceptance}"
-        target, draft = [await made.model(f"bench.models.table_service {role}", pair) for role in ("target", "draft")]
+        target, draft = [await made.model(f"testing.table_service {role}", pair) for role in ("target", "draft")]
         orchestrator, client = await made.orchestrator(
             f"--target={target.address}", f"--draft={draft.address}", f"--max-live-sequences={max(counts)}"
         )

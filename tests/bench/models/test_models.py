@@ -7,12 +7,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.models.damped_pair import damped_pair
-from bench.models.table_model import Table
 from bench.peers.contender import Settings
 from bench.peers.prompts import PromptSource
 from bench.peers.transformers_peers import TransformersPair
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.runner.checkpoint import Checkpoint
+from testing.table_model import Table
 from tests.bench.conftest import SMALL
 
 ONE_THREAD = Settings((1,))
