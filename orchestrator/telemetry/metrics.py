@@ -7,8 +7,9 @@ instrument. Knows rounds and requests; does not know connections and queues (orc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from orchestrator.replicas.replica import Tally
 from orchestrator.rounds import RoundRecord, Source
@@ -33,6 +34,38 @@ _REPLAY_REASONS = (
 )
 
 
+_Row = tuple[str, str, str, str]
+"""Name, unit and description of a counter, and the field that has its value."""
+
+_OF_ROUNDS: tuple[_Row, ...] = (
+    ("specdec.rounds", "{round}", "Verdicts received", "num"),
+    ("specdec.round_tokens", "{token}", "Tokens committed by verdicts", "num_tokens"),
+    ("specdec.round_duration", "s", "Time of rounds, without slow clients", "seconds"),
+    ("specdec.round_draft_wait", "s", "Time that rounds waited for drafts", "draft_s"),
+)
+_LOOKUP, _SELF_DRAFT = "prompt-lookup proposals", "targets drafted themselves"
+_OF_DRAFTS: tuple[_Row, ...] = (
+    ("spec_decode_num_drafts", "{draft}", "Rounds with draft tokens", "num_drafts"),
+    ("spec_decode_num_draft_tokens", "{token}", "Draft tokens verified", "num_draft_tokens"),
+    ("spec_decode_num_accepted_tokens", "{token}", "Draft tokens accepted", "num_accepted_tokens"),
+    ("specdec.lookup_tokens", "{token}", f"Verified draft tokens that were {_LOOKUP}", "num_lookup_tokens"),
+    ("specdec.lookup_accepted_tokens", "{token}", f"Accepted tokens of {_LOOKUP}", "num_accepted_lookup_tokens"),
+    ("specdec.self_draft_tokens", "{token}", f"Verified draft tokens that {_SELF_DRAFT}", "num_self_draft_tokens"),
+    (
+        "specdec.self_draft_accepted_tokens",
+        "{token}",
+        f"Accepted draft tokens that {_SELF_DRAFT}",
+        "num_accepted_self_draft_tokens",
+    ),
+)
+_RECEIVED = "Nodes received from drafts, late ones too, of samples that have ended"
+_OF_SAMPLES: tuple[_Row, ...] = (
+    ("specdec.draft_nodes_received", "{node}", _RECEIVED, "num_received_nodes"),
+    ("specdec.draft_nodes_unused", "{node}", "Received nodes that were never verified", "num_unused_nodes"),
+    ("specdec.parked", "{sequence}", "Sequences parked for a slow client", "num_parked"),
+)
+
+
 @dataclass(slots=True)
 class _Rounds:
     """Sums over the rounds of one kind."""
@@ -53,11 +86,10 @@ class Metrics:
         self._open, self._plain, self._speculative = _Rounds(), _Rounds(), _Rounds()
         self._split = Split()
         self._drafts = DraftCounts()
-        self._num_received_nodes = self._num_unused_nodes = 0
+        self.num_received_nodes = self.num_unused_nodes = self.num_parked = 0
         # Zeros, because Prometheus sees no increase in the first value of a series.
         self._replays = dict.fromkeys(_REPLAY_REASONS, 0)
         self._replayed_tokens = dict.fromkeys(_REPLAY_REASONS, 0)
-        self._num_parked = 0
         instruments = Instruments()
         self._duration = instruments.histogram(
             "gen_ai.server.request.duration", "s", "From a request's arrival to its end", bounds=_REQUEST_BOUNDS_S
@@ -103,15 +135,15 @@ class Metrics:
         return True
 
     def sample_ended(self, statistics: Statistics) -> None:
-        self._num_received_nodes += statistics.num_received_nodes
+        self.num_received_nodes += statistics.num_received_nodes
         num_verified = statistics.num_draft_tokens - statistics.num_lookup_tokens - statistics.num_self_draft_tokens
-        self._num_unused_nodes += max(0, statistics.num_received_nodes - num_verified)
+        self.num_unused_nodes += max(0, statistics.num_received_nodes - num_verified)
         for reason, num_tokens in statistics.replays:
             self._replays[reason] = self._replays.get(reason, 0) + 1
             self._replayed_tokens[reason] = self._replayed_tokens.get(reason, 0) + num_tokens
 
     def parked(self) -> None:
-        self._num_parked += 1
+        self.num_parked += 1
 
     def request_ended(self, outcome: str, clock: RequestClock) -> None:
         attributes = {"outcome": outcome}
@@ -122,28 +154,21 @@ class Metrics:
             self._token.record(per_token_s, attributes)
 
     def _register(self, instruments: Instruments) -> None:
-        kinds = {"open": self._open, "plain": self._plain, "speculative": self._speculative}
-
-        def by_kind(value: Callable[[_Rounds], float]) -> Callable[[], Points]:
-            return lambda: [(value(rounds), {"kind": kind}) for kind, rounds in kinds.items()]
-
-        def total(value: Callable[[Metrics], float]) -> Callable[[], Points]:
-            return lambda: [(value(self), {})]
-
         counter = instruments.counter
-        for name, unit, description, by_rounds in _BY_KIND:
-            counter(name, unit, description, read=by_kind(by_rounds))
-        for name, unit, description, value in _TOTALS:
-            counter(name, unit, description, read=total(value))
+        kinds = {"open": self._open, "plain": self._plain, "speculative": self._speculative}
+        for name, unit, description, field in _OF_ROUNDS:
+            counter(name, unit, description, read=partial(_by_kind, kinds, field))
+        for owner, rows in ((self._drafts, _OF_DRAFTS), (self, _OF_SAMPLES)):
+            for name, unit, description, field in rows:
+                counter(name, unit, description, read=partial(_total, owner, field))
         counter("specdec.round_time", "s", "Time of rounds, by part of a round", read=self._parts)
         name, description = "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by depth"
         counter(name, "{token}", description, read=self._per_position)
-        counter("specdec.replays", "{replay}", "Sequences opened again", read=lambda: _by_reason(self._replays))
-        tokens = self._replayed_tokens
-        counter("specdec.replayed_tokens", "{token}", "Tokens fed again", read=lambda: _by_reason(tokens))
+        counter("specdec.replays", "{replay}", "Sequences opened again", read=partial(_by_reason, self._replays))
+        replayed = partial(_by_reason, self._replayed_tokens)
+        counter("specdec.replayed_tokens", "{token}", "Tokens fed again", read=replayed)
         description = "Estimated duration of a round without draft tokens at the present load"
-        alone = self._target_alone
-        instruments.gauge("specdec.target_alone_round", "s", description, read=alone)
+        instruments.gauge("specdec.target_alone_round", "s", description, read=self._target_alone)
 
     def _target_alone(self) -> Points:
         return [(self.target_alone_s, {})] if self.target_alone_s else []
@@ -154,57 +179,6 @@ class Metrics:
 
     def _parts(self) -> Points:
         return [(getattr(self._split, part), {"part": part.removeprefix("model_")}) for part in PARTS]
-
-
-_BY_KIND: tuple[tuple[str, str, str, Callable[[_Rounds], float]], ...] = (
-    ("specdec.rounds", "{round}", "Verdicts received", lambda rounds: rounds.num),
-    ("specdec.round_tokens", "{token}", "Tokens committed by verdicts", lambda rounds: rounds.num_tokens),
-    ("specdec.round_duration", "s", "Time of rounds, without slow clients", lambda rounds: rounds.seconds),
-    ("specdec.round_draft_wait", "s", "Time that rounds waited for drafts", lambda rounds: rounds.draft_s),
-)
-_TOTALS: tuple[tuple[str, str, str, Callable[[Metrics], float]], ...] = (
-    ("spec_decode_num_drafts", "{draft}", "Rounds with draft tokens", lambda m: m._drafts.num_drafts),
-    ("spec_decode_num_draft_tokens", "{token}", "Draft tokens verified", lambda m: m._drafts.num_draft_tokens),
-    ("spec_decode_num_accepted_tokens", "{token}", "Draft tokens accepted", lambda m: m._drafts.num_accepted_tokens),
-    (
-        "specdec.lookup_tokens",
-        "{token}",
-        "Verified draft tokens that were prompt-lookup proposals",
-        lambda m: m._drafts.num_lookup_tokens,
-    ),
-    (
-        "specdec.lookup_accepted_tokens",
-        "{token}",
-        "Accepted tokens of prompt-lookup proposals",
-        lambda m: m._drafts.num_accepted_lookup_tokens,
-    ),
-    (
-        "specdec.self_draft_tokens",
-        "{token}",
-        "Verified draft tokens that targets drafted themselves",
-        lambda m: m._drafts.num_self_draft_tokens,
-    ),
-    (
-        "specdec.self_draft_accepted_tokens",
-        "{token}",
-        "Accepted draft tokens that targets drafted themselves",
-        lambda m: m._drafts.num_accepted_self_draft_tokens,
-    ),
-    (
-        "specdec.draft_nodes_received",
-        "{node}",
-        "Nodes received from drafts, late ones too, of samples that have ended",
-        lambda m: m._num_received_nodes,
-    ),
-    (
-        "specdec.draft_nodes_unused",
-        "{node}",
-        "Received nodes that were never verified",
-        lambda m: m._num_unused_nodes,
-    ),
-    ("specdec.parked", "{sequence}", "Sequences parked for a slow client", lambda m: m._num_parked),
-)
-"""Name, unit, description and value."""
 
 
 class RequestClock:
@@ -242,6 +216,14 @@ class RequestClock:
         if self._first is None or further <= 0:
             return None
         return (self._last - self._first) * len(self._num_samples) / further
+
+
+def _by_kind(kinds: Mapping[str, _Rounds], field: str) -> Points:
+    return [(getattr(rounds, field), {"kind": kind}) for kind, rounds in kinds.items()]
+
+
+def _total(owner: object, field: str) -> Points:
+    return [(getattr(owner, field), {})]
 
 
 def _by_reason(counts: Mapping[str, int]) -> Points:
