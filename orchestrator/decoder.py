@@ -25,12 +25,12 @@ class Target(Protocol):
     """The side that verifies."""
 
     async def verify(self, sequence: Sequence, proposal: Proposal, plan: RoundPlan) -> tuple[Verdict, RoundRecord]:
-        """The next verdict of the target, and the record of the round: the accepted nodes of the proposed tree and the
-        token after them.
+        """The next verdict of the target, and the record of the round: the accepted nodes of the verified tree and the
+        token after them. The verified tree is the proposed one, or one that the target drafted itself.
 
-        A first token and a replay do not use the tree, and accept nothing of it. After this verdict the target may make
-        up to ``plan.num_autonomous`` more autonomously. These answer the next calls, which pass empty trees. A
-        verdict's ``num_autonomous`` tells how many follow, unless one of those calls asks for more or fewer.
+        A first token and a replay do not use the tree, and accept nothing of it. After this verdict the target may
+        decode up to ``plan.num_autonomous`` more tokens autonomously. These answer the next calls, which pass empty
+        trees. ``num_autonomous_left`` of a verdict says how many follow, unless a call asks for more or fewer.
         """
 
 
@@ -56,5 +56,5 @@ async def decode(
         if not sequence.finished:
             plan = controller.plan(sequence)
             speculation.advance(sequence, plan, verdict)
-        sequence.statistics.observe(record)
+        sequence.statistics.count_round(record)
         yield Step(record, piece)

@@ -94,21 +94,38 @@ class Sample:
         self._index = index
         self._answer = answer
         self._request = answer.request
-        self._services = services
+        self._tokenizer = services.tokenizer
         self._metrics = services.metrics
         self._experience = experience
         self._span = trace.get_current_span()
         self._position = len(answer.request.resume.get(index, ()))  # ids that the client has
-        self._num_in_history = sequence.base  # see TextHistory.add
-        settings, model = services.settings, answer.model
-        traceparent = telemetry.traceparent()
+        self._num_in_history = sequence.base  # see TextHistory.write
+        model, num_ahead = answer.model, services.settings.num_ahead_tokens
+        keyed, traceparent = sequence.keyed_by_token, telemetry.traceparent()
+        grows_ahead, self_drafts = keyed and num_ahead > 0, keyed and bool(model.self_draft)
+        num_siblings = 0 if model.max_chain else services.settings.num_siblings
         acceptance, lookup = AcceptanceModel(experience.acceptance), self._new_lookup()
-        self._controller = self._new_controller(acceptance, lookup)
+        self._controller: Controller
+        if (num_tokens := self._request.drafting.num_tokens) is not None:
+            max_self_draft_nodes = num_tokens
+            self._controller = Fixed(min(num_tokens, model.max_chain or num_tokens), experience.costs, self_drafts)
+        else:
+            max_self_draft_nodes = model.self_draft_nodes or _MAX_ADAPTIVE_DRAFT_TOKENS
+            self._controller = Adaptive(
+                experience.policies[grows_ahead],
+                acceptance,
+                lookup,
+                num_siblings=num_siblings,
+                max_chain=model.max_chain,
+                self_draft=experience.self_draft if self_drafts else None,
+                self_draft_acceptance=AcceptanceModel(experience.self_draft_acceptance),
+                self_draft_nodes=model.self_draft_nodes,
+            )
         self._draft = DraftClient(services.drafts, traceparent)
         self._speculation = Speculation(
             self._draft,
-            max_ahead=settings.num_ahead_tokens,
-            max_siblings=self._num_siblings,
+            max_ahead=num_ahead,
+            max_siblings=num_siblings,
             chances=acceptance,
             lookup=lookup,
             chains=bool(model.max_chain),
@@ -117,30 +134,13 @@ class Sample:
             services.targets,
             model_digest=model.model_digest,
             traceparent=traceparent,
-            wait_s=settings.target_wait_s,
+            wait_s=services.settings.target_wait_s,
             arrived=answer.arrived,
             # Only a draft that grows ahead has anything for the round after.
-            next_round=self._speculation.next_round if self._grows_ahead else None,
-            wanted_self_draft_nodes=self._max_self_draft_nodes if self._self_drafts else 0,
+            next_round=self._speculation.next_round if grows_ahead else None,
+            wanted_self_draft_nodes=max_self_draft_nodes if self_drafts else 0,
         )
         self._clock = RoundClock(self._target)
-
-    @property
-    def _num_siblings(self) -> int:
-        return 0 if self._answer.model.max_chain else self._services.settings.num_siblings
-
-    @property
-    def _grows_ahead(self) -> bool:
-        return self._services.settings.num_ahead_tokens > 0 and self._sequence.keyed_by_token
-
-    @property
-    def _self_drafts(self) -> bool:
-        return bool(self._answer.model.self_draft) and self._sequence.keyed_by_token
-
-    @property
-    def _max_self_draft_nodes(self) -> int:
-        num_tokens = self._request.drafting.num_tokens
-        return self._answer.model.self_draft_nodes or _MAX_ADAPTIVE_DRAFT_TOKENS if num_tokens is None else num_tokens
 
     def _new_lookup(self) -> PromptLookup | ForcedTokens | None:
         drafting = self._request.drafting
@@ -155,21 +155,6 @@ class Sample:
         if drafting.grammar is None:
             return lookup
         return ForcedTokens(drafting.grammar, self._sequence.num_prompt_tokens, lookup)
-
-    def _new_controller(self, acceptance: AcceptanceModel, lookup: PromptLookup | ForcedTokens | None) -> Controller:
-        experience, model, num_tokens = self._experience, self._answer.model, self._request.drafting.num_tokens
-        if num_tokens is not None:
-            return Fixed(min(num_tokens, model.max_chain or num_tokens), experience.costs, self._self_drafts)
-        return Adaptive(
-            experience.policies[self._grows_ahead],
-            acceptance,
-            lookup,
-            num_siblings=self._num_siblings,
-            max_chain=model.max_chain,
-            self_draft=experience.self_draft if self._self_drafts else None,
-            self_draft_acceptance=AcceptanceModel(experience.self_draft_acceptance),
-            self_draft_nodes=model.self_draft_nodes,
-        )
 
     async def run(self) -> None:
         """Decode it to its end. Raises SpecdecError."""
@@ -215,7 +200,7 @@ class Sample:
 
     def _add_to_history(self, ended: bool = False) -> None:
         if (history := self._experience.history) is not None:
-            self._num_in_history = history.add(
+            self._num_in_history = history.write(
                 self._request.caller.owner, self._sequence.ids, written=self._num_in_history, ended=ended
             )
 
@@ -264,7 +249,7 @@ class Sample:
             return
         position, logprobs = 0, Logprobs.joined(self._sequence.prompt_logprobs)
         for piece in pieces_of(
-            self._services.tokenizer,
+            self._tokenizer,
             self._request.prompt_ids,
             skip_special_tokens=output.skip_special_tokens,
             num_ids=_IDS_PER_PROMPT_PART,

@@ -72,7 +72,7 @@ class Statistics(DraftCounts):
     _corrected_at: int | None = None  # depth of the last verdict's correction; None: it was a bonus
     _undecided: bool = False  # the last verdict is not yet counted as a hit or a miss
 
-    def observe(self, record: RoundRecord) -> None:
+    def count_round(self, record: RoundRecord) -> None:
         """Count a round, and its time."""
         now = self.clock()
         drafting, timings = record.drafting, record.timings

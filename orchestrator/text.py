@@ -228,7 +228,7 @@ def _joined(held: Sequence[_Held]) -> Logprobs | None:
 
 def _tail(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """The last ids, not starting within a character: text decoded after such a tail would lose its space. A character
-    that is cut counts for at least one of U+FFFD, which a text may also have of its own."""
+    that is cut counts for at least one of U+FFFD, which a text may also have itself."""
     tails = (list(ids[-_PRIMING_TOKENS - more :]) for more in range(_MAX_TOKENS_PER_CHARACTER))
     return min(tails, key=lambda tail: tokenizer.decode(tail).count("\ufffd"))
 

@@ -34,7 +34,7 @@ class Key(BaseModel):
     shared: bool = False
     """Whether its requests share cached prompts with those of other keys that say so."""
     operator: bool = False
-    """Whether it is told the addresses of the replicas, and what is wrong with them."""
+    """Whether it may see the addresses of the replicas, and what is wrong with them."""
 
 
 class Account:

@@ -22,8 +22,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 256
 MAX_BAD_WORDS = 128
 MAX_PROMPT_LOGPROBS = 1 << 18
-"""Logprobs of a prompt, those of likeliest tokens included: some MiB, which the target keeps until they are all there.
-"""
+"""Logprobs of a prompt, those of the most likely tokens included: some MiB, which the target keeps until the end."""
 MAX_RESUMED_IDS = 1 << 18
 MAX_REQUEST_ID = 128
 MAX_DETOKENIZED_IDS = 1 << 20

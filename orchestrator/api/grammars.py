@@ -38,7 +38,7 @@ def is_supported(target: ModelInfo) -> bool:
 def problems(
     message: generation_pb2.GenerateRequest, target: ModelInfo, has_tokenizer: bool
 ) -> Iterator[tuple[str, str]]:
-    """(field, problem), without a look at the grammar itself."""
+    """(field, problem), without reading the grammar itself."""
     given = _given(message)
     if not given:
         return

@@ -46,7 +46,7 @@ def problems_without_ids(
     prompts: Prompts,
     methods: Collection[Method],
 ) -> Problems:
-    """What is wrong whatever the ids are. ``request``: as far as it is read. ``methods``: those allowed."""
+    """What is wrong whatever the ids are. ``request``: up to what is read of it. ``methods``: those allowed."""
     yield from unknown_problems(message)
     yield from _prompt_problems(message, prompts)
     yield from _support_problems(message, target)

@@ -53,7 +53,7 @@ class RequestReader:
 
     def check(self, message: Message, target: ModelInfo) -> Request:
         """Refuse what can be refused in no time, before the request has a place: without the ids of a text, and without
-        a look at each of very many ids. Returns the request without these: ``read`` adds them.
+        reading each of very many ids. Returns the request without these: ``read`` adds them.
 
         Raises InvalidArgument with all violations, or ContextExceeded. Sizes are checked before the rest is read.
         """

@@ -131,7 +131,7 @@ class OrchestratorServer:
         # Connections get GOAWAY first, so that their clients send the next request elsewhere.
         until = time.monotonic() + grace_s
         closing = asyncio.create_task(self._server.stop(grace_s))
-        # What does not end in time is told so, while the connections still are there.
+        # What does not end in time gets an error, while the connections still are there.
         await self._servicer.drain(grace_s - min(_FLUSH_S, grace_s / 2))
         # Time to flush the last messages. Waiting longer gains nothing, since health watches never end.
         await asyncio.wait({closing}, timeout=min(_FLUSH_S, grace_s))

@@ -62,7 +62,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._generator = Generator(services)
         self._reader = RequestReader(prompts, defaults, settings.methods, num_draft_tokens=settings.num_draft_tokens)
         self._admission = Admission(settings.max_live_sequences, settings.max_waiting_requests)
-        # Beside that of samples: what takes milliseconds does not wait behind what takes minutes.
+        # Next to that of samples: what takes milliseconds does not wait behind what takes minutes.
         self._text_admission = Admission(settings.max_live_sequences, settings.max_waiting_requests)
         self._api_keys = ApiKeys(settings.api_keys_file)
         self._grammars = grammars
@@ -257,7 +257,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         if (info := self._targets.info) is not None:
             return info
         replica = await self._targets.wait_for_one(self._settings.target_wait_s)
-        assert replica.info is not None, "a replica that can be used has told its model"
+        assert replica.info is not None, "a replica that can be used has sent its model"
         return replica.info
 
     @asynccontextmanager

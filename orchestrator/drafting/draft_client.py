@@ -243,7 +243,7 @@ class DraftClient:
 
     def take_answer(self) -> tuple[int, float] | None:
         """The number of tokens and the seconds of the last request that was answered, or was late, since the last call.
-        Requests that the draft answers after much text tell nothing."""
+        Requests that the draft answers after much text show nothing."""
         answer, self._answer = self._answer, None
         return answer
 

@@ -47,9 +47,9 @@ class Speculation:
     """The speculation of one sequence. A missing, late or hostile draft is an empty tree.
 
     While the target verifies, the draft may grow ``max_ahead`` nodes more: below the nodes in flight, and at the
-    likeliest corrections. After a speculation hit the next tree is there, and the round does not wait for the draft.
-    ``max_siblings`` runners-up are verified beside each node of a chain that the round waits for. ``lookup`` proposes
-    tokens from the text itself. ``chains``: the target verifies these alone, so trees are cut to them.
+    most likely corrections. After a speculation hit the next tree is there, and the round does not wait for the draft.
+    ``max_siblings`` further candidates are verified next to each node of a chain that the round waits for. ``lookup``
+    proposes tokens from the text itself. ``chains``: the target verifies these alone, so trees are cut to them.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Speculation:
         self._round = round_ = _Round(plan, left, Source.DRAFT if left else None, max_nodes=depth, is_hit=is_hit)
         autonomous = verdict is not None and verdict.num_autonomous_left > 0
         if left is None and not autonomous:
-            self._choose(round_)
+            self._choose()
         looked_up = round_.source is Source.LOOKUP
         worth_growing = depth and (not looked_up or self._worth_growing_around(round_.tree))
         if worth_growing and self._max_ahead and sequence.keyed_by_token:
@@ -104,18 +104,18 @@ class Speculation:
             self._draft.catch_up(sequence)
 
     def _left_in_flight(self, sequence: Sequence, verdict: Verdict | None) -> TokenTree | None:
-        """The tree of the early round, as far as it is still valid; None: there is none. An open begins again."""
+        """What is still valid of the tree of the early round; None: there is none. An open begins again."""
         sent, self._sent = self._sent, None
         if sent is None or verdict is None or not verdict.round or verdict.dropped_round:
             return None
         tree, num_nodes = sent
         return tree.descend(sequence.ids[self._base :]).prefix(num_nodes)
 
-    def _choose(self, round_: _Round) -> None:
+    def _choose(self) -> None:
         """The first grant that has tokens before any wait, unless the round first waits for a better one."""
-        for grant in round_.plan.grants:
+        for grant in self._round.plan.grants:
             if tree := self._from(grant):
-                round_.tree, round_.source = tree, grant.source
+                self._round.tree, self._round.source = tree, grant.source
                 return
             if grant.waits:
                 return
@@ -131,8 +131,8 @@ class Speculation:
         return bool(self._max_ahead and tree and self._lookup is not None and self._lookup.doubtful(len(tree)))
 
     def _grow_ahead(self, sequence: Sequence, depth: int, num_wanted: int) -> bool:
-        """Let the draft grow below the tree that is verified next, and at the likeliest corrections. False: there is no
-        draft."""
+        """Let the draft grow below the tree that is verified next, and at the most likely corrections. False: there is
+        no draft."""
         tree = self._round.tree or EMPTY_TREE
         self._put_first(tree)
         # Below the last node in flight, as many nodes again; the last token of the output comes from the target.
@@ -168,7 +168,7 @@ class Speculation:
         return self._chances.most_per_second(tree, self._round.plan.round_s)
 
     def _cut(self, tree: TokenTree, first: int = ROOT) -> TokenTree:
-        """What the target can verify of a tree: all, or below each node from ``first`` on the likeliest chain."""
+        """What the target can verify of a tree: all, or below each node from ``first`` on the most likely chain."""
         return tree.part(tree.likeliest_chains(first)) if self._chains else tree
 
     def next_round(self, sequence: Sequence) -> tuple[TokenTree, int]:

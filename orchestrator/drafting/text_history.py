@@ -1,7 +1,7 @@
 """The texts of finished and running requests, searched by prompt lookup: what followed there is proposed in others.
 
 Knows ids and the owner of each text, and shows a text to requests of the same owner alone: else the speed of an answer
-would tell what another owner's said. Does not know what a proposal is worth, and whether it is verified.
+would show what another owner's is. Does not know what a proposal is worth, and whether it is verified.
 
 (Oliaro et al. 2024, "SuffixDecoding". Its suffix tree takes too long in Python. Like Deutsch 1996, RFC 1951, section 4,
 this keeps hashes of the tokens before each position; a hash for each length instead of a chain bounds a search.)
@@ -43,7 +43,7 @@ class TextHistory:
         self._tables = [(length, array("I", bytes(4 * num_slots))) for length in reversed(LENGTHS)]
         self._mask = num_slots - 1
 
-    def add(self, owner: bytes, ids: Sequence[int], written: int, ended: bool = False) -> int:
+    def write(self, owner: bytes, ids: Sequence[int], written: int, ended: bool = False) -> int:
         """Write the tokens of a text of ``owner`` from position ``written`` on, once they are a portion or the text has
         ``ended``. Returns the position up to which it is written then."""
         if len(ids) - written < (1 if ended else _PORTION):
@@ -61,8 +61,8 @@ class TextHistory:
         printed, mask = text.tobytes(), self._mask
         for length, table in self._tables:
             width = 4 * length
-            for place in range(max(length, written - begin), len(text)):
-                table[hash(owner + printed[4 * place - width : 4 * place]) & mask] = at + place
+            for index in range(max(length, written - begin), len(text)):
+                table[hash(owner + printed[4 * index - width : 4 * index]) & mask] = at + index
         return len(ids)
 
     def find(self, owner: bytes, ids: Sequence[int], at_least: int) -> tuple[int, Sequence[int]]:

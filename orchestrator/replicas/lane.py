@@ -1,4 +1,4 @@
-"""One sequence on a stream to a replica: what is said to it, what has arrived, and how much more may come.
+"""One sequence on a stream to a replica: what is sent to it, what has arrived, and how much more may come.
 
 Knows the order of its results; does not know frames, other sequences, and what a result means.
 """

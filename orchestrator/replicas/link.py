@@ -103,7 +103,7 @@ class Link:
 
     def leave(self, lane: Lane) -> None:
         if self._lanes.pop(lane.sequence, None) is not None:
-            self._of_closed.add(lane.allowance, time.monotonic())
+            self._of_closed.add_unused(lane.allowance, time.monotonic())
             self._opens.pop(lane.sequence, None)
             self._entries = [message for message in self._entries if message.sequence != lane.sequence]
             self._closes.append(lane.sequence)

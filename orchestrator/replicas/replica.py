@@ -239,8 +239,8 @@ class Replica:
                     # A broken connection does not show whether the process is alive; a refused one shows its end.
                     if await is_refused(self.address):
                         self.health.note_attempt(self._last_instance, alive=None)
-                    elif (tls or not self.info) and (trouble := await tls_trouble(self.address, tls, self.role.name)):
-                        raise _NoConnection(f"no connection: {trouble}") from error
+                    elif (tls or not self.info) and (problem := await tls_trouble(self.address, tls, self.role.name)):
+                        raise _NoConnection(f"no connection: {problem}") from error
                     raise
                 self.health.note_attempt(self._last_instance, alive=info.instance)
                 await self._admit(stub, info)

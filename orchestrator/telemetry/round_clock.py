@@ -1,4 +1,4 @@
-"""The time of a sequence's rounds, split into parts, measured beside the loop.
+"""The time of a sequence's rounds, split into parts, measured next to the loop.
 
 Knows when the loop asks its target, gets the answer, puts its chunk and continues; does not know what a round decides.
 The parts of a split add up to the time that passed.

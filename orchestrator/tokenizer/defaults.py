@@ -18,7 +18,7 @@ _KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The values of absent fields. Where nothing is said they change nothing."""
+    """The values of absent fields. By default they change nothing."""
 
     temperature: float = 1.0
     top_k: int = 0

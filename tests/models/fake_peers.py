@@ -77,7 +77,7 @@ def hit_rates(share: float) -> HitRates:
     rates = HitRates()
     for trial in range(200):
         for length in (2, 3, 4, 8, 16):
-            rates.observe(length, trial % 20 < 20 * share)
+            rates.count_token(length, trial % 20 < 20 * share)
     return rates
 
 
