@@ -35,26 +35,12 @@ class Split:
 
     @property
     def total(self) -> float:
-        return (
-            self.draft
-            + self.network
-            + self.queue
-            + self.model_pass
-            + self.sample
-            + self.open
-            + self.orchestrator
-            + self.client
-        )
+        seconds: float = sum(getattr(self, part) for part in PARTS)
+        return seconds
 
     def add(self, other: Split) -> None:
-        self.draft += other.draft
-        self.network += other.network
-        self.queue += other.queue
-        self.model_pass += other.model_pass
-        self.sample += other.sample
-        self.open += other.open
-        self.orchestrator += other.orchestrator
-        self.client += other.client
+        for part in PARTS:
+            setattr(self, part, getattr(self, part) + getattr(other, part))
 
 
 PARTS = tuple(field.name for field in fields(Split))
