@@ -46,7 +46,7 @@ from tests.parity.reference import sample_seed
 
 WINDOWS_PER_TEXT = 10
 NUM_TEXTS = 80
-NUM_LOST = 300
+NUM_LOST = 180
 
 
 @dataclass(frozen=True)
