@@ -152,7 +152,7 @@ async def test_depth_is_no_defect_of_the_server(depth, size):
     ]
     async with serving() as running:
         for form in forms:
-            body = f'{{"messages": [{{"role": "user", "content": "a"}}], "user": "{"a" * size}", {form}}}'
+            body = f'{{"max_tokens": 4, "messages": [{{"role": "user", "content": "a"}}], "user": "{"a" * size}", {form}}}'
             response = await running.http.post("/v1/chat/completions", content=body)
             assert response.status_code in (200, 400), response.text
 
