@@ -28,8 +28,8 @@ from specdec.runner.loading import load_runner
 from target_service.heads.checkpoint import read_head
 from target_service.heads.proof import proved
 from target_service.language_model import LmVerifier
-from target_service.own.by_name import own_drafter
-from target_service.own.own_trees import OwnTrees
+from target_service.self_draft.by_name import self_drafter
+from target_service.self_draft.trees import SelfDraftTrees
 from target_service.verifier import Decision, Job
 
 QUESTIONS = (
@@ -59,11 +59,13 @@ def decode(
     spec = SequenceSpec(list(prompt), len(prompt), SamplingParams(temperature), 7, Method.COUPLED, salt)
     memory, ids, passes, started = verifier.open(spec), list(prompt), 0, 0.0
     while len(ids) < len(prompt) + num_tokens:
-        [decision], _ = verifier.verify([Job(memory, ids, EMPTY_TREE, max_own=num_nodes, own=num_nodes)])
+        [decision], _ = verifier.verify(
+            [Job(memory, ids, EMPTY_TREE, max_self_draft_nodes=num_nodes, self_draft_nodes=num_nodes)]
+        )
         if not isinstance(decision, Decision):
             assert decision is None, decision
             continue
-        ids += [*(decision.own.token_ids[node] for node in decision.accepted), decision.next_token]
+        ids += [*(decision.self_draft.token_ids[node] for node in decision.accepted), decision.next_token]
         passes += 1
         started = started or time.perf_counter()  # after the prompt
     seconds, num = time.perf_counter() - started, len(ids) - len(prompt) - 1
@@ -86,12 +88,12 @@ def main() -> None:
     settings = ModelServiceSettings(model=str(options.target), kv_slots=4096)
     runner = load_runner(settings)
     own = (
-        own_drafter(options.self_draft, runner.info.vocab_size)
+        self_drafter(options.self_draft, runner.info.vocab_size)
         if options.self_draft
         else proved(read_head(options.head), runner)
     )
     # A chain is the static tree of first guesses.
-    chains = OwnTrees(own.head, [[0] * max(1, *options.nodes)]) if isinstance(own, OwnTrees) else own
+    chains = SelfDraftTrees(own.head, [[0] * max(1, *options.nodes)]) if isinstance(own, SelfDraftTrees) else own
     verifiers = [LmVerifier(runner, own), LmVerifier(runner, chains)]
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     console = Console()

@@ -69,15 +69,15 @@ async def measure(loads: list[int], tokens: int, done: Callable[[], None]) -> li
     async with Processes() as made:
         target = "bench.models.table_service target"
         plain = await made.model(target, *cost, *text)
-        headed = await made.model(target, *cost, *text, "--has-head")
+        headed = await made.model(target, *cost, *text, "--self-drafts")
         repeating = await made.model(target, *cost, *text, f"--period={PERIOD}")
         draft = await made.model("bench.models.table_service draft", f"--pass-ms={STEP_MS}", *text)
         _, by_lookup = await made.orchestrator(f"--target={repeating.address}")
         _, by_draft = await made.orchestrator(f"--target={plain.address}", f"--draft={draft.address}")
-        _, by_head = await made.orchestrator(f"--target={headed.address}")
+        _, self_drafts = await made.orchestrator(f"--target={headed.address}")
         found = []
         for requests in loads:
-            for method, client in (("lookup", by_lookup), ("draft", by_draft), ("head", by_head)):
+            for method, client in (("lookup", by_lookup), ("draft", by_draft), ("head", self_drafts)):
                 await _rate(client, requests, tokens, None)  # the policy learns
                 alone, expected = await _rate(client, requests, tokens, 0)
                 rate, texts = await _rate(client, requests, tokens, None)

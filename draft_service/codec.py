@@ -36,7 +36,7 @@ class DraftCodec:
         return wire.read_advance(message, self._info.vocab_size)
 
     def number(self, message: draft_pb2.Advance) -> int:
-        return message.advance
+        return message.number
 
     def answers(self, result: Growth) -> int | None:
         return result.advance if result.end else None

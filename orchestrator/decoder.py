@@ -30,7 +30,7 @@ class Target(Protocol):
 
         A first token and a replay do not use the tree, and accept nothing of it. After this verdict the target may make
         up to ``plan.num_autonomous`` more autonomously. These answer the next calls, which pass empty trees. A
-        verdict's ``run_on`` tells how many follow, unless one of those calls asks for more or fewer.
+        verdict's ``num_autonomous`` tells how many follow, unless one of those calls asks for more or fewer.
         """
 
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from orchestrator.control.controller import Adaptive, Controller, Fixed
 from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength
-from orchestrator.control.own_length import OwnLength
+from orchestrator.control.self_draft_length import SelfDraftLength
 from orchestrator.decoder import decode
 from orchestrator.drafting.draft_client import DraftClient
 from orchestrator.drafting.forced_tokens import ForcedTokens
@@ -73,9 +73,13 @@ class Generator:
         self._costs = CostModel()
         # By whether drafts grow ahead of the sequence: under token and block verification its rounds always wait.
         self._policies = [DraftLength(self._costs, _MAX_ADAPTIVE_DRAFT_TOKENS, ahead) for ahead in (False, True)]
-        self._heads = OwnLength(self._costs, _MAX_ADAPTIVE_DRAFT_TOKENS)
+        self._self_draft = SelfDraftLength(self._costs, _MAX_ADAPTIVE_DRAFT_TOKENS)
         # What is learnt of all requests is the prior of the next one.
-        self._acceptance, self._of_heads, self._hit_rates = AcceptanceModel(), AcceptanceModel(), HitRates()
+        self._acceptance, self._self_draft_acceptance, self._hit_rates = (
+            AcceptanceModel(),
+            AcceptanceModel(),
+            HitRates(),
+        )
         self._history = TextHistory(settings.lookup_history) if settings.lookup_history else None
 
     async def events(self, request: Request, target: ModelInfo, arrived: float) -> AsyncGenerator[Event, None]:
@@ -159,14 +163,18 @@ class Generator:
         acceptance = AcceptanceModel(self._acceptance)
         ahead, siblings = self._settings.num_ahead_tokens, 0 if model.max_chain else self._settings.num_siblings
         grows_ahead = ahead > 0 and sequence.keyed_by_token
-        by_head = bool(model.head) and sequence.keyed_by_token
-        heads = (self._heads, AcceptanceModel(self._of_heads), model.own_nodes) if by_head else ()
-        controller: Controller = (
-            Adaptive(self._policies[grows_ahead], acceptance, lookup, siblings, model.max_chain, *heads)
-            if fixed is None
-            else Fixed(min(fixed, model.max_chain or fixed), self._costs, by_head)
+        self_drafts = bool(model.self_draft) and sequence.keyed_by_token
+        self_draft = (
+            (self._self_draft, AcceptanceModel(self._self_draft_acceptance), model.self_draft_nodes)
+            if self_drafts
+            else ()
         )
-        most_own = model.own_nodes or _MAX_ADAPTIVE_DRAFT_TOKENS if fixed is None else fixed
+        controller: Controller = (
+            Adaptive(self._policies[grows_ahead], acceptance, lookup, siblings, model.max_chain, *self_draft)
+            if fixed is None
+            else Fixed(min(fixed, model.max_chain or fixed), self._costs, self_drafts)
+        )
+        wanted_self_draft_nodes = model.self_draft_nodes or _MAX_ADAPTIVE_DRAFT_TOKENS if fixed is None else fixed
         span = trace.get_current_span()
         traceparent = telemetry.traceparent()
         wait_s = self._settings.target_wait_s
@@ -185,7 +193,7 @@ class Generator:
                     arrived,
                     # Only a draft that grows ahead has anything for the round after.
                     speculation.next_round if grows_ahead else None,
-                    most_own if by_head else 0,
+                    wanted_self_draft_nodes if self_drafts else 0,
                 ) as target,
                 aclosing(decode(sequence, clock := RoundClock(target), speculation, controller)) as steps,
             ):

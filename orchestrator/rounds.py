@@ -14,7 +14,7 @@ class Source(StrEnum):
     """Where draft tokens come from."""
 
     DRAFT = "draft"
-    HEAD = "head"
+    SELF_DRAFT = "self_draft"
     LOOKUP = "prompt_lookup"
 
 
@@ -35,9 +35,9 @@ class RoundPlan:
     ``grants``: the best source first; the first one that has tokens is verified. ``num_autonomous``: autonomous
     verdicts allowed after this round, those in flight included. ``round_s``: seconds of a round with 0, 1, ... nodes;
     of an arrived tree the part with the most tokens per second is verified (empty: the most likely nodes).
-    ``own``: nodes at most that the target drafts with its own head where it has no tree. ``deadline_s``: how long the
-    round waits for a draft. ``next_round_after_s``: the next round may be sent before the
-    verdict, so long after this one (pipelined verification); None: it may not.
+    ``self_draft_nodes``: at most, of a tree that the target drafts itself where it has none. ``deadline_s``: how long
+    the round waits for a draft. ``next_round_after_s``: the next round may be sent before the verdict, so long after
+    this one (pipelined verification); None: it may not.
     """
 
     grants: tuple[Grant, ...] = ()
@@ -45,7 +45,7 @@ class RoundPlan:
     round_s: Sequence[float] = ()
     deadline_s: float = 1.0
     next_round_after_s: float | None = None
-    own: int = 0
+    self_draft_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,16 @@ class Drafting:
     """What the draft service did for one round.
 
     ``num_asked``: draft tokens that the round waited for. ``waited_s``: time spent waiting; None: no wait. ``answer``:
-    number of tokens and seconds of the last request that the draft answered, or failed to answer in time. ``hit``:
-    whether a tree had arrived when the draft was asked for more; None: it was not asked. ``was_there``: a tree was
+    number of tokens and seconds of the last request that the draft answered, or failed to answer in time. ``arrived``:
+    whether a tree had arrived when the draft was asked for more; None: it was not asked. ``hit``: a tree was
     there at the last verdict. ``num_received``: nodes received since the last round.
     """
 
     num_asked: int = 0
     waited_s: float | None = None
     answer: tuple[int, float] | None = None
-    hit: bool | None = None
-    was_there: bool = False
+    arrived: bool | None = None
+    hit: bool = False
     num_received: int = 0
 
 
@@ -106,9 +106,17 @@ class RoundRecord:
 
     @classmethod
     def of(cls, proposal: Proposal, verdict: Verdict, exchange: Exchange) -> RoundRecord:
-        if verdict.own:
-            proposal = replace(proposal, tree=verdict.own, source=Source.HEAD)
-        return cls(verdict.round, verdict.base, proposal, verdict.accepted, verdict.timings, verdict.run_on, exchange)
+        if verdict.self_draft:
+            proposal = replace(proposal, tree=verdict.self_draft, source=Source.SELF_DRAFT)
+        return cls(
+            verdict.round,
+            verdict.base,
+            proposal,
+            verdict.accepted,
+            verdict.timings,
+            verdict.num_autonomous_left,
+            exchange,
+        )
 
     @property
     def num_nodes(self) -> int:

@@ -149,7 +149,7 @@ class Sequence:
         """Commit a verdict on ``tree``, token by token up to a stop; the tokens after the stop are dropped. ``source``:
         of the tree."""
         if self.num_cached is None:
-            self.num_cached = min(verdict.num_cached, self.num_prompt_tokens)
+            self.num_cached = min(verdict.num_cached_tokens, self.num_prompt_tokens)
         proposed = Origin.LOOKUP if source is Source.LOOKUP else Origin.DRAFT
         # An open verifies nothing, even when it replays a round with a tree.
         end = Origin.BONUS if not verdict.round or tree.ends_with(verdict.accepted) else Origin.CORRECTION

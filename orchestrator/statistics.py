@@ -24,9 +24,9 @@ class Statistics:
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
     num_replays: int = 0
     num_bonuses: int = 0
-    num_bonuses_foreseen: int = 0
+    num_bonus_hits: int = 0
     num_corrections_per_pos: list[int] = field(default_factory=list)
-    num_corrections_foreseen_per_pos: list[int] = field(default_factory=list)
+    num_correction_hits_per_pos: list[int] = field(default_factory=list)
     num_drafts_on_time: int = 0
     num_received_nodes: int = 0
     elapsed_us: int = 0
@@ -36,8 +36,8 @@ class Statistics:
     target_sample_us: int = 0
     num_lookup_tokens: int = 0
     num_accepted_lookup_tokens: int = 0
-    num_head_tokens: int = 0
-    num_accepted_head_tokens: int = 0
+    num_self_draft_tokens: int = 0
+    num_accepted_self_draft_tokens: int = 0
     replays: list[tuple[str, int]] = field(default_factory=list)  # cause, and number of tokens fed again
     clock: Callable[[], float] = time.perf_counter
     _first: float | None = None  # time of the first verdict
@@ -48,7 +48,7 @@ class Statistics:
         """Count a round."""
         now = self.clock()
         proposal, drafting, timings = record.proposal, record.proposal.drafting, record.timings
-        self._decided(drafting.was_there)
+        self._decided(drafting.hit)
         self.num_rounds += 1
         self.num_received_nodes += drafting.num_received
         if self._first is None:
@@ -73,9 +73,9 @@ class Statistics:
         if proposal.source is Source.LOOKUP:
             self.num_lookup_tokens += len(tree)
             self.num_accepted_lookup_tokens += num_accepted
-        elif proposal.source is Source.HEAD:
-            self.num_head_tokens += len(tree)
-            self.num_accepted_head_tokens += num_accepted
+        elif proposal.source is Source.SELF_DRAFT:
+            self.num_self_draft_tokens += len(tree)
+            self.num_accepted_self_draft_tokens += num_accepted
         _reach(self.num_accepted_tokens_per_pos, max(tree.depths))
         for depth in range(num_accepted):
             self.num_accepted_tokens_per_pos[depth] += 1
@@ -86,9 +86,9 @@ class Statistics:
             return
         if self._corrected_at is None:
             self.num_bonuses += 1
-            self.num_bonuses_foreseen += foreseen
+            self.num_bonus_hits += foreseen
             return
-        for counts, number in ((self.num_corrections_per_pos, 1), (self.num_corrections_foreseen_per_pos, foreseen)):
+        for counts, number in ((self.num_corrections_per_pos, 1), (self.num_correction_hits_per_pos, foreseen)):
             _reach(counts, self._corrected_at)
             counts[self._corrected_at] += number
 

@@ -27,7 +27,7 @@ from orchestrator.replicas.replica import Replica
 from orchestrator.rounds import Exchange
 from orchestrator.sequence import Sequence
 from specdec.core.errors import OutOfStep, Overloaded, Preempted, ReplicaLost, SpecdecError
-from specdec.core.rounds import EARLY, OVERRUN, OWN, RUN_ON, PromptLogprobs, Round, Verdict
+from specdec.core.rounds import AUTONOMOUS, EARLY, OVERRUN, SELF_DRAFT, PromptLogprobs, Round, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.transport.wire import write_round
 
@@ -41,7 +41,7 @@ class TargetClient:
 
     ``arrived``: arrival time of the request (monotonic clock), so that a replay keeps its age. ``next_round`` makes the
     next round before the verdict on this one (see orchestrator.drafting.speculation.Speculation.next_round).
-    ``most_own``: nodes of a tree that a target with a head drafts itself.
+    ``wanted_self_draft_nodes``: nodes of a tree that a target with a head drafts itself.
     """
 
     def __init__(
@@ -52,9 +52,12 @@ class TargetClient:
         wait_s: float,
         arrived: float,
         next_round: Callable[[Sequence], tuple[TokenTree, int]] | None = None,
-        most_own: int = 0,
+        wanted_self_draft_nodes: int = 0,
     ) -> None:
-        self._most_own, self._max_own = most_own, 0  # nodes of own trees: wanted, and possible with this replica
+        self._wanted_self_draft_nodes, self._max_self_draft_nodes = (
+            wanted_self_draft_nodes,
+            0,
+        )  # nodes of self-drafts: wanted, and possible with this replica
         self._pool = pool
         self._model_digest = model_digest
         self._traceparent = traceparent
@@ -97,12 +100,12 @@ class TargetClient:
         tree: TokenTree,
         num_autonomous: int = 0,
         next_round_after_s: float | None = None,
-        own: int = 0,
+        self_draft_nodes: int = 0,
     ) -> Verdict:
         """The next verdict, from any replica; only the request's deadline limits the time.
 
-        Allows ``num_autonomous`` autonomous tokens after it, and ``own`` nodes of own trees. Sends the next round
-        ``next_round_after_s`` after this one, unless the verdict comes before that.
+        Allows ``num_autonomous`` autonomous tokens after it, and ``self_draft_nodes`` nodes of self-drafts. Sends
+        the next round ``next_round_after_s`` after this one, unless the verdict comes before that.
 
         Raises NoReplica if no replica can be reached, GivenUp if too many failed under this request.
         """
@@ -111,20 +114,28 @@ class TargetClient:
             self._cause = "REPLICA_LOST"
         if self._lane is not None:
             with suppress(*_REPLAY):
-                own = min(own, self._max_own)
-                return await self._next(self._lane, sequence, tree, num_autonomous, next_round_after_s, own)
+                self_draft_nodes = min(self_draft_nodes, self._max_self_draft_nodes)
+                return await self._next(
+                    self._lane, sequence, tree, num_autonomous, next_round_after_s, self_draft_nodes
+                )
         retrying = AsyncRetrying(retry=retry_if_exception_type(_REPLAY), wait=_wait, reraise=True)
         verdict: Verdict = await retrying(self._begin, sequence)
         return verdict
 
     async def _next(
-        self, lane: Lane, sequence: Sequence, tree: TokenTree, run_on: int, next_round_after_s: float | None, own: int
+        self,
+        lane: Lane,
+        sequence: Sequence,
+        tree: TokenTree,
+        num_autonomous: int,
+        next_round_after_s: float | None,
+        self_draft_nodes: int,
     ) -> Verdict:
         pipelined = bool(self._rounds and self._rounds[-1].tree)
         if pipelined or not self._rounds:
             if not pipelined:
-                allowed = run_on if self._can(RUN_ON) else 0
-                self._ask(lane, Round(self._round + 1, sequence.base, tree, allowed, own=own))
+                allowed = num_autonomous if self._can(AUTONOMOUS) else 0
+                self._ask(lane, Round(self._round + 1, sequence.base, tree, allowed, self_draft_nodes=self_draft_nodes))
             asked = lane.heard if pipelined else time.monotonic()
             if next_round_after_s is not None:
                 way_s = self._overhead_s if pipelined else 0.0
@@ -132,8 +143,11 @@ class TargetClient:
             return await self._answer(lane, sequence, tree, asked, pipelined)
         to_come = _to_come(self._rounds[-1], sequence.base)
         # Renew the allowance before it runs out: a sequence that pauses misses a pass that the others are in.
-        if self._answered == self._round and (2 * to_come <= run_on or run_on + OVERRUN < to_come):
-            self._ask(lane, Round(self._round + 1, sequence.base, EMPTY_TREE, run_on, own=own))
+        if self._answered == self._round and (2 * to_come <= num_autonomous or num_autonomous + OVERRUN < to_come):
+            self._ask(
+                lane,
+                Round(self._round + 1, sequence.base, EMPTY_TREE, num_autonomous, self_draft_nodes=self_draft_nodes),
+            )
         return await self._answer(lane, sequence)
 
     async def _send_early(self, lane: Lane, sequence: Sequence, at: float) -> None:
@@ -212,7 +226,9 @@ class TargetClient:
         later = self._rounds[-1] if self._rounds else None
         if later is None or later.number <= verdict.round or later.tree:
             return verdict
-        return replace(verdict, run_on=_to_come(later, verdict.base + 1))  # the later round supersedes this one
+        return replace(
+            verdict, num_autonomous_left=_to_come(later, verdict.base + 1)
+        )  # the later round supersedes this one
 
     def _open(self, sequence: Sequence, replica: Replica) -> Lane:
         """Open the sequence there. Its first verdict is a plain token, without draft tokens."""
@@ -221,7 +237,7 @@ class TargetClient:
         self._round = self._answered = 0
         age_ms = int((time.monotonic() - self._arrived) * 1e3)
         self._num_logprobs = sequence.num_logprobs
-        self._max_own = self._most_own if self._can(OWN) else 0
+        self._max_self_draft_nodes = self._wanted_self_draft_nodes if self._can(SELF_DRAFT) else 0
         of_prompt = sequence.num_prompt_logprobs if sequence.lacks_prompt_logprobs else None
         lane.open(
             target_open(
@@ -234,7 +250,7 @@ class TargetClient:
                 num_preemptions=self._num_preemptions,
                 num_logprobs=sequence.num_logprobs,
                 num_prompt_logprobs=of_prompt,
-                max_own=self._max_own,
+                max_self_draft_nodes=self._max_self_draft_nodes,
             ),
             of_round(Round(0, sequence.base), sequence.num_logprobs)
             + allowances.of_prompt(sequence.num_prompt_tokens, of_prompt),
@@ -251,24 +267,31 @@ class TargetClient:
         if round_ is None or verdict.base != sequence.base:
             expected = " or ".join(str(round_.number) for round_ in self._rounds)
             problem = f"round {verdict.round} at base {verdict.base} for {expected} at {sequence.base}"
-        elif len(verdict.own) > round_.own:
-            problem = f"an own tree of {len(verdict.own)} nodes, more than the allowed {round_.own}"
+        elif len(verdict.self_draft) > round_.self_draft_nodes:
+            problem = (
+                f"a self-draft of {len(verdict.self_draft)} nodes, more than the allowed {round_.self_draft_nodes}"
+            )
         elif (accepted := _accepted(round_, verdict, sequence.ids[round_.base :], tree)) is None:
             problem = f"accepted nodes {verdict.accepted}, which are no path of the tree it was sent"
-        elif verdict.run_on > round_.run_on:
-            problem = f"{verdict.run_on} autonomous verdicts to come, more than the allowed {round_.run_on}"
+        elif verdict.num_autonomous_left > round_.num_autonomous:
+            problem = f"{verdict.num_autonomous_left} autonomous verdicts left, more than {round_.num_autonomous}"
         elif verdict.refused and (verdict.accepted or not round_.tree.draft_probs):
             problem = "it refuses a tree in which nothing was drawn, or accepts a part of it"
-        elif verdict.dropped and [verdict.dropped] != [each.number for each in later if each.tree]:
-            problem = f"round {verdict.dropped} dropped, which was not sent early"
+        elif verdict.dropped_round and [verdict.dropped_round] != [each.number for each in later if each.tree]:
+            problem = f"round {verdict.dropped_round} dropped, which was not sent early"
         elif sequence.lacks_prompt_logprobs or _lacks_logprobs(verdict, sequence.num_logprobs):
             problem = "not the logprobs that were requested"
         else:
-            if verdict.dropped:
+            if verdict.dropped_round:
                 later, self._round = [], verdict.round
             base = verdict.base + len(verdict.accepted) + 1
-            going_on = Round(round_.number, base, run_on=verdict.run_on - 1, own=round_.own)
-            autonomous = [going_on] if verdict.run_on else []
+            going_on = Round(
+                round_.number,
+                base,
+                num_autonomous=verdict.num_autonomous_left - 1,
+                self_draft_nodes=round_.self_draft_nodes,
+            )
+            autonomous = [going_on] if verdict.num_autonomous_left else []
             self._rounds = [*autonomous, *later]
             self._answered = verdict.round
             return verdict if accepted == verdict.accepted else replace(verdict, accepted=accepted)
@@ -301,9 +324,9 @@ def _lacks_logprobs(verdict: Verdict, num_top: int | None) -> bool:
 
 def _accepted(round_: Round, verdict: Verdict, since: Seq[int], tree: TokenTree) -> tuple[int, ...] | None:
     """The accepted nodes of the round's tree as nodes of ``tree``, the part of it that is left after ``since``. None:
-    they are no path there. Those of the target's own tree stay as they are."""
-    if verdict.own:
-        return verdict.accepted if verdict.own.is_path(verdict.accepted) else None
+    they are no path there. Those of a self-draft stay as they are."""
+    if verdict.self_draft:
+        return verdict.accepted if verdict.self_draft.is_path(verdict.accepted) else None
     above = round_.tree.trace(since)
     if (len(above) < len(since) and verdict.accepted) or not round_.tree.is_path((*above, *verdict.accepted)):
         return None
@@ -313,7 +336,7 @@ def _accepted(round_: Round, verdict: Verdict, since: Seq[int], tree: TokenTree)
 
 def _to_come(round_: Round, base: int) -> int:
     """Verdicts of a round that are still to come at ``base``."""
-    return 1 + max(0, round_.run_on - (base - round_.base))
+    return 1 + max(0, round_.num_autonomous - (base - round_.base))
 
 
 def _wait(state: RetryCallState) -> float:

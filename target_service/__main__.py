@@ -43,9 +43,9 @@ class TargetSettings(ModelServiceSettings):
             raise ValueError("head and self_draft are two ways to draft beside the target: set one of them")
         if value:
             # Here, since it imports torch.
-            from target_service.own.by_name import own_drafter
+            from target_service.self_draft.by_name import self_drafter
 
-            own_drafter(value, vocab_size=1)  # refused before the model is loaded
+            self_drafter(value, vocab_size=1)  # refused before the model is loaded
         return value
 
 
@@ -62,9 +62,9 @@ def _verifier(settings: TargetSettings) -> Verifier:
         runner = load_runner(settings)
         if not settings.self_draft:
             return LmVerifier(runner, grammars=runner.grammars)
-        from target_service.own.by_name import own_drafter
+        from target_service.self_draft.by_name import self_drafter
 
-        return LmVerifier(runner, own_drafter(settings.self_draft, runner.info.vocab_size), runner.grammars)
+        return LmVerifier(runner, self_drafter(settings.self_draft, runner.info.vocab_size), runner.grammars)
     from specdec.runner.files import directory_of
     from target_service.heads.checkpoint import read_head
     from target_service.heads.proof import proved

@@ -12,8 +12,8 @@ from specdec.core.rounds import (
     GRAMMAR,
     LOGPROBS,
     MAX_LOGPROBS,
-    OWN,
     RESTRICTIONS,
+    SELF_DRAFT,
     TRANSFORMS,
     Load,
     ModelInfo,
@@ -61,10 +61,10 @@ class TargetCodec:
             raise InvalidArgument(
                 [("stop_token_ids", f"{largest} is outside the vocabulary of {self._info.vocab_size}")]
             )
-        if message.max_own and OWN not in self._info.capabilities:
-            raise InvalidArgument([("max_own", "this target does not draft by itself")])
-        if message.max_own and not spec.keyed_by_token:
-            raise InvalidArgument([("max_own", f"must be 0 with {spec.method.value} verification")])
+        if message.max_self_draft_nodes and SELF_DRAFT not in self._info.capabilities:
+            raise InvalidArgument([("max_self_draft_nodes", "this target does not draft by itself")])
+        if message.max_self_draft_nodes and not spec.keyed_by_token:
+            raise InvalidArgument([("max_self_draft_nodes", f"must be 0 with {spec.method.value} verification")])
         stop_token_ids = frozenset(message.stop_token_ids)
         return TargetOpen(
             spec,
@@ -73,17 +73,17 @@ class TargetCodec:
             message.num_preemptions,
             message.num_logprobs if message.HasField("num_logprobs") else None,
             message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
-            message.max_own,
+            message.max_self_draft_nodes,
         )
 
     def read_entry(self, message: target_pb2.Round) -> Round:
         return wire.read_round(message, self._info.vocab_size)
 
     def number(self, message: target_pb2.Round) -> int:
-        return message.round
+        return message.number
 
     def answers(self, result: Verdict) -> int | None:
-        return None if result.run_on else result.dropped or result.round
+        return None if result.num_autonomous_left else result.dropped_round or result.round
 
     def attributes(self, result: Verdict) -> dict[str, int]:
         timings = result.timings

@@ -21,12 +21,12 @@ from specdec.server.batch_delay import BatchDelay
 from specdec.server.model_pass import lose, run_pass
 from specdec.server.step_loop import Key, Results, nothing
 from target_service.admission import Admission
-from target_service.verifier import MOST_OWN_NODES, Decision, Job, TargetOpen, Verifier
+from target_service.verifier import MAX_SELF_DRAFT_NODES, Decision, Job, TargetOpen, Verifier
 
 _OWN_SALT = b"\0own"
-"""Only sequences with own trees have the head's keys and values beside the target's."""
+"""Only sequences with self-drafts have the head's keys and values beside the target's."""
 
-MOST_RUN_ON = 64
+MAX_AUTONOMOUS = 64
 """Autonomous verdicts that a round may allow beside its own."""
 
 
@@ -41,8 +41,8 @@ class _Sequence:
     early: Round | None = None  # the round after ``pending``, sent before the verdict
     tree: TokenTree = EMPTY_TREE  # the part of the pending round's tree that still matches the text
     nodes: Sequence[int] = ()  # the index of each node of ``tree`` in the tree as it was sent
-    run_on: int = 0  # autonomous tokens that are still allowed
-    own: int = 0  # nodes at most of an own tree, where there is no other
+    num_autonomous: int = 0  # autonomous tokens that are still allowed
+    self_draft_nodes: int = 0  # at most, of a self-draft, where there is no other tree
     last: int = 0  # the last answered round
     held: bool = False  # under backpressure
 
@@ -56,28 +56,29 @@ class _Sequence:
 
     @property
     def waits(self) -> bool:
-        return self.pending is not None or (self.run_on > 0 and not self.held)
+        return self.pending is not None or (self.num_autonomous > 0 and not self.held)
 
     @property
     def leaves(self) -> bool:
         """Whether it is in no pass after the next one until another round arrives."""
-        more = self.run_on - 1 if self.pending is None else self.pending.run_on
+        more = self.num_autonomous - 1 if self.pending is None else self.pending.num_autonomous
         return more <= 0 and self.early is None
 
     @property
     def num_rows(self) -> int:
         """Rows that it takes in a pass at most, beside its prompt."""
-        return 1 + (len(self.tree) or self.own)
+        return 1 + (len(self.tree) or self.self_draft_nodes)
 
     @property
     def job(self) -> Job:
-        opened, own = self.open, 0 if self.tree else self.own
-        asked = opened.num_logprobs, opened.num_prompt_logprobs, opened.max_own
-        return Job(self.memory, self.ids, self.tree, *asked, own)
+        opened, self_draft_nodes = self.open, 0 if self.tree else self.self_draft_nodes
+        asked = opened.num_logprobs, opened.num_prompt_logprobs, opened.max_self_draft_nodes
+        return Job(self.memory, self.ids, self.tree, *asked, self_draft_nodes)
 
     def take(self, round_: Round) -> None:
         """Make ``round_`` the pending one, its tree reduced to the part below the present base."""
-        self.pending, self.run_on, self.own = round_, 0, min(round_.own, MOST_OWN_NODES)
+        self.pending, self.num_autonomous = round_, 0
+        self.self_draft_nodes = min(round_.self_draft_nodes, MAX_SELF_DRAFT_NODES)
         node = round_.tree.walk(self.ids[round_.base :])
         self.tree, self.nodes = (EMPTY_TREE, ()) if node is None else round_.tree.below(node)
         if round_.max_nodes:
@@ -118,7 +119,7 @@ class TargetEngine:
         _, num_slots = self._verifier.cache_use()
         self._admission.check(open_.spec, arrived, now, num_slots)
         spec = open_.spec
-        if open_.max_own:
+        if open_.max_self_draft_nodes:
             spec = replace(spec, cache_salt=spec.cache_salt + _OWN_SALT)
         memory = self._verifier.open(spec)
         ids = array("I", spec.token_ids)
@@ -149,8 +150,15 @@ class TargetEngine:
                 raise InvalidArgument([("tree", problem)])
         if round_.tree.draft_probs and spec.method is Method.COUPLED:
             raise InvalidArgument([("tree.draft_probs", "coupled verification takes no distributions")])
-        if round_.own > sequence.open.max_own:
-            raise InvalidArgument([("own", f"at most {sequence.open.max_own}, as the open says, not {round_.own}")])
+        if round_.self_draft_nodes > sequence.open.max_self_draft_nodes:
+            raise InvalidArgument(
+                [
+                    (
+                        "self_draft_nodes",
+                        f"at most {sequence.open.max_self_draft_nodes} (the open), not {round_.self_draft_nodes}",
+                    )
+                ]
+            )
         limit = self._verifier.info.context_length
         if sequence.base >= limit:
             raise ContextExceeded(f"the sequence has reached the end of the context of {limit}")
@@ -239,7 +247,7 @@ class TargetEngine:
             elif decision is not None:
                 sequence = self._sequences[key]
                 results.append((key, self._commit(sequence, decision, started, timings)))
-                if sequence.pending is None and not sequence.run_on:
+                if sequence.pending is None and not sequence.num_autonomous:
                     self._batch_delay.left(key, sequence.since)
         if starved:
             results.append(self._preempt())
@@ -277,19 +285,21 @@ class TargetEngine:
         if sequence.pending is not None:
             sequence.last = sequence.pending.number
             num_autonomous = sequence.base - sequence.pending.base
-            sequence.run_on = max(0, min(sequence.pending.run_on - num_autonomous, MOST_RUN_ON))
+            sequence.num_autonomous = max(0, min(sequence.pending.num_autonomous - num_autonomous, MAX_AUTONOMOUS))
         else:
-            sequence.run_on = max(0, sequence.run_on - len(decision.accepted) - 1)
+            sequence.num_autonomous = max(0, sequence.num_autonomous - len(decision.accepted) - 1)
         base, queue_us = sequence.base, int((started - sequence.since) * 1e6)
-        tree = decision.own or sequence.tree
-        accepted = decision.accepted if decision.own else tuple(sequence.nodes[node] for node in decision.accepted)
+        tree = decision.self_draft or sequence.tree
+        accepted = (
+            decision.accepted if decision.self_draft else tuple(sequence.nodes[node] for node in decision.accepted)
+        )
         committed = [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
         sequence.ids.extend(committed)
         sequence.answered()
         full = sequence.base >= self._verifier.info.context_length
         ends = full or not sequence.open.stop_token_ids.isdisjoint(committed)
         if ends:
-            sequence.run_on = 0
+            sequence.num_autonomous = 0
         dropped = self._begin_early(sequence, ends)
         sequence.since = self._clock()
         return Verdict(
@@ -298,13 +308,13 @@ class TargetEngine:
             accepted,
             decision.next_token,
             replace(timings, queue_us=queue_us),
-            sequence.run_on,
+            sequence.num_autonomous,
             dropped,
             decision.refused,
             decision.logprobs,
-            0 if sequence.last else decision.num_cached,
+            0 if sequence.last else decision.num_cached_tokens,
             None if sequence.last else decision.prompt_logprobs,
-            decision.own,
+            decision.self_draft,
         )
 
     def _begin_early(self, sequence: _Sequence, ends: bool) -> int:

@@ -26,8 +26,8 @@ class Memory:
     cache: SequenceCache
     num_cached: int = 0  # tokens found in the cache
     num_held: int = 0  # passes in a row for which its grammar had no time
-    own: Any = None  # of what drafts beside the target
-    own_failed: bool = False  # nothing drafts for it any more
+    self_draft: Any = None  # what the self-drafter knows of it
+    self_draft_failed: bool = False  # nothing drafts for it any more
     prompt_logprobs: list[Logprobs] = field(default_factory=list)  # from the prompt's second token on
 
 
@@ -57,7 +57,7 @@ class SlowGrammars:
                 memory.num_held += 1
                 continue
             if row_s[index] * (1 + len(job.tree)) > MAX_SLOW_S and memory.spec.keyed_by_token:
-                jobs[index] = job = replace(job, tree=EMPTY_TREE, own=0)
+                jobs[index] = job = replace(job, tree=EMPTY_TREE, self_draft_nodes=0)
             self._left_s -= row_s[index] * (1 + len(job.tree))
             memory.num_held = 0
             chosen.add(index)

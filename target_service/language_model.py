@@ -18,8 +18,8 @@ from specdec.core.rounds import (
     CACHE_SALT,
     GRAMMAR,
     LOGPROBS,
-    OWN,
     RESTRICTIONS,
+    SELF_DRAFT,
     TRANSFORMS,
     Logprobs,
     Timings,
@@ -36,8 +36,8 @@ from specdec.sampling.grammar import Grammars, wait_for_any
 from specdec.sampling.state import SamplingState
 from target_service.decision import decide
 from target_service.job_rows import Memory, SlowGrammars, ends_with_root, prompt_rows, rows_kept, segment_of
-from target_service.own.own_trees import Growing, OwnDrafter, Passed
 from target_service.reports import output_logprobs, prompt_logprobs
+from target_service.self_draft.trees import Growing, Passed, SelfDrafter
 from target_service.verifier import Decision, Job
 
 MOST_PROMPT_LOGITS = 64
@@ -51,17 +51,22 @@ class LmVerifier:
     """See target_service.verifier.Verifier. Of ``runner`` only info, backend, chunk, pool, new_cache, forward and
     move are used."""
 
-    def __init__(self, runner: ModelRunner, own: OwnDrafter | None = None, grammars: Grammars | None = None) -> None:
-        """``own``: what drafts beside the target. ``grammars``: of a model with a tokenizer."""
-        self._runner, self._own, self._grammars = runner, own, grammars
+    def __init__(
+        self, runner: ModelRunner, self_drafter: SelfDrafter | None = None, grammars: Grammars | None = None
+    ) -> None:
+        """``self_drafter``: drafts for the target in its own process. ``grammars``: of a model with a tokenizer."""
+        self._runner, self._self_drafter, self._grammars = runner, self_drafter, grammars
         self._slow_grammars = SlowGrammars()
         capabilities = (*runner.info.capabilities, TRANSFORMS, RESTRICTIONS, LOGPROBS, CACHE_SALT)
         capabilities = capabilities if grammars is None else (*capabilities, GRAMMAR)
         self.info = dataclasses.replace(runner.info, capabilities=capabilities)
-        if own is not None:
-            capabilities = (*capabilities, OWN)
+        if self_drafter is not None:
+            capabilities = (*capabilities, SELF_DRAFT)
             self.info = dataclasses.replace(
-                self.info, capabilities=capabilities, head=own.kind, own_nodes=own.num_nodes
+                self.info,
+                capabilities=capabilities,
+                self_draft=self_drafter.kind,
+                self_draft_nodes=self_drafter.num_nodes,
             )
 
     @property
@@ -92,28 +97,28 @@ class LmVerifier:
         jobs, outcome = list(jobs), [None] * len(jobs)
         started = time.perf_counter()
         ready = self._take_in(jobs, outcome)
-        own = self._drafted(jobs, ready)
-        own_s = time.perf_counter() - started
+        drafted = self._drafted(jobs, ready)
+        self_draft_s = time.perf_counter() - started
         started, timer = time.perf_counter(), PassTimer(self._runner.backend.device)
         fed = self._segments(jobs, ready, outcome)
-        drafting = any(jobs[index].memory.own is not None for index in fed)
-        taps = self._own.taps if self._own is not None and drafting else None
+        drafting = any(jobs[index].memory.self_draft is not None for index in fed)
+        taps = self._self_drafter.taps if self._self_drafter is not None and drafting else None
         with taps.open() if taps is not None else nullcontext():
             outputs = dict(zip(fed, self._runner.forward(list(fed.values())), strict=True)) if fed else {}
         timer.stop()
         decisions = self._decisions(jobs, fed, outputs, outcome)
-        for index in own & decisions.keys():
-            decisions[index] = dataclasses.replace(decisions[index], own=jobs[index].tree)
+        for index in drafted & decisions.keys():
+            decisions[index] = dataclasses.replace(decisions[index], self_draft=jobs[index].tree)
         kept = self._keep(jobs, fed, outputs, decisions, outcome)
-        if self._own is not None and drafting:
-            self._learn(self._own, jobs, fed, outputs, kept, decisions)
+        if self._self_drafter is not None and drafting:
+            self._learn(self._self_drafter, jobs, fed, outputs, kept, decisions)
         pass_s = timer.elapsed_s()
         timings = Timings(
             pass_us=int(pass_s * 1e6),
             sample_us=int(max(0.0, time.perf_counter() - started - pass_s) * 1e6),
             rows=sum(len(segment.token_ids) for segment in fed.values()),
             sequences=len(fed),
-            own_us=int(own_s * 1e6) if own else 0,
+            self_draft_us=int(self_draft_s * 1e6) if drafted else 0,
         )
         return outcome, timings
 
@@ -136,22 +141,22 @@ class LmVerifier:
         return self._slow_grammars.choose(jobs, ready, time.perf_counter())
 
     def _drafted(self, jobs: list[Job], ready: set[int]) -> set[int]:
-        """Give own trees to the ``jobs`` that want one. Returns their indices."""
-        if self._own is None:
+        """Draft a tree for each of the ``jobs`` that want one. Returns their indices."""
+        if self._self_drafter is None:
             return set()
         growing: dict[int, Callable[[], Growing]] = {}
         for index, job in enumerate(jobs):
             memory: Memory = job.memory
-            if job.max_own and memory.own is None and not memory.own_failed:
-                memory.own = self._own.open(memory.spec.cache_salt)
-            if memory.own is None or memory.sampling is None or index not in ready:
+            if job.max_self_draft_nodes and memory.self_draft is None and not memory.self_draft_failed:
+                memory.self_draft = self._self_drafter.open(memory.spec.cache_salt)
+            if memory.self_draft is None or memory.sampling is None or index not in ready:
                 continue
-            if job.own and not job.tree:
-                most = min(job.own, self.info.context_length - len(job.ids))
-                growing[index] = partial(Growing, memory.own, memory.cache, memory.sampling, job.ids, most)
+            if job.self_draft_nodes and not job.tree:
+                most = min(job.self_draft_nodes, self.info.context_length - len(job.ids))
+                growing[index] = partial(Growing, memory.self_draft, memory.cache, memory.sampling, job.ids, most)
         if not growing:
             return set()
-        grow, drafted = self._own.grow, set()
+        grow, drafted = self._self_drafter.grow, set()
         trees = one_by_one(lambda some: grow([make() for make in some]), list(growing.values()))
         for index, tree in zip(growing, trees, strict=True):
             if isinstance(tree, SpecdecError):
@@ -163,24 +168,25 @@ class LmVerifier:
 
     def _learn(
         self,
-        own: OwnDrafter,
+        self_drafter: SelfDrafter,
         jobs: Sequence[Job],
         fed: Mapping[int, Segment],
         outputs: Mapping[int, RowOutputs],
         kept: Mapping[int, Sequence[int]],
         decisions: Mapping[int, Decision],
     ) -> None:
-        """Tell what the pass computed for each sequence that drafts beside the target."""
-        taps = own.taps.take(sum(len(segment.token_ids) for segment in fed.values())) if own.taps is not None else None
+        """Tell what the pass computed for each sequence with self-drafts."""
+        num_rows = sum(len(segment.token_ids) for segment in fed.values())
+        states = self_drafter.taps.take(num_rows) if self_drafter.taps is not None else None
         start = 0
         for index, segment in fed.items():
             job, decision = jobs[index], decisions.get(index)
-            if job.memory.own is not None and index in kept:
-                rows = None if taps is None else taps[indices([start + row for row in kept[index]], taps.device)]
+            if job.memory.self_draft is not None and index in kept:
+                rows = None if states is None else states[indices([start + row for row in kept[index]], states.device)]
                 read = outputs[index].behind(len(segment.logit_rows) - 1 - len(job.tree)) if decision else None
                 cache, tree = job.memory.cache, job.tree
-                passed = Passed(job.memory.own, cache, job.ids, segment.num_context, rows, tree, read, decision)
-                if any(one_by_one(lambda some: list(map(own.learn, some)), [passed])):
+                passed = Passed(job.memory.self_draft, cache, job.ids, segment.num_context, rows, tree, read, decision)
+                if any(one_by_one(lambda some: list(map(self_drafter.learn, some)), [passed])):
                     _drafts_no_more(job.memory)
             start += len(segment.token_ids)
 
@@ -205,11 +211,11 @@ class LmVerifier:
         most = self._runner.backend.logits_per_call
         prompts = prompt_logprobs(jobs, fed, outputs, most)
         deciding = [index for index, segment in fed.items() if ends_with_root(segment, jobs[index])]
-        own = {i: outputs[i].behind(len(fed[i].logit_rows) - 1 - len(jobs[i].tree)) for i in deciding}
-        found = decide([jobs[index] for index in deciding], list(own.values()), self._runner.backend)
+        rows = {i: outputs[i].behind(len(fed[i].logit_rows) - 1 - len(jobs[i].tree)) for i in deciding}
+        found = decide([jobs[index] for index in deciding], list(rows.values()), self._runner.backend)
         decided = dict(zip(deciding, found, strict=True))
         decisions = {index: decision for index, decision in decided.items() if isinstance(decision, Decision)}
-        for index, logprobs in output_logprobs(jobs, own, decisions, most).items():
+        for index, logprobs in output_logprobs(jobs, rows, decisions, most).items():
             decisions[index] = dataclasses.replace(decisions[index], logprobs=logprobs)
         for index, part in prompts.items():
             jobs[index].memory.prompt_logprobs.append(part)
@@ -217,7 +223,10 @@ class LmVerifier:
             memory = jobs[index].memory
             parts, memory.prompt_logprobs = memory.prompt_logprobs, []
             if parts or memory.num_cached:
-                told = {"prompt_logprobs": Logprobs.joined(parts) if parts else None, "num_cached": memory.num_cached}
+                told = {
+                    "prompt_logprobs": Logprobs.joined(parts) if parts else None,
+                    "num_cached_tokens": memory.num_cached,
+                }
                 decisions[index] = dataclasses.replace(decision, **told)
         return [decisions.get(index, decided.get(index)) for index in fed]
 
@@ -249,8 +258,12 @@ class LmVerifier:
         for index in fed:
             memory: Memory = jobs[index].memory
             # Others find a block once it has the head's rows as well.
-            num_rows = None if self._own is None or memory.own is None else self._own.num_rows(memory.own)
-            memory.cache.remember(jobs[index].ids[: 0 if memory.own_failed else num_rows])
+            num_rows = (
+                None
+                if self._self_drafter is None or memory.self_draft is None
+                else self._self_drafter.num_rows(memory.self_draft)
+            )
+            memory.cache.remember(jobs[index].ids[: 0 if memory.self_draft_failed else num_rows])
         return every
 
     def _attach(self, jobs: list[Job], ready: set[int]) -> list[int]:
@@ -302,4 +315,4 @@ class LmVerifier:
 
 
 def _drafts_no_more(memory: Memory) -> None:
-    memory.own, memory.own_failed = None, True
+    memory.self_draft, memory.self_draft_failed = None, True

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
-from specdec.core.rounds import EARLY, RUN_ON
+from specdec.core.rounds import AUTONOMOUS, EARLY
 from specdec.core.settings import EngineSettings
 from specdec.server.model_server import ModelServer, ModelServicer
 from specdec.v1 import target_pb2, target_pb2_grpc
@@ -27,7 +27,7 @@ class TargetServicer(ModelServicer, target_pb2_grpc.TargetServiceServicer):
 def create_server(verifier: Verifier, settings: EngineSettings) -> ModelServer:
     """A server that is not started yet. Call this on the event loop that will serve."""
     engine = TargetEngine(verifier, settings.max_sequences)
-    info = dataclasses.replace(verifier.info, capabilities=(*verifier.info.capabilities, RUN_ON, EARLY))
+    info = dataclasses.replace(verifier.info, capabilities=(*verifier.info.capabilities, AUTONOMOUS, EARLY))
     servicer = TargetServicer(engine, TargetCodec(info), info, "target-model")
     return ModelServer(
         servicer, target_pb2_grpc.add_TargetServiceServicer_to_server, SERVICE, settings, role="target", stream="Verify"

@@ -14,8 +14,8 @@ from specdec.core.rounds import Logprobs, ModelInfo, Timings
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 
-MOST_OWN_NODES = 64
-"""Nodes of an own tree at most."""
+MAX_SELF_DRAFT_NODES = 64
+"""Nodes of a self-draft at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class TargetOpen:
     num_preemptions: int = 0  # of this sequence so far, on any target
     num_logprobs: int | None = None  # likeliest tokens beside each token; None: no logprobs
     num_prompt_logprobs: int | None = None
-    max_own: int = 0  # see Round.own
+    max_self_draft_nodes: int = 0  # see Round.self_draft_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Job:
     tree: TokenTree
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
-    max_own: int = 0
-    own: int = 0
+    max_self_draft_nodes: int = 0
+    self_draft_nodes: int = 0
     """Nodes at most of a tree that the target drafts itself, because there is no other."""
 
 
@@ -51,7 +51,7 @@ class Decision:
     """The accepted nodes of a job, root downwards, and the token after them. ``predictions``: the target's own token at
     the root and at each node; empty if the method has none, the root's only if there was no memory for the tree.
     ``refused``: the tree was not verified, because it has a token that its distribution does not give. ``logprobs``: of
-    the accepted tokens and the next one, if requested. ``prompt_logprobs`` and ``num_cached`` are those of the
+    the accepted tokens and the next one, if requested. ``prompt_logprobs`` and ``num_cached_tokens`` are those of the
     sequence's first decision: of its prompt's tokens but the first, if requested, and how many tokens were found in the
     cache."""
 
@@ -61,9 +61,9 @@ class Decision:
     refused: bool = False
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
-    num_cached: int = 0
-    own: TokenTree = EMPTY_TREE
-    """The target's own tree that was verified."""
+    num_cached_tokens: int = 0
+    self_draft: TokenTree = EMPTY_TREE
+    """The tree that the target drafted and verified."""
 
 
 class Verifier(Protocol):

@@ -73,10 +73,10 @@ def _good(role: str, chance: random.Random) -> Any:
     sequence = chance.randint(1, 30)
     if role == "target":
         opens = [target_pb2.TargetOpen(sequence=sequence, spec=spec())]
-        return target_pb2.VerifyRequest(opens=opens, rounds=[target_pb2.Round(sequence=sequence, round=1, base=4)])
+        return target_pb2.VerifyRequest(opens=opens, rounds=[target_pb2.Round(sequence=sequence, number=1, base=4)])
     if role == "draft":
         drafts = [draft_pb2.DraftOpen(sequence=sequence, spec=spec())]
-        return draft_pb2.DraftRequest(opens=drafts, advances=[draft_pb2.Advance(sequence=sequence, advance=1, base=3)])
+        return draft_pb2.DraftRequest(opens=drafts, advances=[draft_pb2.Advance(sequence=sequence, number=1, base=3)])
     prompt = generation_pb2.TokenIds(token_ids=[1, 2, 3])
     return generation_pb2.GenerateRequest(token_ids=prompt, max_tokens=4, seed=3)
 

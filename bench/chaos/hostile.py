@@ -97,7 +97,7 @@ class HostileDraft(draft_pb2_grpc.DraftServiceServicer):
                         self.num_answers += 1
                         response.growths.add(
                             sequence=advance.sequence,
-                            advance=advance.advance,
+                            advance=advance.number,
                             base=advance.base,
                             tree=self.mode(self._chance, advance.budget.max_nodes),
                             end=0 if self._endless else draft_pb2.GROWTH_END_BUDGET,

@@ -33,7 +33,7 @@ async def row_12(lab: Lab, seed: int, short: bool) -> Outcome:
 
 
 def _round(sequence: int, number: int, base: int, *token_ids: int) -> target_pb2.Round:
-    return target_pb2.Round(sequence=sequence, round=number, base=base, tree=common_pb2.TokenTree(token_ids=token_ids))
+    return target_pb2.Round(sequence=sequence, number=number, base=base, tree=common_pb2.TokenTree(token_ids=token_ids))
 
 
 async def _abused_target(outcome: Outcome, lab: Lab, address: str) -> None:
@@ -84,7 +84,7 @@ async def _abused_draft(outcome: Outcome, address: str) -> None:
     budget = draft_pb2.DraftBudget(max_nodes=2, max_depth=2)
 
     def advance(sequence: int, number: int, base: int, *token_ids: int) -> draft_pb2.Advance:
-        return draft_pb2.Advance(sequence=sequence, advance=number, base=base, token_ids=token_ids, budget=budget)
+        return draft_pb2.Advance(sequence=sequence, number=number, base=base, token_ids=token_ids, budget=budget)
 
     cases = {
         "duplicate advance": [advance(0, 1, 4, 9), advance(0, 1, 4, 9)],

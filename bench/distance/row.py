@@ -29,22 +29,22 @@ class Outcomes:
     """
 
     num_bonuses: int = 0
-    num_bonuses_foreseen: int = 0
+    num_bonus_hits: int = 0
     num_corrections: tuple[int, ...] = ()
-    num_corrections_foreseen: tuple[int, ...] = ()
+    num_correction_hits: tuple[int, ...] = ()
 
     @property
     def bonus_hits(self) -> float | None:
         """The hit rate of bonuses; None without bonuses."""
-        return _share(self.num_bonuses_foreseen, self.num_bonuses)
+        return _share(self.num_bonus_hits, self.num_bonuses)
 
     @property
     def correction_hits(self) -> float | None:
-        return _share(sum(self.num_corrections_foreseen), sum(self.num_corrections))
+        return _share(sum(self.num_correction_hits), sum(self.num_corrections))
 
     @property
     def hits(self) -> float | None:
-        foreseen = self.num_bonuses_foreseen + sum(self.num_corrections_foreseen)
+        foreseen = self.num_bonus_hits + sum(self.num_correction_hits)
         return _share(foreseen, self.num_bonuses + sum(self.num_corrections))
 
     @property
@@ -128,9 +128,9 @@ class Row:
             (total(lambda each: each.num_received_nodes + each.num_lookup_tokens) - num_draft_tokens) / num_rounds,
             Outcomes(
                 total(lambda each: each.num_bonuses),
-                total(lambda each: each.num_bonuses_foreseen),
+                total(lambda each: each.num_bonus_hits),
                 _added([each.num_corrections_per_pos for each in told]),
-                _added([each.num_corrections_foreseen_per_pos for each in told]),
+                _added([each.num_correction_hits_per_pos for each in told]),
             ),
             _round_ms(told),
             num_drafts / num_rounds,

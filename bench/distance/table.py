@@ -65,7 +65,7 @@ def hits(rows: Sequence[Row], title: str) -> Table:
     table = _table(title, "all", "bonus", "corr.", *(f"at {depth}" for depth in range(depths)))
     for row in rows:
         found = row.outcomes
-        by_depth = zip(found.num_corrections_foreseen, found.num_corrections, strict=True)
+        by_depth = zip(found.num_correction_hits, found.num_corrections, strict=True)
         table.add_row(
             row.situation,
             _share(found.hits),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from draft_service.drafter import DraftSequence, Node, Spot
 from specdec.core.errors import InvalidArgument, Preempted, SpecdecError
-from specdec.core.rounds import AHEAD, LOGPROBS, OWN, SIBLINGS, Logprobs, ModelInfo, Timings
+from specdec.core.rounds import AHEAD, LOGPROBS, SELF_DRAFT, SIBLINGS, Logprobs, ModelInfo, Timings
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
 from specdec.speculation.acceptance import PRIOR
@@ -103,17 +103,17 @@ class TableVerifier:
         fail_on_token: int | None = None,
         crash_on_token: int | None = None,
         hang_on_token: int | None = None,
-        has_head: bool = False,
+        self_drafts: bool = False,
     ) -> None:
-        """``has_head``: it drafts own trees, chains of the table's first guesses. A pass raises if a text has
+        """``self_drafts``: it drafts self-drafts, chains of the table's first guesses. A pass raises if a text has
         ``fail_on_token``, ends the process at ``crash_on_token``, and never ends at ``hang_on_token``."""
         self._fail_on_token = fail_on_token
         self._crash_on_token = crash_on_token
         self._hang_on_token = hang_on_token
         self._planted = any(token is not None for token in (fail_on_token, crash_on_token, hang_on_token))
-        capabilities = (LOGPROBS, OWN) if has_head else (LOGPROBS,)
+        capabilities = (LOGPROBS, SELF_DRAFT) if self_drafts else (LOGPROBS,)
         self.info = dataclasses.replace(
-            table.info("table-target"), capabilities=capabilities, head="table" if has_head else ""
+            table.info("table-target"), capabilities=capabilities, self_draft="table" if self_drafts else ""
         )
         self._table = table
         self._num_slots = num_slots
@@ -141,7 +141,7 @@ class TableVerifier:
                 time.sleep(60)
             if self._fail_on_token in job.ids:
                 raise RuntimeError("an injected failure of the pass")
-        jobs = [self._drafted(job) if job.own and not job.tree else job for job in jobs]
+        jobs = [self._drafted(job) if job.self_draft_nodes and not job.tree else job for job in jobs]
         num_rows = sum(min(len(job.ids) - job.memory.num_cached + len(job.tree), self._chunk_rows) for job in jobs)
         if cost_s := self._pass_s + self._row_s * num_rows:
             time.sleep(cost_s)
@@ -150,11 +150,11 @@ class TableVerifier:
         return decisions, Timings(pass_us=pass_us, rows=num_rows, sequences=len(jobs))
 
     def _drafted(self, job: Job) -> Job:
-        """With an own tree."""
+        """With a self-draft."""
         text = list(job.ids[-_ORDER:])
-        for position in range(len(job.ids), len(job.ids) + job.own):
+        for position in range(len(job.ids), len(job.ids) + job.self_draft_nodes):
             text.append(self._table.guess(job.memory.spec, text, position))
-        return dataclasses.replace(job, tree=TokenTree.chain(text[-job.own :]))
+        return dataclasses.replace(job, tree=TokenTree.chain(text[-job.self_draft_nodes :]))
 
     def _with_room(self, jobs: Sequence[Job]) -> Iterator[Job]:
         """The jobs; a tree is dropped if the texts of all jobs leave no KV slots for it."""
@@ -196,7 +196,7 @@ class TableVerifier:
         kept = num_new + len(accepted)
         memory.num_cached += kept
         self._num_used += kept
-        decision = Decision(tuple(accepted), token, own=job.tree if job.own else EMPTY_TREE)
+        decision = Decision(tuple(accepted), token, self_draft=job.tree if job.self_draft_nodes else EMPTY_TREE)
         if job.num_logprobs is not None:
             committed = [*(job.tree.token_ids[node] for node in accepted), token]
             logprobs = self._table.logprobs([*job.ids, *committed], len(job.ids), memory.spec, job.num_logprobs)

@@ -22,7 +22,7 @@ class TableSettings(EngineSettings):
     acceptance: float = Field(0.8, ge=0, le=1, description="how often the draft's first candidate is right")
     runner_up: float = Field(PRIOR[1], ge=0, le=1, description="how often its second one is right if not the first")
     period: int = Field(0, ge=0, description="tokens after which the text repeats; 0: never")
-    has_head: bool = Field(False, description="the target drafts own trees, chains of the first candidates")
+    self_drafts: bool = Field(False, description="the target drafts self-drafts, chains of the first candidates")
     chunk_rows: int = Field(512, gt=0, description="rows of a prefill per pass")
     vocab_size: int = Field(1024, gt=1)
     kv_slots: int = Field(1 << 20, gt=0)
@@ -45,7 +45,7 @@ def main() -> None:
             settings.fail_on_token,
             settings.crash_on_token,
             settings.hang_on_token,
-            settings.has_head,
+            settings.self_drafts,
         )
         run(settings, "target", lambda: lambda: create_target_server(verifier, settings))
     elif role == "draft":

@@ -30,7 +30,7 @@ _ORIGINS = {
 }
 _SOURCES = {
     Source.DRAFT: generation_pb2.TOKEN_ORIGIN_DRAFT,
-    Source.HEAD: generation_pb2.TOKEN_ORIGIN_DRAFT,
+    Source.SELF_DRAFT: generation_pb2.TOKEN_ORIGIN_DRAFT,
     Source.LOOKUP: generation_pb2.TOKEN_ORIGIN_LOOKUP,
     None: generation_pb2.TOKEN_ORIGIN_UNSPECIFIED,
 }

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength, best_depth
-from orchestrator.control.own_length import OwnLength
+from orchestrator.control.self_draft_length import SelfDraftLength
 from orchestrator.rounds import Grant, RoundPlan, RoundRecord, Source
 from orchestrator.sequence import Sequence
 from specdec.core.tree import MAX_TREE_NODES
@@ -50,15 +50,15 @@ class Lookup(Protocol):
 class Fixed:
     """A chain of ``num_draft_tokens`` in every round, as long as it can be used."""
 
-    def __init__(self, num_draft_tokens: int, costs: CostModel | None = None, by_head: bool = False) -> None:
-        """``by_head``: the target drafts them itself, as trees."""
-        self._num_draft_tokens, self._by_head = num_draft_tokens, by_head
+    def __init__(self, num_draft_tokens: int, costs: CostModel | None = None, self_drafts: bool = False) -> None:
+        """``self_drafts``: the target drafts them itself, as trees."""
+        self._num_draft_tokens, self._self_drafts = num_draft_tokens, self_drafts
         self._costs = costs or CostModel()
 
     def plan(self, sequence: Sequence) -> RoundPlan:
         num_tokens = min(self._num_draft_tokens, sequence.remaining - 1)
-        if not self._num_draft_tokens or self._by_head:
-            return RoundPlan(num_autonomous=_autonomous(sequence), own=self._num_draft_tokens)
+        if not self._num_draft_tokens or self._self_drafts:
+            return RoundPlan(num_autonomous=_autonomous(sequence), self_draft_nodes=self._num_draft_tokens)
         grants = (Grant(Source.DRAFT, num_tokens, waits=True),) if num_tokens else ()
         deadline_s = self._costs.deadline_s(num_tokens, self._num_draft_tokens)
         return RoundPlan(grants, deadline_s=deadline_s, next_round_after_s=_next_round_s(self._costs, num_tokens))
@@ -96,13 +96,17 @@ class Adaptive:
         lookup: Lookup | None = None,
         num_siblings: int = 0,
         max_chain: int = 0,
-        head: OwnLength | None = None,
-        of_head: AcceptanceModel | None = None,
-        own_nodes: int = 0,
+        self_draft: SelfDraftLength | None = None,
+        self_draft_acceptance: AcceptanceModel | None = None,
+        self_draft_nodes: int = 0,
     ) -> None:
-        """``max_chain``, ``own_nodes``: see specdec.core.rounds.ModelInfo. ``head``, ``of_head``: of a target that
-        drafts by itself; where that pays, no draft is asked."""
-        self._head, self._of_head, self._own_nodes = head, of_head or acceptance, own_nodes
+        """``max_chain``, ``self_draft_nodes``: see specdec.core.rounds.ModelInfo. ``self_draft``,
+        ``self_draft_acceptance``: of a target that drafts by itself; where that pays, no draft is asked."""
+        self._self_draft, self._self_draft_acceptance, self._self_draft_nodes = (
+            self_draft,
+            self_draft_acceptance or acceptance,
+            self_draft_nodes,
+        )
         self._policy = policy
         self._acceptance = acceptance
         self._lookup = lookup
@@ -125,15 +129,15 @@ class Adaptive:
         of_ranks, most = self._acceptance.of_ranks, min(self._most, sequence.remaining - 1)
         expected = self._expected(_chain(of_ranks, self._num_siblings))
         of_hit = self._expected(best_chances(of_ranks)) if policy.ahead and not self._chains else expected
-        own, own_rate = self._own()
-        trusts = self._trust[Source.DRAFT].holds(policy.now) and not own
+        self_draft_nodes, self_draft_rate = self._best_self_draft()
+        trusts = self._trust[Source.DRAFT].holds(policy.now) and not self_draft_nodes
         drafts = policy.drafts(self._member, expected, of_hit, probes=self._num_rounds > 2 and trusts) and trusts
         if self._drafted and not (drafts or policy.on):
             self._acceptance.forget()  # what was learnt will be out of date at the next probe
         self._drafted = policy.on
         draft = self._draft_grants(expected, of_hit, most) if drafts else []
         lookup = self._lookup_grants(sequence, most) if not policy.checking else []
-        lookup = [each for each in lookup if each[0] > own_rate]
+        lookup = [each for each in lookup if each[0] > self_draft_rate]
         grants = tuple(grant for _, grant in sorted([*draft, *lookup], key=lambda each: -each[0]) if grant.num_tokens)
         again = self._num_rounds - self._looked_up_at <= LOOKUP_ROUNDS and costs.round_s(0) < 1.25 * costs.alone_s
         stops_for = grants[0].source if grants else Source.LOOKUP if again else None
@@ -149,18 +153,20 @@ class Adaptive:
             [costs.round_s(k) for k in range(min(policy.most, most) + 1)] if policy.ahead and costs.known else (),
             costs.deadline_s(max(1, num_asked), policy.most),
             _next_round_s(costs, depth) if policy.ahead and depth and grants[0].source is Source.DRAFT else None,
-            own,
+            self_draft_nodes,
         )
 
-    def _own(self) -> tuple[int, float]:
+    def _best_self_draft(self) -> tuple[int, float]:
         """Nodes that the target drafts itself, and their goodput."""
-        if self._head is None:
+        if self._self_draft is None:
             return 0, 0.0
-        return self._head.choose(self._expected_of_own(self._own_nodes or self._head.most), self._own_nodes)
+        return self._self_draft.choose(
+            self._expected_of_self_draft(self._self_draft_nodes or self._self_draft.most), self._self_draft_nodes
+        )
 
-    def _expected_of_own(self, most: int) -> list[float]:
-        """Tokens of a round by the number of own nodes, at most ``most``."""
-        chances = itertools.islice(best_chances(self._of_head.of_ranks), most)
+    def _expected_of_self_draft(self, most: int) -> list[float]:
+        """Tokens of a round by the number of self-draft nodes, at most ``most``."""
+        chances = itertools.islice(best_chances(self._self_draft_acceptance.of_ranks), most)
         return list(itertools.accumulate(chances, initial=1.0))
 
     def _expected(self, chances: Iterator[float]) -> list[float]:
@@ -198,11 +204,11 @@ class Adaptive:
         policy.observe(record)
         if not record.number:
             return
-        if self._head is not None:
-            num_own = record.num_nodes if record.proposal.source is Source.HEAD else 0
-            self._head.observe(record, self._expected_of_own(num_own)[-1] - 1)
-        if record.proposal.source is Source.HEAD:
-            self._of_head.observe(record.proposal.tree, record.accepted, ended=True)
+        if self._self_draft is not None:
+            num_nodes = record.num_nodes if record.proposal.source is Source.SELF_DRAFT else 0
+            self._self_draft.observe(record, self._expected_of_self_draft(num_nodes)[-1] - 1)
+        if record.proposal.source is Source.SELF_DRAFT:
+            self._self_draft_acceptance.observe(record.proposal.tree, record.accepted, ended=True)
             return
         source = record.proposal.source or self._charged
         if record.proposal.source is Source.DRAFT:

@@ -128,8 +128,8 @@ class CostModel:
             return  # an open's pass contains a prefill
         self.num_live = max(1, record.exchange.num_live, timings.sequences)
         self._passed(timings.rows, timings.sequences, max(1e-6, record.pass_s), alone)
-        if drafting.hit is not None:
-            self.hit_rate += GAIN * (drafting.hit - self.hit_rate)
+        if drafting.arrived is not None:
+            self.hit_rate += GAIN * (drafting.arrived - self.hit_rate)
         if record.exchange.round_trip_s is not None:
             overhead_s = max(0.0, record.exchange.round_trip_s - timings.queue_us / 1e6 - record.pass_s)
             self.overhead_s += GAIN * (min(overhead_s, 2 * self.overhead_s + 1e-3) - self.overhead_s)

@@ -61,8 +61,8 @@ class Speculation:
         self._num_wanted = 0  # nodes that the round waits for
         self._granted = 0  # end of the positions for which tokens were ever requested
         self._growing = False  # requested nodes are still to come
-        self._hit: bool | None = None  # see Drafting
-        self._was_there = False
+        self._arrived: bool | None = None  # see Drafting
+        self._is_hit = False
         self._num_received = 0
         self._num_verifying = 0  # nodes being verified: the first ones of the trie
         self._may_send = False  # the next round may be sent early
@@ -76,9 +76,9 @@ class Speculation:
         if verdict is not None and verdict.refused:
             self._refuse("a token that its distribution does not give")
         self._reroot(sequence)
-        self._plan, self._hit, self._growing, self._num_wanted = plan, None, False, 0
+        self._plan, self._arrived, self._growing, self._num_wanted = plan, None, False, 0
         self._tree, self._source = left, Source.DRAFT if left else None
-        to_come = verdict is not None and verdict.run_on > 0
+        to_come = verdict is not None and verdict.num_autonomous_left > 0
         if left is None and not to_come:
             self._choose(sequence)
         waits = next((grant for grant in plan.grants if grant.source is Source.DRAFT and grant.waits), None)
@@ -96,7 +96,7 @@ class Speculation:
     def _left_in_flight(self, sequence: Sequence, verdict: Verdict | None) -> TokenTree | None:
         """The tree of the early round, as far as it is still valid; None: there is none. An open starts anew."""
         sent, self._sent = self._sent, None
-        if sent is None or verdict is None or not verdict.round or verdict.dropped:
+        if sent is None or verdict is None or not verdict.round or verdict.dropped_round:
             return None
         tree, num_nodes = sent
         return tree.descend(sequence.ids[self._base :]).prefix(num_nodes)
@@ -130,7 +130,7 @@ class Speculation:
         asked = self._request(sequence, budget, tree)
         # Hits are counted for sequences that can hit: token and block verification always wait.
         if asked and self._draft.num_advances and self._source is not Source.LOOKUP and not to_come:
-            self._hit = bool(tree)
+            self._arrived = bool(tree)
 
     def _put_first(self, tree: TokenTree) -> None:
         """The nodes that are verified next come before all others of the trie."""
@@ -193,7 +193,7 @@ class Speculation:
         self._may_send = bool(self._max_ahead) and sequence.keyed_by_token and source is not Source.LOOKUP
         num_received, self._num_received = self._num_received, 0
         answer = self._draft.take_answer()
-        drafting = Drafting(num_asked, waited_s, answer, self._hit, self._was_there, num_received)
+        drafting = Drafting(num_asked, waited_s, answer, self._arrived, self._is_hit, num_received)
         return Proposal(tree, source if tree else None, drafting)
 
     def _after_waiting(self) -> tuple[TokenTree, Source]:
@@ -218,7 +218,7 @@ class Speculation:
         left = self._trie.tree.descend(sequence.ids[self._base :]) if sequence.keyed_by_token else EMPTY_TREE
         self._trie = GrowingTree(left)
         self._base = sequence.base
-        self._was_there = bool(left)
+        self._is_hit = bool(left)
 
     async def _wait(self, sequence: Sequence) -> float:
         """Wait until the requested nodes have arrived or are given up. Returns seconds."""

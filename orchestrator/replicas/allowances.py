@@ -27,10 +27,10 @@ _HEARTBEATS_PER_S, _MAX_UNUSED_HEARTBEATS = 100.0, 1000.0
 def of_round(round_: Round, num_logprobs: int | None = None) -> int:
     """Entries of the verdicts that a round allows. An open is a round with an empty tree. ``num_logprobs``: as in
     TargetOpen."""
-    num_verdicts = 1 + round_.run_on
-    num_tokens = num_verdicts + len(round_.tree) + num_verdicts * round_.own
-    own = num_verdicts * 2 * round_.own  # each tree, and its accepted nodes
-    return MESSAGE * num_verdicts + len(round_.tree) + own + _of_logprobs(num_tokens, num_logprobs)
+    num_verdicts = 1 + round_.num_autonomous
+    num_tokens = num_verdicts + len(round_.tree) + num_verdicts * round_.self_draft_nodes
+    self_drafts = num_verdicts * 2 * round_.self_draft_nodes  # each tree, and its accepted nodes
+    return MESSAGE * num_verdicts + len(round_.tree) + self_drafts + _of_logprobs(num_tokens, num_logprobs)
 
 
 def of_prompt(num_prompt_tokens: int, num_logprobs: int | None) -> int:
@@ -59,7 +59,7 @@ def of_budget(budget: Budget, num_levels: int, with_probs: bool) -> int:
 
 
 def size_of_verdict(verdict: target_pb2.Verdict) -> int:
-    num_nodes = len(verdict.accepted) + _num_nodes(verdict.own)
+    num_nodes = len(verdict.accepted) + _num_nodes(verdict.self_draft)
     return MESSAGE + num_nodes + size_of_logprobs(verdict.logprobs)
 
 
@@ -70,7 +70,7 @@ def size_of_growth(growth: draft_pb2.Growth) -> int:
 
 def _num_nodes(tree: common_pb2.TokenTree) -> int:
     """Its entries: nodes, and the ids of their distributions."""
-    num_nodes = max(len(tree.token_ids), len(tree.parents), len(tree.sure))
+    num_nodes = max(len(tree.token_ids), len(tree.parents), len(tree.confidence))
     return num_nodes + sum(1 + max(len(d.token_ids), len(d.weights)) for d in tree.draft_probs)
 
 

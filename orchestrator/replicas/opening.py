@@ -25,7 +25,7 @@ def target_open(
     num_preemptions: int = 0,
     num_logprobs: int | None = None,
     num_prompt_logprobs: int | None = None,
-    max_own: int = 0,
+    max_self_draft_nodes: int = 0,
 ) -> Iterator[target_pb2.TargetOpen]:
     """``number``: that of the sequence within its stream."""
     for part, more in _parts(spec, model_digest, traceparent):
@@ -38,7 +38,7 @@ def target_open(
             num_preemptions=num_preemptions,
             num_logprobs=num_logprobs,
             num_prompt_logprobs=num_prompt_logprobs,
-            max_own=max_own,
+            max_self_draft_nodes=max_self_draft_nodes,
         )
 
 

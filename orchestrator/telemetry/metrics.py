@@ -55,7 +55,7 @@ class Metrics:
         self._num_draft_tokens = 0
         self._accepted_per_pos: list[int] = []
         self._num_lookup_tokens = self._num_accepted_lookup_tokens = 0
-        self._num_head_tokens = self._num_accepted_head_tokens = 0
+        self._num_self_draft_tokens = self._num_accepted_self_draft_tokens = 0
         self._num_received_nodes = self._num_unused_nodes = 0
         # Zeros, because Prometheus sees no increase in the first value of a series.
         self._replays = dict.fromkeys(_REPLAY_REASONS, 0)
@@ -89,9 +89,9 @@ class Metrics:
             if record.proposal.source is Source.LOOKUP:
                 self._num_lookup_tokens += num_nodes
                 self._num_accepted_lookup_tokens += accepted
-            elif record.proposal.source is Source.HEAD:
-                self._num_head_tokens += num_nodes
-                self._num_accepted_head_tokens += accepted
+            elif record.proposal.source is Source.SELF_DRAFT:
+                self._num_self_draft_tokens += num_nodes
+                self._num_accepted_self_draft_tokens += accepted
             elif draft is not None:
                 draft.num_rounds += 1
                 draft.num_draft_tokens += num_nodes
@@ -114,7 +114,7 @@ class Metrics:
 
     def sample_ended(self, statistics: Statistics) -> None:
         self._num_received_nodes += statistics.num_received_nodes
-        num_verified = statistics.num_draft_tokens - statistics.num_lookup_tokens - statistics.num_head_tokens
+        num_verified = statistics.num_draft_tokens - statistics.num_lookup_tokens - statistics.num_self_draft_tokens
         self._num_unused_nodes += max(0, statistics.num_received_nodes - num_verified)
         for reason, num_tokens in statistics.replays:
             self._replays[reason] = self._replays.get(reason, 0) + 1
@@ -173,16 +173,16 @@ class Metrics:
             one(lambda: self._num_accepted_lookup_tokens),
         )
         counter(
-            "specdec.head_tokens",
+            "specdec.self_draft_tokens",
             "{token}",
-            "Verified draft tokens of the targets' own heads",
-            one(lambda: self._num_head_tokens),
+            "Verified draft tokens that targets drafted themselves",
+            one(lambda: self._num_self_draft_tokens),
         )
         counter(
-            "specdec.head_accepted_tokens",
+            "specdec.self_draft_accepted_tokens",
             "{token}",
-            "Accepted draft tokens of the targets' own heads",
-            one(lambda: self._num_accepted_head_tokens),
+            "Accepted draft tokens that targets drafted themselves",
+            one(lambda: self._num_accepted_self_draft_tokens),
         )
         counter(
             "specdec.draft_nodes_received",

@@ -72,7 +72,7 @@ class RoundClock:
     async def verify(self, sequence: Sequence, proposal: Proposal, plan: RoundPlan) -> tuple[Verdict, RoundRecord]:
         self._asked = time.monotonic()
         verdict = await self._target.verify(
-            sequence, proposal.tree, plan.num_autonomous, plan.next_round_after_s, plan.own
+            sequence, proposal.tree, plan.num_autonomous, plan.next_round_after_s, plan.self_draft_nodes
         )
         self._answered = time.monotonic()
         return verdict, RoundRecord.of(proposal, verdict, self._target.exchange)

@@ -41,7 +41,7 @@ def _model(each: Visit) -> list[str]:
         f"context {info.context_length}",
         *filter(None, (info.dtype, info.backend)),
         *([f"chains of {info.max_chain}"] if info.max_chain else []),
-        *([f"head {info.head}"] if info.head else []),
+        *([f"head {info.self_draft}"] if info.self_draft else []),
     ]
 
 
@@ -71,7 +71,7 @@ def as_dict(visits: Sequence[Visit], found: Sequence[Finding]) -> dict[str, Any]
                 "dtype": each.info.dtype if each.info else None,
                 "backend": each.info.backend if each.info else None,
                 "max_chain": each.info.max_chain if each.info else None,
-                "head": each.info.head if each.info else None,
+                "head": each.info.self_draft if each.info else None,
                 "live_sequences": each.load.live_sequences,
                 "kv_slots_used": each.load.kv_slots_used,
                 "kv_slots_total": each.load.kv_slots_total,

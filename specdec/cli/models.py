@@ -54,7 +54,7 @@ def _described(role: str, model: common_pb2.ModelInfo, info: generation_pb2.GetS
     num = sum(replica.role == role and replica.ready for replica in info.replicas)
     backend = f", {model.backend}" if model.backend else ""
     chains = f", chains of {model.max_chain}" if model.max_chain else ""
-    head = f", head {model.head}" if model.head else ""
+    head = f", head {model.self_draft}" if model.self_draft else ""
     found = [
         f"  {role:<9} {model.name}, {num} ready, {model.dtype}{backend}{head}, digest {model.model_digest[:12]}",
         f"            context {model.context_length}, vocabulary {model.vocab_size}{chains}",

@@ -22,21 +22,21 @@ class Timings:
     sample_us: int = 0
     rows: int = 0
     sequences: int = 0
-    own_us: int = 0  # drafting with the target's own head
+    self_draft_us: int = 0  # drafting by the target itself
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Verify ``tree`` at ``base``, then decode autonomously for at most ``run_on`` tokens. Autonomous tokens decoded
-    meanwhile count against ``run_on``. Of the tree that they leave, the first ``max_nodes`` nodes count (0: all).
-    ``own``: nodes at most of a tree that the target drafts itself where it has none to verify."""
+    """Verify ``tree`` at ``base``, then decode autonomously for at most ``num_autonomous`` tokens. Autonomous tokens
+    decoded meanwhile count against these. Of the tree that they leave, the first ``max_nodes`` nodes count (0: all).
+    ``self_draft_nodes``: at most, of a tree that the target drafts itself where it has none to verify."""
 
     number: int
     base: int
     tree: TokenTree = EMPTY_TREE
-    run_on: int = 0
+    num_autonomous: int = 0
     max_nodes: int = 0
-    own: int = 0
+    self_draft_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,13 @@ class Verdict:
     accepted: tuple[int, ...]
     next_token: int
     timings: Timings = field(default_factory=Timings)
-    run_on: int = 0  # autonomous verdicts that follow
-    dropped: int = 0  # number of the next round in flight if this verdict leaves nothing of its tree
+    num_autonomous_left: int = 0  # autonomous verdicts that follow
+    dropped_round: int = 0  # number of the next round in flight if this verdict leaves nothing of its tree
     refused: bool = False  # the tree was not verified: the draft says that it drew a token which it cannot have drawn
     logprobs: Logprobs | None = None
-    num_cached: int = 0  # of an open: its tokens that were found in the cache
+    num_cached_tokens: int = 0  # of an open: its tokens that were found in the cache
     prompt_logprobs: Logprobs | None = None  # of an open, if requested: of the prompt's tokens but the first
-    own: TokenTree = EMPTY_TREE  # the tree that the target drafted itself; ``accepted`` are its nodes
+    self_draft: TokenTree = EMPTY_TREE  # the tree that the target drafted itself; ``accepted`` are its nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +157,14 @@ LOGPROBS = "logprobs"
 MAX_LOGPROBS = 20
 """Most likely tokens beside each token, at most."""
 
-RUN_ON = "run_on"
+AUTONOMOUS = "autonomous"
 """The capability of a target that decodes autonomously and says how many autonomous verdicts follow."""
 
 EARLY = "early"
 """The capability of a target that takes a round before the last one's verdict (pipelined verification)."""
 
-OWN = "own"
-"""The capability of a target that drafts with a head of its own."""
+SELF_DRAFT = "self_draft"
+"""The capability of a target that drafts by itself."""
 
 OVERRUN = 2
 """Tokens that an autonomously decoding target still returns after it is told to stop: one from the running pass, one
@@ -196,8 +196,8 @@ class ModelInfo:
     backend: str = ""  # the backend that computes its passes; empty: unknown
     tokens: tuple[bytes, ...] = field(default=(), repr=False, compare=False)  # of each id; sent on request only
     max_chain: int = 0  # draft tokens of a round at most, of a target that verifies chains alone; 0: it takes trees
-    head: str = ""  # what a target drafts with by itself, such as eagle3; empty: nothing
-    own_nodes: int = 0  # nodes of each own tree; 0: as many as asked for
+    self_draft: str = ""  # what a target drafts with by itself, such as eagle3; empty: nothing
+    self_draft_nodes: int = 0  # nodes of each self-draft; 0: as many as asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import struct
 from array import array
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 from specdec.core.errors import InvalidArgument
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd, Load, ModelInfo, Round, Timings, Verdict
@@ -27,7 +29,7 @@ MAX_SUPPORT = 1024
 
 MAX_SALT_BYTES = 256
 
-_MOST_US = (1 << 32) - 1
+_MAX_US = (1 << 32) - 1
 """The largest value of ``queue_us`` (uint32). A verdict may wait longer than that for a peer that does not read."""
 
 _METHODS = {
@@ -106,15 +108,15 @@ def write_tree(tree: TokenTree) -> common_pb2.TokenTree:
             else common_pb2.SparseDistribution()
             for d in tree.draft_probs
         ],
-        sure=tree.confidence,
+        confidence=tree.confidence,
     )
 
 
 def read_tree(message: common_pb2.TokenTree, vocab_size: int, field: str = "tree") -> TokenTree:
     token_ids = tuple(message.token_ids)
     if not token_ids:
-        if message.parents or message.draft_probs or message.sure:
-            raise InvalidArgument([(field, "has parents, draft_probs or sure but no token_ids")])
+        if message.parents or message.draft_probs or message.confidence:
+            raise InvalidArgument([(field, "has parents, draft_probs or confidence but no token_ids")])
         return EMPTY_TREE
     if len(token_ids) > MAX_TREE_NODES:
         raise InvalidArgument([(field, f"at most {MAX_TREE_NODES} nodes, not {len(token_ids)}")])
@@ -127,7 +129,7 @@ def read_tree(message: common_pb2.TokenTree, vocab_size: int, field: str = "tree
         for d in message.draft_probs
     )
     tree = TokenTree(
-        token_ids, parents, draft_probs, tuple(min(confidence, MAX_CONFIDENCE) for confidence in message.sure)
+        token_ids, parents, draft_probs, tuple(min(confidence, MAX_CONFIDENCE) for confidence in message.confidence)
     )
     if problem := tree.problem(vocab_size):
         raise InvalidArgument([(field, problem)])
@@ -158,60 +160,55 @@ def _distribution_problem(distribution: SparseDistribution, token: int, vocab_si
     return None
 
 
+# --- fields that have one name and type on both sides ----------------------------------------------------------------
+
+_ROUND = ("number", "base", "num_autonomous", "max_nodes", "self_draft_nodes")
+_VERDICT = ("round", "base", "next_token", "num_autonomous_left", "dropped_round", "refused", "num_cached_tokens")
+_TIMINGS = tuple(field.name for field in fields(Timings))
+_BUDGET = tuple(field.name for field in fields(Budget))
+_LOAD = tuple(field.name for field in fields(Load) if field.name != "rows")
+_INFO_LISTS = ("capabilities", "eos_token_ids", "tokens")
+_INFO = tuple(field.name for field in fields(ModelInfo) if field.name not in _INFO_LISTS)
+
+
+def _of(source: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}
+
+
 # --- rounds and verdicts ------------------------------------------------------------------------------------
 
 
 def write_round(sequence: int, round_: Round) -> target_pb2.Round:
-    return target_pb2.Round(
-        sequence=sequence,
-        round=round_.number,
-        base=round_.base,
-        tree=write_tree(round_.tree),
-        run_on=round_.run_on,
-        max_nodes=round_.max_nodes,
-        own=round_.own,
-    )
+    return target_pb2.Round(sequence=sequence, tree=write_tree(round_.tree), **_of(round_, _ROUND))
 
 
 def read_round(message: target_pb2.Round, vocab_size: int) -> Round:
-    tree = read_tree(message.tree, vocab_size)
-    return Round(message.round, message.base, tree, message.run_on, message.max_nodes, message.own)
+    return Round(tree=read_tree(message.tree, vocab_size), **_of(message, _ROUND))
 
 
 def write_verdict(sequence: int, verdict: Verdict) -> target_pb2.Verdict:
-    timings = verdict.timings
+    timings = replace(verdict.timings, queue_us=min(verdict.timings.queue_us, _MAX_US))
     return target_pb2.Verdict(
         sequence=sequence,
-        round=verdict.round,
-        base=verdict.base,
         accepted=verdict.accepted,
-        next_token=verdict.next_token,
-        timings=target_pb2.Timings(**asdict(replace(timings, queue_us=min(timings.queue_us, _MOST_US)))),
-        run_on=verdict.run_on,
-        dropped_round=verdict.dropped,
-        refused=verdict.refused,
+        timings=target_pb2.Timings(**_of(timings, _TIMINGS)),
         logprobs=write_logprobs(verdict.logprobs) if verdict.logprobs else None,
-        num_cached_tokens=verdict.num_cached,
-        own=write_tree(verdict.own) if verdict.own else None,
+        self_draft=write_tree(verdict.self_draft) if verdict.self_draft else None,
+        **_of(verdict, _VERDICT),
     )
 
 
 def read_verdict(message: target_pb2.Verdict, vocab_size: int) -> Verdict:
-    if message.next_token >= vocab_size:
-        raise InvalidArgument([("next_token", f"{message.next_token} is outside the vocabulary of {vocab_size}")])
-    timings = message.timings
+    _check_ids("next_token", [message.next_token], vocab_size)
+    self_draft = (
+        read_tree(message.self_draft, vocab_size, "self_draft") if message.HasField("self_draft") else EMPTY_TREE
+    )
     return Verdict(
-        message.round,
-        message.base,
-        tuple(message.accepted),
-        message.next_token,
-        Timings(**{field.name: getattr(timings, field.name) for field in fields(Timings)}),
-        run_on=message.run_on,
-        dropped=message.dropped_round,
-        refused=message.refused,
+        accepted=tuple(message.accepted),
+        timings=Timings(**_of(message.timings, _TIMINGS)),
         logprobs=read_logprobs(message.logprobs, vocab_size) if message.HasField("logprobs") else None,
-        num_cached=message.num_cached_tokens,
-        own=read_tree(message.own, vocab_size, "own") if message.HasField("own") else EMPTY_TREE,
+        self_draft=self_draft,
+        **_of(message, _VERDICT),
     )
 
 
@@ -219,38 +216,32 @@ def read_verdict(message: target_pb2.Verdict, vocab_size: int) -> Verdict:
 
 
 def write_budget(budget: Budget) -> draft_pb2.DraftBudget:
-    return draft_pb2.DraftBudget(
-        max_nodes=budget.max_nodes,
-        max_depth=budget.max_depth,
-        max_ahead=budget.max_ahead,
-        max_siblings=budget.max_siblings,
-    )
+    return draft_pb2.DraftBudget(**_of(budget, _BUDGET))
 
 
 def read_budget(message: draft_pb2.DraftBudget) -> Budget:
-    return Budget(message.max_nodes, message.max_depth, message.max_ahead, message.max_siblings)
+    return Budget(**_of(message, _BUDGET))
 
 
 def write_advance(sequence: int, advance: Advance) -> draft_pb2.Advance:
     return draft_pb2.Advance(
         sequence=sequence,
-        advance=advance.number,
-        token_ids=advance.token_ids,
+        number=advance.number,
         base=advance.base,
+        token_ids=advance.token_ids,
         in_flight=write_tree(advance.in_flight),
         budget=write_budget(advance.budget),
     )
 
 
 def read_advance(message: draft_pb2.Advance, vocab_size: int) -> Advance:
-    if message.token_ids and (largest := max(message.token_ids)) >= vocab_size:
-        raise InvalidArgument([("token_ids", f"{largest} is outside the vocabulary of {vocab_size}")])
+    _check_ids("token_ids", message.token_ids, vocab_size)
     return Advance(
-        message.advance,
-        message.base,
-        tuple(message.token_ids),
-        read_tree(message.in_flight, vocab_size, "in_flight"),
-        read_budget(message.budget),
+        number=message.number,
+        base=message.base,
+        token_ids=tuple(message.token_ids),
+        in_flight=read_tree(message.in_flight, vocab_size, "in_flight"),
+        budget=read_budget(message.budget),
     )
 
 
@@ -266,60 +257,36 @@ def write_growth(sequence: int, growth: Growth) -> draft_pb2.Growth:
 
 
 def read_growth(message: draft_pb2.Growth, vocab_size: int) -> Growth:
-    if message.path and (largest := max(message.path)) >= vocab_size:
-        raise InvalidArgument([("path", f"{largest} is outside the vocabulary of {vocab_size}")])
+    _check_ids("path", message.path, vocab_size)
     return Growth(
-        message.advance,
-        message.base,
-        tuple(message.path),
-        read_tree(message.tree, vocab_size),
-        _END_OF.get(message.end),
+        advance=message.advance,
+        base=message.base,
+        path=tuple(message.path),
+        tree=read_tree(message.tree, vocab_size),
+        end=_END_OF.get(message.end),
     )
+
+
+def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    if ids and (largest := max(ids)) >= vocab_size:
+        raise InvalidArgument([(field, f"{largest} is outside the vocabulary of {vocab_size}")])
 
 
 # --- models and load ----------------------------------------------------------------------------------------
 
 
 def write_info(info: ModelInfo) -> common_pb2.ModelInfo:
-    return common_pb2.ModelInfo(**{field.name: getattr(info, field.name) for field in fields(info)})
+    return common_pb2.ModelInfo(**_of(info, (*_INFO, *_INFO_LISTS)))
 
 
 def read_info(message: common_pb2.ModelInfo) -> ModelInfo:
-    return ModelInfo(
-        message.name,
-        message.model_digest,
-        message.vocab_size,
-        message.tokenizer_fingerprint,
-        message.context_length,
-        message.dtype,
-        tuple(message.capabilities),
-        tuple(message.eos_token_ids),
-        message.instance,
-        message.backend,
-        tuple(message.tokens),
-        message.max_chain,
-        message.head,
-        message.own_nodes,
-    )
+    values = _of(message, _INFO) | {name: tuple(getattr(message, name)) for name in _INFO_LISTS}
+    return ModelInfo(**values)
 
 
 def write_load(load: Load) -> common_pb2.Load:
-    return common_pb2.Load(
-        live_sequences=load.live_sequences,
-        waiting_sequences=load.waiting_sequences,
-        kv_slots_used=load.kv_slots_used,
-        kv_slots_total=load.kv_slots_total,
-        passes=load.passes,
-        open_streams=load.open_streams,
-    )
+    return common_pb2.Load(**_of(load, _LOAD))
 
 
 def read_load(message: common_pb2.Load) -> Load:
-    return Load(
-        message.live_sequences,
-        message.waiting_sequences,
-        message.kv_slots_used,
-        message.kv_slots_total,
-        message.passes,
-        message.open_streams,
-    )
+    return Load(**_of(message, _LOAD))

@@ -81,16 +81,16 @@ class SparseDistribution(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class TokenTree(_message.Message):
-    __slots__ = ("token_ids", "parents", "draft_probs", "sure")
+    __slots__ = ("token_ids", "parents", "draft_probs", "confidence")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_PROBS_FIELD_NUMBER: _ClassVar[int]
-    SURE_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
     draft_probs: _containers.RepeatedCompositeFieldContainer[SparseDistribution]
-    sure: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[SparseDistribution, _Mapping]]] = ..., sure: _Optional[_Iterable[int]] = ...) -> None: ...
+    confidence: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[SparseDistribution, _Mapping]]] = ..., confidence: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SequenceSpec(_message.Message):
     __slots__ = ("token_ids", "num_prompt_tokens", "sampling", "seed", "method", "model_digest", "traceparent", "cache_salt")
@@ -137,7 +137,7 @@ class Load(_message.Message):
     def __init__(self, live_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., kv_slots_used: _Optional[int] = ..., kv_slots_total: _Optional[int] = ..., passes: _Optional[int] = ..., open_streams: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "model_digest", "vocab_size", "tokenizer_fingerprint", "context_length", "dtype", "capabilities", "eos_token_ids", "instance", "backend", "tokens", "max_chain", "head", "own_nodes")
+    __slots__ = ("name", "model_digest", "vocab_size", "tokenizer_fingerprint", "context_length", "dtype", "capabilities", "eos_token_ids", "instance", "backend", "tokens", "max_chain", "self_draft", "self_draft_nodes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -150,8 +150,8 @@ class ModelInfo(_message.Message):
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_CHAIN_FIELD_NUMBER: _ClassVar[int]
-    HEAD_FIELD_NUMBER: _ClassVar[int]
-    OWN_NODES_FIELD_NUMBER: _ClassVar[int]
+    SELF_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    SELF_DRAFT_NODES_FIELD_NUMBER: _ClassVar[int]
     name: str
     model_digest: str
     vocab_size: int
@@ -164,9 +164,9 @@ class ModelInfo(_message.Message):
     backend: str
     tokens: _containers.RepeatedScalarFieldContainer[bytes]
     max_chain: int
-    head: str
-    own_nodes: int
-    def __init__(self, name: _Optional[str] = ..., model_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., dtype: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., instance: _Optional[str] = ..., backend: _Optional[str] = ..., tokens: _Optional[_Iterable[bytes]] = ..., max_chain: _Optional[int] = ..., head: _Optional[str] = ..., own_nodes: _Optional[int] = ...) -> None: ...
+    self_draft: str
+    self_draft_nodes: int
+    def __init__(self, name: _Optional[str] = ..., model_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., dtype: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., instance: _Optional[str] = ..., backend: _Optional[str] = ..., tokens: _Optional[_Iterable[bytes]] = ..., max_chain: _Optional[int] = ..., self_draft: _Optional[str] = ..., self_draft_nodes: _Optional[int] = ...) -> None: ...
 
 class Keepalive(_message.Message):
     __slots__ = ("keepalive_ms", "min_ping_interval_ms")

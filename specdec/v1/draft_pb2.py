@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from specdec.v1 import common_pb2 as specdec_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16specdec/v1/draft.proto\x12\nspecdec.v1\x1a\x17specdec/v1/common.proto\"k\n\x0c\x44raftRequest\x12$\n\x05opens\x18\x01 \x03(\x0b\x32\x15.specdec.v1.DraftOpen\x12%\n\x08\x61\x64vances\x18\x02 \x03(\x0b\x32\x13.specdec.v1.Advance\x12\x0e\n\x06\x63loses\x18\x03 \x03(\x04\"|\n\tDraftOpen\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.specdec.v1.SequenceSpec\x12\x0c\n\x04more\x18\x03 \x01(\x08\x12\'\n\x06\x62udget\x18\x04 \x01(\x0b\x32\x17.specdec.v1.DraftBudget\"\\\n\x0b\x44raftBudget\x12\x11\n\tmax_nodes\x18\x01 \x01(\r\x12\x11\n\tmax_depth\x18\x02 \x01(\r\x12\x11\n\tmax_ahead\x18\x03 \x01(\r\x12\x14\n\x0cmax_siblings\x18\x04 \x01(\r\"\xa0\x01\n\x07\x41\x64vance\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64vance\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04\x62\x61se\x18\x04 \x01(\r\x12(\n\tin_flight\x18\x05 \x01(\x0b\x32\x15.specdec.v1.TokenTree\x12\'\n\x06\x62udget\x18\x06 \x01(\x0b\x32\x17.specdec.v1.DraftBudget\"\x7f\n\rDraftResponse\x12#\n\x07growths\x18\x01 \x03(\x0b\x32\x12.specdec.v1.Growth\x12)\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x19.specdec.v1.SequenceError\x12\x1e\n\x04load\x18\x03 \x01(\x0b\x32\x10.specdec.v1.Load\"\x90\x01\n\x06Growth\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64vance\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x0c\n\x04path\x18\x04 \x03(\r\x12#\n\x04tree\x18\x05 \x01(\x0b\x32\x15.specdec.v1.TokenTree\x12\"\n\x03\x65nd\x18\x06 \x01(\x0e\x32\x15.specdec.v1.GrowthEnd*\x8a\x01\n\tGrowthEnd\x12\x1a\n\x16GROWTH_END_UNSPECIFIED\x10\x00\x12\x15\n\x11GROWTH_END_BUDGET\x10\x01\x12\x16\n\x12GROWTH_END_CONTEXT\x10\x02\x12\x17\n\x13GROWTH_END_UNLIKELY\x10\x03\x12\x19\n\x15GROWTH_END_SUPERSEDED\x10\x04\x32\xa3\x01\n\x0c\x44raftService\x12Q\n\x0cGetModelInfo\x12\x1f.specdec.v1.GetModelInfoRequest\x1a .specdec.v1.GetModelInfoResponse\x12@\n\x05\x44raft\x12\x18.specdec.v1.DraftRequest\x1a\x19.specdec.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16specdec/v1/draft.proto\x12\nspecdec.v1\x1a\x17specdec/v1/common.proto\"k\n\x0c\x44raftRequest\x12$\n\x05opens\x18\x01 \x03(\x0b\x32\x15.specdec.v1.DraftOpen\x12%\n\x08\x61\x64vances\x18\x02 \x03(\x0b\x32\x13.specdec.v1.Advance\x12\x0e\n\x06\x63loses\x18\x03 \x03(\x04\"|\n\tDraftOpen\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.specdec.v1.SequenceSpec\x12\x0c\n\x04more\x18\x03 \x01(\x08\x12\'\n\x06\x62udget\x18\x04 \x01(\x0b\x32\x17.specdec.v1.DraftBudget\"\\\n\x0b\x44raftBudget\x12\x11\n\tmax_nodes\x18\x01 \x01(\r\x12\x11\n\tmax_depth\x18\x02 \x01(\r\x12\x11\n\tmax_ahead\x18\x03 \x01(\r\x12\x14\n\x0cmax_siblings\x18\x04 \x01(\r\"\x9f\x01\n\x07\x41\x64vance\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04\x62\x61se\x18\x04 \x01(\r\x12(\n\tin_flight\x18\x05 \x01(\x0b\x32\x15.specdec.v1.TokenTree\x12\'\n\x06\x62udget\x18\x06 \x01(\x0b\x32\x17.specdec.v1.DraftBudget\"\x7f\n\rDraftResponse\x12#\n\x07growths\x18\x01 \x03(\x0b\x32\x12.specdec.v1.Growth\x12)\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x19.specdec.v1.SequenceError\x12\x1e\n\x04load\x18\x03 \x01(\x0b\x32\x10.specdec.v1.Load\"\x90\x01\n\x06Growth\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64vance\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x0c\n\x04path\x18\x04 \x03(\r\x12#\n\x04tree\x18\x05 \x01(\x0b\x32\x15.specdec.v1.TokenTree\x12\"\n\x03\x65nd\x18\x06 \x01(\x0e\x32\x15.specdec.v1.GrowthEnd*\x8a\x01\n\tGrowthEnd\x12\x1a\n\x16GROWTH_END_UNSPECIFIED\x10\x00\x12\x15\n\x11GROWTH_END_BUDGET\x10\x01\x12\x16\n\x12GROWTH_END_CONTEXT\x10\x02\x12\x17\n\x13GROWTH_END_UNLIKELY\x10\x03\x12\x19\n\x15GROWTH_END_SUPERSEDED\x10\x04\x32\xa3\x01\n\x0c\x44raftService\x12Q\n\x0cGetModelInfo\x12\x1f.specdec.v1.GetModelInfoRequest\x1a .specdec.v1.GetModelInfoResponse\x12@\n\x05\x44raft\x12\x18.specdec.v1.DraftRequest\x1a\x19.specdec.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specdec.v1.draft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GROWTHEND']._serialized_start=832
-  _globals['_GROWTHEND']._serialized_end=970
+  _globals['_GROWTHEND']._serialized_start=831
+  _globals['_GROWTHEND']._serialized_end=969
   _globals['_DRAFTREQUEST']._serialized_start=63
   _globals['_DRAFTREQUEST']._serialized_end=170
   _globals['_DRAFTOPEN']._serialized_start=172
@@ -41,11 +41,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTBUDGET']._serialized_start=298
   _globals['_DRAFTBUDGET']._serialized_end=390
   _globals['_ADVANCE']._serialized_start=393
-  _globals['_ADVANCE']._serialized_end=553
-  _globals['_DRAFTRESPONSE']._serialized_start=555
-  _globals['_DRAFTRESPONSE']._serialized_end=682
-  _globals['_GROWTH']._serialized_start=685
-  _globals['_GROWTH']._serialized_end=829
-  _globals['_DRAFTSERVICE']._serialized_start=973
-  _globals['_DRAFTSERVICE']._serialized_end=1136
+  _globals['_ADVANCE']._serialized_end=552
+  _globals['_DRAFTRESPONSE']._serialized_start=554
+  _globals['_DRAFTRESPONSE']._serialized_end=681
+  _globals['_GROWTH']._serialized_start=684
+  _globals['_GROWTH']._serialized_end=828
+  _globals['_DRAFTSERVICE']._serialized_start=972
+  _globals['_DRAFTSERVICE']._serialized_end=1135
 # @@protoc_insertion_point(module_scope)

@@ -56,20 +56,20 @@ class DraftBudget(_message.Message):
     def __init__(self, max_nodes: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_ahead: _Optional[int] = ..., max_siblings: _Optional[int] = ...) -> None: ...
 
 class Advance(_message.Message):
-    __slots__ = ("sequence", "advance", "token_ids", "base", "in_flight", "budget")
+    __slots__ = ("sequence", "number", "token_ids", "base", "in_flight", "budget")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    ADVANCE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     sequence: int
-    advance: int
+    number: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     base: int
     in_flight: _common_pb2.TokenTree
     budget: DraftBudget
-    def __init__(self, sequence: _Optional[int] = ..., advance: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., base: _Optional[int] = ..., in_flight: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ..., budget: _Optional[_Union[DraftBudget, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., base: _Optional[int] = ..., in_flight: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ..., budget: _Optional[_Union[DraftBudget, _Mapping]] = ...) -> None: ...
 
 class DraftResponse(_message.Message):
     __slots__ = ("growths", "errors", "load")

@@ -289,7 +289,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_replays", "num_bonuses", "num_bonuses_foreseen", "num_corrections_per_pos", "num_corrections_foreseen_per_pos", "num_drafts_on_time", "num_received_nodes", "elapsed_us", "draft_wait_us", "target_queue_us", "target_pass_us", "target_sample_us", "num_lookup_tokens", "num_accepted_lookup_tokens", "num_head_tokens", "num_accepted_head_tokens")
+    __slots__ = ("num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_replays", "num_bonuses", "num_bonus_hits", "num_corrections_per_pos", "num_correction_hits_per_pos", "num_drafts_on_time", "num_received_nodes", "elapsed_us", "draft_wait_us", "target_queue_us", "target_pass_us", "target_sample_us", "num_lookup_tokens", "num_accepted_lookup_tokens", "num_self_draft_tokens", "num_accepted_self_draft_tokens")
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -297,9 +297,9 @@ class SpeculationStats(_message.Message):
     NUM_ACCEPTED_TOKENS_PER_POS_FIELD_NUMBER: _ClassVar[int]
     NUM_REPLAYS_FIELD_NUMBER: _ClassVar[int]
     NUM_BONUSES_FIELD_NUMBER: _ClassVar[int]
-    NUM_BONUSES_FORESEEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_BONUS_HITS_FIELD_NUMBER: _ClassVar[int]
     NUM_CORRECTIONS_PER_POS_FIELD_NUMBER: _ClassVar[int]
-    NUM_CORRECTIONS_FORESEEN_PER_POS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CORRECTION_HITS_PER_POS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_ON_TIME_FIELD_NUMBER: _ClassVar[int]
     NUM_RECEIVED_NODES_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_US_FIELD_NUMBER: _ClassVar[int]
@@ -309,8 +309,8 @@ class SpeculationStats(_message.Message):
     TARGET_SAMPLE_US_FIELD_NUMBER: _ClassVar[int]
     NUM_LOOKUP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_LOOKUP_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_HEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_ACCEPTED_HEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SELF_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_SELF_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_rounds: int
     num_drafts: int
     num_draft_tokens: int
@@ -318,9 +318,9 @@ class SpeculationStats(_message.Message):
     num_accepted_tokens_per_pos: _containers.RepeatedScalarFieldContainer[int]
     num_replays: int
     num_bonuses: int
-    num_bonuses_foreseen: int
+    num_bonus_hits: int
     num_corrections_per_pos: _containers.RepeatedScalarFieldContainer[int]
-    num_corrections_foreseen_per_pos: _containers.RepeatedScalarFieldContainer[int]
+    num_correction_hits_per_pos: _containers.RepeatedScalarFieldContainer[int]
     num_drafts_on_time: int
     num_received_nodes: int
     elapsed_us: int
@@ -330,9 +330,9 @@ class SpeculationStats(_message.Message):
     target_sample_us: int
     num_lookup_tokens: int
     num_accepted_lookup_tokens: int
-    num_head_tokens: int
-    num_accepted_head_tokens: int
-    def __init__(self, num_rounds: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_replays: _Optional[int] = ..., num_bonuses: _Optional[int] = ..., num_bonuses_foreseen: _Optional[int] = ..., num_corrections_per_pos: _Optional[_Iterable[int]] = ..., num_corrections_foreseen_per_pos: _Optional[_Iterable[int]] = ..., num_drafts_on_time: _Optional[int] = ..., num_received_nodes: _Optional[int] = ..., elapsed_us: _Optional[int] = ..., draft_wait_us: _Optional[int] = ..., target_queue_us: _Optional[int] = ..., target_pass_us: _Optional[int] = ..., target_sample_us: _Optional[int] = ..., num_lookup_tokens: _Optional[int] = ..., num_accepted_lookup_tokens: _Optional[int] = ..., num_head_tokens: _Optional[int] = ..., num_accepted_head_tokens: _Optional[int] = ...) -> None: ...
+    num_self_draft_tokens: int
+    num_accepted_self_draft_tokens: int
+    def __init__(self, num_rounds: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_replays: _Optional[int] = ..., num_bonuses: _Optional[int] = ..., num_bonus_hits: _Optional[int] = ..., num_corrections_per_pos: _Optional[_Iterable[int]] = ..., num_correction_hits_per_pos: _Optional[_Iterable[int]] = ..., num_drafts_on_time: _Optional[int] = ..., num_received_nodes: _Optional[int] = ..., elapsed_us: _Optional[int] = ..., draft_wait_us: _Optional[int] = ..., target_queue_us: _Optional[int] = ..., target_pass_us: _Optional[int] = ..., target_sample_us: _Optional[int] = ..., num_lookup_tokens: _Optional[int] = ..., num_accepted_lookup_tokens: _Optional[int] = ..., num_self_draft_tokens: _Optional[int] = ..., num_accepted_self_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()

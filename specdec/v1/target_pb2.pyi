@@ -18,7 +18,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, opens: _Optional[_Iterable[_Union[TargetOpen, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TargetOpen(_message.Message):
-    __slots__ = ("sequence", "spec", "more", "stop_token_ids", "request_age_ms", "num_preemptions", "num_logprobs", "num_prompt_logprobs", "max_own")
+    __slots__ = ("sequence", "spec", "more", "stop_token_ids", "request_age_ms", "num_preemptions", "num_logprobs", "num_prompt_logprobs", "max_self_draft_nodes")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
@@ -27,7 +27,7 @@ class TargetOpen(_message.Message):
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    MAX_OWN_FIELD_NUMBER: _ClassVar[int]
+    MAX_SELF_DRAFT_NODES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     spec: _common_pb2.SequenceSpec
     more: bool
@@ -36,26 +36,26 @@ class TargetOpen(_message.Message):
     num_preemptions: int
     num_logprobs: int
     num_prompt_logprobs: int
-    max_own: int
-    def __init__(self, sequence: _Optional[int] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., more: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., request_age_ms: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., max_own: _Optional[int] = ...) -> None: ...
+    max_self_draft_nodes: int
+    def __init__(self, sequence: _Optional[int] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., more: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., request_age_ms: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., max_self_draft_nodes: _Optional[int] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("sequence", "round", "base", "tree", "run_on", "max_nodes", "own")
+    __slots__ = ("sequence", "number", "base", "tree", "num_autonomous", "max_nodes", "self_draft_nodes")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
-    RUN_ON_FIELD_NUMBER: _ClassVar[int]
+    NUM_AUTONOMOUS_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
-    OWN_FIELD_NUMBER: _ClassVar[int]
+    SELF_DRAFT_NODES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
-    round: int
+    number: int
     base: int
     tree: _common_pb2.TokenTree
-    run_on: int
+    num_autonomous: int
     max_nodes: int
-    own: int
-    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., tree: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ..., run_on: _Optional[int] = ..., max_nodes: _Optional[int] = ..., own: _Optional[int] = ...) -> None: ...
+    self_draft_nodes: int
+    def __init__(self, sequence: _Optional[int] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., tree: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ..., num_autonomous: _Optional[int] = ..., max_nodes: _Optional[int] = ..., self_draft_nodes: _Optional[int] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
     __slots__ = ("verdicts", "progress", "errors", "load", "prompt_logprobs")
@@ -82,48 +82,48 @@ class PromptLogprobs(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., position: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("sequence", "round", "base", "accepted", "next_token", "timings", "run_on", "dropped_round", "refused", "logprobs", "num_cached_tokens", "own")
+    __slots__ = ("sequence", "round", "base", "accepted", "next_token", "timings", "num_autonomous_left", "dropped_round", "refused", "logprobs", "num_cached_tokens", "self_draft")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
-    RUN_ON_FIELD_NUMBER: _ClassVar[int]
+    NUM_AUTONOMOUS_LEFT_FIELD_NUMBER: _ClassVar[int]
     DROPPED_ROUND_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    OWN_FIELD_NUMBER: _ClassVar[int]
+    SELF_DRAFT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     round: int
     base: int
     accepted: _containers.RepeatedScalarFieldContainer[int]
     next_token: int
     timings: Timings
-    run_on: int
+    num_autonomous_left: int
     dropped_round: int
     refused: bool
     logprobs: _common_pb2.Logprobs
     num_cached_tokens: int
-    own: _common_pb2.TokenTree
-    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., run_on: _Optional[int] = ..., dropped_round: _Optional[int] = ..., refused: _Optional[bool] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., own: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ...) -> None: ...
+    self_draft: _common_pb2.TokenTree
+    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., next_token: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., num_autonomous_left: _Optional[int] = ..., dropped_round: _Optional[int] = ..., refused: _Optional[bool] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., self_draft: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_us", "pass_us", "sample_us", "rows", "sequences", "own_us")
+    __slots__ = ("queue_us", "pass_us", "sample_us", "rows", "sequences", "self_draft_us")
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     PASS_US_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_US_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    OWN_US_FIELD_NUMBER: _ClassVar[int]
+    SELF_DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     queue_us: int
     pass_us: int
     sample_us: int
     rows: int
     sequences: int
-    own_us: int
-    def __init__(self, queue_us: _Optional[int] = ..., pass_us: _Optional[int] = ..., sample_us: _Optional[int] = ..., rows: _Optional[int] = ..., sequences: _Optional[int] = ..., own_us: _Optional[int] = ...) -> None: ...
+    self_draft_us: int
+    def __init__(self, queue_us: _Optional[int] = ..., pass_us: _Optional[int] = ..., sample_us: _Optional[int] = ..., rows: _Optional[int] = ..., sequences: _Optional[int] = ..., self_draft_us: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("sequence", "passes")

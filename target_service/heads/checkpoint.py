@@ -22,7 +22,7 @@ from torch import Tensor
 from specdec.backends.layer_options import LayerOptions
 from specdec.runner.failures import in_words
 from specdec.runner.files import INDEX, SINGLE, read_json, refuse_inflated, refuse_pointer, weight_files
-from target_service.own.choices import nodes_of
+from target_service.self_draft.choices import nodes_of
 
 _LAYER = "midlayer."
 _ATTENTION = tuple(f"self_attn.{name}_proj.weight" for name in "qkvo")
@@ -55,7 +55,7 @@ class HeadFiles:
     ``weights``: of EAGLE's kinds under SpecForge's names, of ReDrafter under its own; of Medusa ``k.j.weight`` and
     ``.bias`` for layer j of head k, and ``k.output.weight``. ``layers``: of the states that it reads, as the folder
     counts them; empty: the published default. ``ids``: the target's id of each row of the output. ``choices``: the
-    nodes of a static tree (see target_service.own.choices). ``layer``: of EAGLE's kinds.
+    nodes of a static tree (see target_service.self_draft.choices). ``layer``: of EAGLE's kinds.
     """
 
     name: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from target_service.own.own_trees import Growing, Guesses, HeadMemory, Passed
+from target_service.self_draft.trees import Growing, Guesses, Passed, SelfDraftState
 
 
 @dataclass(slots=True)
@@ -20,12 +20,12 @@ class LastState:
 
 
 class OfLastState:
-    """The part of target_service.own.own_trees.Head that keeps this state."""
+    """The part of target_service.self_draft.trees.Head that keeps this state."""
 
     def open(self, salt: bytes) -> LastState:
         return LastState()
 
-    def num_rows(self, memory: HeadMemory) -> None:
+    def num_rows(self, memory: SelfDraftState) -> None:
         return None
 
     def learn(self, passed: Passed) -> None:

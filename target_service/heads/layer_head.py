@@ -1,4 +1,4 @@
-"""A head with a layer of its own, as a head of own trees: its rows are in the target's pool.
+"""A head with a layer of its own, as a head of self-drafts: its rows are in the target's pool.
 
 The head's keys and values are one more layer of the pool: row r of a text is in the slot of its position, so shared
 blocks, moves, replays and preemptions need nothing of their own. The last row of a text and those of a tree take slots
@@ -19,8 +19,8 @@ from specdec.kvcache.block_pool import PoolFullError, SequenceCache
 from specdec.passes.rows import Segment
 from specdec.runner.model_runner import ModelRunner
 from target_service.heads.recurrent import RecurrentHead
-from target_service.own.own_trees import NUM_CHILDREN, Growing, Guesses, HeadMemory, Passed
-from target_service.own.ranking import guesses
+from target_service.self_draft.ranking import guesses
+from target_service.self_draft.trees import NUM_CHILDREN, Growing, Guesses, Passed, SelfDraftState
 
 _MOST_PENDING = 64
 """States that wait for the next drafting, at most about. They are computed together, so that a head that does not pay
@@ -42,7 +42,7 @@ class LayerMemory:
 
 
 class LayerHead:
-    """See target_service.own.own_trees.Head. ``layer``: the number of the head's layer in the pool."""
+    """See target_service.self_draft.trees.Head. ``layer``: the number of the head's layer in the pool."""
 
     def __init__(self, network: RecurrentHead, taps: Taps, runner: ModelRunner, layer: int) -> None:
         self.network, self.kind, self.taps = network, network.kind, taps
@@ -51,7 +51,7 @@ class LayerHead:
     def open(self, salt: bytes) -> LayerMemory:
         return LayerMemory()
 
-    def num_rows(self, memory: HeadMemory) -> int:
+    def num_rows(self, memory: SelfDraftState) -> int:
         found: LayerMemory = memory.of_head
         return found.num_rows
 

@@ -23,10 +23,10 @@ from specdec.runner.model_runner import ModelRunner
 from target_service.heads.checkpoint import EAGLE, MEDUSA, REDRAFTER, HeadFiles
 from target_service.heads.layer_head import LayerHead
 from target_service.heads.medusa import Medusa
-from target_service.heads.own_texts import OwnText, prompts_of, write
 from target_service.heads.recurrent import RecurrentHead
 from target_service.heads.redrafter import ReDrafter
-from target_service.own.own_trees import OwnTrees
+from target_service.heads.target_texts import OwnText, prompts_of, write
+from target_service.self_draft.trees import SelfDraftTrees
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Reading(NamedTuple):
     feeds_normed: bool
 
 
-def proved(files: HeadFiles, runner: ModelRunner, directory: Path | None = None) -> OwnTrees:
+def proved(files: HeadFiles, runner: ModelRunner, directory: Path | None = None) -> SelfDraftTrees:
     """The head, of EAGLE's kinds in the reading that agrees best. ``directory``: of the target, for its chat template.
     Raises ValueError, with the agreement, if it is too small, or if the head does not fit."""
     prompts = prompts_of(directory, runner)
@@ -61,7 +61,7 @@ def proved(files: HeadFiles, runner: ModelRunner, directory: Path | None = None)
         raise ValueError(f"the head {files.name} cannot be used: {in_words(error)}") from error
 
 
-def _of_last_state(files: HeadFiles, runner: ModelRunner, prompts: Sequence[Sequence[int]]) -> OwnTrees:
+def _of_last_state(files: HeadFiles, runner: ModelRunner, prompts: Sequence[Sequence[int]]) -> SelfDraftTrees:
     config: Any = runner.model.config.get_text_config()
     taps = runner.tap((config.num_hidden_layers,))
     kind: Any = Medusa if files.kind == MEDUSA else ReDrafter
@@ -73,7 +73,7 @@ def _of_last_state(files: HeadFiles, runner: ModelRunner, prompts: Sequence[Sequ
 
     hits = _hits(guesses, taps, runner, write(runner, prompts, 0))
     _judge(files, float(hits.float().mean()), taps.boundaries, LEAST_OF_LAST_STATE)
-    return OwnTrees(head, files.choices)
+    return SelfDraftTrees(head, files.choices)
 
 
 def _judge(files: HeadFiles, agreement: float, boundaries: Sequence[int], least: float) -> None:
@@ -85,7 +85,7 @@ def _judge(files: HeadFiles, agreement: float, boundaries: Sequence[int], least:
         )
 
 
-def _with_layer(files: HeadFiles, runner: ModelRunner, prompts: Sequence[Sequence[int]]) -> OwnTrees:
+def _with_layer(files: HeadFiles, runner: ModelRunner, prompts: Sequence[Sequence[int]]) -> SelfDraftTrees:
     config: Any = runner.model.config.get_text_config()
     layer = config.num_hidden_layers
     head = RecurrentHead(files, runner.model, runner.info.vocab_size, runner.backend)
@@ -115,7 +115,7 @@ def _with_layer(files: HeadFiles, runner: ModelRunner, prompts: Sequence[Sequenc
     best, agreement = _best(readings, hits, lambda seed: write(runner, prompts, seed))
     _judge(files, agreement, best.boundaries, LEAST_AGREEMENT)
     boundaries, head.other_reading, head.feeds_normed = best
-    return OwnTrees(LayerHead(head, runner.tap(boundaries), runner, layer))
+    return SelfDraftTrees(LayerHead(head, runner.tap(boundaries), runner, layer))
 
 
 def _best(

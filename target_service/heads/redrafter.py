@@ -20,12 +20,12 @@ from specdec.core.tree import ROOT
 from target_service.heads.checkpoint import REDRAFTER, HeadFiles
 from target_service.heads.last_state import OfLastState
 from target_service.heads.weights import layer_of, output_of
-from target_service.own.own_trees import NUM_CHILDREN, Growing, Guesses
-from target_service.own.ranking import guesses
+from target_service.self_draft.ranking import guesses
+from target_service.self_draft.trees import NUM_CHILDREN, Growing, Guesses
 
 
 class ReDrafter(OfLastState, nn.Module):
-    """See target_service.own.own_trees.Head."""
+    """See target_service.self_draft.trees.Head."""
 
     kind = REDRAFTER
 

@@ -222,8 +222,10 @@ def tree(token_ids: Any = (), parents: Any = (), probs: Any = ()) -> common_pb2.
     )
 
 
-def round_(sequence: int, number: int, base: int, tree_: common_pb2.TokenTree | None = None, run_on: int = 0) -> Any:
-    return target_pb2.Round(sequence=sequence, round=number, base=base, tree=tree_, run_on=run_on)
+def round_(
+    sequence: int, number: int, base: int, tree_: common_pb2.TokenTree | None = None, num_autonomous: int = 0
+) -> Any:
+    return target_pb2.Round(sequence=sequence, number=number, base=base, tree=tree_, num_autonomous=num_autonomous)
 
 
 def advance(
@@ -232,7 +234,7 @@ def advance(
     budget = draft_pb2.DraftBudget(
         max_nodes=max_nodes, max_depth=fields.pop("max_depth", max_nodes), max_ahead=fields.pop("max_ahead", 0)
     )
-    return draft_pb2.Advance(sequence=sequence, advance=number, base=base, token_ids=token_ids, budget=budget, **fields)
+    return draft_pb2.Advance(sequence=sequence, number=number, base=base, token_ids=token_ids, budget=budget, **fields)
 
 
 def after(base: int, verdict: target_pb2.Verdict) -> int:

@@ -149,7 +149,7 @@ async def test_no_frame_breaks_a_model_service(which: Any, seed: int) -> None:
                 for message in frame.rounds if is_target else frame.advances:
                     if random_.random() < 0.5:
                         message.base = 4 if is_target else 3 + len(message.token_ids)
-                        setattr(message, "round" if is_target else "advance", 1)
+                        message.number = 1
                 await stream._call.write(frame)
             await stream.half_close()
             assert await stream.status() is grpc.StatusCode.OK

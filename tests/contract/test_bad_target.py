@@ -175,7 +175,7 @@ async def test_a_sequence_that_finds_no_kv_slots_is_refused_and_its_neighbours_s
         assert (verdict.round, list(verdict.accepted)) == (1, [])
         # None is left for its text: the younger is preempted, its caller replays it.
         for number, base, num_more in ((2, 22, 64), (3, 87, 64), (4, 152, 45)):
-            await stream.send(rounds=[round_(1, number, base, run_on=num_more)])
+            await stream.send(rounds=[round_(1, number, base, num_autonomous=num_more)])
             assert [(await stream.answer(1)).round for _ in range(1 + num_more)] == [number] * (1 + num_more)
         assert isinstance(await stream.answer(2), Preempted)
         # A sequence that could never fit is not asked to come back.

@@ -252,7 +252,7 @@ async def test_raw_streams_that_end_at_any_moment_leave_nothing(gauges: Gauges, 
                 await asyncio.sleep(0)
             if random_.random() < 0.5:
                 await stream.answer(1)
-                await stream.send(rounds=[round_(1, 1, 21, tree([1, 2, 3, 4]), run_on=300)])
+                await stream.send(rounds=[round_(1, 1, 21, tree([1, 2, 3, 4]), num_autonomous=300)])
                 await other.send(advances=[advance(1, 1, 21, [1], 30)])
             for each in (stream, other):
                 if end == "close":

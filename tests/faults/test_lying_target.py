@@ -30,7 +30,7 @@ LATER: dict[str, Lie] = AT_ONCE | {
     "a path that begins in the middle": lambda verdict: verdict.accepted.pop(0),
     "a node twice": lambda verdict: verdict.accepted.append(verdict.accepted[-1]),
     "a path upwards": lambda verdict: verdict.accepted.reverse(),
-    "more to come than was allowed": lambda verdict: setattr(verdict, "run_on", 3),
+    "more to come than was allowed": lambda verdict: setattr(verdict, "num_autonomous_left", 3),
     "a token outside the vocabulary": lambda verdict: setattr(verdict, "next_token", 40),
 }
 

@@ -152,7 +152,8 @@ async def test_depth_is_no_defect_of_the_server(depth, size):
     ]
     async with serving() as running:
         for form in forms:
-            body = f'{{"max_tokens": 4, "messages": [{{"role": "user", "content": "a"}}], "user": "{"a" * size}", {form}}}'
+            rest = f'"user": "{"a" * size}", "max_tokens": 4, {form}'
+            body = f'{{"messages": [{{"role": "user", "content": "a"}}], {rest}}}'
             response = await running.http.post("/v1/chat/completions", content=body)
             assert response.status_code in (200, 400), response.text
 

@@ -134,21 +134,21 @@ class FakeTarget:
     def __init__(self, too_late: Callable[[], bool] = lambda: False) -> None:
         self.trees: list[TokenTree] = []
         self.replay_next = True
-        self.run_ons: list[int] = []
+        self.num_autonomous_asked: list[int] = []
         self.num_under_way = self.num_dropped = 0
         self.next_round: Callable[[Sequence], tuple[TokenTree, int]] | None = None
         self._too_late = too_late
         self._left: TokenTree | None = None  # of what was sent early, if it stands
 
     async def verify(self, sequence: Sequence, proposal: Proposal, plan: RoundPlan) -> tuple[Verdict, RoundRecord]:
-        tree, run_on = proposal.tree, plan.num_autonomous
-        verdict = await self._verdict(sequence, tree, run_on, plan.next_round_after_s is not None)
+        tree, num_autonomous = proposal.tree, plan.num_autonomous
+        verdict = await self._verdict(sequence, tree, num_autonomous, plan.next_round_after_s is not None)
         return verdict, RoundRecord.of(proposal, verdict, Exchange(0.0))
 
-    async def _verdict(self, sequence: Sequence, tree: TokenTree, run_on: int, sends_early: bool) -> Verdict:
+    async def _verdict(self, sequence: Sequence, tree: TokenTree, num_autonomous: int, sends_early: bool) -> Verdict:
         assert tree.problem(10) is None
-        assert not (tree and run_on), "what is drafted is to be asked for"
-        self.run_ons.append(run_on)
+        assert not (tree and num_autonomous), "what is drafted is to be asked for"
+        self.num_autonomous_asked.append(num_autonomous)
         self.trees.append(tree)
         left, self._left = self._left, None
         await asyncio.sleep(0)
@@ -168,7 +168,7 @@ class FakeTarget:
             if sent:
                 self._left = self._left_of(sent, max_nodes, text[sequence.base :])
                 dropped = 0 if self._left is not None else len(self.trees) + 1
-        return Verdict(len(self.trees), sequence.base, tuple(accepted), text[-1], dropped=dropped)
+        return Verdict(len(self.trees), sequence.base, tuple(accepted), text[-1], dropped_round=dropped)
 
     def _left_of(self, sent: TokenTree, max_nodes: int, committed: list[int]) -> TokenTree | None:
         """What is left of an early round after the verdict, which commits these tokens; None: it is dropped."""
@@ -182,11 +182,11 @@ class FakeTarget:
         return left
 
 
-def still_to_come(unasked: int, run_on: int) -> int:
+def still_to_come(unasked: int, num_autonomous: int) -> int:
     """After the next of so many ``unasked`` verdicts, as orchestrator.target_client asks its target."""
-    if 2 * unasked <= run_on:
-        return run_on
-    return min(unasked - 1, max(run_on, OVERRUN - 1))
+    if 2 * unasked <= num_autonomous:
+        return num_autonomous
+    return min(unasked - 1, max(num_autonomous, OVERRUN - 1))
 
 
 def alone(prompt: Iterable[int], count: int) -> list[int]:

@@ -63,7 +63,7 @@ async def test_the_next_verdict_is_on_what_is_left_of_its_tree() -> None:
         long = chain([(text[0] + 1) % 40]).merge(chain(text[:9]))  # and one that is wrong before them
         verdict = await verified(verifier, client, sequence, chain(text[:2]), long)
         left = chain(text[3:7])
-        assert (verdict.accepted, verdict.dropped, verdict.run_on) == ((0, 1), 0, 0)
+        assert (verdict.accepted, verdict.dropped_round, verdict.num_autonomous_left) == ((0, 1), 0, 0)
         verdict = await client.verify(sequence, left)
         assert (verdict.round, verdict.accepted) == (2, (0, 1, 2, 3))
         assert client.exchange.pipelined
@@ -78,7 +78,7 @@ async def test_a_round_that_was_dropped_never_was() -> None:
         text = text_of(sequence, 6)
         wrong = chain([text[0], (text[1] + 1) % 40, 0])
         verdict = await verified(verifier, client, sequence, chain(text[:1]), wrong)
-        assert verdict.dropped
+        assert verdict.dropped_round
         verdict = await client.verify(sequence, chain(text[2:4]))
         assert (verdict.round, verdict.accepted) == (2, (0, 1))
         assert sequence.statistics.num_replays == 0
@@ -140,7 +140,7 @@ async def test_nothing_to_send_is_nothing_sent() -> None:
         await asked.wait()
         await verifier.in_a_pass()
         verifier.gate.set()
-        assert not (await task).dropped
+        assert not (await task).dropped_round
         assert client._rounds == []
 
 
@@ -150,11 +150,11 @@ SENT = chain([5, 6, 7, 8, 9])
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (Verdict(1, 3, (0,), 6, dropped=3), None),
+        (Verdict(1, 3, (0,), 6, dropped_round=3), None),
         (Verdict(1, 3, (0,), 6), Verdict(2, 5, (1,), 0)),  # already walked along
         (Verdict(1, 3, (0,), 6), Verdict(2, 5, (2, 3, 4), 0)),  # more than were to be verified
         (Verdict(1, 3, (0,), 6), Verdict(2, 5, (3,), 0)),  # no path
-        (Verdict(1, 3, (0,), 6), Verdict(2, 5, (), 0, dropped=2)),
+        (Verdict(1, 3, (0,), 6), Verdict(2, 5, (), 0, dropped_round=2)),
         (Verdict(1, 3, (0,), 1), Verdict(2, 5, (2,), 0)),  # nothing was left
     ],
 )

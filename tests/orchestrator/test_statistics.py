@@ -60,16 +60,16 @@ def test_counts_by_depth_add_up():
 
 def test_outcomes_are_told_apart_and_only_those_that_something_came_after_are_counted():
     statistics = Statistics()
-    was_there = False
+    hit = False
     for accepted, foreseen in (((0, 1, 2), True), ((0, 1, 2), False), ((), True), ((0, 1), True), ((0, 1), False)):
-        statistics.observe(record(1, chain([5, 6, 7]), accepted, Drafting(was_there=was_there)))
-        was_there = foreseen
-    statistics.observe(record(2, drafting=Drafting(was_there=was_there)))
+        statistics.observe(record(1, chain([5, 6, 7]), accepted, Drafting(hit=hit)))
+        hit = foreseen
+    statistics.observe(record(2, drafting=Drafting(hit=hit)))
     # Before it nothing was verified, so nothing was foreseen. And it is the last of all.
-    statistics.observe(record(3, chain([5]), (0,), Drafting(was_there=True)))
-    assert (statistics.num_bonuses, statistics.num_bonuses_foreseen) == (2, 1)
+    statistics.observe(record(3, chain([5]), (0,), Drafting(hit=True)))
+    assert (statistics.num_bonuses, statistics.num_bonus_hits) == (2, 1)
     assert statistics.num_corrections_per_pos == [1, 0, 2]
-    assert statistics.num_corrections_foreseen_per_pos == [1, 0, 1]
+    assert statistics.num_correction_hits_per_pos == [1, 0, 1]
     assert statistics.num_drafts == 6
 
 
@@ -126,8 +126,8 @@ async def test_a_hit_needs_no_wait_and_nodes_are_counted_once():
     assert statistics.num_received_nodes == 2 + 3 + 2 + 1 + 2, "late ones count, what was there does not"
     assert statistics.num_draft_tokens == 5
     assert (statistics.num_drafts, statistics.num_drafts_on_time) == (3, 1)
-    assert statistics.num_corrections_per_pos == statistics.num_corrections_foreseen_per_pos == [1]
-    assert (statistics.num_bonuses, statistics.num_bonuses_foreseen) == (1, 0), "3 is not what followed"
+    assert statistics.num_corrections_per_pos == statistics.num_correction_hits_per_pos == [1]
+    assert (statistics.num_bonuses, statistics.num_bonus_hits) == (1, 0), "3 is not what followed"
 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 4])
@@ -140,7 +140,7 @@ async def test_clients_are_told_and_it_adds_up(num_draft_tokens):
         )
     told = sample.finish.speculation
     decided = told.num_bonuses + sum(told.num_corrections_per_pos)
-    foreseen = told.num_bonuses_foreseen + sum(told.num_corrections_foreseen_per_pos)
+    foreseen = told.num_bonus_hits + sum(told.num_correction_hits_per_pos)
     speculated = num_draft_tokens > 0
     assert told.num_drafts - 1 <= decided <= told.num_drafts
     assert (foreseen > 0) is (told.num_drafts_on_time > 0) is (told.draft_wait_us > 0) is speculated

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from specdec.core.settings import ModelServiceSettings
 from specdec.runner.loading import load_runner
 from specdec.runner.model_runner import ModelRunner
-from target_service.own.own_trees import OwnTrees
+from target_service.self_draft.trees import SelfDraftTrees
 from tests.checkout import DEMO
 from tests.one_thread import one_thread  # noqa: F401
 from tests.parity.written_heads import own_trees, weights
@@ -106,7 +106,7 @@ def near_tie(device: str) -> float:
 
 
 @pytest.fixture
-def own(target_runner: ModelRunner, tmp_path: Path) -> Iterator[OwnTrees]:
+def own(target_runner: ModelRunner, tmp_path: Path) -> Iterator[SelfDraftTrees]:
     """A head of random weights beside the demo target."""
     found = own_trees(target_runner, tmp_path, weights())
     yield found

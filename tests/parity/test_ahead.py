@@ -87,7 +87,7 @@ async def test_the_text_is_the_same_and_many_verdicts_were_foreseen(settings: di
         await running.settled()
     assert [list(sample.token_ids) for sample in samples] == expected
     told = [sample.finish.speculation for sample in samples]
-    num_foreseen = sum(each.num_bonuses_foreseen + sum(each.num_corrections_foreseen_per_pos) for each in told)
+    num_foreseen = sum(each.num_bonus_hits + sum(each.num_correction_hits_per_pos) for each in told)
     assert num_foreseen > len(ASKED) / 2
 
 

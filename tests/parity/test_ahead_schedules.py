@@ -192,7 +192,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         for key, result in results:
             if isinstance(result, Verdict):
                 answered[engine, key] = result.round
-                counts["dropped"] += result.dropped > 0
+                counts["dropped"] += result.dropped_round > 0
         return results
 
     monkeypatch.setattr(TargetEngine, "submit", submitting)
@@ -232,7 +232,7 @@ async def test_the_text_is_the_targets_whatever_happens_on_the_way_to_the_draft(
                 await asyncio.sleep(0.01)
     assert len(told) == 2 * len(schedules)
     assert {*FAULTS} <= struck.keys(), "no kind of fault was left out"
-    foreseen = sum(each.num_bonuses_foreseen + sum(each.num_corrections_foreseen_per_pos) for each in told)
+    foreseen = sum(each.num_bonus_hits + sum(each.num_correction_hits_per_pos) for each in told)
     assert foreseen > len(schedules) / 2, "the draft did grow ahead"
     assert any(each.num_drafts < each.num_rounds - 1 for each in told), "and at times there was no draft"
     assert early["sent"] > len(schedules) / 4, "rounds were sent early"

@@ -16,9 +16,9 @@ from orchestrator.drafting.prompt_lookup import LONGEST
 from orchestrator.drafting.text_history import TextHistory
 from specdec.runner.model_runner import ModelRunner
 from target_service.language_model import LmVerifier
-from target_service.own.lookahead import Gram, Lookahead, Pool, Window
-from target_service.own.own_trees import OwnDrafter, OwnTrees, Passed
-from target_service.own.recycling import Recycling, Table
+from target_service.self_draft.lookahead import Gram, Lookahead, Pool, Window
+from target_service.self_draft.recycling import Recycling, Table
+from target_service.self_draft.trees import Passed, SelfDrafter, SelfDraftTrees
 from tests.parity.written_heads import Text, texts_are_the_targets
 
 pytestmark = pytest.mark.slow
@@ -70,13 +70,17 @@ async def test_the_text_is_the_targets_whatever_was_learnt(
     wrong: str, target_runner: ModelRunner, prompts: list[list[int]]
 ):
     size = target_runner.info.vocab_size
-    own: OwnDrafter
+    own: SelfDrafter
     if wrong == "random n-grams":
         own = RandomLookahead(size)
     else:
-        own = OwnTrees(WrongTable(size, float("nan") if "NaN" in wrong else None), CHAIN if "chains" in wrong else ())
+        own = SelfDraftTrees(
+            WrongTable(size, float("nan") if "NaN" in wrong else None), CHAIN if "chains" in wrong else ()
+        )
     told = await texts_are_the_targets(target_runner, own, prompts)
-    proposed, accepted = (sum(getattr(each, f"num{name}_head_tokens") for each in told) for name in ("", "_accepted"))
+    proposed, accepted = (
+        sum(getattr(each, f"num{name}_self_draft_tokens") for each in told) for name in ("", "_accepted")
+    )
     assert (proposed == 0) == ("NaN" in wrong)
     assert accepted <= 0.2 * proposed
 
@@ -121,9 +125,9 @@ def test_what_was_learnt_of_the_text_itself_is_accepted(
         while len(plain.ids) < 60:
             plain.step()
         plain.verifier.close(plain.memory)
-        own: OwnDrafter = KnownGrams(plain.ids)
+        own: SelfDrafter = KnownGrams(plain.ids)
         if method == "recycling":
-            own = OwnTrees(KnownTable(target_runner.info.vocab_size, plain.ids))
+            own = SelfDraftTrees(KnownTable(target_runner.info.vocab_size, plain.ids))
         text = Text(LmVerifier(target_runner, own), prompt[:12], 64, temperature)
         text.step()
         while len(text.ids) < 50:

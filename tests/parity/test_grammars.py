@@ -24,9 +24,9 @@ from specdec.sampling.grammar import Grammars
 from specdec.transport.wire import write_method
 from specdec.v1 import generation_pb2
 from target_service.language_model import LmVerifier
-from target_service.own.lookahead import Lookahead
-from target_service.own.own_trees import OwnTrees
-from target_service.own.recycling import Recycling
+from target_service.self_draft.lookahead import Lookahead
+from target_service.self_draft.recycling import Recycling
+from target_service.self_draft.trees import SelfDraftTrees
 from target_service.verifier import Decision, Job
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
@@ -256,7 +256,7 @@ def test_trees_of_other_lexemes_do_not_change_what_a_grammar_allows(
 def test_a_target_that_drafts_for_itself_stays_in_the_grammar(
     target_runner: ModelRunner, of_target: Grammars, name: str
 ) -> None:
-    own = Lookahead(4, 3, 4) if name == "lookahead" else OwnTrees(Recycling(target_runner.info.vocab_size))
+    own = Lookahead(4, 3, 4) if name == "lookahead" else SelfDraftTrees(Recycling(target_runner.info.vocab_size))
     alone, drafting = (LmVerifier(target_runner, each, of_target) for each in (None, own))
     for grammar in (GRAMMARS["closed"], GRAMMARS["strings"], GRAMMARS["numbers"]):
         of_target.start(grammar, b"").result()
@@ -272,9 +272,9 @@ def text_of(
     memory, ids = verifier.open(spec), list(spec.token_ids)
     while len(ids) < 43 and verifier.info.eos_token_ids[0] not in ids[3:]:
         tree = draft(ids[3:])
-        [decision], _ = verifier.verify([Job(memory, ids, tree, max_own=own, own=own)])
+        [decision], _ = verifier.verify([Job(memory, ids, tree, max_self_draft_nodes=own, self_draft_nodes=own)])
         assert isinstance(decision, Decision)
-        tree = decision.own or tree
+        tree = decision.self_draft or tree
         ids += [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
     verifier.close(memory)
     return ids

@@ -15,7 +15,7 @@ from target_service.heads.checkpoint import read_head
 from target_service.heads.layer_head import LayerHead
 from target_service.heads.recurrent import RecurrentHead
 from target_service.language_model import LmVerifier
-from target_service.own.own_trees import OwnTrees
+from target_service.self_draft.trees import SelfDraftTrees
 from tests.parity.written_heads import (
     HEAD_DIM,
     HEADS,
@@ -30,12 +30,12 @@ from tests.parity.written_heads import (
 pytestmark = pytest.mark.slow
 
 
-def network_of(own: OwnTrees) -> RecurrentHead:
+def network_of(own: SelfDraftTrees) -> RecurrentHead:
     assert isinstance(own.head, LayerHead)
     return own.head.network
 
 
-def reference(own: OwnTrees, embedding: Tensor, ids: Sequence[int], states: Tensor) -> Tensor:
+def reference(own: SelfDraftTrees, embedding: Tensor, ids: Sequence[int], states: Tensor) -> Tensor:
     """The logits after each row, from the published formulas, position by position."""
     raw, half = weights(), HEAD_DIM // 2
     rates = 5000.0 ** (-torch.arange(half) / half)
@@ -67,7 +67,7 @@ def reference(own: OwnTrees, embedding: Tensor, ids: Sequence[int], states: Tens
 
 
 @torch.inference_mode()
-def test_the_forward_pass_is_the_published_one(own: OwnTrees, target_runner: ModelRunner, device: str):
+def test_the_forward_pass_is_the_published_one(own: SelfDraftTrees, target_runner: ModelRunner, device: str):
     if device != "cpu":
         pytest.skip("the formulas are computed on the CPU")
     ids = [5, 90, 7, 1200, 33, 7, 7, 4000]
@@ -131,7 +131,7 @@ def test_an_eagle_head_reads_the_targets_last_state(
     """The state after the last norm is the input of the output embedding."""
     files = read_head(folder(tmp_path, "original", eagle_weights()))
     head = RecurrentHead(files, target_runner.model, target_runner.info.vocab_size, target_runner.backend)
-    own = OwnTrees(LayerHead(head, target_runner.tap((8,)), target_runner, 8))
+    own = SelfDraftTrees(LayerHead(head, target_runner.tap((8,)), target_runner, 8))
     cache, ids = target_runner.new_cache(), prompts[0][:9]
     cache.take(len(ids))
     rows = dataclasses.replace(chain(ids, cache), logit_rows=range(len(ids)))
@@ -159,7 +159,7 @@ def test_a_head_that_repeats_the_targets_last_state_says_the_token_that_was_just
         tensors[name].zero_()
     files = read_head(folder(tmp_path, "original", tensors))
     head = RecurrentHead(files, target_runner.model, target_runner.info.vocab_size, target_runner.backend)
-    own = OwnTrees(LayerHead(head, target_runner.tap((8,)), target_runner, 8))
+    own = SelfDraftTrees(LayerHead(head, target_runner.tap((8,)), target_runner, 8))
     text = Text(LmVerifier(target_runner, own), prompts[1][:14], 3)
     text.step()
     for _ in range(6):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec.backends.taps import Taps
 from specdec.runner.model_runner import ModelRunner
-from target_service.heads import own_texts, proof
+from target_service.heads import proof, target_texts
 from target_service.heads.checkpoint import read_head
 from target_service.heads.recurrent import RecurrentHead
 from tests.checkout import DEMO
@@ -66,11 +66,11 @@ def test_readings_are_tried_on_more_texts_until_one_is_clearly_ahead(behind: int
 
 def test_a_target_with_a_chat_template_answers_questions(target_runner: ModelRunner, tmp_path: Path):
     """A head is trained on answers. Without a template, texts begin where any text does."""
-    prompts = own_texts.prompts_of(DEMO / "target", target_runner)
+    prompts = target_texts.prompts_of(DEMO / "target", target_runner)
     assert len(set(map(tuple, prompts))) == len(prompts) > 1
-    assert len({tuple(each) for each in own_texts.prompts_of(tmp_path, target_runner)}) == 1
-    texts = own_texts.write(target_runner, prompts, 3)
-    assert texts == own_texts.write(target_runner, prompts, 3)
+    assert len({tuple(each) for each in target_texts.prompts_of(tmp_path, target_runner)}) == 1
+    texts = target_texts.write(target_runner, prompts, 3)
+    assert texts == target_texts.write(target_runner, prompts, 3)
     for text, prompt in zip(texts, prompts, strict=True):
         assert text.ids[: text.start + 1] == prompt
         assert not set(text.ids[text.start + 1 :]) & set(target_runner.info.eos_token_ids)

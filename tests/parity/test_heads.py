@@ -13,7 +13,7 @@ from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.runner.model_runner import ModelRunner
 from specdec.speculation.acceptance import AcceptanceModel
 from target_service.language_model import LmVerifier
-from target_service.own.own_trees import OwnTrees
+from target_service.self_draft.trees import SelfDraftTrees
 from target_service.verifier import Decision, Job
 from tests.parity.written_heads import Text, own_trees, remove_taps, texts_are_the_targets, weights
 
@@ -21,18 +21,18 @@ pytestmark = pytest.mark.slow
 
 
 def next_tree(verifier: LmVerifier, ids: Sequence[int]) -> TokenTree:
-    """The own tree after a text that is fed at once: its last id comes from a pass."""
+    """The self-draft after a text that is fed at once: its last id comes from a pass."""
     text = Text(verifier, ids[:-1], 0)
     text.step()
     text.ids[-1] = ids[-1]  # as if that had been drawn
-    text.own = 6
+    text.self_draft_nodes = 6
     text.step()
     verifier.close(text.memory)
     return text.trees[-1]
 
 
 def test_what_a_head_drafts_depends_on_the_text_alone(
-    own: OwnTrees, target_runner: ModelRunner, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    own: SelfDraftTrees, target_runner: ModelRunner, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ):
     """Fed at once, token by token, along accepted trees of others, after a replay, and after a shared prefix. Where a
     tree grows also depends on what was accepted before, which is not told here."""
@@ -45,10 +45,10 @@ def test_what_a_head_drafts_depends_on_the_text_alone(
             ahead = Text(verifier, text.ids, 0)
             ahead.step()
             verifier.close(ahead.memory)
-            text.step()  # its own tree, mostly rejected
-            text.own = 0
+            text.step()  # a self-draft, mostly rejected
+            text.self_draft_nodes = 0
             text.step(TokenTree.chain([_peek(verifier, text.ids), 5]))  # a tree of which one node is accepted
-            text.own = 6
+            text.self_draft_nodes = 6
         base = list(text.ids)
         text.step()
         found = text.trees[-1]
@@ -83,7 +83,9 @@ async def test_the_text_is_the_targets_whatever_the_head_says(
         remove_taps(head)
 
 
-def test_nothing_is_copied_while_no_head_is_asked(own: OwnTrees, target_runner: ModelRunner, prompts: list[list[int]]):
+def test_nothing_is_copied_while_no_head_is_asked(
+    own: SelfDraftTrees, target_runner: ModelRunner, prompts: list[list[int]]
+):
     verifier = LmVerifier(target_runner, own)
     spec = SequenceSpec(prompts[0][:12], 12, SamplingParams(0.0), 1, Method.COUPLED)
     memory, ids = verifier.open(spec), list(prompts[0][:12])
@@ -91,13 +93,13 @@ def test_nothing_is_copied_while_no_head_is_asked(own: OwnTrees, target_runner: 
         [decision], timings = verifier.verify([Job(memory, ids, EMPTY_TREE)])
         assert isinstance(decision, Decision)
         ids.append(decision.next_token)
-        assert timings.own_us == 0
+        assert timings.self_draft_us == 0
     verifier.close(memory)
     assert own.taps.num_copied == 0
 
 
 def test_slots_come_back_and_growths_take_none_from_texts(
-    own: OwnTrees, target_runner: ModelRunner, prompts: list[list[int]]
+    own: SelfDraftTrees, target_runner: ModelRunner, prompts: list[list[int]]
 ):
     verifier, rng = LmVerifier(target_runner, own), random.Random(4)
     target_runner.pool.forget()
@@ -120,7 +122,9 @@ def test_slots_come_back_and_growths_take_none_from_texts(
     assert target_runner.pool.num_used == before
 
 
-def test_without_free_slots_nothing_is_drafted(own: OwnTrees, target_runner: ModelRunner, prompts: list[list[int]]):
+def test_without_free_slots_nothing_is_drafted(
+    own: SelfDraftTrees, target_runner: ModelRunner, prompts: list[list[int]]
+):
     verifier = LmVerifier(target_runner, own)
     target_runner.pool.forget()
     text = Text(verifier, prompts[0][:15], 40)

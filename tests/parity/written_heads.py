@@ -1,4 +1,4 @@
-"""Heads of random weights beside the demo target, as folders of the field, and texts with own trees."""
+"""Heads of random weights beside the demo target, as folders of the field, and texts with self-drafts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from target_service.heads.checkpoint import read_head
 from target_service.heads.layer_head import LayerHead
 from target_service.heads.recurrent import RecurrentHead
 from target_service.language_model import LmVerifier
-from target_service.own.own_trees import OwnDrafter, OwnTrees
+from target_service.self_draft.trees import SelfDrafter, SelfDraftTrees
 from target_service.verifier import Decision, Job
 from tests.cluster import cluster
 
@@ -121,10 +121,10 @@ def folder(at: Path, kind: str, tensors: dict[str, Tensor]) -> Path:
     return at
 
 
-def own_trees(runner: ModelRunner, at: Path, tensors: dict[str, Tensor]) -> OwnTrees:
+def own_trees(runner: ModelRunner, at: Path, tensors: dict[str, Tensor]) -> SelfDraftTrees:
     files = read_head(folder(at, "SpecForge", tensors))
     head = RecurrentHead(files, runner.model, runner.info.vocab_size, runner.backend)
-    return OwnTrees(LayerHead(head, runner.tap(BOUNDARIES), runner, 8))
+    return SelfDraftTrees(LayerHead(head, runner.tap(BOUNDARIES), runner, 8))
 
 
 def chain(ids: Sequence[int], cache: SequenceCache) -> Segment:
@@ -133,25 +133,27 @@ def chain(ids: Sequence[int], cache: SequenceCache) -> Segment:
 
 
 class Text:
-    """A sequence that a verifier decodes, with own trees of at most ``own`` nodes."""
+    """A sequence that a verifier decodes, with self-drafts of at most ``own`` nodes."""
 
     def __init__(self, verifier: LmVerifier, prompt: Sequence[int], own: int, temperature: float = 0.0) -> None:
-        self.verifier, self.own, self.ids = verifier, own, list(prompt)
+        self.verifier, self.self_draft_nodes, self.ids = verifier, own, list(prompt)
         spec = SequenceSpec(list(prompt), len(prompt), SamplingParams(temperature), 9, Method.COUPLED, b"own")
         self.memory = verifier.open(spec)
         self.trees: list[TokenTree] = []
 
     def step(self, tree: TokenTree = EMPTY_TREE) -> None:
-        [decision], _ = self.verifier.verify([Job(self.memory, self.ids, tree, max_own=64, own=self.own)])
+        [decision], _ = self.verifier.verify(
+            [Job(self.memory, self.ids, tree, max_self_draft_nodes=64, self_draft_nodes=self.self_draft_nodes)]
+        )
         if decision is None:
             return
         assert isinstance(decision, Decision)
-        tree = decision.own or tree
-        self.trees.append(decision.own)
+        tree = decision.self_draft or tree
+        self.trees.append(decision.self_draft)
         self.ids += [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
 
 
-def remove_taps(own: OwnDrafter) -> None:
+def remove_taps(own: SelfDrafter) -> None:
     if own.taps is not None:
         own.taps.remove()
 
@@ -185,14 +187,14 @@ async def texts_alone(runner: ModelRunner, prompts: Sequence[Sequence[int]]) -> 
 
 async def texts_are_the_targets(
     runner: ModelRunner,
-    own: OwnDrafter | None,
+    own: SelfDrafter | None,
     prompts: Sequence[Sequence[int]],
     *,
     numbers: Sequence[int | None] = NUMBERS,
     were_asked_before: bool = False,
     **settings: Any,
 ) -> list[Any]:
-    """Ask all questions at once with ``numbers`` of nodes that ``own`` drafts, while others are cancelled.
+    """Ask all questions at once with ``numbers`` of self-draft nodes, while others are cancelled.
     ``settings``: of the cluster. Returns the speculation statistics."""
     rng = random.Random(1)
     asked, alone = questions(prompts), await texts_alone(runner, prompts)

@@ -31,7 +31,7 @@ class Known:
     last: int = 0
     pending: Round | None = None
     early: Round | None = None  # sent before the verdict on the pending one
-    run_on: int = 0
+    num_autonomous: int = 0
     passes: int = 0  # since it began to wait
 
     def text(self, count: int) -> list[int]:

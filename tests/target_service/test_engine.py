@@ -100,7 +100,7 @@ def test_the_wait_of_a_round_begins_when_it_arrives_even_during_a_pass():
 def test_no_row_is_ever_fed_beyond_the_context(num_drafted, length):
     engine, verifier = opened([1] * (CONTEXT - 3))
     tokens = said([1] * (CONTEXT - 3), 1 + num_drafted)
-    engine.submit(A, Round(1, CONTEXT - 2, chain(tokens[1:]), run_on=50))
+    engine.submit(A, Round(1, CONTEXT - 2, chain(tokens[1:]), num_autonomous=50))
     run(engine)
     assert len(engine.texts[A]) == length
     for ids, tree in (entry for entries in verifier.passes for entry in entries):
@@ -146,7 +146,7 @@ def test_an_early_round_verifies_the_first_nodes_of_what_is_left_of_its_tree(max
     engine.submit(A, Round(1, 3, chain([TEXT[1]])))  # commits two tokens
     engine.submit(A, Round(2, 3, forked(), max_nodes=max_nodes))
     first, second = run(engine)
-    assert (first.round, first.base, first.accepted, first.dropped) == (1, 3, (0,), 0)
+    assert (first.round, first.base, first.accepted, first.dropped_round) == (1, 3, (0,), 0)
     assert verifier.passes[-1][0][1] == chain(TEXT[3 : 3 + len(accepted)])
     assert (second.round, second.base, second.accepted) == (2, 5, accepted), "nodes of the tree as it was sent"
     assert engine.texts[A] == [1, 2, *TEXT[: 4 + len(accepted)]]
@@ -158,7 +158,7 @@ def test_an_early_round_without_a_node_left_is_dropped_and_its_number_is_free(tr
     engine.submit(A, Round(1, 3))
     engine.submit(A, Round(2, 3, tree))
     [verdict] = run(engine)
-    assert (verdict.round, verdict.dropped) == (1, 2)
+    assert (verdict.round, verdict.dropped_round) == (1, 2)
     assert len(verifier.passes) == 2, "nothing was computed for it"
     engine.submit(A, Round(2, 4, chain([TEXT[2]])))
     assert [(verdict.round, verdict.accepted) for verdict in run(engine)] == [(2, (0,))]
@@ -168,7 +168,7 @@ def test_an_early_round_after_a_stop_token_is_dropped():
     engine, _ = opened(stop_token_ids=frozenset({TEXT[1]}))
     engine.submit(A, Round(1, 3))
     engine.submit(A, Round(2, 3, chain(TEXT[1:4])))
-    assert [verdict.dropped for verdict in run(engine)] == [2]
+    assert [verdict.dropped_round for verdict in run(engine)] == [2]
 
 
 def test_a_round_that_arrives_after_the_verdict_stands_without_a_node_left():
@@ -184,10 +184,10 @@ def test_an_early_round_may_arrive_during_the_pass_before_it():
     engine, _ = opened()
     engine.submit(A, Round(1, 3))
     [(_, first)] = engine.step(lambda: engine.submit(A, Round(2, 3, chain([wrong(TEXT[1]), 0]))))
-    assert (first.round, first.dropped) == (1, 2)
+    assert (first.round, first.dropped_round) == (1, 2)
     engine.submit(A, Round(2, 4))
     [(_, second)] = engine.step(lambda: engine.submit(A, Round(3, 4, chain(TEXT[2:5]))))
-    assert (second.round, second.dropped) == (2, 0)
+    assert (second.round, second.dropped_round) == (2, 0)
     assert [(verdict.round, verdict.accepted) for verdict in run(engine)] == [(3, (1, 2))]
 
 
@@ -206,7 +206,7 @@ def test_a_round_during_an_autonomous_pass_belongs_to_the_time_after_it():
     engine, _ = opened()
     opened(key=B, engine=engine)
     for key in (A, B):
-        engine.submit(key, Round(1, 3, run_on=9))
+        engine.submit(key, Round(1, 3, num_autonomous=9))
     engine.step()
 
     def look() -> None:
@@ -224,15 +224,15 @@ def test_a_round_during_an_autonomous_pass_belongs_to_the_time_after_it():
 
 def test_autonomous_decoding_ends_whatever_is_allowed(monkeypatch):
     """A peer that allowed 2^32 tokens and read none of them once filled the memory."""
-    monkeypatch.setattr("target_service.engine.MOST_RUN_ON", 6)
+    monkeypatch.setattr("target_service.engine.MAX_AUTONOMOUS", 6)
     engine, _ = opened()
-    engine.submit(A, Round(1, 3, run_on=2**32 - 1))
-    assert [verdict.run_on for verdict in run(engine)] == [6, 5, 4, 3, 2, 1, 0]
+    engine.submit(A, Round(1, 3, num_autonomous=2**32 - 1))
+    assert [verdict.num_autonomous_left for verdict in run(engine)] == [6, 5, 4, 3, 2, 1, 0]
 
 
 def test_autonomous_decoding_ends_at_a_stop_token_among_the_accepted():
     engine, _ = opened(stop_token_ids=frozenset({TEXT[1]}))
-    engine.submit(A, Round(1, 3, chain(TEXT[1:3]), run_on=9))
+    engine.submit(A, Round(1, 3, chain(TEXT[1:3]), num_autonomous=9))
     assert len(run(engine)) == 1
 
 
@@ -241,24 +241,24 @@ def test_a_held_stream_gets_no_autonomous_verdict():
     other = Key(2, 1)
     opened(key=other, engine=engine)
     for key in (A, other):
-        engine.submit(key, Round(1, 3, run_on=4))
+        engine.submit(key, Round(1, 3, num_autonomous=4))
     engine.hold(A.stream, True)
     assert sorted(key for key, _ in engine.step()) == [A, other], "what was asked for"
     assert [key for _ in range(4) for key, _ in engine.step()] == [other] * 4
     assert engine.idle
     engine.hold(A.stream, False)
-    assert [verdict.run_on for verdict in run(engine)] == [3, 2, 1, 0]
+    assert [verdict.num_autonomous_left for verdict in run(engine)] == [3, 2, 1, 0]
     assert engine.texts[A] == [1, 2, *TEXT[:6]]
 
 
 def test_verdicts_while_a_round_is_on_its_way_count_towards_its_allowance():
     engine, _ = opened()
-    engine.submit(A, Round(1, 3, run_on=9))
+    engine.submit(A, Round(1, 3, num_autonomous=9))
     for _ in range(4):
         engine.step()
-    engine.submit(A, Round(2, 5, run_on=6))  # sent when two had come
-    assert [(verdict.round, verdict.base, verdict.run_on) for verdict in run(engine)] == [
+    engine.submit(A, Round(2, 5, num_autonomous=6))  # sent when two had come
+    assert [(verdict.round, verdict.base, verdict.num_autonomous_left) for verdict in run(engine)] == [
         (2, 7 + number, 4 - number) for number in range(5)
     ]
-    engine.submit(A, Round(3, 5, run_on=6))
-    assert [verdict.run_on for verdict in run(engine)] == [0]
+    engine.submit(A, Round(3, 5, num_autonomous=6))
+    assert [verdict.num_autonomous_left for verdict in run(engine)] == [0]

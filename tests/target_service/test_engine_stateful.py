@@ -122,11 +122,11 @@ class TargetHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.known)
     @rule(
         data=st.data(),
-        run_on=st.sampled_from([0, 0, 0, 3, 8, 60]),
+        num_autonomous=st.sampled_from([0, 0, 0, 3, 8, 60]),
         max_nodes=st.sampled_from([0, 0, 1, 2, 4]),
         wrong=st.sampled_from([*[""] * 12, *"nnbdfp"]),
     )
-    def round(self, data, run_on, max_nodes, wrong) -> None:
+    def round(self, data, num_autonomous, max_nodes, wrong) -> None:
         key = data.draw(st.sampled_from(sorted(self.known)))
         known = self.known[key]
         base = max(known.spec.num_prompt_tokens, len(known.ids) - data.draw(st.sampled_from([0, 0, 0, 1, 2, 4])))
@@ -150,12 +150,12 @@ class TargetHistory(RuleBasedStateMachine):
             expected = InvalidArgument
         elif len(known.ids) >= CONTEXT or (tree and base + max(tree.depths) >= CONTEXT):
             expected = ContextExceeded
-        round_ = Round(number, base, tree, run_on, max_nodes)
+        round_ = Round(number, base, tree, num_autonomous, max_nodes)
         if self.tell(self.engine.submit, key, round_, expected):
             if known.pending is not None:
                 known.early = round_
             else:
-                known.pending, known.run_on, known.passes = round_, 0, 0
+                known.pending, known.num_autonomous, known.passes = round_, 0, 0
 
     @rule(data=st.data(), what=st.sampled_from([*["nothing"] * 5, "wait", "close", "stale", "stale", "drain"]))
     def seldom(self, data, what) -> None:
@@ -202,7 +202,7 @@ class TargetHistory(RuleBasedStateMachine):
         self.one_step(look)
 
     def one_step(self, look: Callable[[], None] = nothing) -> None:
-        waiting = {key for key, known in self.known.items() if known.pending is not None or known.run_on}
+        waiting = {key for key, known in self.known.items() if known.pending is not None or known.num_autonomous}
         results = list(self.engine.step(look))
         waiting &= self.known.keys()
         preempted = [key for key, result in results if isinstance(result, Preempted)]
@@ -249,9 +249,12 @@ class TargetHistory(RuleBasedStateMachine):
         expected = known.answer(tree_gave_way=is_short and not verdict.accepted)
         if known.pending is not None:
             num_autonomous = verdict.base - known.pending.base
-            known.last, known.run_on = known.pending.number, max(0, known.pending.run_on - num_autonomous)
+            known.last, known.num_autonomous = (
+                known.pending.number,
+                max(0, known.pending.num_autonomous - num_autonomous),
+            )
         else:
-            known.run_on -= 1
+            known.num_autonomous -= 1
         new = known.text(len(verdict.accepted) + 1)
         known.ids += new
         known.pending, known.passes = None, 0
@@ -263,11 +266,11 @@ class TargetHistory(RuleBasedStateMachine):
             else:
                 known.pending = known.early
             known.early = None
-            known.run_on = 0
+            known.num_autonomous = 0
         if ends:
-            known.run_on = 0
+            known.num_autonomous = 0
         assert dataclasses.replace(verdict, timings=expected.timings) == dataclasses.replace(
-            expected, run_on=known.run_on, dropped=dropped
+            expected, num_autonomous_left=known.num_autonomous, dropped_round=dropped
         )
 
     def end_by_itself(self, key: Key) -> None:
@@ -278,7 +281,7 @@ class TargetHistory(RuleBasedStateMachine):
     def every_open_sequence_is_counted_and_nothing_is_left_of_the_ended(self) -> None:
         load = self.engine.load
         assert load.live_sequences == len(self.known)
-        assert load.waiting_sequences == sum(k.pending is not None or k.run_on > 0 for k in self.known.values())
+        assert load.waiting_sequences == sum(k.pending is not None or k.num_autonomous > 0 for k in self.known.values())
         used, total = self.verifier.cache_use()
         assert 0 <= used <= total
         assert used <= sum(len(known.ids) for known in self.known.values())
@@ -287,7 +290,7 @@ class TargetHistory(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for _ in range(2000):
-            if not any(known.pending is not None or known.run_on for known in self.known.values()):
+            if not any(known.pending is not None or known.num_autonomous for known in self.known.values()):
                 break
             self.one_step()
         else:

@@ -9,8 +9,8 @@ import pytest
 
 from specdec.core.tree import ROOT, TokenTree
 from specdec.speculation.verification import descend
-from target_service.own.lookahead import Lookahead, Pool, Window, _random
-from target_service.own.own_trees import Growing, Passed
+from target_service.self_draft.lookahead import Lookahead, Pool, Window, _random
+from target_service.self_draft.trees import Growing, Passed
 from target_service.verifier import Decision
 
 

@@ -18,8 +18,8 @@ from specdec.server.step_loop import Key
 from target_service import reports
 from target_service.engine import TargetEngine
 from target_service.language_model import LmVerifier
-from target_service.own.own_trees import OwnTrees
-from target_service.own.recycling import Recycling
+from target_service.self_draft.recycling import Recycling
+from target_service.self_draft.trees import SelfDraftTrees
 from target_service.verifier import TargetOpen
 from tests.models.table_runner import TableRunner
 
@@ -105,7 +105,7 @@ def texts(opens: dict[Key, TargetOpen], verifier: LmVerifier, own: int = 0) -> t
                     bases[key] = result.base + len(result.accepted) + 1
         for key, base in bases.items():
             tree = TREE if opens[key].spec.keyed_by_token and number % 2 else EMPTY_TREE
-            engine.submit(key, Round(number, base, EMPTY_TREE if own else tree, own=own))
+            engine.submit(key, Round(number, base, EMPTY_TREE if own else tree, self_draft_nodes=own))
     for key in opens:
         engine.close(key)
     assert verifier.cache_use()[0] == 0
@@ -146,10 +146,12 @@ def test_what_raises_for_one_sequence_ends_that_one(
 @pytest.mark.parametrize("verb", ["guess", "learn"])
 def test_a_text_for_which_its_own_drafter_raises_goes_on_without_it(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def verifier() -> LmVerifier:
-        return LmVerifier(TableRunner(vocab_size=VOCAB), OwnTrees(Recycling(VOCAB)))
+        return LmVerifier(TableRunner(vocab_size=VOCAB), SelfDraftTrees(Recycling(VOCAB)))
 
     opens = {
-        Key(1, i): TargetOpen(SequenceSpec((1 + i, 2, 3), 3, SamplingParams(0.5), i, cache_salt=bytes([i])), max_own=8)
+        Key(1, i): TargetOpen(
+            SequenceSpec((1 + i, 2, 3), 3, SamplingParams(0.5), i, cache_salt=bytes([i])), max_self_draft_nodes=8
+        )
         for i in range(3)
     }
     plain, _ = texts(opens, verifier())

@@ -10,8 +10,8 @@ import torch
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.sampling.state import SamplingState
-from target_service.own.own_trees import Growing, OwnTrees, Passed
-from target_service.own.recycling import Recycling
+from target_service.self_draft.recycling import Recycling
+from target_service.self_draft.trees import Growing, Passed, SelfDraftTrees
 from target_service.verifier import Decision
 
 VOCAB = 12
@@ -23,20 +23,22 @@ def logits(*likeliest: int) -> list[float]:
     return [float(VOCAB - likeliest.index(token)) if token in likeliest else 0.0 for token in range(VOCAB)]
 
 
-def passed(own: OwnTrees, memory: Any, ids: list[int], tree: TokenTree, rows: list[list[float]], *nodes: int) -> None:
+def passed(
+    own: SelfDraftTrees, memory: Any, ids: list[int], tree: TokenTree, rows: list[list[float]], *nodes: int
+) -> None:
     """Tell of a pass over the root and the tree, of which ``nodes`` were accepted."""
     outputs: Any = SimpleNamespace(logits=torch.tensor(rows))
     own.learn(Passed(memory, CACHE, ids, len(ids) - 1, None, tree, outputs, Decision(nodes, 0)))
 
 
-def next_tree(own: OwnTrees, memory: Any, ids: list[int], num: int, temperature: float = 0.0) -> TokenTree:
+def next_tree(own: SelfDraftTrees, memory: Any, ids: list[int], num: int, temperature: float = 0.0) -> TokenTree:
     spec = SequenceSpec(ids, len(ids), SamplingParams(temperature), 1, Method.COUPLED)
     [tree] = own.grow([Growing(memory, CACHE, SamplingState(spec), ids, num)])
     return tree
 
 
 def test_a_tree_has_the_likeliest_tokens_after_each_of_its_tokens():
-    own = OwnTrees(Recycling(VOCAB), [[0], [1], [0, 0], [0, 1], [1, 0]])
+    own = SelfDraftTrees(Recycling(VOCAB), [[0], [1], [0, 0], [0, 1], [1, 0]])
     memory = own.open(b"")
     assert next_tree(own, memory, [3], 8) == EMPTY_TREE  # nothing is known
     tree = TokenTree((5, 6), (-1, -1))
@@ -47,7 +49,7 @@ def test_a_tree_has_the_likeliest_tokens_after_each_of_its_tokens():
 
 
 def test_of_equal_tokens_in_a_pass_that_of_the_text_counts():
-    own = OwnTrees(Recycling(VOCAB), [[0]])
+    own = SelfDraftTrees(Recycling(VOCAB), [[0]])
     memory = own.open(b"")
     twice = TokenTree((4, 4), (-1, 0))
     passed(own, memory, [3], twice, [logits(4), logits(6), logits(8)], 0)  # the second one is rejected
@@ -55,7 +57,7 @@ def test_of_equal_tokens_in_a_pass_that_of_the_text_counts():
 
 
 def test_a_row_with_nan_is_not_learnt():
-    own = OwnTrees(Recycling(VOCAB), [[0]])
+    own = SelfDraftTrees(Recycling(VOCAB), [[0]])
     memory = own.open(b"")
     passed(own, memory, [3], EMPTY_TREE, [logits(4)])
     passed(own, memory, [3], EMPTY_TREE, [[float("nan")] * VOCAB])
@@ -63,7 +65,7 @@ def test_a_row_with_nan_is_not_learnt():
 
 
 def test_sequences_of_a_salt_share_what_is_learnt_and_the_oldest_salt_is_forgotten():
-    own = OwnTrees(Recycling(VOCAB), [[0]])
+    own = SelfDraftTrees(Recycling(VOCAB), [[0]])
     passed(own, own.open(b"a"), [3], EMPTY_TREE, [logits(4)])
     assert next_tree(own, own.open(b"a"), [3], 1)
     assert not next_tree(own, own.open(b"b"), [3], 1)
@@ -74,7 +76,7 @@ def test_sequences_of_a_salt_share_what_is_learnt_and_the_oldest_salt_is_forgott
 
 def test_coupled_guesses_have_the_noise_of_the_draw():
     """At equal logits each position has guesses of its own."""
-    own = OwnTrees(Recycling(VOCAB), [[0]])
+    own = SelfDraftTrees(Recycling(VOCAB), [[0]])
     memory = own.open(b"")
     passed(own, memory, [3], EMPTY_TREE, [logits()])
     firsts = {next_tree(own, memory, [3] * length, 1, 1.0).token_ids for length in range(1, 30)}

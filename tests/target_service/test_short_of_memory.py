@@ -12,7 +12,7 @@ from specdec.core.rounds import Round, Verdict
 from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.step_loop import Key
-from target_service.engine import MOST_RUN_ON, TargetEngine
+from target_service.engine import MAX_AUTONOMOUS, TargetEngine
 from target_service.verifier import TargetOpen
 
 TABLE = Table()
@@ -68,7 +68,7 @@ def crowd(preemptions: list[int]) -> tuple[TargetEngine, list[Key]]:
     keys = [open_(engine, number, num_preemptions=count) for number, count in enumerate(preemptions)]
     step(engine)
     for key in keys:
-        engine.submit(key, Round(1, 11, run_on=MOST_RUN_ON))
+        engine.submit(key, Round(1, 11, num_autonomous=MAX_AUTONOMOUS))
     for _ in range(32):
         assert all(isinstance(result, Verdict) for result in step(engine).values())
     return engine, keys

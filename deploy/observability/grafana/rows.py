@@ -155,16 +155,16 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             width=6,
         ),
         Panel(
-            "Draft, lookup or head? Accepted tokens",
-            "Lookup: accepted tokens that prompt lookup proposed. Head: those of the targets' own heads.",
+            "Draft, lookup or self-draft? Accepted tokens",
+            "Lookup: accepted tokens that prompt lookup proposed. Self-draft: those that targets drafted themselves.",
             (
                 Query(
                     f"{ACCEPTED} - sum(rate(specdec_lookup_accepted_tokens_total[{RATE}]))"
-                    f" - sum(rate(specdec_head_accepted_tokens_total[{RATE}]))",
+                    f" - sum(rate(specdec_self_draft_accepted_tokens_total[{RATE}]))",
                     "draft",
                 ),
                 Query(f"sum(rate(specdec_lookup_accepted_tokens_total[{RATE}]))", "lookup"),
-                Query(f"sum(rate(specdec_head_accepted_tokens_total[{RATE}]))", "head"),
+                Query(f"sum(rate(specdec_self_draft_accepted_tokens_total[{RATE}]))", "self-draft"),
             ),
             "ops",
             stacked=True,

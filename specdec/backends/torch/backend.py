@@ -12,8 +12,8 @@ from specdec.backends.base import BYTES_PER_LOGIT
 from specdec.backends.linears import is_linear
 from specdec.backends.torch.draw import TorchDraw
 from specdec.backends.torch.gathered_attention import GatheredAttention
+from specdec.backends.torch.model_code import ModelCode
 from specdec.backends.torch.onednn_linear import PackedLinear, pack_linears
-from specdec.backends.torch.own_code import OwnCode
 from specdec.core.sequence import Draw
 from specdec.passes.rows import PassRows
 
@@ -36,9 +36,9 @@ class TorchBackend:
         self.logits_per_call = logits_per_call or _logits_per_call(device)
         self._draw = TorchDraw(self.logits_per_call)
 
-    def take(self, model: PreTrainedModel, vocab_size: int, context_length: int) -> OwnCode:
+    def take(self, model: PreTrainedModel, vocab_size: int, context_length: int) -> ModelCode:
         pack_linears(model)
-        return OwnCode(model, vocab_size)
+        return ModelCode(model, vocab_size)
 
     def pack(self, module: torch.nn.Module) -> None:
         pack_linears(module)

@@ -78,9 +78,9 @@ def test_a_row_is_the_median_speed_and_the_sum_of_the_statistics():
         num_draft_tokens=12,
         num_accepted_tokens=6,
         num_bonuses=1,
-        num_bonuses_foreseen=1,
+        num_bonus_hits=1,
         num_corrections_per_pos=[1, 1],
-        num_corrections_foreseen_per_pos=[0, 1],
+        num_correction_hits_per_pos=[0, 1],
         num_drafts_on_time=3,
         num_received_nodes=32,
         elapsed_us=40_000,
@@ -89,9 +89,7 @@ def test_a_row_is_the_median_speed_and_the_sum_of_the_statistics():
         target_pass_us=24_000,
         target_sample_us=3_200,
     )
-    other = SpeculationStats(
-        num_rounds=5, num_corrections_per_pos=[0, 0, 2], num_corrections_foreseen_per_pos=[0, 0, 1]
-    )
+    other = SpeculationStats(num_rounds=5, num_corrections_per_pos=[0, 0, 2], num_correction_hits_per_pos=[0, 0, 1])
     runs = [Run(10, 1.0, (told,)), Run(10, 2.0, (other,)), Run(10, 5.0, ())]
     row = Row.of("table", 0.0, "0 ms", 0.0, "ahead", runs)
     assert (row.tokens_per_s, row.on_time, row.drafts_per_round, row.unused_nodes_per_round) == (5.0, 0.75, 0.4, 2.0)

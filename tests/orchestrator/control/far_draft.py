@@ -204,8 +204,8 @@ class NearTarget:
             tuple(accepted),
             token,
             timings,
-            run_on=self._unasked,
-            dropped=dropped,
+            num_autonomous_left=self._unasked,
+            dropped_round=dropped,
         )
         return verdict, RoundRecord.of(proposal, verdict, exchange)
 

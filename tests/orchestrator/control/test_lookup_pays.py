@@ -108,7 +108,7 @@ def decoded(
         sequence.num_committed += len(committed)
         sequence.remaining -= len(committed)
         outcome.num_tokens += len(committed)
-        verdict = Verdict(number, 0, tuple(range(right)), committed[-1], timings, run_on=autonomous)
+        verdict = Verdict(number, 0, tuple(range(right)), committed[-1], timings, num_autonomous_left=autonomous)
         exchange = Exchange(round_trip_s, num_live=place.sequences)
         controller.observe(RoundRecord.of(Proposal(tree, source if tree else None, drafting), verdict, exchange))
     return outcome

@@ -42,13 +42,13 @@ def _nothing_is_verified_among_autonomous_tokens(monkeypatch: pytest.MonkeyPatch
     ask = TargetClient._next
 
     async def checked(
-        client: TargetClient, lane: Any, sequence: Any, tree: Any, run_on: int, after_s: Any, own: int
+        client: TargetClient, lane: Any, sequence: Any, tree: Any, num_autonomous: int, after_s: Any, own: int
     ) -> Any:
-        assert not (tree and run_on)
+        assert not (tree and num_autonomous)
         if tree and client._rounds:
             [sent] = client._rounds
             assert sent.tree.descend(sequence.ids[sent.base :]).prefix(sent.max_nodes) == tree, "what was sent early"
-        return await ask(client, lane, sequence, tree, run_on, after_s, own)
+        return await ask(client, lane, sequence, tree, num_autonomous, after_s, own)
 
     monkeypatch.setattr(TargetClient, "_next", checked)
 

@@ -103,10 +103,10 @@ async def test_during_autonomous_verdicts_the_draft_begins_and_nothing_is_verifi
     draft = FakeDraft()
     sequence, speculation = flying(draft)
     commit(sequence, 6)
-    speculation.advance(sequence, plan(0, 2), Verdict(1, 4, (), 6, run_on=1))
+    speculation.advance(sequence, plan(0, 2), Verdict(1, 4, (), 6, num_autonomous_left=1))
     assert (draft.budgets[-1], draft.in_flight[-1]) == (Budget(0, 5, 20), EMPTY_TREE)
     proposal = await speculation.next(sequence)
-    assert (proposal.tree, proposal.drafting.hit) == (EMPTY_TREE, None), "though [7] is there"
+    assert (proposal.tree, proposal.drafting.arrived) == (EMPTY_TREE, None), "though [7] is there"
     commit(sequence, 7)
     draft.pushed = [Growth(2, 4, (), chain([7, 3, 4]), None)]
     speculation.advance(sequence, plan(0, 2))

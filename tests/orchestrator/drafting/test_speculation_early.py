@@ -67,7 +67,7 @@ async def test_what_stands_is_verified_next_and_told_to_the_draft(committed, lef
     assert draft.budgets[-1].max_nodes == 0, "no more is waited for"
     proposal = await speculation.next(sequence)
     assert proposal.tree == chain(left)
-    assert proposal.drafting.hit
+    assert proposal.drafting.arrived
     assert proposal.drafting.waited_s is None
 
 
@@ -92,7 +92,9 @@ async def test_after_one_that_came_too_late_and_has_nothing_left_the_round_does_
     assert draft.budgets[-1].max_nodes == 0
 
 
-@pytest.mark.parametrize("verdict", [replace(VERDICT, dropped=2), replace(VERDICT, round=0)], ids=["dropped", "open"])
+@pytest.mark.parametrize(
+    "verdict", [replace(VERDICT, dropped_round=2), replace(VERDICT, round=0)], ids=["dropped", "open"]
+)
 async def test_where_it_was_dropped_or_the_target_opened_anew_all_is_as_ever(verdict):
     sequence, speculation, draft = await flying()
     speculation.next_round(sequence)

@@ -52,7 +52,7 @@ async def test_a_draft_that_grows_ahead_hears_of_a_doubtful_proposal_and_what_it
     speculation.advance(sequence, plan(2, lookup=0))
     assert (draft.budgets, draft.in_flight) == ([Budget(0, 6, 20)], [chain([3, 4, 5])])
     proposal = await speculation.next(sequence)
-    assert (proposal.tree, proposal.drafting.hit) == (chain([3, 4, 5]), None), "no tree of the draft was there"
+    assert (proposal.tree, proposal.drafting.arrived) == (chain([3, 4, 5]), None), "no tree of the draft was there"
     pushed = chain([3, 4, 5, 7]).merge(chain([3, 8, 1, 2]))
     draft.pushed = [Growth(1, sequence.base, (), pushed, None)]
     commit(sequence, 3, 8)

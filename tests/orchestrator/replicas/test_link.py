@@ -110,8 +110,8 @@ async def test_opens_are_written_when_they_are_sent_not_all_in_one_turn() -> Non
 async def test_a_neighbours_round_does_not_wait_for_a_long_open() -> None:
     async with Running() as running:
         short, long = running.open(3), running.open(1_000_000)
-        short.send(target_pb2.Round(sequence=short.sequence, round=1), 1)
-        long.send(target_pb2.Round(sequence=long.sequence, round=1), 1)
+        short.send(target_pb2.Round(sequence=short.sequence, number=1), 1)
+        long.send(target_pb2.Round(sequence=long.sequence, number=1), 1)
         frames = await running.quiet()
         said = [(frame.rounds[0].sequence, number) for number, frame in enumerate(frames) if frame.rounds]
         assert said == [(short.sequence, 0), (long.sequence, len(frames) - 1)]
@@ -269,7 +269,7 @@ def test_a_replica_that_is_heard_but_hears_nothing_is_left(
         mine, other = link.lane(), link.lane()
         spec = common_pb2.SequenceSpec(token_ids=range(num_ids))
         other.open([target_pb2.TargetOpen(sequence=other.sequence, spec=spec)], 99)
-        mine.send(target_pb2.Round(sequence=mine.sequence, round=1), 1)
+        mine.send(target_pb2.Round(sequence=mine.sequence, number=1), 1)
         waiting = asyncio.create_task(mine.receive())
         with pytest.raises(WatchdogFired, match="does not know what it was told") as fired:
             await link.run()

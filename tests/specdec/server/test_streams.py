@@ -159,7 +159,7 @@ async def test_a_stream_that_reads_nothing_is_decoded_no_further():
         yield target_pb2.VerifyRequest(opens=opens, rounds=[])
         while engine.load.passes < 1:
             await asyncio.sleep(0.001)
-        yield target_pb2.VerifyRequest(rounds=[target_pb2.Round(sequence=1, round=1, base=4, run_on=1 << 31)])
+        yield target_pb2.VerifyRequest(rounds=[target_pb2.Round(sequence=1, number=1, base=4, num_autonomous=1 << 31)])
         await asyncio.Event().wait()
 
     stream = server.serve(frames())

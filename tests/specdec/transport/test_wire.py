@@ -151,7 +151,7 @@ def dist(ids, weights):
 MALFORMED_TREES = [
     (dict(parents=[-1]), "no token_ids"),
     (dict(draft_probs=[dist([1], [1])]), "no token_ids"),
-    (dict(sure=[1]), "no token_ids"),
+    (dict(confidence=[1]), "no token_ids"),
     (dict(token_ids=[VOCAB]), "vocabulary"),
     (dict(token_ids=[1, 2], parents=[-1]), "parents"),
     (dict(token_ids=[1], parents=[-1, 0]), "parents"),
@@ -159,7 +159,7 @@ MALFORMED_TREES = [
     (dict(token_ids=[1], parents=[-2]), r"parents[0]"),
     (dict(token_ids=[1, 1], parents=[-1, -1]), "sibling"),
     (dict(token_ids=[1, 2], draft_probs=[dist([1], [1])]), "draft_probs"),
-    (dict(token_ids=[1, 2], sure=[1]), "1 confidence"),
+    (dict(token_ids=[1, 2], confidence=[1]), "1 confidence"),
 ]
 MALFORMED_DISTRIBUTIONS = [
     (dist([1, 2], [1]), "weights"),
@@ -195,7 +195,7 @@ def test_a_malformed_tree_is_refused_by_field(fields, field, words):
 
 
 def test_the_smallest_fp16_weight_and_any_confidence_are_accepted():
-    newer = common_pb2.TokenTree(token_ids=[1, 2], sure=[3, 99])
+    newer = common_pb2.TokenTree(token_ids=[1, 2], confidence=[3, 99])
     assert wire.read_tree(sent(newer), VOCAB).confidence == (3, 15), "a hint is no reason to refuse a tree"
     smallest = struct.unpack("e", b"\x01\x00")[0]
     message = common_pb2.TokenTree(token_ids=[1], draft_probs=[dist([1, 2], [smallest, 1])])

@@ -14,7 +14,7 @@ import transformers as hf
 from torch import Tensor
 
 from specdec.backends.avx512.decoder_pass import DecoderPass
-from specdec.backends.torch.own_code import OwnCode
+from specdec.backends.torch.model_code import ModelCode
 from specdec.passes.outputs import RowOutputs
 from specdec.runner.model_runner import ModelRunner
 from tests.specdec.backends.avx512.common_layers import (
@@ -60,7 +60,7 @@ def by_its_own_code(model: Any, monkeypatch: Any) -> ModelRunner:
     with monkeypatch.context() as patch:
         patch.setattr("specdec.backends.avx512.backend.in_one_call", lambda *_: None)
         runner, call = with_call(model)
-    assert isinstance(call, OwnCode)
+    assert isinstance(call, ModelCode)
     return runner
 
 
@@ -173,11 +173,11 @@ def test_a_model_that_does_more_around_its_layers_is_called_by_its_own_code(chan
     change(model)
     runner, call = with_call(model)
     assert num_taken(runner) == 4, "its layers are of the common kind all the same"
-    assert isinstance(call, OwnCode)
+    assert isinstance(call, ModelCode)
 
 
 def test_consecutive_layers_are_computed_by_the_first_and_a_model_with_another_layer_by_its_own_code() -> None:
     runner, call = with_call(model_of(lambda: hf.SmolLM3Config(**SHAPE, no_rope_layers=[1, 1, 0, 1])))
-    assert isinstance(call, OwnCode)
+    assert isinstance(call, ModelCode)
     led = [getattr(layer, "num_led", None) for layer in runner.model.model.layers]  # type: ignore[operator, union-attr]
     assert led == [2, 0, None, 1]

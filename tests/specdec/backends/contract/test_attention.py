@@ -236,12 +236,12 @@ def test_the_layout_of_tensors_does_not_matter_and_padding_becomes_zero(name: st
     layer = pool.store.layer(0, *inputs[1:])
     before = [tensor.clone() for tensor in layer]
     padded = [torch.cat([tensor, torch.full_like(tensor[:1], torch.nan).expand(5, -1, -1)]) for tensor in inputs]
-    by_head = [tensor.transpose(0, 1).contiguous()[None] for tensor in padded]
+    self_drafts = [tensor.transpose(0, 1).contiguous()[None] for tensor in padded]
     together = torch.cat(padded, 1)[None].transpose(1, 2)
     for views in (
         [tensor[None].transpose(1, 2) for tensor in padded],
-        by_head,
-        [tensor.repeat_interleave(2, 2)[:, :, ::2] for tensor in by_head],
+        self_drafts,
+        [tensor.repeat_interleave(2, 2)[:, :, ::2] for tensor in self_drafts],
         together.split([tensor.shape[1] for tensor in padded], 1),
     ):
         packed, module = pool.packed(feds), SimpleNamespace(layer_idx=0)

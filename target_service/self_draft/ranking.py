@@ -11,7 +11,7 @@ from specdec.core.device import indices, numbers
 from specdec.core.noise import Domain, Key, exponentials_at
 from specdec.core.sequence import Draw
 from specdec.sampling.confidence import confidence_of
-from target_service.own.own_trees import NO_GUESSES, Guesses
+from target_service.self_draft.trees import NO_GUESSES, Guesses
 
 _POSSIBLE = 256
 """Tokens of a row that get noise. One behind them hardly ever wins."""

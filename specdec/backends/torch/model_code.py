@@ -20,7 +20,7 @@ from specdec.passes.outputs import PassOutputs
 from specdec.passes.rows import rounded
 
 
-class OwnCode:
+class ModelCode:
     """See specdec.backends.base.ModelCall."""
 
     goes_on = False

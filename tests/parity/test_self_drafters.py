@@ -20,9 +20,9 @@ from target_service.heads.checkpoint import read_head
 from target_service.heads.medusa import Medusa
 from target_service.heads.redrafter import ReDrafter
 from target_service.language_model import LmVerifier
-from target_service.own.by_name import own_drafter
-from target_service.own.choices import nodes_of
-from target_service.own.own_trees import Growing, Guesses, OwnDrafter, OwnTrees, Passed
+from target_service.self_draft.by_name import self_drafter
+from target_service.self_draft.choices import nodes_of
+from target_service.self_draft.trees import Growing, Guesses, Passed, SelfDrafter, SelfDraftTrees
 from tests.parity.written_heads import (
     HIDDEN,
     Text,
@@ -54,30 +54,30 @@ def redrafter(runner: ModelRunner, folder: Path) -> ReDrafter:
 @pytest.fixture(
     params=["Medusa", "Medusa's choices", "Medusa of NaN", "ReDrafter", "ReDrafter of NaN", "recycling", "lookahead"]
 )
-def drafting(request: pytest.FixtureRequest, target_runner: ModelRunner, tmp_path: Path) -> Iterator[OwnDrafter]:
+def drafting(request: pytest.FixtureRequest, target_runner: ModelRunner, tmp_path: Path) -> Iterator[SelfDrafter]:
     name, tensors = request.param, medusa_weights()
     if name == "Medusa of NaN":
         tensors["1.0.linear.weight"][3, 3] = float("nan")
-    found: OwnDrafter
+    found: SelfDrafter
     if name.startswith("Medusa"):
         head = medusa(target_runner, written(tmp_path, tensors))
-        found = OwnTrees(head, CHOICES if name == "Medusa's choices" else ())
+        found = SelfDraftTrees(head, CHOICES if name == "Medusa's choices" else ())
     elif name.startswith("ReDrafter"):
         tensors = redrafter_weights()
         if name == "ReDrafter of NaN":
             tensors["rnn_u.weight"][3, 3] = float("nan")
-        found = OwnTrees(redrafter(target_runner, written(tmp_path, tensors)))
+        found = SelfDraftTrees(redrafter(target_runner, written(tmp_path, tensors)))
     else:
-        found = own_drafter(name if name == "recycling" else "lookahead:3,4,2", target_runner.info.vocab_size)
+        found = self_drafter(name if name == "recycling" else "lookahead:3,4,2", target_runner.info.vocab_size)
     yield found
     remove_taps(found)
 
 
 async def test_the_text_is_the_targets_whatever_drafts_beside_it(
-    drafting: OwnDrafter, target_runner: ModelRunner, prompts: list[list[int]], request: pytest.FixtureRequest
+    drafting: SelfDrafter, target_runner: ModelRunner, prompts: list[list[int]], request: pytest.FixtureRequest
 ):
     told = await texts_are_the_targets(target_runner, drafting, prompts)
-    num_drafted = sum(each.num_head_tokens for each in told)
+    num_drafted = sum(each.num_self_draft_tokens for each in told)
     if request.node.callspec.params["drafting"] == "ReDrafter of NaN":
         assert num_drafted == 0  # it reads its own state from the first step on
     else:
@@ -115,7 +115,7 @@ def test_a_truthful_head_is_accepted_to_its_depth(
     while len(plain.ids) < 60:
         plain.step()
     plain.verifier.close(plain.memory)
-    own = OwnTrees(Oracle(plain.ids), choices)
+    own = SelfDraftTrees(Oracle(plain.ids), choices)
     text = Text(LmVerifier(target_runner, own), prompts[0][:12], 5, temperature)
     text.step()
     while len(text.ids) < 40:
@@ -229,9 +229,9 @@ def test_a_static_tree_has_the_guesses_of_its_ranks(
 ):
     files = read_head(written(tmp_path, medusa_weights(), {"medusa_choices": CHOICES}))
     head = Medusa(files, target_runner.model, 4096, target_runner.backend, target_runner.tap((8,)))
-    text = Text(LmVerifier(target_runner, OwnTrees(head, files.choices)), prompts[0][:12], 40)
+    text = Text(LmVerifier(target_runner, SelfDraftTrees(head, files.choices)), prompts[0][:12], 40)
     text.step()
-    state = text.memory.own.of_head.state
+    state = text.memory.self_draft.of_head.state
     text.step()
     tree = text.trees[-1]
     best = [head.logits(state[None], depth)[0].double().topk(10).indices.tolist() for depth in range(3)]
@@ -258,7 +258,7 @@ def test_a_head_of_the_last_state_of_another_model_is_refused(target_runner: Mod
 
 def test_what_is_recycled_stays_with_its_salt(target_runner: ModelRunner, prompts: list[list[int]]):
     """Else times would tell the texts of others."""
-    own = own_drafter("recycling", target_runner.info.vocab_size)
+    own = self_drafter("recycling", target_runner.info.vocab_size)
     verifier = LmVerifier(target_runner, own)
     first = Text(verifier, prompts[0][:12], 4)
     for _ in range(12):
@@ -271,7 +271,7 @@ def test_what_is_recycled_stays_with_its_salt(target_runner: ModelRunner, prompt
 def test_a_method_that_is_not_possible_is_refused():
     for name in ("lookahead:1,3,4", "lookahead:4,2,4", "lookahead:4,3,0", "lookahead:15,5,15", "lookahead:1,2", "else"):
         with pytest.raises(ValueError, match="lookahead"):
-            own_drafter(name, 100)
+            self_drafter(name, 100)
 
 
 def test_rows_of_padding_that_repeat_a_token_are_left_out(target_runner: ModelRunner, tmp_path: Path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.control.cost_model import CostModel
-from orchestrator.control.own_length import PROBE_EVERY, PROBE_ROUNDS, START_NODES, OwnLength
+from orchestrator.control.self_draft_length import PROBE_EVERY, PROBE_ROUNDS, START_NODES, SelfDraftLength
 from orchestrator.rounds import Exchange, Proposal, RoundRecord, Source
 from specdec.core.rounds import Timings
 from specdec.core.tree import TokenTree
@@ -14,15 +14,17 @@ GOOD = [1.0, 1.8, 2.4, 2.9, 3.3, 3.6, 3.8, 4.0, 4.1]
 BAD = [1.0 + 0.02 * number for number in range(9)]
 
 
-def after_rounds(row_us: int, node_us: int, pass_us: int = 10_000, expected: float = 0.0) -> OwnLength:
+def after_rounds(row_us: int, node_us: int, pass_us: int = 10_000, expected: float = 0.0) -> SelfDraftLength:
     """The policy once it has seen rounds of 0 to 8 nodes, in which a row and a drafted node take so long. No node was
     accepted, of ``expected``."""
     costs = CostModel()
-    policy = OwnLength(costs, 8)
+    policy = SelfDraftLength(costs, 8)
     for number in (0, 3, 0, 8, 0, 1, 5) * 6:
         tree = TokenTree.chain(range(number))
-        timings = Timings(pass_us=pass_us + row_us * number, rows=1 + number, sequences=1, own_us=node_us * number)
-        proposal = Proposal(tree, Source.HEAD if number else None)
+        timings = Timings(
+            pass_us=pass_us + row_us * number, rows=1 + number, sequences=1, self_draft_us=node_us * number
+        )
+        proposal = Proposal(tree, Source.SELF_DRAFT if number else None)
         record = RoundRecord(1, 5, proposal, (), timings, exchange=Exchange())
         costs.observe(record)
         policy.observe(record, expected)
@@ -30,8 +32,8 @@ def after_rounds(row_us: int, node_us: int, pass_us: int = 10_000, expected: flo
 
 
 def test_at_first_a_few_nodes_are_tried():
-    assert OwnLength(CostModel(), 8).choose(GOOD) == (START_NODES, 0.0)
-    assert OwnLength(CostModel(), 2).choose(GOOD) == (2, 0.0)
+    assert SelfDraftLength(CostModel(), 8).choose(GOOD) == (START_NODES, 0.0)
+    assert SelfDraftLength(CostModel(), 2).choose(GOOD) == (2, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_a_method_of_which_less_comes_true_than_its_ranks_promise_is_not_used():
 
 
 def test_a_method_with_trees_of_one_size_has_that_size_or_none():
-    assert OwnLength(CostModel(), 8).choose([1.0] * 20, only=15) == (15, 0.0)
+    assert SelfDraftLength(CostModel(), 8).choose([1.0] * 20, only=15) == (15, 0.0)
     assert after_rounds(0, 0).choose([1.0 + 0.1 * number for number in range(16)], only=15)[0] == 15
     policy = after_rounds(2_000, 1_000)
     drafted = set()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 
-from target_service.own.lookahead import Lookahead
-from target_service.own.own_trees import OwnDrafter, OwnTrees
-from target_service.own.recycling import Recycling
+from target_service.self_draft.lookahead import Lookahead
+from target_service.self_draft.recycling import Recycling
+from target_service.self_draft.trees import SelfDrafter, SelfDraftTrees
 
 
-def own_drafter(name: str, vocab_size: int) -> OwnDrafter:
+def self_drafter(name: str, vocab_size: int) -> SelfDrafter:
     """``recycling``, ``lookahead`` or ``lookahead:W,N,G``. Raises ValueError for anything else."""
     if name == Recycling.kind:
-        return OwnTrees(Recycling(vocab_size))
+        return SelfDraftTrees(Recycling(vocab_size))
     if (found := re.fullmatch(r"lookahead(?::(\d+),(\d+),(\d+))?", name)) is None:
         raise ValueError(f"{name} is neither recycling nor lookahead:W,N,G with three numbers")
     return Lookahead(*map(int, found.groups())) if found[1] else Lookahead()

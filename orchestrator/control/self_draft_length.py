@@ -12,7 +12,7 @@ from orchestrator.control.cost_model import CostModel, Line
 from orchestrator.rounds import RoundRecord, Source
 
 START_NODES = 3
-"""Nodes of an own tree while nothing is known of its costs."""
+"""Nodes of a self-draft while nothing is known of its costs."""
 
 PROBE_EVERY, PROBE_ROUNDS = 48, 3
 """Where the head does not pay, every so many rounds so many are drafted by it."""
@@ -25,19 +25,19 @@ _MEMORY_ROUNDS, _PRIOR_TOKENS = 500, 50.0
 is about the method: what is about one text, its acceptance knows."""
 
 
-class OwnLength:
+class SelfDraftLength:
     """The policy for all sequences of one orchestrator, where targets draft by themselves."""
 
     def __init__(self, costs: CostModel, most: int) -> None:
-        """``most``: nodes of an own tree at most."""
+        """``most``: nodes of a self-draft at most."""
         self.costs, self.most = costs, most
         self._drafting = Line(0.2)
         self._num_rounds = 0
-        self._accepted = self._expected = 0.0  # tokens of own trees
+        self._accepted = self._expected = 0.0  # tokens of self-drafts
 
     def choose(self, expected: Sequence[float], only: int = 0) -> tuple[int, float]:
-        """The nodes of the next own trees, and their goodput in tokens per second (0: not known). ``expected``: tokens
-        of a round by the number of nodes. ``only``: the number of nodes that a method always has; 0: any."""
+        """The nodes of the next self-drafts, and their goodput in tokens per second (0: not known). ``expected``:
+        tokens of a round by the number of nodes. ``only``: the number of nodes that a method always has; 0: any."""
         costs, first = self.costs, only or min(START_NODES, self.most)
         if not (costs.target_known and self._drafting.known):
             return first, 0.0
@@ -53,8 +53,8 @@ class OwnLength:
 
     @property
     def _came_true(self) -> float:
-        """The share of what was expected of own trees that was accepted. The chances of ranks are those of one kind of
-        tree, and methods differ in theirs."""
+        """The share of what was expected of self-drafts that was accepted. The chances of ranks are those of one kind
+        of tree, and methods differ in theirs."""
         return (self._accepted + _PRIOR_TOKENS) / (self._expected + _PRIOR_TOKENS)
 
     def _seconds(self, number: int) -> float:
@@ -67,7 +67,7 @@ class OwnLength:
         accepted tokens."""
         self._num_rounds += 1
         timings = record.timings
-        if record.proposal.source is Source.HEAD:
-            self._drafting.observe(record.num_nodes * timings.sequences, max(1, timings.own_us) / 1e6)
+        if record.proposal.source is Source.SELF_DRAFT:
+            self._drafting.observe(record.num_nodes * timings.sequences, max(1, timings.self_draft_us) / 1e6)
             self._accepted += len(record.accepted) - self._accepted / _MEMORY_ROUNDS
             self._expected += expected - self._expected / _MEMORY_ROUNDS

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
 from specdec.sampling.state import NO_TOKEN
-from target_service.own.own_trees import Growing, Passed
-from target_service.verifier import MOST_OWN_NODES
+from target_service.self_draft.trees import Growing, Passed
+from target_service.verifier import MAX_SELF_DRAFT_NODES
 
 Gram = tuple[int, ...]
 
@@ -59,7 +59,7 @@ class Window:
 
 
 class Lookahead:
-    """See target_service.own.own_trees.OwnDrafter. ``width``, ``length``, ``candidates``: W, N and G of the paper."""
+    """See self_draft/trees.py, SelfDrafter. ``width``, ``length``, ``candidates``: W, N and G of the paper."""
 
     kind = "lookahead"
     taps = None
@@ -71,9 +71,9 @@ class Lookahead:
         self._width, self._length, self._candidates = width, length, candidates
         self._num_window = width - 1 + width * (length - 2)
         self.num_nodes = self._num_window + candidates * (length - 1)
-        if self.num_nodes > MOST_OWN_NODES:
+        if self.num_nodes > MAX_SELF_DRAFT_NODES:
             raise ValueError(
-                f"lookahead verifies {self.num_nodes} nodes with this W, N and G; at most {MOST_OWN_NODES}"
+                f"lookahead verifies {self.num_nodes} nodes with this W, N and G; at most {MAX_SELF_DRAFT_NODES}"
             )
 
     def open(self, salt: bytes) -> Window:

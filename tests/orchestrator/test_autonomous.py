@@ -104,7 +104,7 @@ async def test_it_is_asked_again_before_it_rests(rounds: list[Round]) -> None:
     assert all(not round_.tree for round_ in rounds)
     # The round that is sent in time is there before the last token that was allowed.
     for before, round_ in itertools.pairwise(rounds):
-        assert round_.base <= before.base + before.run_on
+        assert round_.base <= before.base + before.num_autonomous
 
 
 class OneByOne(TableVerifier):
@@ -163,8 +163,8 @@ async def test_a_target_that_goes_on_is_told_not_to_and_then_verifies_trees(roun
         for _ in range(8):
             verdict = await client.verify(sequence, EMPTY_TREE, 30)
             sequence.extend(EMPTY_TREE, verdict)
-        assert [round_.run_on for round_ in rounds] == [30]
-        to_come = verdict.run_on
+        assert [round_.num_autonomous for round_ in rounds] == [30]
+        to_come = verdict.num_autonomous_left
         assert to_come == 24
         # It is in a pass; what it is told before that ends is heeded in the next one.
         telling = asyncio.create_task(client.verify(sequence, EMPTY_TREE, 0))
@@ -175,8 +175,8 @@ async def test_a_target_that_goes_on_is_told_not_to_and_then_verifies_trees(roun
         verdict = await telling
         while True:
             sequence.extend(EMPTY_TREE, verdict)
-            num_to_come.append(verdict.run_on)
-            if not verdict.run_on:
+            num_to_come.append(verdict.num_autonomous_left)
+            if not verdict.num_autonomous_left:
                 break
             verdict = await client.verify(sequence, EMPTY_TREE, 0)
         assert num_to_come == [1, 0], "which is OVERRUN"

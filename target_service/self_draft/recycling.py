@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from target_service.own.own_trees import NO_GUESSES, NUM_CHILDREN, Growing, Guesses, HeadMemory, Passed
-from target_service.own.ranking import guesses
+from target_service.self_draft.ranking import guesses
+from target_service.self_draft.trees import NO_GUESSES, NUM_CHILDREN, Growing, Guesses, Passed, SelfDraftState
 
 _TOP = 8
 """Tokens of a row."""
@@ -33,7 +33,7 @@ class Table:
 
 
 class Recycling:
-    """See target_service.own.own_trees.Head."""
+    """See target_service.self_draft.trees.Head."""
 
     kind = "recycling"
     taps = None
@@ -51,7 +51,7 @@ class Recycling:
         self._tables.move_to_end(salt)
         return self._tables[salt]
 
-    def num_rows(self, memory: HeadMemory) -> None:
+    def num_rows(self, memory: SelfDraftState) -> None:
         return None
 
     @torch.inference_mode()

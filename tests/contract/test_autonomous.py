@@ -13,19 +13,19 @@ from tests.contract.raw import BLOCK, GREEDY, TOKEN, round_, target, target_open
 from tests.models.table_runner import TableRunner
 
 
-async def run_on_to(stream: Any, runner: TableRunner, allowance: int, **fields: Any) -> list[Any]:
+async def decode_to(stream: Any, runner: TableRunner, allowance: int, **fields: Any) -> list[Any]:
     """Open sequence 1, allow ``allowance`` plain tokens after round 1; all verdicts of round 1."""
     await stream.send(opens=[target_open(1, **GREEDY, **fields)])
     await stream.answer(1)
-    await stream.send(rounds=[round_(1, 1, 4, run_on=allowance)])
+    await stream.send(rounds=[round_(1, 1, 4, num_autonomous=allowance)])
     return [await stream.answer(1) for _ in range(allowance + 1)]
 
 
-async def test_run_on_gives_the_plain_text_up_to_its_allowance() -> None:
+async def test_autonomous_decoding_gives_the_plain_text_up_to_its_allowance() -> None:
     runner = TableRunner()
     async with target(LmVerifier(runner)) as service:
         stream = service.stream()
-        verdicts = await run_on_to(stream, runner, 6)
+        verdicts = await decode_to(stream, runner, 6)
         assert [(v.round, v.base, list(v.accepted)) for v in verdicts] == [(1, 4 + i, []) for i in range(7)]
         assert [v.next_token for v in verdicts] == runner.greedy_text([1, 2, 3], 8)[1:]
         # Allowance spent: the service rests, and the next round finds it there.
@@ -34,7 +34,7 @@ async def test_run_on_gives_the_plain_text_up_to_its_allowance() -> None:
         assert ((await stream.answer(1)).base, (await service.load()).passes) == (11, passes + 1)
 
 
-async def test_run_on_stops_at_a_stop_token() -> None:
+async def test_autonomous_decoding_stops_at_a_stop_token() -> None:
     runner = TableRunner(seed=3)
     text = runner.greedy_text([1, 2, 3], 60)
     stop = next(token for token in text[2:] if token not in text[:2])
@@ -43,7 +43,7 @@ async def test_run_on_stops_at_a_stop_token() -> None:
         stream = service.stream()
         await stream.send(opens=[target_open(1, stop_token_ids=[stop], **GREEDY)])
         await stream.answer(1)
-        await stream.send(rounds=[round_(1, 1, 4, run_on=50)])
+        await stream.send(rounds=[round_(1, 1, 4, num_autonomous=50)])
         got = [(await stream.answer(1)).next_token for _ in range(at)]
         assert got == text[1 : at + 1]
         await stream.half_close()
@@ -52,13 +52,13 @@ async def test_run_on_stops_at_a_stop_token() -> None:
         assert (await service.load()).passes == at + 1
 
 
-async def test_run_on_stops_at_the_end_of_the_context_and_more_is_out_of_range() -> None:
+async def test_autonomous_decoding_stops_at_the_end_of_the_context_and_more_is_out_of_range() -> None:
     runner = TableRunner(context_length=12)
     async with target(LmVerifier(runner)) as service:
         stream = service.stream()
         await stream.send(opens=[target_open(1, **GREEDY)])
         await stream.answer(1)
-        await stream.send(rounds=[round_(1, 1, 4, run_on=1000)])
+        await stream.send(rounds=[round_(1, 1, 4, num_autonomous=1000)])
         verdicts = [await stream.answer(1) for _ in range(8)]
         assert verdicts[-1].base == 11  # its token is the 12th
         await stream.send(rounds=[round_(1, 2, 12)])
@@ -71,7 +71,7 @@ async def test_a_round_with_an_older_base_is_walked_along_and_the_rest_is_verifi
     runner = TableRunner()
     async with target(LmVerifier(runner)) as service:
         stream = service.stream()
-        await run_on_to(stream, runner, 3)
+        await decode_to(stream, runner, 3)
         text = runner.greedy_text([1, 2, 3], 20)  # base 8 now, text[:5] is committed
         # Hangs from base 5: three tokens are known by now, two are new and right, the last is wrong.
         wrong = (text[7] + 1) % 8
@@ -85,7 +85,7 @@ async def test_a_round_with_an_older_base_that_mismatches_verifies_nothing() -> 
     runner = TableRunner()
     async with target(LmVerifier(runner)) as service:
         stream = service.stream()
-        await run_on_to(stream, runner, 3)
+        await decode_to(stream, runner, 3)
         text = runner.greedy_text([1, 2, 3], 20)
         ids = [text[2], (text[3] + 1) % 8, text[4], text[5], text[6]]
         await stream.send(rounds=[round_(1, 2, 5, tree(ids))])
@@ -97,7 +97,7 @@ async def test_an_older_tree_that_ends_before_the_current_base_verifies_nothing(
     runner = TableRunner()
     async with target(LmVerifier(runner)) as service:
         stream = service.stream()
-        await run_on_to(stream, runner, 3)
+        await decode_to(stream, runner, 3)
         text = runner.greedy_text([1, 2, 3], 20)
         for number, ids in ((2, text[2:4]), (3, text[2:5])):
             await stream.send(rounds=[round_(1, number, 5, tree(ids))])
@@ -105,7 +105,7 @@ async def test_an_older_tree_that_ends_before_the_current_base_verifies_nothing(
             assert (verdict.base, list(verdict.accepted), verdict.next_token) == (6 + number, [], text[3 + number])
 
 
-async def test_a_round_may_overtake_a_run_on() -> None:
+async def test_a_round_may_overtake_autonomous_decoding() -> None:
     """Whatever the target produced meanwhile, the text is one and the numbers add up."""
     runner = TableRunner()
     text = runner.greedy_text([1, 2, 3], 400)
@@ -114,7 +114,7 @@ async def test_a_round_may_overtake_a_run_on() -> None:
         await stream.send(opens=[target_open(1, **GREEDY)])
         base, committed = 4, [(await stream.answer(1)).next_token]
         for number in range(1, 12):
-            await stream.send(rounds=[round_(1, number, base, tree(text[base - 3 : base + 1]), run_on=20)])
+            await stream.send(rounds=[round_(1, number, base, tree(text[base - 3 : base + 1]), num_autonomous=20)])
             while True:
                 verdict = await stream.answer(1)
                 assert verdict.base == base
@@ -133,7 +133,7 @@ async def test_with_distributions_a_run_on_is_ended_by_an_empty_round(method: in
         stream = service.stream()
         await stream.send(opens=[target_open(1, method=method)])
         await stream.answer(1)
-        await stream.send(rounds=[round_(1, 1, 4, run_on=3)])
+        await stream.send(rounds=[round_(1, 1, 4, num_autonomous=3)])
         for _ in range(4):
             verdict = await stream.answer(1)
         await stream.send(rounds=[round_(1, 2, 5)])  # empty: an older base is no harm

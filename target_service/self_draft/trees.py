@@ -1,4 +1,4 @@
-"""Own trees: what a target drafts by itself, for all sequences of a pass at once.
+"""Self-drafts: what a target drafts by itself, for all sequences of a pass at once.
 
 A tree grows at its likeliest places, of the tokens that a head says may follow. Knows trees and the chances of nodes;
 does not know how a head computes its guesses.
@@ -20,7 +20,7 @@ from specdec.passes.outputs import RowOutputs
 from specdec.sampling.state import SamplingState
 from specdec.speculation.acceptance import PRIOR, AcceptanceModel
 from specdec.speculation.tree_growth import Frontier
-from target_service.own.choices import RankTree, nodes_of
+from target_service.self_draft.choices import RankTree, nodes_of
 from target_service.verifier import Decision
 
 NUM_CHILDREN = len(PRIOR)
@@ -45,7 +45,7 @@ NO_GUESSES = Guesses((), 0)
 
 @dataclass(slots=True)
 class Growing:
-    """The drafting of one sequence. Its text ``ids`` is cached but for the last id. ``memory``: see OwnDrafter.open."""
+    """The drafting of one sequence. Its text ``ids`` is cached but for the last id. ``memory``: of SelfDrafter.open."""
 
     memory: Any
     cache: SequenceCache
@@ -83,7 +83,7 @@ class Passed:
     decision: Decision | None
 
 
-class OwnDrafter(Protocol):
+class SelfDrafter(Protocol):
     """What drafts beside a target."""
 
     @property
@@ -103,7 +103,7 @@ class OwnDrafter(Protocol):
         else times would tell their texts."""
 
     def learn(self, passed: Passed) -> None:
-        """Take in a pass, whether it verified an own tree or not."""
+        """Take in a pass, whether it verified a self-draft or not."""
 
     def grow(self, growing: Sequence[Growing]) -> list[TokenTree]:
         """A tree for each sequence, the same whatever the company; empty where there is none."""
@@ -125,7 +125,7 @@ class Head(Protocol):
 
     def learn(self, passed: Passed) -> None: ...
 
-    def num_rows(self, memory: HeadMemory) -> int | None: ...
+    def num_rows(self, memory: SelfDraftState) -> int | None: ...
 
     def begin(self, growing: Sequence[Growing]) -> Sequence[Growing]:
         """Prepare the drafting of those that can be drafted for, and return these."""
@@ -138,14 +138,14 @@ class Head(Protocol):
 
 
 @dataclass(slots=True)
-class HeadMemory:
+class SelfDraftState:
     """``of_head``: what the head knows of the sequence."""
 
     chances: AcceptanceModel
     of_head: Any
 
 
-class OwnTrees:
+class SelfDraftTrees:
     """Trees of a head's guesses."""
 
     num_nodes = 0
@@ -156,16 +156,16 @@ class OwnTrees:
         self._nodes = nodes_of(choices)
         self._chances = AcceptanceModel()
 
-    def open(self, salt: bytes) -> HeadMemory:
-        return HeadMemory(AcceptanceModel(self._chances), self.head.open(salt))
+    def open(self, salt: bytes) -> SelfDraftState:
+        return SelfDraftState(AcceptanceModel(self._chances), self.head.open(salt))
 
-    def num_rows(self, memory: HeadMemory) -> int | None:
+    def num_rows(self, memory: SelfDraftState) -> int | None:
         return self.head.num_rows(memory)
 
     def learn(self, passed: Passed) -> None:
-        memory: HeadMemory = passed.memory
-        if passed.decision is not None and passed.decision.own:
-            memory.chances.observe(passed.decision.own, passed.decision.accepted, ended=True)
+        memory: SelfDraftState = passed.memory
+        if passed.decision is not None and passed.decision.self_draft:
+            memory.chances.observe(passed.decision.self_draft, passed.decision.accepted, ended=True)
         self.head.learn(passed)
 
     @torch.inference_mode()
