@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-LENGTH = 28
+LENGTH = 20
 """Tokens of an answer."""
 
 

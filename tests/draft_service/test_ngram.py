@@ -86,7 +86,7 @@ def test_a_file_that_is_no_model_is_refused_in_words(tmp_path: Path) -> None:
 def model() -> NgramModel:
     """Of this project's own code."""
     tokenizer = read_tokenizer(DEMO / "target" / "tokenizer.json")
-    files = sorted((ROOT / "orchestrator").glob("*.py"))
+    files = sorted((ROOT / "orchestrator").rglob("*.py"))
     texts = [tokenizer.encode(file.read_text(), add_special_tokens=False).ids for file in files]
     vocabulary = read_vocabulary(DEMO / "target" / "tokenizer.json")
     return build(texts, len(vocabulary), vocabulary.fingerprint)
@@ -117,7 +117,7 @@ async def test_the_text_is_the_targets_whatever_was_counted(model: NgramModel, c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"num_siblings": 2, "num_ahead_tokens": 16}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"num_siblings": 2}, {"num_ahead_tokens": 16}], ids=str)
 async def test_the_text_is_the_targets(model: NgramModel, settings: dict[str, Any]) -> None:
     verifier = LmVerifier(load("target", "float32"))
     prompts = ["def main(", "import ", "class A:\n    def __init__(self", "for i in range(", "return "] * 2
@@ -126,6 +126,7 @@ async def test_the_text_is_the_targets(model: NgramModel, settings: dict[str, An
         assert accepted > 0.05 * proposed > 10
 
 
+@pytest.mark.slow
 async def test_methods_that_correct_for_the_draft_take_its_certain_tokens(model: NgramModel) -> None:
     verifier = LmVerifier(load("target", "float32"))
     async with cluster([verifier], [NgramDrafter(model, "code")], tokenizer=str(DEMO / "target")) as found:

@@ -253,6 +253,7 @@ async def test_a_grammar_is_the_targets_alone(translation: Translation) -> None:
     assert texts[0].isdigit()
 
 
+@pytest.mark.slow
 async def test_methods_that_correct_for_the_draft_are_served(translation: Translation) -> None:
     verifier = LmVerifier(load("target", "float32"))
     async with cluster([verifier], [drafter(translation, True)], tokenizer=str(TARGET)) as found:

@@ -95,7 +95,7 @@ async def answers(served: Cluster, **fields: Any) -> Sample:
 
 async def test_every_answer_that_its_grammar_ended_is_valid(served: Cluster) -> None:
     rng = random.Random(7)
-    schemas = [schema_of(rng) for _ in range(80)]
+    schemas = [schema_of(rng) for _ in range(60)]
     gate = asyncio.Semaphore(8)
 
     async def one(number: int, schema: dict[str, Any]) -> bool:
@@ -109,7 +109,7 @@ async def test_every_answer_that_its_grammar_ended_is_valid(served: Cluster) -> 
         return True
 
     ended = await asyncio.gather(*(one(*each) for each in enumerate(schemas)))
-    assert sum(ended) > 70
+    assert sum(ended) > 50
 
 
 async def test_a_schema_that_forces_keys_is_drafted(served: Cluster) -> None:
@@ -203,7 +203,7 @@ async def test_an_answer_that_goes_on_elsewhere_stays_in_its_grammar(served: Clu
 
 @pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])
 async def test_methods_that_correct_for_the_draft_follow_grammars_too(served: Cluster, method: Method) -> None:
-    for seed in range(4):
+    for seed in range(2):
         asked = {
             "text": "x = ",
             "json_schema": NUMBERS,
@@ -268,9 +268,9 @@ def test_a_target_that_drafts_for_itself_stays_in_the_grammar(
 def text_of(
     verifier: LmVerifier, spec: SequenceSpec, draft: Callable[[list[int]], TokenTree], own: int = 0
 ) -> list[int]:
-    """Forty tokens, or fewer if the grammar is complete."""
+    """Thirty tokens, or fewer if the grammar is complete."""
     memory, ids = verifier.open(spec), list(spec.token_ids)
-    while len(ids) < 43 and verifier.info.eos_token_ids[0] not in ids[3:]:
+    while len(ids) < 33 and verifier.info.eos_token_ids[0] not in ids[3:]:
         tree = draft(ids[3:])
         [decision], _ = verifier.verify([Job(memory, ids, tree, max_self_draft_nodes=own, self_draft_nodes=own)])
         assert isinstance(decision, Decision)

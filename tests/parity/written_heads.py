@@ -165,7 +165,7 @@ def questions(prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
         {
             "token_ids": {"token_ids": prompt[: rng.randrange(4, 40)]},
             "seed": rng.randrange(99),
-            "max_tokens": 28,
+            "max_tokens": 20,
             "temperature": float(index % 2),
         }
         for index, prompt in enumerate(prompts[:12])
