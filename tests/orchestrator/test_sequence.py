@@ -68,39 +68,10 @@ def test_a_replay_verifies_nothing_of_the_tree_at_hand():
     assert piece.origins == (B,)
 
 
-def test_a_stop_token_inside_the_block_cuts_it_and_is_not_output():
-    sequence = new(stop_token_ids=frozenset({6, 8}))
-    piece = sequence.extend(TokenTree.chain([5, 6, 7]), verdict(2, (0, 1, 2), 8))
-    assert piece.token_ids == (5,)
-    assert piece.origins == (D,)
-    assert (sequence.finish_reason, sequence.matched) == (FinishReason.STOP, 6)
-
-
-def test_a_stop_token_may_be_the_correction():
-    sequence = new(stop_token_ids=frozenset({8}))
-    assert sequence.extend(TokenTree.chain([5]), verdict(2, (), 8)).token_ids == ()
-    assert (sequence.finish_reason, sequence.matched) == (FinishReason.STOP, 8)
-
-
 def test_a_stop_token_of_the_prompt_stops_nothing():
     sequence = new(prompt=(8, 8), stop_token_ids=frozenset({8}))
     assert sequence.extend(EMPTY_TREE, verdict(2, (), 5)).token_ids == (5,)
     assert not sequence.finished
-
-
-def test_the_length_cuts_the_block():
-    sequence = new(max_tokens=2)
-    piece = sequence.extend(TokenTree.chain([5, 6, 7]), verdict(2, (0, 1, 2), 8))
-    assert piece.token_ids == (5, 6)
-    assert piece.origins == (D, D)
-    assert (sequence.finish_reason, sequence.matched) == (FinishReason.LENGTH, None)
-    assert sequence.remaining == 0
-
-
-def test_a_stop_at_the_last_token_allowed_is_a_stop():
-    sequence = new(max_tokens=2, stop_token_ids=frozenset({6}))
-    assert sequence.extend(TokenTree.chain([5]), verdict(2, (0,), 6)).token_ids == (5,)
-    assert sequence.finish_reason is FinishReason.STOP
 
 
 def test_a_stop_string_inside_the_block_cuts_ids_origins_and_text_together():

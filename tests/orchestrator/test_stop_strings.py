@@ -67,17 +67,3 @@ def test_what_may_become_a_stop_string_waits_and_is_shown_when_it_does_not():
     assert output.push(b[0], Origin.DRAFT) is None
     assert output.push(c[0], Origin.DRAFT) == "abc"
     assert output.release(finished=True) == Piece()
-
-
-def test_of_overlapping_stop_strings_the_one_that_begins_first_wins():
-    tokenizer = TOKENIZERS["demo"]
-    ids = tokenizer.encode("return self").ids
-    text, _, _, stop, _ = stream(tokenizer, ids, ["self", "urn s", "n se"])
-    assert (text, stop) == ("ret", "urn s")
-
-
-def test_a_tail_held_back_comes_at_the_end_if_no_stop_string_came_of_it():
-    tokenizer = TOKENIZERS["demo"]
-    text, sent, _, stop, pieces = stream(tokenizer, ids := tokenizer.encode("xab").ids, ["abc"])
-    assert (text, sent, stop) == ("xab", ids, None)
-    assert "".join(piece.text for piece in pieces[:-1]) == "x"

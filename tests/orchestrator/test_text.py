@@ -141,15 +141,6 @@ def test_an_emoji_comes_whole_with_all_its_ids():
     )
 
 
-def test_half_a_character_at_the_end_is_left_out_but_its_ids_are_not():
-    tokenizer = TOKENIZERS["demo"]
-    ids = [*tokenizer.encode("ab").ids, *tokenizer.encode("😀").ids[:2]]
-    text, sent, ends, _, _ = stream(tokenizer, ids)
-    assert text == "ab"
-    assert sent == ids
-    assert ends[-2:] == [2, 2]
-
-
 def test_whole_characters_before_half_a_one_at_the_end_are_shown():
     tokenizer = TOKENIZERS["mixed"]
     a, half, both = (tokenizer.token_to_id(token) for token in ("a", "Ã", "©Ã"))
@@ -159,12 +150,6 @@ def test_whole_characters_before_half_a_one_at_the_end_are_shown():
     assert output.release().token_ids == (a,), "it may still become something else"
     assert output.finish() is None
     assert output.release(finished=True) == Piece("é", (half, both), (Origin.DRAFT,) * 2, (2, 2))
-
-
-def test_special_tokens_have_no_text():
-    tokenizer = TOKENIZERS["demo"]
-    ids = [*tokenizer.encode("a").ids, END, *tokenizer.encode("b").ids]
-    assert stream(tokenizer, ids)[:3] == ("ab", ids, [1, 2, 2])
 
 
 def test_without_a_tokenizer_ids_come_at_once_and_without_text():
