@@ -15,11 +15,11 @@ from typing import Any
 from specdec.core.errors import ContextExceeded, Draining, InvalidArgument, OutOfStep, Preempted, SpecdecError
 from specdec.core.limits import MAX_CHAIN_NODES, MAX_TREE_ROWS, take_turns
 from specdec.core.rounds import Load, Round, Timings, Verdict
-from specdec.core.sequence import Method, SequenceSpec
+from specdec.core.sequence import Method
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.batch_delay import BatchDelay
-from specdec.server.model_pass import lose, run_pass
-from specdec.server.step_loop import Key, Results, nothing
+from specdec.server.model_pass import run_pass
+from specdec.server.step_loop import Key, Results, noop
 from target_service.admission import Admission
 from target_service.verifier import MAX_SELF_DRAFT_NODES, Decision, Job, TargetOpen, Verifier
 
@@ -44,11 +44,7 @@ class _Sequence:
     num_autonomous: int = 0  # autonomous tokens that are still allowed
     self_draft_nodes: int = 0  # at most, of a self-draft, where there is no other tree
     last: int = 0  # the last answered round
-    held: bool = False  # under backpressure
-
-    @property
-    def spec(self) -> SequenceSpec:
-        return self.open.spec
+    paused: bool = False  # under backpressure
 
     @property
     def base(self) -> int:
@@ -56,7 +52,7 @@ class _Sequence:
 
     @property
     def waits(self) -> bool:
-        return self.pending is not None or (self.num_autonomous > 0 and not self.held)
+        return self.pending is not None or (self.num_autonomous > 0 and not self.paused)
 
     @property
     def leaves(self) -> bool:
@@ -177,12 +173,12 @@ class TargetEngine:
         self._batch_delay.removed(key)
         self._admission.leave(key)
         if (sequence := self._sequences.pop(key, None)) is not None:
-            lose(self._verifier, sequence)
+            self._lose(sequence)
 
-    def hold(self, stream: int, held: bool) -> None:
+    def pause(self, stream: int, paused: bool) -> None:
         for key, sequence in self._sequences.items():
             if key.stream == stream:
-                sequence.held = held
+                sequence.paused = paused
 
     def drain(self) -> None:
         self._draining = True
@@ -194,7 +190,7 @@ class TargetEngine:
         return not any(sequence.waits for sequence in self._sequences.values())
 
     @property
-    def rest_s(self) -> float:
+    def batch_delay_s(self) -> float:
         if self._draining:
             return 0.0
         here = [sequence for sequence in self._sequences.values() if sequence.waits]
@@ -213,15 +209,15 @@ class TargetEngine:
         waiting = sum(s.waits for s in sequences)
         return Load(len(sequences), waiting, used, total, self._passes, rows=self._rows)
 
-    def step(self, look: Callable[[], None] = nothing) -> Results:
-        results = self._pass(look)
+    def step(self, poll: Callable[[], None] = noop) -> Results:
+        results = self._pass(poll)
         if self._draining:
             for key in [key for key, sequence in self._sequences.items() if sequence.pending is None]:
                 self.close(key)
                 results.append((key, Draining("this target is draining; replay the sequence on another one")))
         return results
 
-    def _pass(self, look: Callable[[], None]) -> list[tuple[Key, Verdict | SpecdecError]]:
+    def _pass(self, poll: Callable[[], None]) -> list[tuple[Key, Verdict | SpecdecError]]:
         num_rows = {key: sequence.num_rows for key, sequence in self._sequences.items() if sequence.waits}
         turn = take_turns(self._sequences, num_rows, MAX_TREE_ROWS)
         # Memory goes to the oldest first.
@@ -229,11 +225,11 @@ class TargetEngine:
         if not self._batch:
             return []
         started = self._clock()
-        outcomes = run_pass(self._verifier, self._verify, [self._sequences[key] for key in self._batch])
+        outcomes = run_pass(self._verify, [self._sequences[key] for key in self._batch], self._lose)
         results: list[tuple[Key, Verdict | SpecdecError]] = []
         starved = False
         self._autonomous = {key for key in self._batch if self._sequences[key].pending is None}
-        look()  # early rounds arrive during the pass before them
+        poll()  # early rounds arrive during the pass before them
         self._autonomous = set()
         for key, outcome in zip(self._batch, outcomes, strict=True):
             decision, timings = (outcome, Timings()) if isinstance(outcome, SpecdecError) else outcome
@@ -262,6 +258,9 @@ class TargetEngine:
 
     def _verify(self, sequences: Sequence[_Sequence]) -> list[tuple[Decision | SpecdecError | None, Timings]]:
         started = self._clock()
+        for sequence in sequences:
+            if sequence.memory is None:  # lost in a pass that raised
+                sequence.memory = self._verifier.open(sequence.open.spec)
         decisions, timings = self._verifier.verify([sequence.job for sequence in sequences])
         self._passes += 1
         self._rows += timings.rows
@@ -269,6 +268,11 @@ class TargetEngine:
         self._batch_delay.observe_pass(timings.rows, took_s)
         self._admission.passed(took_s)
         return [(decision, timings) for decision in decisions]
+
+    def _lose(self, sequence: _Sequence) -> None:
+        memory, sequence.memory = sequence.memory, None
+        if memory is not None:
+            self._verifier.close(memory)
 
     def _preempt(self) -> tuple[Key, SpecdecError]:
         """End one sequence, never the oldest one: of those preempted least often, the one with the youngest request.
