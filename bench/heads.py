@@ -21,9 +21,9 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from specdec.cli.fetch import SmolLm2
+from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.settings import ModelServiceSettings
-from specdec.core.tree import EMPTY_TREE
 from specdec.runner.loading import load_runner
 from target_service.heads.checkpoint import read_head
 from target_service.heads.proof import proved
@@ -57,11 +57,10 @@ def decode(
     verifier: LmVerifier, prompt: list[int], num_nodes: int, temperature: float, num_tokens: int, salt: bytes
 ) -> Row:
     spec = SequenceSpec(list(prompt), len(prompt), SamplingParams(temperature), 7, Method.COUPLED, salt)
-    memory, ids, passes, started = verifier.open(spec), list(prompt), 0, 0.0
+    open_, state = TargetOpen(spec, max_self_draft_nodes=num_nodes), verifier.open(spec)
+    ids, passes, started = list(prompt), 0, 0.0
     while len(ids) < len(prompt) + num_tokens:
-        [decision], _ = verifier.verify(
-            [Job(memory, ids, EMPTY_TREE, max_self_draft_nodes=num_nodes, self_draft_nodes=num_nodes)]
-        )
+        [decision], _ = verifier.verify([Job(open_, state, ids, self_draft_nodes=num_nodes)])
         if not isinstance(decision, Decision):
             assert decision is None, decision
             continue
@@ -69,7 +68,7 @@ def decode(
         passes += 1
         started = started or time.perf_counter()  # after the prompt
     seconds, num = time.perf_counter() - started, len(ids) - len(prompt) - 1
-    verifier.close(memory)
+    verifier.close(state)
     return Row(num / (passes - 1), seconds / num * 1e3, ids[: len(prompt) + num_tokens])
 
 

@@ -27,7 +27,7 @@ from orchestrator.replicas.replica import Replica
 from orchestrator.rounds import Exchange
 from orchestrator.sequence import Sequence
 from specdec.core.errors import OutOfStep, Overloaded, Preempted, ReplicaLost, SpecdecError
-from specdec.core.rounds import AUTONOMOUS, EARLY, OVERRUN, SELF_DRAFT, PromptLogprobs, Round, Verdict
+from specdec.core.rounds import AUTONOMOUS, EARLY, OVERRUN, SELF_DRAFT, PromptLogprobs, Round, TargetOpen, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.transport.wire import write_round
 
@@ -235,23 +235,20 @@ class TargetClient:
         self._lane = lane = replica.lane()
         self._instance = replica.instance
         self._round = self._answered = 0
-        age_ms = int((time.monotonic() - self._arrived) * 1e3)
         self._num_logprobs = sequence.num_logprobs
         self._max_self_draft_nodes = self._wanted_self_draft_nodes if self._can(SELF_DRAFT) else 0
         of_prompt = sequence.num_prompt_logprobs if sequence.lacks_prompt_logprobs else None
+        open_ = TargetOpen(
+            spec=sequence.spec,
+            stop_token_ids=sequence.stop_token_ids,
+            age_s=time.monotonic() - self._arrived,
+            num_preemptions=self._num_preemptions,
+            num_logprobs=sequence.num_logprobs,
+            num_prompt_logprobs=of_prompt,
+            max_self_draft_nodes=self._max_self_draft_nodes,
+        )
         lane.open(
-            target_open(
-                lane.sequence,
-                sequence.spec,
-                self._model_digest,
-                self._traceparent,
-                stop_token_ids=sequence.stop_token_ids,
-                request_age_ms=age_ms,
-                num_preemptions=self._num_preemptions,
-                num_logprobs=sequence.num_logprobs,
-                num_prompt_logprobs=of_prompt,
-                max_self_draft_nodes=self._max_self_draft_nodes,
-            ),
+            target_open(lane.sequence, open_, self._model_digest, traceparent=self._traceparent),
             of_round(Round(0, sequence.base), sequence.num_logprobs)
             + allowances.of_prompt(sequence.num_prompt_tokens, of_prompt),
         )

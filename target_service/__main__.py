@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -49,7 +49,7 @@ class TargetSettings(ModelServiceSettings):
         return value
 
 
-def _verifier(settings: TargetSettings) -> Verifier:
+def _verifier(settings: TargetSettings) -> Verifier[Any]:
     if settings.engine == "vllm":
         from specdec.vllm.loading import load_engine
         from target_service.vllm_verifier import SAMPLER, VllmVerifier
@@ -69,13 +69,13 @@ def _verifier(settings: TargetSettings) -> Verifier:
     from target_service.heads.checkpoint import read_head
     from target_service.heads.proof import proved
 
-    files, own_trees = read_head(Path(settings.head)), []
+    files, trees = read_head(Path(settings.head)), []
 
-    def beside(runner: ModelRunner) -> None:
-        own_trees.append(proved(files, runner, directory_of(settings.model, settings.revision)))
+    def add_head(runner: ModelRunner) -> None:
+        trees.append(proved(files, runner, directory_of(settings.model, settings.revision)))
 
-    runner = load_runner(settings, beside)
-    return LmVerifier(runner, own_trees[0], runner.grammars)
+    runner = load_runner(settings, add_head)
+    return LmVerifier(runner, trees[0], runner.grammars)
 
 
 def main() -> None:

@@ -12,13 +12,12 @@ from typing import TypeVar
 
 from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.engine import DraftEngine, DraftOpen
-from specdec.core.rounds import Advance, Budget, Round
+from specdec.core.rounds import Advance, Budget, Round, TargetOpen
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.core.tree import TokenTree
 from specdec.planner.pass_time import PassTime
 from specdec.server.step_loop import Key
 from target_service.engine import TargetEngine
-from target_service.verifier import TargetOpen
 
 _T = TypeVar("_T")
 

@@ -25,7 +25,7 @@ from orchestrator.drafting.speculation import Speculation
 from orchestrator.rounds import Exchange, Proposal, RoundPlan, RoundRecord
 from orchestrator.sequence import Sequence as Sample
 from specdec.core.errors import SpecdecError
-from specdec.core.rounds import Advance, Budget, Growth, Round, Verdict
+from specdec.core.rounds import Advance, Budget, Growth, Round, TargetOpen, Verdict
 from specdec.core.sequence import Method, SamplingParams
 from specdec.core.settings import ModelServiceSettings
 from specdec.core.tree import TokenTree
@@ -34,7 +34,6 @@ from specdec.runner.model_runner import ModelRunner
 from specdec.server.step_loop import Engine, Key
 from target_service.engine import TargetEngine
 from target_service.language_model import LmVerifier
-from target_service.verifier import TargetOpen
 
 
 class InProcess:

@@ -10,7 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from specdec.core.sequence import SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOpen:
+    """A sequence to open at a target, and what it is asked for. ``stop_token_ids`` end autonomous decoding."""
+
+    spec: SequenceSpec
+    stop_token_ids: frozenset[int] = frozenset()
+    age_s: float = 0.0  # of the request; a replay keeps it
+    num_preemptions: int = 0  # of this sequence so far, on any target
+    num_logprobs: int | None = None  # most likely tokens next to each token; None: no logprobs
+    num_prompt_logprobs: int | None = None
+    max_self_draft_nodes: int = 0  # see Round.self_draft_nodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ import pytest
 from bench.models.table_model import Table, TableVerifier
 from specdec.client import Sample
 from specdec.core.errors import ModelMismatch, Preempted
+from specdec.core.rounds import TargetOpen
 from specdec.core.settings import EngineSettings
 from specdec.server.model_server import ModelServer
 from target_service.engine import TargetEngine
 from target_service.server import create_server
-from target_service.verifier import TargetOpen
 from tests.cluster import Cluster, cluster, live, orders_wait
 from tests.faults.undisturbed import NUM_SAMPLES, assert_same, drafter, generate, replays, undisturbed, verifier
 from tests.models.misbehaving import PATIENCE_S, Misbehaving

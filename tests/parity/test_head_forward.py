@@ -76,7 +76,7 @@ def test_the_forward_pass_is_the_published_one(own: SelfDraftTrees, target_runne
     cache.take(len(ids))
     packed_pass = target_runner.packed_pass([chain(ids, cache)])
     network = network_of(own)
-    found = network.logits(network.rows(ids, states, range(len(ids)), packed_pass, 8))
+    found = network.logits(network.rows(ids, states, packed_pass, layer=8))
     expected = reference(own, target_runner.model.get_input_embeddings().weight, ids, states)
     cache.release()
     assert torch.allclose(found, expected, atol=1e-4)
@@ -101,7 +101,7 @@ def test_the_forward_pass_of_eagle_is_the_published_one(
     cache = target_runner.new_cache()
     cache.take(len(ids))
     packed_pass = target_runner.packed_pass([chain(ids, cache)])
-    found = head.logits(head.rows(ids, states, range(len(ids)), packed_pass, 8))
+    found = head.logits(head.rows(ids, states, packed_pass, layer=8))
     cache.release()
 
     embedded = model.get_input_embeddings().weight[torch.tensor(ids)]
@@ -131,7 +131,7 @@ def test_an_eagle_head_reads_the_targets_last_state(
     """The state after the last norm is the input of the output embedding."""
     files = read_head(folder(tmp_path, "original", eagle_weights()))
     head = RecurrentHead(files, target_runner.model, target_runner.info.vocab_size, target_runner.backend)
-    own = SelfDraftTrees(LayerHead(head, target_runner.tap((8,)), target_runner, 8))
+    own = SelfDraftTrees(LayerHead(head, target_runner.tap((8,)), target_runner, layer=8))
     cache, ids = target_runner.new_cache(), prompts[0][:9]
     cache.take(len(ids))
     rows = dataclasses.replace(chain(ids, cache), logit_rows=range(len(ids)))
@@ -144,7 +144,7 @@ def test_an_eagle_head_reads_the_targets_last_state(
     for _ in range(4):
         text.step()
     assert all(len(tree) == 4 for tree in text.trees[1:])
-    text.verifier.close(text.memory)
+    text.verifier.close(text.state)
     own.taps.remove()
 
 
@@ -159,7 +159,7 @@ def test_a_head_that_repeats_the_targets_last_state_says_the_token_that_was_just
         tensors[name].zero_()
     files = read_head(folder(tmp_path, "original", tensors))
     head = RecurrentHead(files, target_runner.model, target_runner.info.vocab_size, target_runner.backend)
-    own = SelfDraftTrees(LayerHead(head, target_runner.tap((8,)), target_runner, 8))
+    own = SelfDraftTrees(LayerHead(head, target_runner.tap((8,)), target_runner, layer=8))
     text = Text(LmVerifier(target_runner, own), prompts[1][:14], 3)
     text.step()
     for _ in range(6):
@@ -168,5 +168,5 @@ def test_a_head_that_repeats_the_targets_last_state_says_the_token_that_was_just
         tree = text.trees[-1]
         assert tree.token_ids[0] == last
         assert all(tree.token_ids[node] == last for node in tree.likeliest_chains())
-    text.verifier.close(text.memory)
+    text.verifier.close(text.state)
     own.taps.remove()

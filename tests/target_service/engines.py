@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Callable
 
 from bench.models.table_model import TableMemory, TableVerifier
-from specdec.core.rounds import Round, Verdict
+from specdec.core.rounds import Round, TargetOpen, Verdict
 from specdec.core.sequence import Method, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.step_loop import Key, Results, noop
 from target_service.engine import TargetEngine
-from target_service.verifier import TargetOpen
 from tests.models.misbehaving import Misbehaving
 from tests.models.table_reader import continuation
 from tests.target_service.contract_model import TABLE

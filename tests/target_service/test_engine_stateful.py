@@ -20,12 +20,11 @@ from specdec.core.errors import (
     Preempted,
     SpecdecError,
 )
-from specdec.core.rounds import Round, Verdict
+from specdec.core.rounds import Round, TargetOpen, Verdict
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.server.step_loop import Key, noop
 from target_service import admission
 from target_service.engine import TargetEngine
-from target_service.verifier import TargetOpen
 from tests.target_service.contract_model import CONTEXT, TABLE, VOCAB, Known, trees
 from tests.target_service.engines import AnyMethod
 
