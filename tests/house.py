@@ -36,7 +36,7 @@ LOG = "bench/LOG.md"
 MAX_LINES = {"ARCHITECTURE.md": 200, LOG: 300} | {
     str(page.relative_to(ROOT)): 120 for page in sorted((ROOT / "docs" / "design").glob("*.md"))
 }
-MAX_LINES_OF_DOCS = 1900
+MAX_LINES_OF_DOCS = 1960
 """README, ARCHITECTURE and docs/ together."""
 
 PROSE = ["README.md", *MAX_LINES]

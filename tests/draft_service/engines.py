@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bench.models.table_model import Table, TableDrafter
 from draft_service.drafter import DraftSequence, Spot
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
@@ -13,7 +12,8 @@ from specdec.core.rounds import Advance, Budget, Growth
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
 from specdec.server.step_loop import Key
-from tests.models.misbehaving import Misbehaving
+from testing.misbehaving import Misbehaving
+from testing.table_model import Table, TableDrafter
 from tests.models.table_reader import continuation
 from tests.models.table_runner import TableRunner
 

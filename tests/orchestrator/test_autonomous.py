@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableVerifier
 from orchestrator.control.controller import Fixed
 from orchestrator.sequence import Sequence
 from orchestrator.target_client import TargetClient
 from specdec.core.rounds import Round
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from target_service.engine import TargetEngine
+from testing.misbehaving import Misbehaving
+from testing.patience import PATIENCE_S
+from testing.table_model import Table, TableVerifier
 from tests.cluster import Cluster, cluster
 from tests.models.fake_peers import new_sequence
-from tests.models.misbehaving import PATIENCE_S, Misbehaving
 
 TABLE = Table(vocab_size=40)
 

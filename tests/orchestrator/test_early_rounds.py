@@ -11,15 +11,16 @@ from typing import Any, cast
 
 import pytest
 
-from bench.models.table_model import Table, TableVerifier
 from orchestrator.replicas.link import HostileReplica
 from orchestrator.sequence import Sequence
 from orchestrator.target_client import TargetClient
 from specdec.core.rounds import Round, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
+from testing.misbehaving import Misbehaving
+from testing.patience import PATIENCE_S
+from testing.table_model import Table, TableVerifier
 from tests.cluster import Cluster, cluster
 from tests.models.fake_peers import new_sequence
-from tests.models.misbehaving import PATIENCE_S, Misbehaving
 
 TABLE = Table(vocab_size=40)
 chain = TokenTree.chain

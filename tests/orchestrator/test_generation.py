@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.drafters.language_model import LanguageModelDrafter
 from orchestrator.sequence import Sequence
 from specdec.core.errors import SpecdecError
 from specdec.v1 import common_pb2
 from target_service.language_model import LmVerifier
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster
 from tests.models.table_runner import TableRunner
 

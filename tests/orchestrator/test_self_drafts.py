@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from specdec.core.errors import InvalidArgument
 from specdec.core.rounds import SELF_DRAFT, Round, TargetOpen, Verdict
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
@@ -18,6 +17,7 @@ from specdec.transport.wire import write_spec
 from specdec.v1 import target_pb2
 from target_service.codec import TargetCodec
 from target_service.engine import TargetEngine
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster
 
 TABLE = Table(vocab_size=400, acceptance=0.8)

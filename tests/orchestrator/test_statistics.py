@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.responses import write_event
 from orchestrator.drafting.speculation import Speculation
 from orchestrator.request import Chunk
@@ -14,6 +13,7 @@ from orchestrator.text import Piece
 from specdec.core.rounds import Growth, GrowthEnd, Timings, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.v1 import generation_pb2
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster
 from tests.models.fake_peers import FakeDraft, new_sequence
 

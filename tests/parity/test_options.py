@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from bench.differential.answers import over_grpc
-from bench.models.table_model import Table, TableDrafter
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.runner.model_runner import ModelRunner
 from specdec.v1 import generation_pb2
 from target_service.language_model import LmVerifier
+from testing.answers import over_grpc
+from testing.table_model import Table, TableDrafter
 from tests.checkout import DEMO
 from tests.cluster import Cluster, cluster
 from tests.parity.conftest import Reference

@@ -12,16 +12,16 @@ from typing import Any
 import grpc
 import pytest
 
-from bench.chaos.fault_proxy import FaultProxy
-from bench.models.table_model import Table, TableVerifier
 from specdec import client
 from specdec.client import Client, Sample
 from specdec.core.errors import DeadlineExceeded, GivenUp, ReplicaLost
 from specdec.security import dev_ca as certificates
 from specdec.transport import rpc
 from specdec.v1 import generation_pb2, generation_pb2_grpc
+from testing.certificates import stranger
+from testing.fault_proxy import FaultProxy
+from testing.table_model import Table, TableVerifier
 from tests.balancer import Balancer
-from tests.certificates import stranger
 from tests.cluster import cluster
 
 PATIENCE_S = 20.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from bench.models.table_model import TableMemory, TableVerifier
 from specdec.core.rounds import Round, TargetOpen, Verdict
 from specdec.core.sequence import Method, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.server.step_loop import Key, Results, noop
 from target_service.engine import TargetEngine
-from tests.models.misbehaving import Misbehaving
+from testing.misbehaving import Misbehaving
+from testing.table_model import TableMemory, TableVerifier
 from tests.models.table_reader import continuation
 from tests.target_service.contract_model import TABLE
 

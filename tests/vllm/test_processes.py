@@ -19,6 +19,7 @@ from specdec.core.tree import TokenTree
 from specdec.server.liveness import RESTART_STATUS
 from target_service.verifier import Decision, Job, Verifier
 from target_service.vllm_verifier import SAMPLER, VllmVerifier
+from testing.patience import eventually
 from tests.vllm.conftest import settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -82,9 +83,7 @@ async def test_two_nodes_share_a_model_the_first_serves_and_the_other_ends_with_
         assert family
         first.process.kill()
         assert await asyncio.wait_for(other.process.wait(), 60) == RESTART_STATUS
-        async with asyncio.timeout(30):
-            while any(map(lives, family)):
-                await asyncio.sleep(0.1)
+        await eventually(lambda: not any(map(lives, family)))
 
 
 async def test_a_service_whose_worker_dies_ends_and_leaves_no_process(target_model, tmp_path) -> None:
@@ -95,9 +94,7 @@ async def test_a_service_whose_worker_dies_ends_and_leaves_no_process(target_mod
         assert family
         os.kill(family[-1], signal.SIGKILL)
         assert await asyncio.wait_for(running.process.wait(), 60) == RESTART_STATUS
-        async with asyncio.timeout(30):
-            while any(map(lives, family)):
-                await asyncio.sleep(0.1)
+        await eventually(lambda: not any(map(lives, family)))
 
 
 def children(pid: int) -> list[int]:

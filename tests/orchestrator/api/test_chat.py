@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator.api.chat import conversation
 from orchestrator.api.prompts import Prompts
 from orchestrator.api.request_checks import check_request, read_request
@@ -19,6 +18,7 @@ from specdec.core.errors import ContextExceeded, InvalidArgument
 from specdec.core.rounds import ModelInfo
 from specdec.runner.vocabulary import read_tokenizer
 from specdec.v1 import generation_pb2
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.checkout import DEMO, TOKENIZER
 from tests.cluster import cluster
 

@@ -15,8 +15,8 @@ from specdec.core.errors import Overloaded, PassFailed, ReplicaLost
 from specdec.core.rounds import AHEAD, Budget, Growth, GrowthEnd, ModelInfo
 from specdec.core.sequence import Method, SamplingParams
 from specdec.core.tree import EMPTY_TREE, TokenTree
+from testing.patience import PATIENCE_S
 from tests.models.fake_peers import commit
-from tests.models.misbehaving import PATIENCE_S
 
 DEADLINE_S = 0.2
 

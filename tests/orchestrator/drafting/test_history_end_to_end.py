@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableVerifier
 from orchestrator.control import controller
 from orchestrator.control.draft_length import DraftLength
 from specdec.client import Client
 from specdec.core.rounds import CACHE_SALT
+from testing.table_model import Table, TableVerifier
 from tests.cluster import Cluster, cluster
 
 LENGTH = 120

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from orchestrator import generation
 from orchestrator.drafting.prompt_lookup import PromptLookup
 from orchestrator.target_client import TargetClient
 from specdec.v1 import common_pb2
 from target_service.language_model import LmVerifier
+from testing.misbehaving import Misbehaving
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import Cluster, cluster
-from tests.models.misbehaving import Misbehaving
 from tests.models.table_runner import TableRunner
 
 PROMPT = [1, 2, 3]

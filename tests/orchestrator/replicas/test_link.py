@@ -20,7 +20,7 @@ from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.transport.rpc import MAX_MESSAGE_BYTES
 from specdec.v1 import common_pb2, target_pb2
-from tests.models.misbehaving import PATIENCE_S
+from testing.patience import PATIENCE_S
 
 
 class Call:

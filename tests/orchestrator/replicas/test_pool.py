@@ -6,16 +6,16 @@ import socket
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
-from orchestrator.api.server import OrchestratorServer
 from orchestrator.replicas import pool as pool_
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica, Role
-from orchestrator.settings import OrchestratorSettings
 from specdec.core.errors import ModelMismatch, NoReplica, ReplicaLost
 from specdec.core.rounds import TRANSFORMS, Load, ModelInfo
 from specdec.core.settings import EngineSettings
 from target_service.server import create_server
+from testing.patience import eventually
+from testing.raw import orchestrator, target
+from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster
 
 
@@ -130,9 +130,7 @@ async def test_a_name_brings_all_its_endpoints(monkeypatch):
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
         role = running.orchestrator.targets.role
         async with Pool(role, ["targets:1"]) as pool:
-            async with asyncio.timeout(10):
-                while sum(replica.ready for replica in pool.replicas) < 2:
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: sum(replica.ready for replica in pool.replicas) >= 2)
             assert {replica.address for replica in pool.replicas} == {f"127.0.0.1:{port}" for port in ports}
 
 
@@ -147,13 +145,9 @@ async def test_a_name_is_looked_up_again_and_again(monkeypatch):
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
         async with Pool(running.orchestrator.targets.role, ["targets:1"], resolve_every_s=0.01) as pool:
             names.append(second)
-            async with asyncio.timeout(10):
-                while f"127.0.0.1:{second}" not in {replica.address for replica in pool.replicas}:
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: f"127.0.0.1:{second}" in {replica.address for replica in pool.replicas})
             names.remove(second)
-            async with asyncio.timeout(10):
-                while f"127.0.0.1:{second}" in {replica.address for replica in pool.replicas}:
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: f"127.0.0.1:{second}" not in {replica.address for replica in pool.replicas})
             assert f"127.0.0.1:{first}" in {replica.address for replica in pool.replicas}
 
 
@@ -287,19 +281,14 @@ async def test_a_target_without_the_expected_digest_is_refused_with_both_also_as
     right, wrong = Table(), Table(acceptance=0.1)
     expected = TableVerifier(right).info.model_digest
     async with cluster([TableVerifier(right)], model_digest=expected[:14]) as running:
-        other = create_server(TableVerifier(wrong), EngineSettings())
-        await other.start()
-        alone = OrchestratorServer(OrchestratorSettings(target=[f"127.0.0.1:{other.port}"], model_digest=expected))
-        await alone.start()
-        try:
-            async with asyncio.timeout(20.0):
-                while "model_digest names" not in (problem := alone.targets.replicas[0].problem):
-                    await asyncio.sleep(0.01)
-            assert f"127.0.0.1:{other.port}" in problem
-            assert problem.count("table-target") == 2, "both digests, of which 12 characters are shown"
-        finally:
-            await alone.stop()
-            await other.stop()
+        async with (
+            target(TableVerifier(wrong)) as other,
+            orchestrator([other.server.port], model_digest=expected) as (alone, _),
+        ):
+            [replica] = alone.targets.replicas
+            await eventually(lambda: "model_digest names" in replica.problem)
+            assert f"127.0.0.1:{other.server.port}" in replica.problem
+            assert replica.problem.count("table-target") == 2, "both digests, of which 12 characters are shown"
         assert running.orchestrator.targets.info is not None
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from bench.models.table_model import Table, TableDrafter, TableVerifier
 from draft_service.codec import DraftCodec
 from draft_service.engine import DraftEngine
 from specdec.core.errors import Draining, PassFailed, from_status
@@ -18,6 +17,7 @@ from specdec.transport.wire import write_spec
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 from target_service.codec import TargetCodec
 from target_service.engine import TargetEngine
+from testing.table_model import Table, TableDrafter, TableVerifier
 
 PATIENCE_S = 10.0
 TABLE = Table()
