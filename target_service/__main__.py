@@ -21,11 +21,11 @@ class TargetSettings(ModelServiceSettings):
     """Serve a target model over gRPC (specdec.v1.TargetService)."""
 
     head: str = Field(
-        "", description="directory of a head (EAGLE, Medusa, ReDrafter) that drafts beside the target; empty: none"
+        "", description="directory of a head (EAGLE, Medusa, ReDrafter) that drafts for the target; empty: none"
     )
     self_draft: str = Field(
         "",
-        description="drafting beside the target without a head: recycling (a table of likely next tokens) or"
+        description="drafting by the target without a head: recycling (a table of likely next tokens) or"
         " lookahead:W,N,G (n-grams from parallel guesses); empty: none",
     )
 
@@ -40,7 +40,7 @@ class TargetSettings(ModelServiceSettings):
     @classmethod
     def _is_known(cls, value: str, others: ValidationInfo) -> str:
         if value and others.data.get("head"):
-            raise ValueError("head and self_draft are two ways to draft beside the target: set one of them")
+            raise ValueError("head and self_draft are two ways to draft by the target itself: set one of them")
         if value:
             # Here, since it imports torch.
             from target_service.self_draft.by_name import self_drafter

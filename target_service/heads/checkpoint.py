@@ -52,7 +52,7 @@ _FILES = (SINGLE, "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_
 class HeadFiles:
     """What a folder holds.
 
-    ``weights``: of EAGLE's kinds under SpecForge's names, of ReDrafter under its own; of Medusa ``k.j.weight`` and
+    ``weights``: of EAGLE's kinds under SpecForge's names, of ReDrafter as they are; of Medusa ``k.j.weight`` and
     ``.bias`` for layer j of head k, and ``k.output.weight``. ``layers``: of the states that it reads, as the folder
     counts them; empty: the published default. ``ids``: the target's id of each row of the output. ``choices``: the
     nodes of a static tree (see target_service.self_draft.choices). ``layer``: of EAGLE's kinds.

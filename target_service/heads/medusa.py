@@ -46,7 +46,7 @@ class Medusa(OfLastState, nn.Module):
                 output, self.ids = output_of(files, target, vocab_size, weight=weight, width=width)
                 self.outputs.append(output)
         if len(self.outputs) not in (1, len(self.blocks)):
-            raise ValueError(f"of the heads {files.name} some have an output, and others have none")
+            raise ValueError(f"only some of the heads {files.name} have an output")
         backend.pack(self)
 
     def logits(self, states: Tensor, head: int) -> Tensor:  # [rows, hidden_size] -> [rows, draft vocabulary]

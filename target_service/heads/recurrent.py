@@ -96,14 +96,9 @@ class RecurrentHead(nn.Module):
         query, key, value = (
             part.view(len(inputs), -1, options.head_dim) for part in self.to_heads(inputs).split(self._widths, -1)
         )
+        query, key, scale = _rotated(query, cos, sin), _rotated(key, cos, sin), 1 / math.sqrt(options.head_dim)
         attended = packed_pass.attend(
-            layer,
-            _rotated(query, cos, sin),
-            _rotated(key, cos, sin),
-            value.contiguous(),
-            scale=1 / math.sqrt(options.head_dim),
-            window=options.window,
-            softcap=None,
+            layer, query, key, value=value.contiguous(), scale=scale, window=options.window, softcap=None
         )
         states = states + self.o_proj(attended.flatten(1))
         normed = self._normed(states, "post_attention_layernorm")
