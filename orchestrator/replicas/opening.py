@@ -14,7 +14,9 @@ from specdec.transport import wire
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 
-def target_open(number: int, open_: TargetOpen, model_digest: str, traceparent: str) -> Iterator[target_pb2.TargetOpen]:
+def target_open(
+    number: int, open_: TargetOpen, model_digest: str = "", traceparent: str = ""
+) -> Iterator[target_pb2.TargetOpen]:
     """``number``: that of the sequence within its stream."""
     for part, more in _parts(open_.spec, model_digest, traceparent):
         yield wire.write_target_open(number, open_, part=part, more=more)

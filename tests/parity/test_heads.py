@@ -69,9 +69,8 @@ def _peek(verifier: LmVerifier, ids: Sequence[int]) -> int:
 
 
 @pytest.mark.parametrize("spoilt", ["random", "NaN", "infinite output"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_the_text_is_the_targets_whatever_the_head_says(
-    target_runner: ModelRunner, prompts: list[list[int]], tmp_path: Path, spoilt: str, temperature: float
+    target_runner: ModelRunner, prompts: list[list[int]], tmp_path: Path, spoilt: str
 ):
     tensors = weights(1)
     if spoilt == "NaN":
@@ -80,7 +79,7 @@ async def test_the_text_is_the_targets_whatever_the_head_says(
         tensors["lm_head.weight"][7] = float("inf")
     head = own_trees(target_runner, tmp_path, tensors)
     try:
-        await texts_are_the_targets(LmVerifier(target_runner, head), prompts, temperature)
+        await texts_are_the_targets(target_runner, head, prompts)
     finally:
         remove_taps(head)
 
@@ -107,7 +106,7 @@ def test_slots_come_back_and_growths_take_none_from_texts(
     target_runner.pool.forget()
     before = target_runner.pool.num_used
     living: list[Text] = []
-    for _ in range(2_000):
+    for _ in range(500):
         what = rng.random()
         if what < 0.2 or not living:
             living.append(Text(verifier, rng.choice(prompts)[: rng.randrange(2, 30)], rng.randrange(9)))

@@ -87,9 +87,7 @@ SOUND = [[1, 2, 3], [9, 8, 5, 6, 4, 3, 2, 1, 40, 41, 42, 43, 44, 45, 46, 30, 31,
 
 
 @kinds
-@pytest.mark.parametrize(
-    ("value", "place"), [(torch.nan, 0), (torch.nan, 5), (torch.nan, 18), (torch.inf, 5), (-torch.inf, 18)], ids=str
-)
+@pytest.mark.parametrize(("value", "place"), [(torch.nan, 0), (torch.inf, 5), (-torch.inf, 18)], ids=str)
 def test_a_text_without_numbers_ends_alone(model, method, sampling, value, place) -> None:
     alone = []
     for ids in SOUND:
@@ -113,7 +111,7 @@ def test_a_text_without_numbers_ends_alone(model, method, sampling, value, place
     assert [run.ids for run in runs] == [run.ids for run in alone]
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf], ids=str)
 @pytest.mark.parametrize(("method", "sampling"), KINDS[:2], ids=["greedy", "coupled"])
 def test_a_draft_token_without_numbers_that_is_not_accepted_does_no_harm(model, method, sampling, value) -> None:
     texts = []

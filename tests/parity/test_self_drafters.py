@@ -73,15 +73,10 @@ def drafting(request: pytest.FixtureRequest, target_runner: ModelRunner, tmp_pat
     remove_taps(found)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_the_text_is_the_targets_whatever_drafts_beside_it(
-    drafting: SelfDrafter,
-    target_runner: ModelRunner,
-    prompts: list[list[int]],
-    temperature: float,
-    request: pytest.FixtureRequest,
+    drafting: SelfDrafter, target_runner: ModelRunner, prompts: list[list[int]], request: pytest.FixtureRequest
 ):
-    told = await texts_are_the_targets(LmVerifier(target_runner, drafting), prompts, temperature)
+    told = await texts_are_the_targets(target_runner, drafting, prompts)
     num_drafted = sum(each.num_self_draft_tokens for each in told)
     if request.node.callspec.params["drafting"] == "ReDrafter of NaN":
         assert num_drafted == 0  # it reads its own state from the first step on
@@ -112,8 +107,7 @@ class Oracle:
     def end(self, drafts: Sequence[GrowingDraft]) -> None: ...
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("choices", [(), [[0, 0, 0, 0], [1]]])
+@pytest.mark.parametrize(("choices", "temperature"), [((), 0.0), ((), 1.0), ([[0, 0, 0, 0], [1]], 1.0)])
 def test_a_truthful_head_is_accepted_to_its_depth(
     target_runner: ModelRunner, prompts: list[list[int]], temperature: float, choices: list[list[int]]
 ):

@@ -36,6 +36,7 @@ async def logprobs_of(running: Any, **fields: Any) -> list[float]:
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("with_draft", [False, True])
 async def test_the_text_and_its_logprobs_are_the_targets(temperature: float, with_draft: bool):
@@ -57,6 +58,7 @@ async def test_the_text_and_its_logprobs_are_the_targets(temperature: float, wit
                 assert told.num_rounds < 200
 
 
+@pytest.mark.slow
 async def test_a_target_without_a_head_takes_over():
     async with cluster([TableVerifier(TABLE)]) as running:
         alone = await sample_of(running, max_tokens=300)
