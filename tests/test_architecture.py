@@ -51,7 +51,7 @@ MAY_IMPORT = {
         *("specdec.kvcache.store", "specdec.passes.outputs", "specdec.speculation.verification"),
         *("specdec.backends", "specdec.sampling", "specdec.runner", "specdec.vllm"),
         *("target_service.language_model", "target_service.decision", "target_service.reports"),
-        *("target_service.self_draft", "target_service.heads", "target_service.vllm_sampler"),
+        *("target_service.self_draft", "target_service.heads", "target_service.vllm_decisions"),
         "draft_service.drafters",
     ),
     "transformers": ("specdec.backends", "specdec.runner"),

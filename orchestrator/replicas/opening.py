@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
-from specdec.core.rounds import Budget
+from specdec.core.rounds import Budget, TargetOpen
 from specdec.core.sequence import SequenceSpec
 from specdec.transport import wire
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 
 def target_open(
-    number: int, spec: SequenceSpec, model_digest: str = "", traceparent: str = "", **fields: Any
+    number: int, open_: TargetOpen, model_digest: str = "", traceparent: str = ""
 ) -> Iterator[target_pb2.TargetOpen]:
-    """``number``: that of the sequence within its stream. ``fields``: further ones of TargetOpen."""
-    for part, more in _parts(spec, model_digest, traceparent):
-        yield target_pb2.TargetOpen(sequence=number, spec=part, more=more, **fields)
+    """``number``: that of the sequence within its stream."""
+    for part, more in _parts(open_.spec, model_digest, traceparent):
+        yield wire.write_target_open(number, open_, part=part, more=more)
 
 
 def draft_open(number: int, spec: SequenceSpec, budget: Budget, traceparent: str) -> Iterator[draft_pb2.DraftOpen]:

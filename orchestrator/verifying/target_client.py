@@ -26,7 +26,7 @@ from orchestrator.rounds import Exchange, RoundPlan
 from orchestrator.sequence import Sequence
 from orchestrator.verifying.rounds_in_flight import RoundsInFlight
 from specdec.core.errors import OutOfStep, Overloaded, Preempted, ReplicaLost, SpecdecError
-from specdec.core.rounds import AUTONOMOUS, EARLY, SELF_DRAFT, PromptLogprobs, Round, Verdict
+from specdec.core.rounds import AUTONOMOUS, EARLY, SELF_DRAFT, PromptLogprobs, Round, TargetOpen, Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.transport.wire import write_round
 
@@ -180,19 +180,17 @@ class TargetClient:
         self._max_self_draft_nodes = self._wanted_self_draft_nodes if self._can(SELF_DRAFT) else 0
         num_logprobs = sequence.request.output.num_logprobs
         num_prompt_logprobs = sequence.num_prompt_logprobs if sequence.lacks_prompt_logprobs else None
+        open_ = TargetOpen(
+            spec=sequence.spec,
+            stop_token_ids=sequence.request.stops.token_ids,
+            age_s=time.monotonic() - self._arrived,
+            num_preemptions=self._num_preemptions,
+            num_logprobs=num_logprobs,
+            num_prompt_logprobs=num_prompt_logprobs,
+            max_self_draft_nodes=self._max_self_draft_nodes,
+        )
         lane.open(
-            target_open(
-                lane.sequence,
-                sequence.spec,
-                model_digest=self._model_digest,
-                traceparent=self._traceparent,
-                stop_token_ids=sequence.request.stops.token_ids,
-                request_age_ms=int((time.monotonic() - self._arrived) * 1e3),
-                num_preemptions=self._num_preemptions,
-                num_logprobs=num_logprobs,
-                num_prompt_logprobs=num_prompt_logprobs,
-                max_self_draft_nodes=self._max_self_draft_nodes,
-            ),
+            target_open(lane.sequence, open_, self._model_digest, traceparent=self._traceparent),
             allowances.of_round(Round(0, sequence.base), num_logprobs)
             + allowances.of_prompt(sequence.num_prompt_tokens, num_prompt_logprobs),
         )

@@ -11,7 +11,7 @@ import torch
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.core.tree import TokenTree
 from target_service.verifier import Job
-from target_service.vllm_sampler import TargetSampler
+from target_service.vllm_decisions import TargetSampler
 from target_service.vllm_verifier import VllmVerifier
 from tests.cluster import cluster
 from tests.models.fake_vllm import FakeVllm

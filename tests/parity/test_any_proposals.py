@@ -41,7 +41,7 @@ class WrongTable(Recycling):
     def open(self, salt: bytes) -> Table:
         return self._table
 
-    def learn(self, passed: Passed) -> None: ...
+    def learn(self, state: Table, passed: Passed) -> None: ...
 
 
 class RandomPool(Pool):
@@ -99,7 +99,7 @@ class KnownTable(Recycling):
     def open(self, salt: bytes) -> Table:
         return self._table
 
-    def learn(self, passed: Passed) -> None: ...
+    def learn(self, state: Table, passed: Passed) -> None: ...
 
 
 class KnownGrams(Lookahead):
@@ -124,7 +124,7 @@ def test_what_was_learnt_of_the_text_itself_is_accepted(
         plain = Text(LmVerifier(target_runner), prompt[:12], 0, temperature)
         while len(plain.ids) < 60:
             plain.step()
-        plain.verifier.close(plain.memory)
+        plain.verifier.close(plain.state)
         own: SelfDrafter = KnownGrams(plain.ids)
         if method == "recycling":
             own = SelfDraftTrees(KnownTable(target_runner.info.vocab_size, plain.ids))
@@ -137,7 +137,7 @@ def test_what_was_learnt_of_the_text_itself_is_accepted(
             assert method == "recycling" or len(text.ids) - before >= 4
         assert len(text.trees) < 24
         assert text.ids[:50] == plain.ids[:50]
-        text.verifier.close(text.memory)
+        text.verifier.close(text.state)
 
 
 @pytest.mark.parametrize("is_true", [True, False])

@@ -16,6 +16,7 @@ from llguidance import LLMatcher
 from draft_service.drafters.language_model import LanguageModelDrafter
 from specdec.client import Sample
 from specdec.core.errors import InvalidArgument
+from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.runner.loading import grammars
@@ -222,18 +223,18 @@ def test_a_pass_does_not_wait_for_a_grammar_that_is_being_compiled(target_runner
 
     def opened(grammar: str) -> Job:
         spec = SequenceSpec((5, 6, 7), 3, SamplingParams(0.0, grammar=grammar))
-        return Job(verifier.open(spec), spec.token_ids, EMPTY_TREE)
+        return Job(TargetOpen(spec), verifier.open(spec), spec.token_ids)
 
     jobs = [opened(""), opened(grammar)]
     [plain, _], _ = verifier.verify(jobs)
     assert plain is not None
-    started = jobs[1].memory.grammar
+    started = jobs[1].state.grammar
     assert started is not None
     started.result()
     [after], _ = verifier.verify(jobs[1:])
     assert isinstance(after, Decision)
     for job in jobs:
-        verifier.close(job.memory)
+        verifier.close(job.state)
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
@@ -269,14 +270,15 @@ def text_of(
     verifier: LmVerifier, spec: SequenceSpec, draft: Callable[[list[int]], TokenTree], own: int = 0
 ) -> list[int]:
     """Thirty tokens, or fewer if the grammar is complete."""
-    memory, ids = verifier.open(spec), list(spec.token_ids)
+    open_ = TargetOpen(spec, max_self_draft_nodes=own)
+    state, ids = verifier.open(spec), list(spec.token_ids)
     while len(ids) < 33 and verifier.info.eos_token_ids[0] not in ids[3:]:
         tree = draft(ids[3:])
-        [decision], _ = verifier.verify([Job(memory, ids, tree, max_self_draft_nodes=own, self_draft_nodes=own)])
+        [decision], _ = verifier.verify([Job(open_, state, ids, tree, self_draft_nodes=own)])
         assert isinstance(decision, Decision)
         tree = decision.self_draft or tree
         ids += [*(tree.token_ids[node] for node in decision.accepted), decision.next_token]
-    verifier.close(memory)
+    verifier.close(state)
     return ids
 
 

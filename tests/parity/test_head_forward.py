@@ -47,7 +47,7 @@ def test_the_forward_pass_of_eagle_is_the_published_one(
     cache = target_runner.new_cache()
     cache.take(len(ids))
     packed_pass = target_runner.packed_pass([chain(ids, cache)])
-    found = head.logits(head.rows(ids, states, range(len(ids)), packed_pass, 8))
+    found = head.logits(head.rows(ids, states, packed_pass, layer=8))
     cache.release()
 
     embedded = model.get_input_embeddings().weight[torch.tensor(ids)]
@@ -77,7 +77,7 @@ def test_an_eagle_head_reads_the_targets_last_state(
     """The state after the last norm is the input of the output embedding."""
     files = read_head(folder(tmp_path, "original", eagle_weights()))
     head = RecurrentHead(files, target_runner.model, target_runner.info.vocab_size, target_runner.backend)
-    own = SelfDraftTrees(LayerHead(head, target_runner.tap((8,)), target_runner, 8))
+    own = SelfDraftTrees(LayerHead(head, target_runner.tap((8,)), target_runner, layer=8))
     cache, ids = target_runner.new_cache(), prompts[0][:9]
     cache.take(len(ids))
     rows = dataclasses.replace(chain(ids, cache), logit_rows=range(len(ids)))
@@ -90,7 +90,7 @@ def test_an_eagle_head_reads_the_targets_last_state(
     for _ in range(4):
         text.step()
     assert all(len(tree) == 4 for tree in text.trees[1:])
-    text.verifier.close(text.memory)
+    text.verifier.close(text.state)
     own.taps.remove()
 
 
@@ -105,7 +105,7 @@ def test_a_head_that_repeats_the_targets_last_state_says_the_token_that_was_just
         tensors[name].zero_()
     files = read_head(folder(tmp_path, "original", tensors))
     head = RecurrentHead(files, target_runner.model, target_runner.info.vocab_size, target_runner.backend)
-    own = SelfDraftTrees(LayerHead(head, target_runner.tap((8,)), target_runner, 8))
+    own = SelfDraftTrees(LayerHead(head, target_runner.tap((8,)), target_runner, layer=8))
     text = Text(LmVerifier(target_runner, own), prompts[1][:14], 3)
     text.step()
     for _ in range(6):
@@ -114,5 +114,5 @@ def test_a_head_that_repeats_the_targets_last_state_says_the_token_that_was_just
         tree = text.trees[-1]
         assert tree.token_ids[0] == last
         assert all(tree.token_ids[node] == last for node in tree.likeliest_chains())
-    text.verifier.close(text.memory)
+    text.verifier.close(text.state)
     own.taps.remove()

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from specdec.kvcache.block_pool import SequenceCache
@@ -124,7 +125,7 @@ def folder(at: Path, kind: str, tensors: dict[str, Tensor]) -> Path:
 def own_trees(runner: ModelRunner, at: Path, tensors: dict[str, Tensor]) -> SelfDraftTrees:
     files = read_head(folder(at, "SpecForge", tensors))
     head = RecurrentHead(files, runner.model, runner.info.vocab_size, runner.backend)
-    return SelfDraftTrees(LayerHead(head, runner.tap(BOUNDARIES), runner, 8))
+    return SelfDraftTrees(LayerHead(head, runner.tap(BOUNDARIES), runner, layer=8))
 
 
 def chain(ids: Sequence[int], cache: SequenceCache) -> Segment:
@@ -138,12 +139,12 @@ class Text:
     def __init__(self, verifier: LmVerifier, prompt: Sequence[int], own: int, temperature: float = 0.0) -> None:
         self.verifier, self.self_draft_nodes, self.ids = verifier, own, list(prompt)
         spec = SequenceSpec(list(prompt), len(prompt), SamplingParams(temperature), 9, Method.COUPLED, b"own")
-        self.memory = verifier.open(spec)
+        self.open, self.state = TargetOpen(spec, max_self_draft_nodes=64), verifier.open(spec)
         self.trees: list[TokenTree] = []
 
     def step(self, tree: TokenTree = EMPTY_TREE) -> None:
         [decision], _ = self.verifier.verify(
-            [Job(self.memory, self.ids, tree, max_self_draft_nodes=64, self_draft_nodes=self.self_draft_nodes)]
+            [Job(self.open, self.state, self.ids, tree, self_draft_nodes=self.self_draft_nodes)]
         )
         if decision is None:
             return

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdec.core.errors import InvalidArgument
-from specdec.core.rounds import SELF_DRAFT, Round, Verdict
+from specdec.core.rounds import SELF_DRAFT, Round, TargetOpen, Verdict
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import TokenTree
 from specdec.server.step_loop import Key
@@ -17,7 +17,6 @@ from specdec.transport.wire import write_spec
 from specdec.v1 import target_pb2
 from target_service.codec import TargetCodec
 from target_service.engine import TargetEngine
-from target_service.verifier import TargetOpen
 from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster
 
