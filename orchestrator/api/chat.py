@@ -41,12 +41,13 @@ def chat_problems(chat: generation_pb2.ChatMessages) -> Iterator[tuple[str, str]
 
 def conversation(chat: generation_pb2.ChatMessages) -> Conversation:
     """A conversation without problems, as templates expect it."""
+    continues = chat.continue_final_message
     return Conversation(
-        [_message(message) for message in chat.messages],
-        json.loads(chat.tools_json or "[]"),
-        chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not chat.continue_final_message,
-        chat.continue_final_message,
-        json.loads(chat.template_kwargs_json or "{}"),
+        messages=[_message(message) for message in chat.messages],
+        tools=json.loads(chat.tools_json or "[]"),
+        add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not continues,
+        continues=continues,
+        variables=json.loads(chat.template_kwargs_json or "{}"),
     )
 
 
@@ -64,9 +65,9 @@ def _message(message: generation_pb2.ChatMessage) -> dict[str, Any]:
     content: Any = message.content if message.HasField("content") else None
     if message.content_parts:
         content = [{"type": "text", "text": text} for text in message.content_parts]
-    found: dict[str, Any] = {"role": message.role, "content": content}
+    fields: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:
-        found["tool_calls"] = [
+        fields["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -75,13 +76,13 @@ def _message(message: generation_pb2.ChatMessage) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     if message.name:
-        found["name"] = message.name
+        fields["name"] = message.name
     if message.tool_call_id:
-        found["tool_call_id"] = message.tool_call_id
+        fields["tool_call_id"] = message.tool_call_id
     if message.reasoning:
         # Templates use any of these names.
-        found["reasoning"] = found["reasoning_content"] = found["thinking"] = message.reasoning
-    return found
+        fields["reasoning"] = fields["reasoning_content"] = fields["thinking"] = message.reasoning
+    return fields
 
 
 def _json_problems(
@@ -91,7 +92,7 @@ def _json_problems(
     try:
         value = json.loads(text or ("[]" if is_list else "{}"))
         objects = value if is_list and isinstance(value, list) else [value]
-        if is_list is not isinstance(value, list) or not all(isinstance(each, dict) for each in objects):
+        if is_list is not isinstance(value, list) or not all(isinstance(entry, dict) for entry in objects):
             yield name, f"must be a JSON {'list of objects' if is_list else 'object'}"
         elif is_deep(value):
             raise RecursionError
