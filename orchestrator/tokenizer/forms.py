@@ -146,8 +146,8 @@ def json_object(text: str) -> dict[str, Any] | None:
 def is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):
-        nested = (inner for each in level for inner in (each.values() if isinstance(each, dict) else each))
-        level = [each for each in nested if isinstance(each, (dict, list))]
+        inner = (item for outer in level for item in (outer.values() if isinstance(outer, dict) else outer))
+        level = [item for item in inner if isinstance(item, (dict, list))]
     return bool(level)
 
 
@@ -213,4 +213,4 @@ def _cost(forms: Forms, render: Render, messages: Sequence[Message], expected: S
     if text is None:
         return None
     text = text.lower()
-    return sum(each not in text for each in expected), sum(text.count(each) for each in _REPRS)
+    return sum(word not in text for word in expected), sum(text.count(form) for form in _REPRS)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Style:
-    """``arguments``: object or JSON. ``nothing``: the content beside calls. ``walks``: roles whose content has to be in
-    parts. ``shows_parts``: roles whose content may be. ``first_part``: of these, or of parts made to a text, one is
-    shown. ``apart``: text beside calls is shown where it is another message. ``lost``: what no form shows."""
+    """``arguments``: object or JSON. ``nothing``: the content beside calls. ``walks``: roles with a content that has to
+    be in parts. ``shows_parts``: roles with one that may be. ``first_part``: roles of which one part is shown.
+    ``apart``: text beside calls is shown where it is another message. ``lost``: what no form shows."""
 
     source: str
     arguments: str = "object"
