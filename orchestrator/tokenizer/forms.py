@@ -225,8 +225,8 @@ def _conversations(kind: str, content: Any) -> Iterator[list[Message]]:
 def _best(
     forms: Forms, options: Sequence[Mapping[str, Any]], render: Render, kind: str, content: Any
 ) -> tuple[Forms, bool]:
-    """The forms with the first of the options that show the most, and whether they leave something out. The first one
-    of all, where the template refuses each of them: it will say so to callers."""
+    """The forms with the first of the options that show the most, and whether they leave something out. Unchanged, where
+    the template refuses all of them: it will say so to callers."""
     expected = [*_CALLED.get(kind, ()), *text_of(content).split()]
     candidates = [replace(forms, **option) for option in options]
     for messages in _conversations(kind, content):
@@ -234,7 +234,7 @@ def _best(
         if rendered := [cost for cost in costs if cost is not None]:
             best = min(rendered)
             return candidates[costs.index(best)], best[0] > 0
-    return candidates[0], False
+    return forms, False
 
 
 def _cost(forms: Forms, render: Render, messages: Sequence[Message], expected: Sequence[str]) -> tuple[int, int] | None:
