@@ -31,6 +31,8 @@ class Sequence:
     def __init__(self, request: Request, index: int = 0, tokenizer: Tokenizer | None = None) -> None:
         self.request = request
         self.ids = request.prompt_ids[:]
+        self.num_prompt_tokens = len(request.prompt_ids)
+        self.keyed_by_token = request.keyed_by_token
         self.finish_reason: FinishReason | None = None
         self.matched: str | int | None = None
         self.statistics = Statistics()
@@ -58,10 +60,6 @@ class Sequence:
         return len(self.ids)
 
     @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_ids)
-
-    @property
     def num_committed(self) -> int:
         return self.base - self.num_prompt_tokens
 
@@ -85,10 +83,6 @@ class Sequence:
             method=self.request.drafting.method,
             cache_salt=self.request.caller.cache_salt,
         )
-
-    @property
-    def keyed_by_token(self) -> bool:
-        return self.request.keyed_by_token
 
     @property
     def lacks_prompt_logprobs(self) -> bool:

@@ -309,7 +309,9 @@ async def test_a_stream_whose_part_is_cancelled_is_lost_and_connected_again(part
     async with asyncio.timeout(20.0), cluster([TableVerifier(Table())]) as running:
         [replica] = running.orchestrator.targets.replicas
         before = replica.link
-        [task] = [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == f"Link.{part}"]
+        while not (parts := [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == f"Link.{part}"]):
+            await asyncio.sleep(0.01)
+        [task] = parts
         task.cancel()
         while replica.link in (before, None):
             await asyncio.sleep(0.01)
