@@ -49,6 +49,8 @@ class Forms:
 
     text: Mapping[str, Content] = field(default_factory=dict)
     parts: Mapping[str, Content] = field(default_factory=dict)
+    developer: Literal["developer", "system"] = "developer"
+    """The role of what OpenAI's clients say to reasoning models in place of a system."""
     null_beside_calls: Nothing = "absent"
     empty_beside_calls: Nothing = "empty"
     arguments: Arguments = "object"
@@ -77,6 +79,8 @@ class Forms:
         return [message]
 
     def _shaped(self, message: Message) -> dict[str, Any]:
+        if message["role"] == "developer":
+            message = {**message, "role": self.developer}
         shaped = {**message, **self._content(message)}
         if shaped["content"] is _ABSENT:
             del shaped["content"]
@@ -146,6 +150,7 @@ def find_forms(render: Render) -> Forms:
             options = [{"calls_apart": False}, {"calls_apart": True}]
             forms, is_lost = _best(forms, options, render, "calls beside text", "c1063")
             lost += ["text beside calls"] if is_lost and "calls of tools" not in lost else []
+    forms, _ = _best(forms, [{"developer": role} for role in ("developer", "system")], render, "developer", "c1063")
     return replace(forms, lost=tuple(lost))
 
 
@@ -212,7 +217,7 @@ def _conversations(kind: str, content: Any) -> Iterator[list[Message]]:
     ]
     if kind == "user":
         yield from ([said], [{"role": "system", "content": "s1009"}, said])
-    elif kind == "system":
+    elif kind in ("system", "developer"):
         yield [said, user]
     elif kind == "assistant":
         yield from ([user, said, user], [user, said])
@@ -225,7 +230,7 @@ def _conversations(kind: str, content: Any) -> Iterator[list[Message]]:
 def _best(
     forms: Forms, options: Sequence[Mapping[str, Any]], render: Render, kind: str, content: Any
 ) -> tuple[Forms, bool]:
-    """The forms with the first of the options that show the most, and whether they leave something out. Unchanged, where
+    """The forms with the first of the options that show the most, and whether they leave something out. Unchanged if
     the template refuses all of them: it will say so to callers."""
     expected = [*_CALLED.get(kind, ()), *text_of(content).split()]
     candidates = [replace(forms, **option) for option in options]

@@ -176,6 +176,19 @@ def test_nothing_that_was_said_or_called_is_missing_from_the_prompt(name: str, k
         assert all(word in prompt for word in ("weather", "city", "Zürich <3>", "days", "sunny"))
 
 
+@pytest.mark.parametrize("name", STYLES)
+def test_a_developer_is_heard(name: str) -> None:
+    """Under this role where the template shows it, as the system elsewhere, or refused where there is no system."""
+    said = {"role": "developer", "content": "Be short."}
+    try:
+        prompt = template(STYLES[name]).render(Conversation([said, USER]))
+    except InvalidArgument:
+        with pytest.raises(InvalidArgument):
+            template(STYLES[name]).render(Conversation([SYSTEM, USER]))
+    else:
+        assert "Be short." in prompt
+
+
 def template(style: Style) -> ChatTemplate:
     return ChatTemplate({"default": style.source}, TOKENS)
 
