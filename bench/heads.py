@@ -21,9 +21,9 @@ from bench.harness.models import Models, PairName
 from bench.harness.questions import Question
 from bench.harness.report import USUAL_LEGEND, Say, by_case, compare, conditions, finish, heat_of, usual_columns
 from bench.harness.runner import Answer, Ask, Case, Contender, Request, Run, at_temperatures
+from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.settings import ModelServiceSettings
-from specdec.core.tree import EMPTY_TREE
 from specdec.runner.files import directory_of
 from specdec.runner.loading import load_runner
 from specdec.v1.generation_pb2 import SpeculationStats
@@ -55,11 +55,10 @@ def in_process(verifier: LmVerifier, tokenizer: Any, num_nodes: int) -> Ask:
         start = _ids(tokenizer, prompt)
         sampling = SamplingParams(request.temperature)
         spec = SequenceSpec(start, len(start), sampling, request.seed, Method.COUPLED, request.salt.encode())
-        memory, ids, passes, started = verifier.open(spec), list(start), 0, 0.0
+        open_, state = TargetOpen(spec, max_self_draft_nodes=num_nodes), verifier.open(spec)
+        ids, passes, started = list(start), 0, 0.0
         while len(ids) < len(start) + request.max_tokens:
-            [decision], _ = verifier.verify(
-                [Job(memory, ids, EMPTY_TREE, max_self_draft_nodes=num_nodes, self_draft_nodes=num_nodes)]
-            )
+            [decision], _ = verifier.verify([Job(open_, state, ids, self_draft_nodes=num_nodes)])
             if not isinstance(decision, Decision):
                 assert decision is None, decision
                 continue
@@ -67,7 +66,7 @@ def in_process(verifier: LmVerifier, tokenizer: Any, num_nodes: int) -> Ask:
             passes += 1
             started = started or time.perf_counter()
         seconds = time.perf_counter() - started
-        verifier.close(memory)
+        verifier.close(state)
         new = ids[len(start) : len(start) + request.max_tokens]
         return Run(seconds, [Answer(new[1:], tokenizer.decode(new), SpeculationStats(num_rounds=passes - 1))])
 

@@ -209,7 +209,7 @@ async def orchestrator(
 
 
 @asynccontextmanager
-async def target(verifier: Verifier, **settings: Any) -> AsyncIterator[Service]:
+async def target(verifier: Verifier[Any], **settings: Any) -> AsyncIterator[Service]:
     async with _serving(create_target_server(verifier, EngineSettings(**settings)), "target") as service:
         yield service
 

@@ -20,7 +20,7 @@ from orchestrator.control.controller import Adaptive, Controller, Fixed
 from orchestrator.control.cost_model import CostModel
 from orchestrator.control.draft_length import DraftLength
 from orchestrator.drafting.draft_client import LATE
-from orchestrator.rounds import Drafting, Exchange, Proposal, RoundRecord, Source
+from orchestrator.rounds import Drafting, Exchange, RoundRecord, Source
 from specdec.core.rounds import OVERRUN, Timings
 from specdec.core.tree import TokenTree
 from specdec.server.batch_delay import BatchDelay
@@ -118,7 +118,7 @@ class Run:
         stream.round += 1
         self.depths[stream.index].append(stream.depth)
         if autonomous:
-            if 2 * (1 + stream.to_come) <= plan.num_autonomous:  # as orchestrator.target_client does
+            if 2 * (1 + stream.to_come) <= plan.num_autonomous:  # as orchestrator.verifying.target_client does
                 stream.to_come = plan.num_autonomous
             elif plan.num_autonomous + OVERRUN <= stream.to_come:
                 self._at(self.place.overhead_ms / 2e3, lambda: self._interrupt(stream, plan.num_autonomous))
@@ -241,9 +241,17 @@ class Run:
         drafting = Drafting(stream.num_asked, stream.waited_s, stream.answer)
         source = Source.DRAFT if stream.depth else None
         round_trip_s = self.now - stream.since if asked else None
-        proposal = Proposal(CHAINS[stream.depth], source, drafting)
-        exchange = Exchange(round_trip_s, num_live=len(self.streams))
-        record = RoundRecord(stream.round, 0, proposal, tuple(range(right)), timings, to_come, exchange)
+        record = RoundRecord(
+            number=stream.round,
+            base=0,
+            verified_tree=CHAINS[stream.depth],
+            source=source,
+            accepted=tuple(range(right)),
+            drafting=drafting,
+            timings=timings,
+            num_autonomous_left=to_come,
+            exchange=Exchange(round_trip_s, num_live=len(self.streams)),
+        )
         stream.waited_s = stream.answer = None
         stream.controller.observe(record)
         stream.submitted = False

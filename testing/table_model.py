@@ -138,55 +138,55 @@ class TableVerifier:
     def open(self, spec: SequenceSpec) -> TableMemory:
         return TableMemory(spec)
 
-    def close(self, memory: TableMemory) -> None:
-        self._num_used -= memory.num_cached
-        memory.num_cached = 0
+    def close(self, state: TableMemory) -> None:
+        self._num_used -= state.num_cached
+        state.num_cached = 0
 
     def cache_use(self) -> tuple[int, int]:
         return self._num_used, self._num_slots
 
-    def verify(self, jobs: Sequence[Job]) -> tuple[list[Decision | SpecdecError | None], Timings]:
+    def verify(self, jobs: Sequence[Job[TableMemory]]) -> tuple[list[Decision | SpecdecError | None], Timings]:
         started = time.perf_counter()
         if self._poison is not None:
             for job in jobs:
                 self._poison.strike(job.ids)
         jobs = [self._drafted(job) if job.self_draft_nodes and not job.tree else job for job in jobs]
-        num_rows = sum(min(len(job.ids) - job.memory.num_cached + len(job.tree), self._chunk_rows) for job in jobs)
+        num_rows = sum(min(len(job.ids) - job.state.num_cached + len(job.tree), self._chunk_rows) for job in jobs)
         if cost_s := self._pass_s + self._row_s * num_rows:
             time.sleep(cost_s)
         decisions = [self._decide(job) for job in self._with_room(jobs)]
         pass_us = int((time.perf_counter() - started) * 1e6)
         return decisions, Timings(pass_us=pass_us, rows=num_rows, sequences=len(jobs))
 
-    def _drafted(self, job: Job) -> Job:
+    def _drafted(self, job: Job[TableMemory]) -> Job[TableMemory]:
         """With a self-draft."""
         text = list(job.ids[-_ORDER:])
         for position in range(len(job.ids), len(job.ids) + job.self_draft_nodes):
-            text.append(self._table.guess(job.memory.spec, text, position))
+            text.append(self._table.guess(job.state.spec, text, position))
         return dataclasses.replace(job, tree=TokenTree.chain(text[-job.self_draft_nodes :]))
 
-    def _with_room(self, jobs: Sequence[Job]) -> Iterator[Job]:
+    def _with_room(self, jobs: Sequence[Job[TableMemory]]) -> Iterator[Job[TableMemory]]:
         """The jobs; a tree is dropped if the texts of all jobs leave no KV slots for it."""
         left = self._num_slots - self._num_used
-        left -= sum(min(len(job.ids) - job.memory.num_cached, self._chunk_rows) for job in jobs)
+        left -= sum(min(len(job.ids) - job.state.num_cached, self._chunk_rows) for job in jobs)
         for job in jobs:
             if len(job.tree) > left:
                 job = dataclasses.replace(job, tree=EMPTY_TREE)
             left -= len(job.tree)
             yield job
 
-    def _decide(self, job: Job) -> Decision | SpecdecError | None:
-        memory: TableMemory = job.memory
-        if not memory.spec.keyed_by_token:
+    def _decide(self, job: Job[TableMemory]) -> Decision | SpecdecError | None:
+        state = job.state
+        if not state.spec.keyed_by_token:
             return InvalidArgument([("spec.method", "a table model supports greedy and coupled sampling only")])
-        num_new = len(job.ids) - memory.num_cached
+        num_new = len(job.ids) - state.num_cached
         unfinished = num_new > 1 and num_new + len(job.tree) > self._chunk_rows
         # The last token, the root, is computed in the pass that decides.
         num_rows = min(num_new - 1, self._chunk_rows) if unfinished else num_new + len(job.tree)
         if self._num_used + num_rows > self._num_slots:
             return Preempted(f"{num_rows} KV slots needed, {self._num_slots - self._num_used} free")
         if unfinished:
-            memory.num_cached += num_rows
+            state.num_cached += num_rows
             self._num_used += num_rows
             return None
         text = list(job.ids[-_ORDER:])
@@ -194,7 +194,7 @@ class TableVerifier:
         accepted: list[int] = []
         node = ROOT
         while True:
-            token = self._table.next_token(memory.spec, text, text_length)
+            token = self._table.next_token(state.spec, text, text_length)
             child = job.tree.child(node, token) if job.tree else None
             if child is None:
                 break
@@ -203,18 +203,18 @@ class TableVerifier:
             text.append(token)
             text_length += 1
         kept = num_new + len(accepted)
-        memory.num_cached += kept
+        state.num_cached += kept
         self._num_used += kept
         decision = Decision(tuple(accepted), token, self_draft=job.tree if job.self_draft_nodes else EMPTY_TREE)
-        if job.num_logprobs is not None:
+        if job.open.num_logprobs is not None:
             committed = [*(job.tree.token_ids[node] for node in accepted), token]
-            logprobs = self._table.logprobs([*job.ids, *committed], len(job.ids), memory.spec, job.num_logprobs)
+            logprobs = self._table.logprobs([*job.ids, *committed], len(job.ids), state.spec, job.open.num_logprobs)
             decision = dataclasses.replace(decision, logprobs=logprobs)
-        if job.num_prompt_logprobs is not None and not memory.decided:
-            prompt = job.ids[: memory.spec.num_prompt_tokens]
-            logprobs = self._table.logprobs(prompt, 1, memory.spec, job.num_prompt_logprobs)
+        if job.open.num_prompt_logprobs is not None and not state.decided:
+            prompt = job.ids[: state.spec.num_prompt_tokens]
+            logprobs = self._table.logprobs(prompt, 1, state.spec, job.open.num_prompt_logprobs)
             decision = dataclasses.replace(decision, prompt_logprobs=logprobs)
-        memory.decided = True
+        state.decided = True
         return decision
 
 

@@ -34,13 +34,14 @@ SPECDEC_ORDER = (
 """A room imports rooms of earlier rows, and itself."""
 
 ORCHESTRATOR_ORDER = (
-    ("settings", "text", "rounds", "tokenizer", "workers"),
+    ("settings", "text", "request", "rounds", "tokenizer", "workers"),
     ("statistics",),
     ("sequence",),
-    ("request", "outbox", "replicas"),
-    ("drafting", "target_client", "control"),
+    ("outbox", "replicas"),
+    ("drafting", "verifying", "control"),
     ("decoder",),
     ("telemetry",),
+    ("sample",),
     ("generation",),
     ("api",),
 )
@@ -50,7 +51,7 @@ MAY_IMPORT = {
         *("specdec.kvcache.store", "specdec.passes.outputs", "specdec.speculation.verification"),
         *("specdec.backends", "specdec.sampling", "specdec.runner", "specdec.vllm"),
         *("target_service.language_model", "target_service.decision", "target_service.reports"),
-        *("target_service.self_draft", "target_service.heads", "target_service.vllm_sampler"),
+        *("target_service.self_draft", "target_service.heads", "target_service.vllm_decisions"),
         "draft_service.drafters",
     ),
     "transformers": ("specdec.backends", "specdec.runner"),
@@ -73,10 +74,10 @@ MAY_IMPORT = {
         *("specdec.core.errors", "specdec.transport", "specdec.cli"),
         *("orchestrator.replicas", "orchestrator.api"),
     ),
-    "tenacity": ("orchestrator.replicas", "orchestrator.target_client"),
+    "tenacity": ("orchestrator.replicas", "orchestrator.verifying.target_client"),
     "specdec.backends.torch": ("specdec.backends.torch", "specdec.backends.choice"),
     "specdec.backends.avx512": ("specdec.backends.avx512", "specdec.backends.choice"),
-    "orchestrator.control": ("orchestrator.control", "orchestrator.decoder", "orchestrator.generation"),
+    "orchestrator.control": ("orchestrator.control", "orchestrator.decoder", "orchestrator.sample"),
 }
 """Modules and packages that may import the key when they are imported themselves."""
 
@@ -248,10 +249,10 @@ RULES: dict[str, tuple[Callable[[Arrows], set[tuple[str, str]]], list[tuple[str,
             ("specdec.passes.rows", "torch"),
             ("orchestrator.decoder", "torch"),
             ("target_service.engine", "specdec.v1.target_pb2"),
-            ("orchestrator.target_client", "specdec.v1.target_pb2"),
+            ("orchestrator.verifying.target_client", "specdec.v1.target_pb2"),
             ("orchestrator.drafting.draft_client", "specdec.v1.draft_pb2"),
             ("orchestrator.sequence", "grpc.aio"),
-            ("orchestrator.target_client", "google.protobuf.message"),
+            ("orchestrator.verifying.target_client", "google.protobuf.message"),
             ("specdec.backends.torch.draw", "ctypes"),
             ("specdec.backends.avx512.backend", "specdec.backends.torch.backend"),
             ("specdec.runner.loading", "specdec.backends.avx512.kernels"),

@@ -260,7 +260,7 @@ def _impatient_and_never_slow() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Lane, "put", put)
         patch.setattr(pool, "_COMPARE_EVERY_S", 1e6)
-        patch.setattr(outbox, "BUFFERED_CHUNKS", 3)
+        patch.setattr(outbox, "BUFFERED_EVENTS", 3)
         yield
 
 

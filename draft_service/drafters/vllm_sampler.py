@@ -14,7 +14,7 @@ from specdec.backends.choice import choose
 from specdec.core.tree import SparseDistribution, TokenTree
 from specdec.passes.outputs import PassOutputs
 from specdec.sampling.grammar import Grammars
-from specdec.vllm.passes import Memories, Sampled, WorkerJob
+from specdec.vllm.passes import Sampled, WorkerJob, WorkerStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class DraftSampler:
 
     def __init__(self, device: torch.device, grammars: Grammars | None = None) -> None:
         self._backend = choose("torch", device)
-        self._memories = Memories(grammars)
-        self.forget = self._memories.forget
+        self._states = WorkerStates(grammars)
+        self.forget = self._states.forget
 
     def sample(self, jobs: Sequence[WorkerJob]) -> list[Sampled]:
         sound = {place: self._sequence(jobs[place]) for place, job in enumerate(jobs) if job.sound}
@@ -68,7 +68,7 @@ class DraftSampler:
         ]
 
     def _sequence(self, job: WorkerJob) -> DraftSequence:
-        memory, place = self._memories.of(job), job.extra
+        memory, place = self._states.of(job), job.extra
         # Only the number of ids counts where nothing depends on the text.
         committed = array("I", bytes(4 * place.base))
         if memory.sampling.transforms.active:

@@ -198,23 +198,23 @@ class Adaptive:
     def observe(self, record: RoundRecord) -> None:
         policy = self._policy
         self._pass = policy.passed(self._pass)
-        self._to_come = record.num_autonomous
+        self._to_come = record.num_autonomous_left
         policy.observe(record)
         if not record.number:
             return
         if self._self_draft is not None:
-            num_nodes = record.num_nodes if record.proposal.source is Source.SELF_DRAFT else 0
+            num_nodes = record.num_nodes if record.source is Source.SELF_DRAFT else 0
             self._self_draft.observe(record, self._expected_of_self_draft(num_nodes)[-1] - 1)
-        if record.proposal.source is Source.SELF_DRAFT:
-            self._self_draft_acceptance.observe(record.proposal.tree, record.accepted, ended=True)
+        if record.source is Source.SELF_DRAFT:
+            self._self_draft_acceptance.observe(record.verified_tree, record.accepted, ended=True)
             return
-        source = record.proposal.source or self._charged
-        if record.proposal.source is Source.DRAFT:
-            self._acceptance.observe(record.proposal.tree, record.accepted, ended=True)
+        source = record.source or self._charged
+        if record.source is Source.DRAFT:
+            self._acceptance.observe(record.verified_tree, record.accepted, ended=True)
         if not record.exchange.round_trip_s or source is None or (source is Source.DRAFT and not policy.on):
             return
         # Autonomously it would make a token in each pass of the others.
-        took_s = record.exchange.round_trip_s + (record.proposal.drafting.waited_s or 0.0)
+        took_s = record.exchange.round_trip_s + (record.drafting.waited_s or 0.0)
         num_lost = took_s / max(policy.costs.alone_s, record.pass_s) - len(record.accepted) - 1
         if self._trust[source].book(num_lost, policy.now) and source is Source.DRAFT:
             self._acceptance.forget()

@@ -76,7 +76,7 @@ class DraftLength:
     def observe(self, record: RoundRecord) -> None:
         """A round of any sequence has ended."""
         self.costs.observe(record, alone=self.checking if self.on else self.now >= self._probe_until)
-        drafting = record.proposal.drafting
+        drafting = record.drafting
         round_trip_s, num_tokens = record.exchange.round_trip_s, min(drafting.num_asked, self.most)
         if self.on and record.num_nodes and num_tokens and round_trip_s and drafting.waited_s:
             ratio = (drafting.waited_s + round_trip_s) / self._seconds(num_tokens)

@@ -66,7 +66,7 @@ class SelfDraftLength:
         accepted tokens."""
         self._num_rounds += 1
         timings = record.timings
-        if record.proposal.source is Source.SELF_DRAFT:
+        if record.source is Source.SELF_DRAFT:
             self._drafting.observe(record.num_nodes * timings.sequences, max(1, timings.self_draft_us) / 1e6)
             self._accepted += len(record.accepted) - self._accepted / _MEMORY_ROUNDS
             self._expected += expected - self._expected / _MEMORY_ROUNDS

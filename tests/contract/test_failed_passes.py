@@ -18,7 +18,7 @@ from tests.models.table_runner import TableRunner
 
 def fail_half_way(job: Any) -> Any:
     """As a pass that fails when it has taken slots already."""
-    job.memory.cache.take(3)
+    job.state.cache.take(3)
     raise RuntimeError("the device is gone")
 
 

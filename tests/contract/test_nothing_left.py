@@ -156,6 +156,7 @@ async def cancelled_at_random(running: Cluster, random_: random.Random) -> bool:
     return finished == fields["n"]
 
 
+@pytest.mark.slow
 async def test_finished_and_cancelled_requests_leave_nothing(gauges: Gauges) -> None:
     verifier, drafter = pair()
     random_ = random.Random(5)

@@ -174,13 +174,13 @@ def test_a_tree_does_not_grow_for_ever_where_nothing_is_committed() -> None:
 
 def test_nothing_grows_ahead_for_a_stream_that_is_held():
     engine = opened(SAMPLINGS[0])
-    engine.hold(A.stream, True)
+    engine.pause(A.stream, True)
     engine.submit(A, Advance(1, 4, (1,), budget=Budget(2, 100, 40)))
     growths = rest(engine)
     assert [len(growth.tree) for growth in growths] == [2], "what was asked for"
-    engine.hold(A.stream, False)
+    engine.pause(A.stream, False)
     assert rest(engine)[-1].end is not None
-    engine.hold(A.stream, True)
+    engine.pause(A.stream, True)
     engine.submit(A, Advance(2, 4, budget=Budget(2, 100, 40)))
     rest(engine)
     engine.drain()

@@ -11,11 +11,11 @@ import pytest
 
 from specdec.client import Sample
 from specdec.core.errors import ModelMismatch, Preempted
+from specdec.core.rounds import TargetOpen
 from specdec.core.settings import EngineSettings
 from specdec.server.model_server import ModelServer
 from target_service.engine import TargetEngine
 from target_service.server import create_server
-from target_service.verifier import TargetOpen
 from testing.misbehaving import Misbehaving
 from testing.patience import PATIENCE_S, eventually
 from testing.table_model import Table, TableVerifier

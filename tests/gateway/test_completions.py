@@ -112,6 +112,7 @@ async def test_logprobs_as_evaluations_read_them():
 STREAMED = {"stream": True, "prompt_logprobs": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_draft_tokens", [0, 5])
 async def test_offsets_are_the_same_however_the_answer_is_cut(num_draft_tokens):
     """A stop string cuts a token: what is left of it is text without a token, in a chunk of several tokens."""

@@ -46,9 +46,9 @@ async def test_samples_begin_one_by_one_not_all_in_one_turn(monkeypatch: pytest.
     turn, begun = 0, Counter[int]()
 
     class Noting(Sequence):
-        def __init__(self, *arguments: Any) -> None:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
             begun[turn] += 1
-            super().__init__(*arguments)
+            super().__init__(*arguments, **options)
 
     async def count_turns() -> None:
         nonlocal turn

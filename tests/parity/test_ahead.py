@@ -91,6 +91,7 @@ async def test_the_text_is_the_same_and_many_verdicts_were_foreseen(settings: di
     assert num_foreseen > len(ASKED) / 2
 
 
+@pytest.mark.slow
 async def test_with_siblings_the_text_is_the_same_and_more_is_accepted() -> None:
     expected = await alone()
     accepted_per_draft = []  # rounds without one, where a draft came too late, are a matter of time

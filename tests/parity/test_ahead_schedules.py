@@ -188,8 +188,8 @@ def early(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts["sent"] += round_.number > answered.get((engine, key), -1) + 1
         submit(engine, key, round_, arrived)
 
-    def stepping(engine: TargetEngine, look: Any) -> Any:
-        results = step(engine, look)
+    def stepping(engine: TargetEngine, poll: Any) -> Any:
+        results = step(engine, poll)
         for key, result in results:
             if isinstance(result, Verdict):
                 answered[engine, key] = result.round

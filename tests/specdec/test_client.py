@@ -103,7 +103,7 @@ async def test_one_address_is_used_again_as_several_are(monkeypatch: pytest.Monk
 
 async def test_a_deadline_holds_while_it_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_FIRST_PAUSE_S", 60.0)
-    monkeypatch.setattr(client, "_LONGEST_PAUSE_S", 60.0)
+    monkeypatch.setattr(client, "_MAX_PAUSE_S", 60.0)
     async with two(Dying()) as caller, asyncio.timeout(PATIENCE_S):
         with pytest.raises(DeadlineExceeded):
             await caller.generate(timeout_s=0.2, text="a")

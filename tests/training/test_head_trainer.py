@@ -80,6 +80,7 @@ def test_a_step_is_what_a_served_head_computes_after_the_steps_before() -> None:
                 assert torch.allclose(state, unrolled[step][text, t], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_trained_can_be_served_and_a_second_run_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
     target = _target(tmp_path / "target")
     asked = tmp_path / "questions.jsonl"
@@ -144,6 +145,7 @@ class CountedClock:
         return min(self.used / self._seconds, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FILES)
 def test_a_trained_head_has_its_files_and_foresees_the_text_and_a_finished_run_makes_no_step(
     kind: str, tmp_path: Path, monkeypatch: Any

@@ -13,6 +13,7 @@ import transformers
 
 from specdec.cli.processes import free_ports, healthy, is_serving, paired, service
 from specdec.client import Client
+from specdec.core.rounds import TargetOpen
 from specdec.core.sequence import SamplingParams, SequenceSpec
 from specdec.core.tree import TokenTree
 from specdec.server.liveness import RESTART_STATUS
@@ -26,13 +27,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def text(verifier: Verifier, length: int = 24) -> list[int]:
     spec = SequenceSpec(tuple(range(5, 60)), 55, SamplingParams(), seed=3)
-    memory, ids = verifier.open(spec), list(spec.token_ids)
+    state, ids = verifier.open(spec), list(spec.token_ids)
     while len(ids) < 55 + length:
         chain = TokenTree.chain([7, 8]) if len(ids) % 2 and len(ids) > 55 else TokenTree()
-        [decision], _ = verifier.verify([Job(memory, tuple(ids), chain)])
+        [decision], _ = verifier.verify([Job(TargetOpen(spec), state, tuple(ids), chain)])
         assert isinstance(decision, Decision)
         ids += [*(chain.token_ids[node] for node in decision.accepted), decision.next_token]
-    verifier.close(memory)
+    verifier.close(state)
     return ids[: 55 + length]
 
 

@@ -122,7 +122,8 @@ OTHER: dict[str, Any] = {"token_ids": {"token_ids": [1, 2, 3]}, "seed": 5}
 async def deployment(context_length: int = 65536, **settings: Any) -> AsyncIterator[tuple[Cluster, Watched]]:
     table = Table(vocab_size=4096, context_length=context_length)
     async with cluster([TableVerifier(table, pass_s=0.001)], **settings) as running:
-        running.orchestrator._servicer._prompts = prompts = Watched()
+        servicer = running.orchestrator._servicer
+        servicer._prompts = servicer._reader._prompts = prompts = Watched()
         yield running, prompts
 
 

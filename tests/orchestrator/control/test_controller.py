@@ -138,6 +138,7 @@ def test_one_sequence_settles_within_a_step_or_five_percent_of_the_best(acceptan
     assert near > 0.85 * len(settled), (best, settled, [round(rate(k)) for k in range(MAX_DRAFT_TOKENS + 1)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequences", [1, 16])
 @pytest.mark.parametrize("change", [{"step_ms": 200.0}, {"draft_dead": True}, {"acceptance": 0.0}], ids=str)
 def test_it_stops_when_it_no_longer_pays_and_begins_again_when_it_does(change, sequences):
@@ -152,6 +153,7 @@ def test_it_stops_when_it_no_longer_pays_and_begins_again_when_it_does(change, s
     assert tokens_per_s(run, 800, 100) > 0.85 * before
 
 
+@pytest.mark.slow
 def test_it_stops_while_the_target_is_saturated():
     """From 8 sequences to 128 and back, where passes of more than 64 rows take as many times longer."""
     where = Place(0.6, sequences=8, knee_rows=64.0)

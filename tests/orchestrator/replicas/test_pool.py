@@ -1,8 +1,9 @@
-"""Endpoints by name, a choice between them, and who is set aside."""
+"""Endpoints by name, a choice between them, and which are ejected."""
 
 import asyncio
 import dataclasses
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,7 +42,7 @@ def _pool(*replicas: Replica) -> Pool:
 
 def _replica(name: str, lanes: int = 0, latency_s: float | None = 0.01) -> Replica:
     replica = Replica(name, _role())
-    replica.link, replica.latency_s = FakeLink(lanes), latency_s
+    replica.link, replica.load.latency_s = FakeLink(lanes), latency_s
     return replica
 
 
@@ -108,7 +109,7 @@ async def test_nobody_there_is_said_of_each_by_name():
         async def refused(*_: object, **__: object) -> None:
             raise ReplicaLost("refused here")
 
-        role = Role("target", lambda *_: None, lambda _: refused, lambda *_: None)
+        role = Role("target", lambda _: SimpleNamespace(GetModelInfo=refused), lambda *_: None, lambda *_: None)
         async with Pool(role, [address, "no-such-host.invalid:1"]) as pool:
             with pytest.raises(NoReplica) as caught:
                 await pool.wait_for_one(0.3)
@@ -165,7 +166,7 @@ async def test_a_name_service_that_is_down_takes_no_replica_with_it(monkeypatch)
 
 
 @pytest.mark.slow
-async def test_a_replica_much_slower_than_the_fastest_is_set_aside_and_its_sequences_move():
+async def test_a_replica_much_slower_than_the_fastest_is_ejected_and_its_sequences_move():
     table = Table()
     async with cluster(
         [TableVerifier(table, pass_s=0.002), TableVerifier(table, pass_s=0.2)], [TableDrafter(table)]
@@ -192,7 +193,7 @@ def _slow(*replicas: Replica) -> list[str]:
 
 def _answered(name: str, lanes: int, latency_s: float) -> Replica:
     replica = _replica(name, lanes, None)
-    replica.observe(latency_s)
+    replica.observe_latency(latency_s)
     return replica
 
 
@@ -272,7 +273,7 @@ async def test_a_target_with_another_model_is_refused_by_name():
             running.orchestrator._admit_target("10.0.0.9:1", type(info)("x", "another", 1024, "table", 10))
         # Also while the others take nothing new: their sequences are there.
         [replica] = running.orchestrator.targets.replicas
-        replica._serving = False
+        replica.health.serving = False
         with pytest.raises(ModelMismatch, match=r"10\.0\.0\.9:1"):
             running.orchestrator._admit_target("10.0.0.9:1", type(info)("x", "another", 1024, "table", 10))
 
@@ -308,7 +309,9 @@ async def test_a_stream_whose_part_is_cancelled_is_lost_and_connected_again(part
     async with asyncio.timeout(20.0), cluster([TableVerifier(Table())]) as running:
         [replica] = running.orchestrator.targets.replicas
         before = replica.link
-        [task] = [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == f"Link.{part}"]
+        while not (parts := [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == f"Link.{part}"]):
+            await asyncio.sleep(0.01)
+        [task] = parts
         task.cancel()
         while replica.link in (before, None):
             await asyncio.sleep(0.01)

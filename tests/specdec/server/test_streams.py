@@ -118,12 +118,12 @@ async def test_a_large_frame_leaves_other_tasks_their_turn(server):
 
 
 async def test_a_stream_that_ends_within_its_opens_leaves_nothing_behind():
-    held: set[int] = set()
+    paused: set[int] = set()
 
     class Engine(DraftEngine):
-        def hold(self, stream: int, is_held: bool) -> None:
-            (held.add if is_held else held.discard)(stream)
-            super().hold(stream, is_held)
+        def pause(self, stream: int, is_paused: bool) -> None:
+            (paused.add if is_paused else paused.discard)(stream)
+            super().pause(stream, is_paused)
 
     drafter = TableDrafter(TABLE)
     server = StreamServer(Engine(drafter), DraftCodec(drafter.info), "draft")
@@ -145,7 +145,7 @@ async def test_a_stream_that_ends_within_its_opens_leaves_nothing_behind():
     for _ in range(10):
         await asyncio.sleep(0)
     await server.stop()
-    assert not held
+    assert not paused
     assert (server.load.open_streams, server.load.live_sequences) == (0, 0)
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from orchestrator.target_client import TargetClient
+from orchestrator.verifying.target_client import TargetClient
 from specdec.core.tree import EMPTY_TREE
 from testing.misbehaving import Misbehaving
 from testing.patience import PATIENCE_S

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from orchestrator.control.controller import Fixed
+from orchestrator.rounds import RoundPlan
 from orchestrator.sequence import Sequence
-from orchestrator.target_client import TargetClient
+from orchestrator.verifying.target_client import TargetClient
 from specdec.core.rounds import Round
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from target_service.engine import TargetEngine
@@ -55,7 +56,7 @@ async def decoded(client: TargetClient, sequence: Sequence, num_tokens: int) -> 
     controller = Fixed(0)
     for _ in range(num_tokens):
         plan = controller.plan(sequence)
-        sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE, plan.num_autonomous))
+        sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE, plan))
     return sequence.ids
 
 
@@ -125,7 +126,7 @@ async def test_it_is_not_asked_again_before_half_of_it_has_come(rounds: list[Rou
     async with asyncio.timeout(PATIENCE_S), cluster([verifier]) as running, client_of(running) as client:
         for _ in range(120):
             verifier.allowed.release()
-            verdict = await client.verify(sequence, EMPTY_TREE, controller.plan(sequence).num_autonomous)
+            verdict = await client.verify(sequence, EMPTY_TREE, controller.plan(sequence))
             sequence.extend(EMPTY_TREE, verdict)
         verifier.allowed.release(1000)
     assert len(rounds) <= 120 / 16 + 1
@@ -134,17 +135,17 @@ async def test_it_is_not_asked_again_before_half_of_it_has_come(rounds: list[Rou
 async def test_a_round_that_is_long_on_its_way_is_not_superseded(rounds: list[Round]) -> None:
     sequence = new_sequence(max_tokens=400)
     async with asyncio.timeout(PATIENCE_S), cluster([TableVerifier(TABLE)]) as running, client_of(running) as client:
-        verdict = await client.verify(sequence, EMPTY_TREE, 32)
+        verdict = await client.verify(sequence, EMPTY_TREE, RoundPlan(num_autonomous=32))
         sequence.extend(EMPTY_TREE, verdict)
-        sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE, 32))
+        sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE, RoundPlan(num_autonomous=32)))
         lane, withheld = client._lane, []
         assert lane is not None
         send = lane.send
         lane.send = lambda *said: withheld.append(said)  # type: ignore[method-assign]
         for _ in range(32):
-            sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE, 32))
+            sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE, RoundPlan(num_autonomous=32)))
         assert len(withheld) == 1
-        last = asyncio.create_task(client.verify(sequence, EMPTY_TREE, 0))
+        last = asyncio.create_task(client.verify(sequence, EMPTY_TREE, RoundPlan()))
         await asyncio.sleep(0.05)
         lane.send = send  # type: ignore[method-assign]
         send(*withheld[0])
@@ -162,13 +163,13 @@ async def test_a_target_that_goes_on_is_told_not_to_and_then_verifies_trees(roun
     verifier = Misbehaving(TableVerifier(TABLE), closes_at=9)
     async with asyncio.timeout(PATIENCE_S), cluster([verifier]) as running, client_of(running) as client:
         for _ in range(8):
-            verdict = await client.verify(sequence, EMPTY_TREE, 30)
+            verdict = await client.verify(sequence, EMPTY_TREE, RoundPlan(num_autonomous=30))
             sequence.extend(EMPTY_TREE, verdict)
         assert [round_.num_autonomous for round_ in rounds] == [30]
         to_come = verdict.num_autonomous_left
         assert to_come == 24
         # It is in a pass; what it is told before that ends is heeded in the next one.
-        telling = asyncio.create_task(client.verify(sequence, EMPTY_TREE, 0))
+        telling = asyncio.create_task(client.verify(sequence, EMPTY_TREE, RoundPlan()))
         while not running.targets[0].servicer.streams._loop._inbox.qsize():
             await asyncio.sleep(0.01)
         verifier.gate.set()
@@ -179,11 +180,11 @@ async def test_a_target_that_goes_on_is_told_not_to_and_then_verifies_trees(roun
             num_to_come.append(verdict.num_autonomous_left)
             if not verdict.num_autonomous_left:
                 break
-            verdict = await client.verify(sequence, EMPTY_TREE, 0)
+            verdict = await client.verify(sequence, EMPTY_TREE, RoundPlan())
         assert num_to_come == [1, 0], "which is OVERRUN"
         assert len(rounds) == 2
         right = TokenTree.chain(text[sequence.base : sequence.base + 4])
-        verdict = await client.verify(sequence, right, 0)
+        verdict = await client.verify(sequence, right)
         assert verdict.accepted == (0, 1, 2, 3)
         sequence.extend(right, verdict)
         assert text[: sequence.base] == sequence.ids

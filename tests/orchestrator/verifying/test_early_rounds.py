@@ -1,4 +1,4 @@
-"""The round after is sent while the target is in a pass: what the orchestrator makes of it, and of targets that lie."""
+"""The round after is sent while the target is in a pass: what the orchestrator makes of it, and of its loss."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import dataclasses
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
-import pytest
-
-from orchestrator.replicas.link import HostileReplica
+from orchestrator.rounds import RoundPlan
 from orchestrator.sequence import Sequence
-from orchestrator.target_client import TargetClient
-from specdec.core.rounds import Round, Verdict
+from orchestrator.verifying.target_client import TargetClient
+from specdec.core.rounds import Verdict
 from specdec.core.tree import EMPTY_TREE, TokenTree
 from testing.misbehaving import Misbehaving
 from testing.patience import PATIENCE_S
@@ -50,7 +48,7 @@ async def verified(
 ) -> Verdict:
     """The verdict of a pass, with which the round after has come: how long a pass takes is not known yet."""
     client._next_round = lambda _: (sent, 4)
-    task = asyncio.create_task(client.verify(sequence, tree, 0, 0.0))
+    task = asyncio.create_task(client.verify(sequence, tree, RoundPlan(next_round_after_s=0.0)))
     await verifier.in_a_pass()
     verifier.gate.set()
     verdict = await task
@@ -94,7 +92,7 @@ async def test_a_target_that_is_lost_with_it_is_replaced() -> None:
             sequence.extend(EMPTY_TREE, await client.verify(sequence, EMPTY_TREE))
             text = text_of(sequence, 9)
             client._next_round = lambda _: (chain(text[:6]), 4)
-            verdict = await client.verify(sequence, EMPTY_TREE, 0, 0.0)
+            verdict = await client.verify(sequence, EMPTY_TREE, RoundPlan(next_round_after_s=0.0))
             sequence.extend(EMPTY_TREE, verdict)
             left = chain(text[1:5])
             used = 0 if verifiers[0].num_passes else 1
@@ -125,7 +123,7 @@ async def test_a_target_that_does_not_take_it_is_never_sent_one() -> None:
             raise AssertionError("it is not asked for")
 
         client._next_round = next_round
-        assert (await client.verify(sequence, EMPTY_TREE, 0, 0.0)).round == 1
+        assert (await client.verify(sequence, EMPTY_TREE, RoundPlan(next_round_after_s=0.0))).round == 1
 
 
 async def test_nothing_to_send_is_nothing_sent() -> None:
@@ -137,36 +135,9 @@ async def test_nothing_to_send_is_nothing_sent() -> None:
             return EMPTY_TREE, 0
 
         client._next_round = next_round
-        task = asyncio.create_task(client.verify(sequence, EMPTY_TREE, 0, 0.0))
+        task = asyncio.create_task(client.verify(sequence, EMPTY_TREE, RoundPlan(next_round_after_s=0.0)))
         await asked.wait()
         await verifier.in_a_pass()
         verifier.gate.set()
         assert not (await task).dropped_round
-        assert client._rounds == []
-
-
-SENT = chain([5, 6, 7, 8, 9])
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (Verdict(1, 3, (0,), 6, dropped_round=3), None),
-        (Verdict(1, 3, (0,), 6), Verdict(2, 5, (1,), 0)),  # already walked along
-        (Verdict(1, 3, (0,), 6), Verdict(2, 5, (2, 3, 4), 0)),  # more than were to be verified
-        (Verdict(1, 3, (0,), 6), Verdict(2, 5, (3,), 0)),  # no path
-        (Verdict(1, 3, (0,), 6), Verdict(2, 5, (), 0, dropped_round=2)),
-        (Verdict(1, 3, (0,), 1), Verdict(2, 5, (2,), 0)),  # nothing was left
-    ],
-)
-def test_a_target_that_answers_what_cannot_be_is_left(first: Verdict, second: Verdict | None) -> None:
-    client, sequence = TargetClient(cast(Any, None), "", "", 0.0, 0.0), new_sequence()
-    sequence.extend(EMPTY_TREE, Verdict(0, 2, (), 4))
-    client._rounds = [Round(1, 3, chain([5])), Round(2, 3, SENT, max_nodes=2)]
-    if second is None:
-        with pytest.raises(HostileReplica, match="invalid verdict"):
-            client._checked(first, sequence, chain([5]))
-        return
-    sequence.extend(chain([5]), client._checked(first, sequence, chain([5])))
-    with pytest.raises(HostileReplica, match="invalid verdict"):
-        client._checked(second, sequence, SENT.descend(sequence.ids[3:]).prefix(2))
+        assert not client._rounds.pending

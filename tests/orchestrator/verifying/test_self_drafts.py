@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdec.core.errors import InvalidArgument
-from specdec.core.rounds import SELF_DRAFT, Round, Verdict
+from specdec.core.rounds import SELF_DRAFT, Round, TargetOpen, Verdict
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.tree import TokenTree
 from specdec.server.step_loop import Key
@@ -17,7 +17,6 @@ from specdec.transport.wire import write_spec
 from specdec.v1 import target_pb2
 from target_service.codec import TargetCodec
 from target_service.engine import TargetEngine
-from target_service.verifier import TargetOpen
 from testing.table_model import Table, TableDrafter, TableVerifier
 from tests.cluster import cluster
 
@@ -37,6 +36,7 @@ async def logprobs_of(running: Any, **fields: Any) -> list[float]:
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("with_draft", [False, True])
 async def test_the_text_and_its_logprobs_are_the_targets(temperature: float, with_draft: bool):
@@ -58,6 +58,7 @@ async def test_the_text_and_its_logprobs_are_the_targets(temperature: float, wit
                 assert told.num_rounds < 200
 
 
+@pytest.mark.slow
 async def test_a_target_without_a_head_takes_over():
     async with cluster([TableVerifier(TABLE)]) as running:
         alone = await sample_of(running, max_tokens=300)
