@@ -134,7 +134,9 @@ class Gateway:
             kind = format_of(self._template) if setting == "auto" else setting
         named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedChoice) else ""
         reasons = self._settings.reasoning_format == "think"
-        return partial(Parser, kind, named, bool(body.tools) and body.tool_choice == "required", reasons)
+        is_listed = bool(body.tools) and body.tool_choice == "required"
+        tools = {tool.function.name: tool.function.parameters for tool in body.tools or ()}
+        return partial(Parser, kind, named=named, listed=is_listed, reasoning=reasons, tools=tools)
 
     async def _generate(
         self, request: Request, body: ChatBody | CompletionBody, requests: Sequence[dict[str, Any]]
@@ -159,7 +161,7 @@ class Gateway:
         with self._metrics.streaming():
             async with aclosing(source):
                 try:
-                    for chunk in (*answer.chunks(*first), *answer.begins()):
+                    for chunk in answer.chunks(*first):
                         yield sse.event(chunk)
                     with translation.names_of(answer.body):
                         async for prompt, response in source:

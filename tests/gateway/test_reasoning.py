@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.calls import Call
 from gateway.reasoning import ReasoningSplit
 from gateway.server import GatewayServer
 from gateway.settings import GatewaySettings
@@ -23,7 +22,7 @@ from target_service.language_model import LmVerifier
 from tests.checkout import DEMO
 from tests.cluster import cluster
 from tests.gateway.test_conversations import USER, with_template
-from tests.gateway.test_tools import TOOLS, parsed
+from tests.gateway.test_tools import TOOLS, Called, parsed
 from tests.parity.conftest import load
 
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
@@ -86,7 +85,7 @@ def test_what_follows_the_reasoning_may_be_a_call(parser: Parser, text: str) -> 
     parser.reasoning.begin_within()
     thought, call = parsed(parser, ["So.\n</th", "ink>", "\n\n", *text])
     assert thought == Reasoning("So.\n")
-    assert call == Call("f", "{}")
+    assert call == Called("f", "{}")
 
 
 @pytest.fixture
