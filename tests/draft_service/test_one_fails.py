@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from draft_service.drafter import Drafter
-from draft_service.drafters import ngram
+from draft_service.drafters import ngram_drafter
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.drafters.ngram import NgramDrafter
+from draft_service.drafters.ngram_drafter import NgramDrafter
 from draft_service.drafters.ngram_model import OwnText, build
-from draft_service.drafters.vllm import VllmDrafter
+from draft_service.drafters.vllm_drafter import VllmDrafter
 from draft_service.drafters.vllm_sampler import DraftSampler
 from draft_service.engine import DraftEngine, DraftOpen
 from specdec.core.errors import InvalidArgument, PassFailed, SpecdecError
@@ -58,7 +58,7 @@ PLACES = [
     *((make, *place) for make in (language_model, on_vllm) for place in SAMPLING),
     (language_model, TableRunner, "forward", of_guilty_text),
     (counting, OwnText, "take_in", lambda own, ids: GUILTY.sequence in ids),
-    (counting, ngram, "ranked", lambda model, own, tail, count: GUILTY.sequence in tail),
+    (counting, ngram_drafter, "ranked", lambda model, own, tail, count: GUILTY.sequence in tail),
 ]
 """A drafter, and a function that raises for one of its sequences."""
 

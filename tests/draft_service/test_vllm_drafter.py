@@ -9,7 +9,7 @@ import torch
 
 from draft_service.drafter import Drafter, DraftSequence, Spot
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.drafters.vllm import VllmDrafter
+from draft_service.drafters.vllm_drafter import VllmDrafter
 from draft_service.drafters.vllm_sampler import DraftSampler
 from draft_service.engine import DraftEngine, DraftOpen
 from specdec.core.errors import Overloaded

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from draft_service.drafters.translation import Translation, Words
+from draft_service.drafters.other_vocabulary.translation import Translation, Words
 from specdec.runner.vocabulary import read_tokenizer
 from tests.checkout import DEMO
 

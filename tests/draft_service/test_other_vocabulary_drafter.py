@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, models
 from draft_service.__main__ import DraftSettings
 from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.drafters.translated import LEAST_SHARE, TranslatedDrafter
-from draft_service.drafters.translation import LOOK_BEHIND, Translation, Words
+from draft_service.drafters.other_vocabulary.drafter import LEAST_SHARE, TranslatedDrafter
+from draft_service.drafters.other_vocabulary.translation import LOOK_BEHIND, Translation, Words
 from specdec.core.rounds import AHEAD, SIBLINGS, ModelInfo
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.settings import parse

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from draft_service.drafters.translation import LOOK_BEHIND, DraftText, Translation, Words
+from draft_service.drafters.other_vocabulary.translation import LOOK_BEHIND, DraftText, Translation, Words
 from tests.draft_service.vocabularies import (
     TEXTS,
     between,

@@ -1,7 +1,7 @@
 """A language model with another vocabulary than the target's, as the drafter: it proposes chains.
 
-Knows when texts and proposals are translated; does not know how (draft_service.drafters.translation). Its draft takes
-in the latest tokens of a text as nodes of a tree, which may be dropped.
+Knows when texts and proposals are translated (translation.py: how). Its draft takes in the latest tokens of a text as
+nodes of a tree, which may be dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draft_service.drafter import DraftSequence, Node
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.drafters.translation import LOOK_BEHIND, DraftText, Translation, Words
+from draft_service.drafters.other_vocabulary.translation import LOOK_BEHIND, DraftText, Translation, Words
 from specdec.core.errors import SpecdecError
 from specdec.core.rounds import AHEAD, SIBLINGS, ModelInfo
 from specdec.core.sequence import Draw, Method, SamplingParams, SequenceSpec

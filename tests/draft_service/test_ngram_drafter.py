@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from draft_service.drafters.ngram import NgramDrafter
+from draft_service.drafters.ngram_drafter import NgramDrafter
 from draft_service.drafters.ngram_model import BACKOFF, KEPT, NgramModel, OwnText, build, ranked
 from draft_service.ngram_build import main
 from specdec.cli.main import app
