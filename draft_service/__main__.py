@@ -54,9 +54,11 @@ def _drafter(settings: DraftSettings) -> Drafter:
 
     runner = load_runner(settings)
     if settings.target_tokenizer:
-        from draft_service.drafters.other_vocabulary.drafter import TranslatedDrafter
+        from draft_service.drafters.other_vocabulary.drafter import OtherVocabularyDrafter
 
-        return TranslatedDrafter.load(runner, settings.model, settings.revision, Path(settings.target_tokenizer))
+        return OtherVocabularyDrafter.load(
+            runner, settings.model, revision=settings.revision, target=Path(settings.target_tokenizer)
+        )
     return LanguageModelDrafter(runner, runner.grammars)
 
 

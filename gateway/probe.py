@@ -15,7 +15,7 @@ def answers(environment: Mapping[str, str]) -> bool:
     port = int(environment["SPECDEC_PORT"])
     if environment.get("SPECDEC_TLS_CERT"):
         context = ssl.create_default_context()
-        # It asks itself, by an address that no certificate is made out to.
+        # It asks itself, by an address that no certificate is issued for.
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(
             "127.0.0.1", port, timeout=5, context=context

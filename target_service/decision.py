@@ -39,8 +39,8 @@ def decide(jobs: Sequence[Job], outputs: Sequence[RowOutputs], backend: Backend)
     given, jobs = jobs, _without_lies(jobs)
     target_tokens: dict[int, Sequence[int]] = {}  # by keyed job
     for index, job in enumerate(jobs):
-        if _state(job).takes_likeliest and (likeliest := outputs[index].likeliest) is not None:
-            target_tokens[index] = likeliest
+        if _state(job).takes_most_likely and (most_likely := outputs[index].most_likely) is not None:
+            target_tokens[index] = most_likely
     others = [index for index in range(len(jobs)) if index not in target_tokens]
     keyed = [index for index in others if _state(jobs[index]).spec.keyed_by_token]
     chained = [index for index in others if not _state(jobs[index]).spec.keyed_by_token]

@@ -44,7 +44,7 @@ async def row_24(lab: Lab, seed: int, short: bool) -> Outcome:
                 "": make("bench.models.table_service target", *_flags(ours, "target")),
                 "it does not speak TLS": make("bench.models.table_service target"),
                 "not from a CA that tls_ca names": make("bench.models.table_service target", *_flags(theirs, "target")),
-                "not made out to target": make("bench.models.table_service draft", *_flags(ours, "draft")),
+                "not issued for target": make("bench.models.table_service draft", *_flags(ours, "draft")),
                 "has expired": make("bench.models.table_service target", *_flags(old, "target")),
             }
             orchestrator = make(

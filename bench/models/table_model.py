@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from draft_service.drafter import DraftSequence, Node, Spot
+from draft_service.drafter import Branch, DraftSequence
 from specdec.core.errors import InvalidArgument, Preempted, SpecdecError
 from specdec.core.rounds import AHEAD, LOGPROBS, SELF_DRAFT, SIBLINGS, Logprobs, ModelInfo, Timings
 from specdec.core.sequence import SequenceSpec
-from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.core.tree import EMPTY_TREE, ROOT, Candidate, TokenTree
 from specdec.speculation.acceptance import PRIOR
 from target_service.verifier import Decision, Job
 
@@ -230,21 +230,21 @@ class TableDrafter:
     def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
         return [True] * len(sequences)
 
-    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
+    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Candidate] | SpecdecError | None]:
         if self._step_s:
             time.sleep(self._step_s)
-        grown: list[Sequence[Node] | SpecdecError | None] = []
+        grown: list[Sequence[Candidate] | SpecdecError | None] = []
         for sequence in sequences:
-            spots = sequence.spots or (Spot(len(sequence.tree) - 1, 1 + sequence.num_siblings),)
-            grown.append([node for spot in spots for node in self._children(sequence, spot)])
+            branches = sequence.branches or (Branch(len(sequence.tree) - 1, 1 + sequence.num_siblings),)
+            grown.append([node for spot in branches for node in self._children(sequence, spot)])
         return grown
 
-    def _children(self, sequence: DraftSequence, spot: Spot) -> list[Node]:
+    def _children(self, sequence: DraftSequence, spot: Branch) -> list[Candidate]:
         tree = sequence.tree
-        path = [tree.token_ids[node] for node in tree.path(spot.parent)]
+        path = list(tree.path_ids(spot.parent))
         tail = [*sequence.ids[-_ORDER:], *path][-_ORDER:]
         guesses = self._table.guesses(sequence.spec, tail, sequence.base + len(path), spot.num_children)
-        return [Node(spot.parent, token) for token in guesses if tree.child(spot.parent, token) is None]
+        return [Candidate(spot.parent, token) for token in guesses if tree.child(spot.parent, token) is None]
 
 
 @dataclass(slots=True)

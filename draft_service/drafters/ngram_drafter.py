@@ -1,7 +1,7 @@
 """An n-gram model as a draft: no torch, no GPU, some microseconds per node. The text so far counts as well.
 
 Under greedy and coupled sampling it ranks by the target's own noise. Under token and block verification it proposes its
-likeliest token, of which it is certain.
+most likely token, of which it is certain.
 """
 
 from __future__ import annotations
@@ -11,29 +11,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from draft_service.drafter import DraftSequence, Node, Spot
-from draft_service.drafters.ngram_model import MOST_CONTEXT, NgramModel, OwnText, ranked
+from draft_service.drafter import DraftSequence
+from draft_service.drafters.ngram_model import MAX_CONTEXT, NgramModel, TextCounts, scores_after
 from specdec.core.errors import SpecdecError
 from specdec.core.noise import Domain, Key, exponentials_of
 from specdec.core.rounds import AHEAD, CACHE_SALT, SIBLINGS, ModelInfo
 from specdec.core.sequence import SequenceSpec
-from specdec.core.tree import MAX_CONFIDENCE
+from specdec.core.tree import MAX_CONFIDENCE, Candidate
 
-LEAST_SCORE = 0.05
+MIN_SCORE = 0.05
 """Less likely tokens are not proposed."""
 
 _WINDOW = 4096
 """The latest tokens of a text, which are counted."""
 
-_MOST_SCORED = 32
-_LEAST_MARGIN = 2.0**-8
+_MAX_SCORED = 32
+_MIN_MARGIN = 2.0**-8
 _CONTEXT_LENGTH = 1 << 24
 
 
 @dataclass(slots=True)
-class _Memory:
-    own: OwnText = field(default_factory=OwnText)
+class _State:
+    counts: TextCounts = field(default_factory=TextCounts)
     num_counted: int = 0
+
+
+_Sequence = DraftSequence[_State]
 
 
 class NgramDrafter:
@@ -41,15 +44,14 @@ class NgramDrafter:
 
     def __init__(self, model: NgramModel, name: str) -> None:
         self._model = model
-        capabilities = (AHEAD, SIBLINGS, CACHE_SALT)
         self.info = ModelInfo(
-            name,
-            model.digest,
-            model.vocab_size,
-            model.fingerprint,
-            _CONTEXT_LENGTH,
+            name=name,
+            model_digest=model.digest,
+            vocab_size=model.vocab_size,
+            tokenizer_fingerprint=model.fingerprint,
+            context_length=_CONTEXT_LENGTH,
             dtype="ngram",
-            capabilities=capabilities,
+            capabilities=(AHEAD, SIBLINGS, CACHE_SALT),
         )
 
     @staticmethod
@@ -57,60 +59,55 @@ class NgramDrafter:
         """Raises ValueError with a message for the operator."""
         return NgramDrafter(NgramModel.load(file), file.stem)
 
-    def open(self, spec: SequenceSpec) -> _Memory:
-        return _Memory()
+    def open(self, spec: SequenceSpec) -> _State:
+        return _State()
 
-    def close(self, memory: _Memory) -> None: ...
+    def close(self, memory: _State) -> None: ...
 
     def request_yield(self, requested: bool) -> None: ...
 
     def cache_use(self) -> tuple[int, int]:
         return 0, 0
 
-    def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
+    def learn(self, sequences: Sequence[_Sequence]) -> list[SpecdecError | bool]:
         for sequence in sequences:
-            memory: _Memory = sequence.memory
+            memory = sequence.memory
             start = max(memory.num_counted, len(sequence.ids) - _WINDOW)
-            memory.own.take_in(sequence.ids[start:])
+            memory.counts.take_in(sequence.ids[start:])
             memory.num_counted = len(sequence.ids)
         return [True] * len(sequences)
 
-    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
+    def grow(self, sequences: Sequence[_Sequence]) -> list[Sequence[Candidate] | SpecdecError | None]:
         self.learn(sequences)
-        return [self._at_spots(each) if each.spots else self._chain(each) for each in sequences]
+        return [self._branches(sequence) if sequence.branches else self._chain(sequence) for sequence in sequences]
 
-    def _at_spots(self, sequence: DraftSequence) -> list[Node]:
-        found: list[Node] = []
-        for spot in sequence.spots:
-            path = self._path(sequence, spot.parent)
-            found += self._children(sequence, spot, path)
-        there = set(zip(sequence.tree.parents, sequence.tree.token_ids, strict=True))
-        return [node for node in found if (node.parent, node.token_id) not in there]
+    def _branches(self, sequence: _Sequence) -> list[Candidate]:
+        children: list[Candidate] = []
+        for parent, count in sequence.branches:
+            children += self._children(sequence, parent, sequence.tree.path_ids(parent), count=count)
+        return sequence.tree.lacking(children)
 
-    def _chain(self, sequence: DraftSequence) -> list[Node]:
+    def _chain(self, sequence: _Sequence) -> list[Candidate]:
         """As many nodes as are wanted, each below the first one of the step before. Siblings do not count there."""
-        nodes: list[Node] = []
+        chain: list[Candidate] = []
         last = len(sequence.tree) - 1
-        path = self._path(sequence, last)
+        path = sequence.tree.path_ids(last)
         for parent in range(last, last + sequence.num_wanted):
-            new = self._children(sequence, Spot(parent, 1 + sequence.num_siblings), path)
-            if not new:
+            children = self._children(sequence, parent, path, count=1 + sequence.num_siblings)
+            if not children:
                 break
-            path.append(new[0].token_id)
-            nodes += new
-        return nodes
+            path = (*path, children[0].token_id)
+            chain += children
+        return chain
 
-    def _path(self, sequence: DraftSequence, parent: int) -> list[int]:
-        """The tokens from below the root down to a node."""
-        return [sequence.tree.token_ids[node] for node in sequence.tree.path(parent)]
-
-    def _children(self, sequence: DraftSequence, spot: Spot, path: Sequence[int]) -> list[Node]:
-        tail = [*sequence.ids[-MOST_CONTEXT:], *path][-MOST_CONTEXT:]
-        scores = ranked(self._model, sequence.memory.own, tail, spot.num_children)
-        likely = sorted(((score, token) for token, score in scores.items() if score >= LEAST_SCORE), reverse=True)
-        drawn = self._drawn(sequence.spec, likely[:_MOST_SCORED], sequence.base + len(path))
+    def _children(self, sequence: _Sequence, parent: int, path: Sequence[int], *, count: int) -> list[Candidate]:
+        """The most likely children of a node, with the tokens from below the root down to it in ``path``."""
+        tail = [*sequence.ids[-MAX_CONTEXT:], *path][-MAX_CONTEXT:]
+        scores = scores_after(tail, self._model, sequence.memory.counts, count=count)
+        likely = sorted(((score, token) for token, score in scores.items() if score >= MIN_SCORE), reverse=True)
+        drawn = self._drawn(sequence.spec, likely[:_MAX_SCORED], sequence.base + len(path))
         confidence = _confidence(drawn)
-        return [Node(spot.parent, token, confidence=confidence) for _, token in drawn[: spot.num_children]]
+        return [Candidate(parent, token, confidence=confidence) for _, token in drawn[:count]]
 
     def _drawn(self, spec: SequenceSpec, likely: list[tuple[float, int]], position: int) -> list[tuple[float, int]]:
         """In the order in which the target draws them, if its distribution is this one."""
@@ -126,5 +123,5 @@ def _confidence(drawn: list[tuple[float, int]]) -> int:
     """See specdec.sampling.confidence, without torch."""
     if len(drawn) < 2:
         return MAX_CONFIDENCE
-    margin = max(drawn[0][0] - drawn[1][0], _LEAST_MARGIN)
-    return min(int(math.log2(margin / _LEAST_MARGIN)), MAX_CONFIDENCE - 1) + 1
+    margin = max(drawn[0][0] - drawn[1][0], _MIN_MARGIN)
+    return min(int(math.log2(margin / _MIN_MARGIN)), MAX_CONFIDENCE - 1) + 1

@@ -25,7 +25,7 @@ from orchestrator.replicas.link import HostileReplica, Link, WatchdogFired
 from specdec.core.errors import ModelMismatch, ReplicaLost, SpecdecError
 from specdec.core.rounds import Load, ModelInfo
 from specdec.security.tls import Tls
-from specdec.security.tls_diagnosis import tls_trouble
+from specdec.security.tls_diagnosis import tls_problem
 from specdec.transport import rpc
 from specdec.transport.endpoint import is_refused
 
@@ -258,7 +258,7 @@ class Replica:
                     # A broken connection does not show whether the process is alive; a refused one shows its end.
                     if await is_refused(self.address):
                         self._tell_fate(alive=None)
-                    elif (tls or not self.info) and (trouble := await tls_trouble(self.address, tls, self.role.name)):
+                    elif (tls or not self.info) and (trouble := await tls_problem(self.address, tls, self.role.name)):
                         raise _NoConnection(f"no connection: {trouble}") from error
                     raise
                 self._tell_fate(alive=info.instance)

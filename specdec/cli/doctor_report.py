@@ -12,17 +12,17 @@ _COLUMNS = 80
 _PREFIX, _SHORT_PREFIX = 12, 8  # characters shown of a model digest, and of a vocabulary's fingerprint
 
 
-def lines(visits: Sequence[Visit], found: Sequence[Finding]) -> Iterator[str]:
+def lines(visits: Sequence[Visit], findings: Sequence[Finding]) -> Iterator[str]:
     """A paragraph for each service and each finding. A line has at most 80 columns, or a single longer word."""
     for each in visits:
         state = "no answer" if each.silence else "serving" if each.serving else "not serving"
         yield from _wrapped(f"{each}: {state}", "    ")
         for facts in () if each.silence else (_model(each), _load(each)):
             yield from _wrapped("  " + ", ".join(facts), "    ") if facts else ()
-    for finding in found:
+    for finding in findings:
         yield from _wrapped(f"{'WRONG' if finding.wrong else 'NOTE'}: {finding.what}.", "  ")
         yield from _wrapped(f"  To do: {finding.remedy}.", "  ")
-    if not found:
+    if not findings:
         yield "All is well."
 
 
@@ -52,10 +52,10 @@ def _load(each: Visit) -> list[str]:
     return facts
 
 
-def as_dict(visits: Sequence[Visit], found: Sequence[Finding]) -> dict[str, Any]:
+def as_dict(visits: Sequence[Visit], findings: Sequence[Finding]) -> dict[str, Any]:
     """All visits and findings, for JSON."""
     return {
-        "ok": not any(each.wrong for each in found),
+        "ok": not any(each.wrong for each in findings),
         "services": [
             {
                 "role": each.role,
@@ -80,5 +80,5 @@ def as_dict(visits: Sequence[Visit], found: Sequence[Finding]) -> dict[str, Any]
             }
             for each in visits
         ],
-        "findings": [{"wrong": each.wrong, "what": each.what, "remedy": each.remedy} for each in found],
+        "findings": [{"wrong": each.wrong, "what": each.what, "remedy": each.remedy} for each in findings],
     }

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from specdec.passes.prefill import LEAST_ROWS, Chunk
+from specdec.passes.prefill import MIN_ROWS, Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class PassTime:
 
     def chunk(self) -> Chunk:
         """The chunk limit as a service finds it when it loads its model (ModelRunner.measure_chunk)."""
-        chunk = Chunk(LEAST_ROWS)
-        chunk.observe(LEAST_ROWS, self.seconds(LEAST_ROWS))
+        chunk = Chunk(MIN_ROWS)
+        chunk.observe(MIN_ROWS, self.seconds(MIN_ROWS))
         return chunk
 
     @staticmethod

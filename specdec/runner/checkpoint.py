@@ -107,8 +107,8 @@ def asked(directory: Path, questions: Iterable[str]) -> list[list[int]]:
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
         messages = [[{"role": "user", "content": question}] for question in questions]
-        found: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-        return [list(ids) for ids in found["input_ids"]]
+        encoded: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        return [list(ids) for ids in encoded["input_ids"]]
     except Exception as error:  # a template is a program, which fails in any way
         log.info("no chat template asks questions", extra={"reason": in_words(error)})
         return []

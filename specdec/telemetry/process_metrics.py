@@ -24,16 +24,16 @@ class ProcessMetrics:
             "process.cpu.time",
             "s",
             "CPU time of the process, all threads",
-            lambda: [(time.process_time(), self._attributes)],
+            read=lambda: [(time.process_time(), self._attributes)],
         )
         instruments.gauge(
             "specdec.event_loop.tasks",
             "{task}",
             "Unfinished asyncio tasks",
-            lambda: [(self._tasks(), self._attributes)],
+            read=lambda: [(self._tasks(), self._attributes)],
         )
         self._lag = instruments.histogram(
-            "specdec.event_loop.lag", "s", "Delay between the due time of a timer and its execution", _BOUNDS_S
+            "specdec.event_loop.lag", "s", "Delay between the due time of a timer and its execution", bounds=_BOUNDS_S
         )
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -257,7 +257,7 @@ def _check_caller(context: grpc.aio.ServicerContext[Any, Any], name: str) -> Non
     names = [each.decode() for each in context.auth_context().get("peer_dns") or ()] if name else []
     if name and name not in names:
         raise PermissionDenied(
-            f"this call is for {name} alone, and the caller's certificate is made out to "
+            f"this call is for {name} alone, and the caller's certificate is issued for "
             f"{', '.join(names) or 'no DNS name'}"
         )
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec.backends.taps import Taps
-from specdec.core.tree import EMPTY_TREE, ROOT, TokenTree
+from specdec.core.tree import EMPTY_TREE, ROOT, Candidate, TokenTree
 from specdec.kvcache.block_pool import SequenceCache
 from specdec.passes.outputs import RowOutputs
 from specdec.sampling.state import SamplingState
@@ -201,7 +201,7 @@ class SelfDraftTrees:
             for parent, rank in children_wanted:
                 children, confidence = each.guesses[parent]
                 if rank < len(children):
-                    new.append((children[rank], parent, None, confidence))
+                    new.append(Candidate(parent, children[rank], confidence=confidence))
             if new:
                 each.tree = each.tree.extended(new)
                 open_places.grow(each.tree)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.models.table_model import Table, TableDrafter
-from draft_service.drafter import DraftSequence, Spot
+from draft_service.drafter import Branch, DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.engine import DraftEngine, DraftOpen
 from specdec.core.rounds import Advance, Budget, Growth
@@ -112,7 +112,7 @@ def together(growths: Sequence[Growth], known: TokenTree = EMPTY_TREE) -> TokenT
 
 def paths(tree: TokenTree) -> list[list[int]]:
     """The tokens from the root to each node."""
-    return [[tree.token_ids[above] for above in tree.path(node)] for node in range(len(tree))]
+    return [list(tree.path_ids(node)) for node in range(len(tree))]
 
 
 def children(tree: TokenTree, node: int) -> list[int]:
@@ -123,7 +123,9 @@ def ranked(sampling: SamplingParams, ids: list[int], count: int = 8) -> list[int
     """What the draft proposes after a text, likeliest first, if it is asked for nothing else."""
     drafter = LanguageModelDrafter(runner())
     spec = SequenceSpec(tuple(ids), 3, sampling, 7)
-    sequence = DraftSequence(spec, list(ids), memory=drafter.open(spec), spots=(Spot(ROOT, count),), num_guesses=count)
+    sequence = DraftSequence(
+        spec, list(ids), memory=drafter.open(spec), branches=(Branch(ROOT, count),), num_candidates=count
+    )
     [nodes] = drafter.grow([sequence])
     return [node.token_id for node in nodes]  # type: ignore[union-attr]
 

@@ -138,7 +138,7 @@ def test_a_pass_has_a_limit_however_many_nodes_were_never_fed() -> None:
     assert [len(tree) for tree in trees] == [207] * len(keys)
     for tree in trees[:2]:
         for node in range(200, 207):
-            above = [tree.token_ids[each] for each in tree.path(node)]
+            above = list(tree.path_ids(node))
             assert above[-1] in ranked(spec.sampling, [1, 2, 3, *above[:-1]])
 
 

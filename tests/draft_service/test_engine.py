@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from draft_service.budgets import granted
-from draft_service.drafter import Node
 from draft_service.engine import DraftOpen
 from specdec.core.errors import InvalidArgument, Overloaded, PassFailed
 from specdec.core.rounds import Advance, Budget, Growth, GrowthEnd
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
-from specdec.core.tree import EMPTY_TREE, SparseDistribution, TokenTree
+from specdec.core.tree import EMPTY_TREE, Candidate, SparseDistribution, TokenTree
 from specdec.server.step_loop import Key
 from tests.draft_service.engines import CONTEXT, TABLE, A, B, open_plain, plain, proposed, rest, rest_by_key
 from tests.models.misbehaving import MODELS_OWN
@@ -70,7 +69,7 @@ def test_a_drafter_that_grows_a_level_of_several_nodes_keeps_to_the_budget():
 
     def level(sequence):
         leaves = [n for n, d in enumerate(sequence.tree.depths) if d == max(sequence.tree.depths)] or [-1]
-        return [Node(leaf, token) for leaf in leaves for token in (1, 2)]
+        return [Candidate(leaf, token) for leaf in leaves for token in (1, 2)]
 
     drafter.instead = level
     engine.submit(A, Advance(1, 3, (7,), budget=Budget(5, 9)))
@@ -127,7 +126,7 @@ def test_what_matches_is_kept_and_grown_on_and_the_rest_is_dropped():
 @pytest.mark.parametrize("method", [Method.TOKEN, Method.BLOCK])
 def test_under_token_and_block_every_base_has_a_chain_of_its_own(method):
     engine, drafter = plain(method=method)
-    drafter.instead = lambda sequence: [Node(len(sequence.tree) - 1, 3, SparseDistribution((3,), (1.0,)))]
+    drafter.instead = lambda sequence: [Candidate(len(sequence.tree) - 1, 3, SparseDistribution((3,), (1.0,)))]
     rest(engine)
     for number, token in ((1, 7), (2, 3)):
         del drafter.passes[:]

@@ -117,12 +117,12 @@ def test_with_penalties_no_row_follows_in_a_pass() -> None:
     while len(at_once.tree) < 6:
         [nodes] = drafter.grow([at_once])
         assert isinstance(nodes, list)
-        at_once.tree = at_once.tree.extended([(node.token_id, node.parent, None, node.confidence) for node in nodes])
+        at_once.tree = at_once.tree.extended(nodes)
         at_once.num_wanted = 6 - len(at_once.tree)
         num_rounds += 1
     for _ in range(6):
         [[node]] = drafter.grow([one_by_one])
-        one_by_one.tree = one_by_one.tree.extended([(node.token_id, node.parent, None, node.confidence)])
+        one_by_one.tree = one_by_one.tree.extended([node])
     assert at_once.tree == one_by_one.tree
     assert num_rounds == 6
     assert runner.num_further_passes == 0
@@ -143,7 +143,7 @@ def test_what_is_needed_comes_before_what_may_follow() -> None:
 
 def test_no_remembered_block_is_given_up_for_rows_that_cannot_follow() -> None:
     runner = TableRunner(seed=3, num_slots=48, block_size=4)
-    runner.goes_on = False
+    runner.decodes_further = False
     drafter = LanguageModelDrafter(runner)
     for number in range(4):
         spec = SequenceSpec((1, 2, 3, 4, 5, 6, 7, number), 8, SamplingParams(0.0), 0, cache_salt=bytes([number]))

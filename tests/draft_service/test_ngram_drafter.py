@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from draft_service.drafters.ngram_drafter import NgramDrafter
-from draft_service.drafters.ngram_model import BACKOFF, KEPT, NgramModel, OwnText, build, ranked
+from draft_service.drafters.ngram_model import BACKOFF, KEPT, NgramModel, TextCounts, build, scores_after
 from draft_service.ngram_build import main
 from specdec.cli.main import app
 from specdec.core.noise import Domain, Key, exponentials, exponentials_of
@@ -47,7 +47,7 @@ def scores_by_hand(texts: list[list[int]], tail: list[int]) -> dict[int, float]:
 @given(TEXTS, st.lists(st.integers(0, 5), min_size=1, max_size=6))
 def test_scores_are_those_of_stupid_backoff(texts: list[list[int]], tail: list[int]) -> None:
     model = build(texts, 6, "")
-    assert ranked(model, OwnText(), tail, 100) == pytest.approx(scores_by_hand(texts, tail))
+    assert scores_after(tail, model, TextCounts(), count=100) == pytest.approx(scores_by_hand(texts, tail))
 
 
 def test_of_a_context_the_most_frequent_successors_are_kept() -> None:
@@ -59,9 +59,9 @@ def test_of_a_context_the_most_frequent_successors_are_kept() -> None:
 
 
 def test_a_text_of_its_own_counts_at_once_and_most() -> None:
-    model, own = build([[1, 2, 3]] * 4, 9, ""), OwnText()
+    model, own = build([[1, 2, 3]] * 4, 9, ""), TextCounts()
     own.take_in([1, 2, 7])
-    found = ranked(model, own, [1, 2], 2)
+    found = scores_after([1, 2], model, own, count=2)
     assert found[7] > found[3] > 0
 
 

@@ -12,7 +12,7 @@ from draft_service.drafter import Drafter
 from draft_service.drafters import ngram_drafter
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.drafters.ngram_drafter import NgramDrafter
-from draft_service.drafters.ngram_model import OwnText, build
+from draft_service.drafters.ngram_model import TextCounts, build
 from draft_service.drafters.vllm_drafter import VllmDrafter
 from draft_service.drafters.vllm_sampler import DraftSampler
 from draft_service.engine import DraftEngine, DraftOpen
@@ -43,7 +43,7 @@ def counting() -> Drafter:
     return NgramDrafter(build([[1, 2, 3, 1, 2, 3, 4, 5, 1, 2, 3]], VOCAB, ""), "ngram")
 
 
-def of_guilty(transforms: Transforms, *_: Any) -> bool:
+def of_guilty(transforms: Transforms, *_: Any, **options: Any) -> bool:
     return transforms.params.top_k == SEED
 
 
@@ -57,8 +57,8 @@ SAMPLING += [(SamplingState, "draw", lambda state, _: state.spec.seed == SEED)]
 PLACES = [
     *((make, *place) for make in (language_model, on_vllm) for place in SAMPLING),
     (language_model, TableRunner, "forward", of_guilty_text),
-    (counting, OwnText, "take_in", lambda own, ids: GUILTY.sequence in ids),
-    (counting, ngram_drafter, "ranked", lambda model, own, tail, count: GUILTY.sequence in tail),
+    (counting, TextCounts, "take_in", lambda own, ids: GUILTY.sequence in ids),
+    (counting, ngram_drafter, "scores_after", lambda tail, *_, count: GUILTY.sequence in tail),
 ]
 """A drafter, and a function that raises for one of its sequences."""
 
@@ -104,10 +104,10 @@ def test_what_raises_for_one_sequence_ends_that_one(
     alone = grown(make(), [1, 2, 3], ahead, methods)
     inner, drafter, is_open = getattr(owner, name), make(), []
 
-    def raising(*args: Any) -> Any:
-        if is_open and is_guilty(*args):
+    def raising(*args: Any, **options: Any) -> Any:
+        if is_open and is_guilty(*args, **options):
             raise error
-        return inner(*args)
+        return inner(*args, **options)
 
     grow = drafter.grow
     monkeypatch.setattr(owner, name, raising)
@@ -122,6 +122,6 @@ def trees(growths: list[Any]) -> list[Any]:
     nodes: dict[int, set[Any]] = {}
     for growth in growths:
         tree = growth.tree.under(growth.path)
-        paths = {tuple(tree.token_ids[node] for node in tree.path(end)) for end in range(len(tree))}
+        paths = {tree.path_ids(end) for end in range(len(tree))}
         nodes.setdefault(growth.advance, set()).update(paths)
     return sorted(nodes.items())

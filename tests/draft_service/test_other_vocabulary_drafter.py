@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, models
 from draft_service.__main__ import DraftSettings
 from draft_service.drafter import DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.drafters.other_vocabulary.drafter import LEAST_SHARE, TranslatedDrafter
-from draft_service.drafters.other_vocabulary.translation import LOOK_BEHIND, Translation, Words
+from draft_service.drafters.other_vocabulary.drafter import MIN_SHARE, OtherVocabularyDrafter
+from draft_service.drafters.other_vocabulary.translation import LOOK_BEHIND, ByteVocabulary, Translation
 from specdec.core.rounds import AHEAD, SIBLINGS, ModelInfo
 from specdec.core.sequence import Method, SamplingParams, SequenceSpec
 from specdec.core.settings import parse
@@ -53,7 +53,7 @@ class PermutedRunner:
         return getattr(self._inner, name)
 
     @property
-    def goes_on(self) -> bool:
+    def decodes_further(self) -> bool:
         return False
 
     @property
@@ -75,19 +75,19 @@ class PermutedRunner:
         return found
 
 
-def drafter(translation: Translation, one_by_one: bool, spoils: float | None = None) -> TranslatedDrafter:
+def drafter(translation: Translation, one_by_one: bool, spoils: float | None = None) -> OtherVocabularyDrafter:
     runner: Any = PermutedRunner(load("draft", "float32"), spoils)
     if not one_by_one:
         translation = copy.copy(translation)
-        translation.share = LEAST_SHARE
-    return TranslatedDrafter(runner, translation, vocabulary_of(TARGET))
+        translation.share = MIN_SHARE
+    return OtherVocabularyDrafter(runner, translation, vocabulary_of(TARGET))
 
 
-def of_short_tokens(backend: str) -> TranslatedDrafter:
+def of_short_tokens(backend: str) -> OtherVocabularyDrafter:
     """In its vocabulary most texts have more tokens than in the target's."""
     runner: Any = PermutedRunner(load("draft", "float32", backend=backend))
-    short = Words(other_tokenizer(num_merges=500), len(permuted()), runner.info.eos_token_ids)
-    return TranslatedDrafter(runner, Translation(short, between(other_tokenizer).target), vocabulary_of(TARGET))
+    short = ByteVocabulary(other_tokenizer(num_merges=500), len(permuted()), runner.info.eos_token_ids)
+    return OtherVocabularyDrafter(runner, Translation(short, between(other_tokenizer).target), vocabulary_of(TARGET))
 
 
 # --- proposals --------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def chain(drafter: Any, spec: SequenceSpec, num: int) -> list[int]:
         if nodes is not None:
             if not nodes:
                 break
-            sequence.tree = sequence.tree.extended([(each.token_id, each.parent, None, 0) for each in nodes])
+            sequence.tree = sequence.tree.extended(nodes)
         if len(sequence.tree) == num:
             break
     drafter.close(sequence.memory)
@@ -111,7 +111,7 @@ def chain(drafter: Any, spec: SequenceSpec, num: int) -> list[int]:
 
 @pytest.mark.parametrize("sampling", [SamplingParams(1.0), SamplingParams(0.8, top_p=0.9)], ids=str)
 def test_one_by_one_it_proposes_what_it_would_in_the_targets_vocabulary(
-    translation: Translation, target: Words, sampling: SamplingParams
+    translation: Translation, target: ByteVocabulary, sampling: SamplingParams
 ) -> None:
     plain, other = LanguageModelDrafter(load("draft", "float32")), drafter(translation, one_by_one=True)
     for number, text in enumerate(TEXTS[:3]):
@@ -121,7 +121,7 @@ def test_one_by_one_it_proposes_what_it_would_in_the_targets_vocabulary(
     assert other.cache_use()[0] == 0
 
 
-def test_by_its_text_it_proposes_the_likeliest_tokens(translation: Translation, target: Words) -> None:
+def test_by_its_text_it_proposes_the_likeliest_tokens(translation: Translation, target: ByteVocabulary) -> None:
     plain, other = LanguageModelDrafter(load("draft", "float32")), drafter(translation, one_by_one=False)
     ids = tuple(target.tokens(b"def main(self):\n    for index in range("))
     greedy = SequenceSpec(ids, len(ids), SamplingParams(0.0), 1)
@@ -131,7 +131,7 @@ def test_by_its_text_it_proposes_the_likeliest_tokens(translation: Translation, 
         assert chain(other, spec, 6) == chain(plain, greedy, 6), "certain tokens, also where a method corrects"
 
 
-def test_only_the_latest_rows_are_fed_again(translation: Translation, target: Words) -> None:
+def test_only_the_latest_rows_are_fed_again(translation: Translation, target: ByteVocabulary) -> None:
     other = drafter(translation, one_by_one=True)
     runner: Any = other._inner._runner
     ids = target.tokens(b"def main(self):\n    return self.value\n" * 30)
@@ -146,7 +146,7 @@ def test_only_the_latest_rows_are_fed_again(translation: Translation, target: Wo
     other.close(sequence.memory)
 
 
-def test_a_text_beyond_the_drafts_context_gets_no_proposal(translation: Translation, target: Words) -> None:
+def test_a_text_beyond_the_drafts_context_gets_no_proposal(translation: Translation, target: ByteVocabulary) -> None:
     for one_by_one in (False, True):
         other = drafter(translation, one_by_one)
         ids = tuple(target.tokens(b"x = 1\n" * 1000))[:2100]
@@ -155,7 +155,7 @@ def test_a_text_beyond_the_drafts_context_gets_no_proposal(translation: Translat
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_text_of_more_tokens_than_the_targets_gets_proposals(name: str, target: Words) -> None:
+def test_a_text_of_more_tokens_than_the_targets_gets_proposals(name: str, target: ByteVocabulary) -> None:
     """Rows before the target's text have no noise, whatever stands there."""
     other = of_short_tokens(name)
     for text in (b"focus", b"Temporary", b"return"):
@@ -264,12 +264,12 @@ async def test_methods_that_correct_for_the_draft_are_served(translation: Transl
 # --- what is refused -----------------------------------------------------------------------------------------------
 
 
-def test_less_than_half_of_the_vocabulary_is_refused_with_the_share(target: Words) -> None:
+def test_less_than_half_of_the_vocabulary_is_refused_with_the_share(target: ByteVocabulary) -> None:
     runner: Any = PermutedRunner(load("draft", "float32"))
     vocab = {chr(0x4E00 + place): place for place in range(60)} | {each: 60 + ord(each) - 97 for each in "abcdefgh"}
-    other = Translation(Words(Tokenizer(models.BPE(vocab, [])), 68, ()), target)
+    other = Translation(ByteVocabulary(Tokenizer(models.BPE(vocab, [])), 68, ()), target)
     with pytest.raises(ValueError, match="the target has 12% of the tokens of permuted, and 50% are needed"):
-        TranslatedDrafter(runner, other, vocabulary_of(TARGET))
+        OtherVocabularyDrafter(runner, other, vocabulary_of(TARGET))
 
 
 def test_it_tells_the_targets_vocabulary_and_no_trees(translation: Translation) -> None:
@@ -281,8 +281,8 @@ def test_it_tells_the_targets_vocabulary_and_no_trees(translation: Translation) 
 
 def test_a_directory_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--target-tokenizer: .* has no tokenizer\.json"):
-        TranslatedDrafter.load(load("draft", "float32"), str(DEMO / "draft"), "", tmp_path)
-    loaded = TranslatedDrafter.load(load("draft", "float32"), str(DEMO / "draft"), "", TARGET)
+        OtherVocabularyDrafter.load(load("draft", "float32"), str(DEMO / "draft"), revision="", target=tmp_path)
+    loaded = OtherVocabularyDrafter.load(load("draft", "float32"), str(DEMO / "draft"), revision="", target=TARGET)
     assert loaded.info.tokenizer_fingerprint == vocabulary_of(TARGET).tokenizer_fingerprint
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from draft_service.drafters.other_vocabulary.translation import LOOK_BEHIND, DraftText, Translation, Words
+from draft_service.drafters.other_vocabulary.translation import LOOK_BEHIND, ByteVocabulary, DraftText, Translation
 from tests.draft_service.vocabularies import (
     TEXTS,
     between,
@@ -45,7 +45,7 @@ def test_a_text_in_any_parts_is_the_same_bytes(text: str, parts: list[int], make
     assert len(found.latest(()) or ()) <= 4 * LOOK_BEHIND
 
 
-def test_tokens_with_equal_bytes_are_kept_one_by_one(translation: Translation, target: Words) -> None:
+def test_tokens_with_equal_bytes_are_kept_one_by_one(translation: Translation, target: ByteVocabulary) -> None:
     place = {old: new for new, old in enumerate(permuted())}
     assert translation.share == pytest.approx(1.0, abs=1e-3)
     for text in TEXTS:
@@ -58,10 +58,10 @@ def test_tokens_with_equal_bytes_are_kept_one_by_one(translation: Translation, t
 def test_an_end_has_the_name_that_the_other_vocabulary_gives_it(translation: Translation) -> None:
     end = permuted().index(0)
     assert translation.target_of[end] == 0
-    assert translation.proposed([], [end]) == [0]
+    assert translation.by_text([], [end]) == [0]
 
 
-def test_half_a_character_is_spelled_byte_by_byte(translation: Translation, target: Words) -> None:
+def test_half_a_character_is_spelled_byte_by_byte(translation: Translation, target: ByteVocabulary) -> None:
     ids = target.tokens("🦙".encode())
     assert len(ids) > 1
     found = DraftText(translation)
@@ -69,12 +69,12 @@ def test_half_a_character_is_spelled_byte_by_byte(translation: Translation, targ
     assert translation.draft.text(text_of(found)) == target.text(ids[:-1])
 
 
-def test_a_proposal_follows_the_text_as_the_target_writes_it(translation: Translation, target: Words) -> None:
+def test_a_proposal_follows_the_text_as_the_target_writes_it(translation: Translation, target: ByteVocabulary) -> None:
     place = {old: new for new, old in enumerate(permuted())}
     for text in TEXTS:
         ids = target.tokens(text.encode())
         for cut in range(1, len(ids)):
-            assert translation.proposed(ids[:cut], [place[token] for token in ids[cut:]]) == ids[cut:]
+            assert translation.by_text(ids[:cut], [place[token] for token in ids[cut:]]) == ids[cut:]
 
 
 @pytest.mark.parametrize("make", [pieces, lower_case, other_tokenizer])
@@ -88,5 +88,5 @@ def test_nothing_breaks_whatever_the_tokens(make: Any, random_: random.Random) -
         found.latest([random_.randrange(5000)])
         assert len(found.latest(()) or ()) <= 4 * LOOK_BEHIND + 100
         drafted = [random_.randrange(translated.draft.vocab_size) for _ in range(5)]
-        assert all(0 <= each < 4096 for each in translated.proposed(ids, drafted))
-        assert all(0 <= each < 4096 for each in translated.proposed_one_by_one(drafted))
+        assert all(0 <= each < 4096 for each in translated.by_text(ids, drafted))
+        assert all(0 <= each < 4096 for each in translated.by_token(drafted))

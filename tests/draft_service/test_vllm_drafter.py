@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from draft_service.drafter import Drafter, DraftSequence, Spot
+from draft_service.drafter import Branch, Drafter, DraftSequence
 from draft_service.drafters.language_model import LanguageModelDrafter
 from draft_service.drafters.vllm_drafter import VllmDrafter
 from draft_service.drafters.vllm_sampler import DraftSampler
@@ -71,7 +71,7 @@ def proposals(drafter: Drafter) -> list[TokenTree]:
         found += [sequence.tree for sequence in chosen]
         for sequence in chosen:
             if sequence.spec.keyed_by_token and rng.random() < 0.3:  # the same place again, with more guesses
-                sequence.num_guesses, sequence.tree = 1 + sequence.num_guesses % 3, TokenTree()
+                sequence.num_candidates, sequence.tree = 1 + sequence.num_candidates % 3, TokenTree()
                 grow(drafter, [sequence])
                 found.append(sequence.tree)
         for sequence in chosen:
@@ -125,12 +125,12 @@ def test_it_grows_ahead_of_the_verdict_along_the_likeliest_path() -> None:
 def test_of_several_places_one_is_computed_and_those_that_are_known_are_free() -> None:
     drafter, fake = on_vllm()
     [sequence] = opened(drafter, SPECS[1:2])
-    sequence.num_guesses = 4
-    sequence.spots = (Spot(-1, 3),)
+    sequence.num_candidates = 4
+    sequence.branches = (Branch(-1, 3),)
     [first] = drafter.grow([sequence])
     assert [node.parent for node in first] == [-1, -1, -1]
     sequence.tree = TokenTree(tuple(node.token_id for node in first), (-1,) * 3)
-    sequence.spots = (Spot(1, 1), Spot(-1, 4), Spot(2, 1))
+    sequence.branches = (Branch(1, 1), Branch(-1, 4), Branch(2, 1))
     [second] = drafter.grow([sequence])
     assert [node.parent for node in second] == [1, -1]
     assert fake.num_passes == 2

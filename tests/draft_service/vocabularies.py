@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from draft_service.drafters.other_vocabulary.translation import Translation, Words
+from draft_service.drafters.other_vocabulary.translation import ByteVocabulary, Translation
 from specdec.runner.vocabulary import read_tokenizer
 from tests.checkout import DEMO
 
@@ -70,10 +70,10 @@ def lower_case() -> Tokenizer:
 
 
 @functools.cache
-def known(make: Callable[[], Tokenizer]) -> Words:
+def known(make: Callable[[], Tokenizer]) -> ByteVocabulary:
     tokenizer = make()
     end = tokenizer.token_to_id("</s>") or 0
-    return Words(tokenizer, max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1, [end])
+    return ByteVocabulary(tokenizer, max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1, [end])
 
 
 @functools.cache

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draft_service.drafter import DraftSequence, Node
-from draft_service.drafters.language_model import LanguageModelDrafter
-from draft_service.drafters.other_vocabulary.translation import LOOK_BEHIND, DraftText, Translation, Words
+from draft_service.drafter import DraftSequence
+from draft_service.drafters.language_model import LanguageModelDrafter, LmState
+from draft_service.drafters.other_vocabulary.translation import LOOK_BEHIND, ByteVocabulary, DraftText, Translation
 from specdec.core.errors import SpecdecError
 from specdec.core.rounds import AHEAD, SIBLINGS, ModelInfo
-from specdec.core.sequence import Draw, Method, SamplingParams, SequenceSpec
-from specdec.core.tree import TokenTree
+from specdec.core.sequence import Draw, SamplingParams, SequenceSpec
+from specdec.core.tree import Candidate, TokenTree
 from specdec.runner.checkpoint import vocabulary_of
 from specdec.runner.files import TOKENIZER, directory_of
 from specdec.runner.model_runner import ModelRunner
@@ -28,7 +28,7 @@ from specdec.runner.vocabulary import read_tokenizer
 from specdec.sampling.distributions import greedy
 from specdec.sampling.state import SamplingState
 
-LEAST_SHARE = 0.5
+MIN_SHARE = 0.5
 """Of the draft's vocabulary that the target must have as well."""
 
 ONE_BY_ONE_SHARE = 0.6
@@ -40,11 +40,11 @@ _TOKENS_PER_PASS = 4096
 
 
 @dataclass(slots=True)
-class _Memory:
-    inner: DraftSequence  # of the draft: settled ids, and below them the latest ones and the drafted ones
+class _State:
+    inner: DraftSequence[LmState]  # of the draft: settled ids, and below them the latest ones and the drafted ones
     text: DraftText
     one_by_one: bool
-    place: tuple[int, tuple[int, ...]] = (0, ())  # base and path of the target's tokens below which it drafts
+    end: tuple[int, tuple[int, ...]] = (0, ())  # base and path of the target's tokens below which it drafts
     num_latest: int = 0  # nodes of the tree that are text
     is_cut: bool = False  # the text ends in part of a character, which the draft cannot take in
 
@@ -53,20 +53,23 @@ class _Memory:
         return self.inner.tree.token_ids[self.num_latest :]
 
 
-class TranslatedDrafter:
+_Sequence = DraftSequence[_State]
+
+
+class OtherVocabularyDrafter:
     """See draft_service.drafter.Drafter.
 
-    It drafts its likeliest text, which is encoded as the target does (SLEM of Timor et al., 2502.05202). Coupled
+    It drafts its most likely text, which is encoded as the target does (SLEM of Timor et al., 2502.05202). Coupled
     sequences of a large shared vocabulary are drafted one by one: shared tokens only, with the noise of the target's
     ids (TLI).
     """
 
     def __init__(self, runner: ModelRunner, translation: Translation, target: ModelInfo) -> None:
-        """``target``: what the target tells of its vocabulary. Raises ValueError, with a message for the operator, if
+        """``target``: the target's vocabulary. Raises ValueError, with a message for the operator, if
         too little of the draft's is shared."""
-        if translation.share < LEAST_SHARE:
+        if translation.share < MIN_SHARE:
             raise ValueError(
-                f"the target has {translation.share:.0%} of the tokens of {runner.info.name}, and {LEAST_SHARE:.0%} "
+                f"the target has {translation.share:.0%} of the tokens of {runner.info.name}, and {MIN_SHARE:.0%} "
                 "are needed: take a draft with a similar vocabulary"
             )
         self._translation = translation
@@ -77,36 +80,36 @@ class TranslatedDrafter:
             tokenizer_fingerprint=target.tokenizer_fingerprint,
             tokens=target.tokens,
             eos_token_ids=target.eos_token_ids,
-            capabilities=tuple(each for each in self._inner.info.capabilities if each not in (AHEAD, SIBLINGS)),
+            capabilities=tuple(name for name in self._inner.info.capabilities if name not in (AHEAD, SIBLINGS)),
         )
 
     @staticmethod
-    def load(runner: ModelRunner, model: str, revision: str, target: Path) -> TranslatedDrafter:
+    def load(runner: ModelRunner, model: str, *, revision: str, target: Path) -> OtherVocabularyDrafter:
         """Of a loaded ``model``, and the directory of the target or of its tokenizer. Raises ValueError as above."""
         try:
             info = vocabulary_of(target)
-            wanted = Words(read_tokenizer(target / TOKENIZER), info.vocab_size, info.eos_token_ids)
+            vocabulary = ByteVocabulary(read_tokenizer(target / TOKENIZER), info.vocab_size, info.eos_token_ids)
         except (ValueError, OSError) as error:
             raise ValueError(f"--target-tokenizer: {error}") from error
         file = directory_of(model, revision) / TOKENIZER
         if not file.is_file():
             raise ValueError(f"{model}: it has no {TOKENIZER}, which --target-tokenizer needs")
-        own = Words(read_tokenizer(file), runner.info.vocab_size, runner.info.eos_token_ids)
-        return TranslatedDrafter(runner, Translation(own, wanted), info)
+        draft = ByteVocabulary(read_tokenizer(file), runner.info.vocab_size, runner.info.eos_token_ids)
+        return OtherVocabularyDrafter(runner, Translation(draft, vocabulary), info)
 
-    def open(self, spec: SequenceSpec) -> _Memory:
-        sampling, asked = SamplingParams(0.0), spec.sampling
-        one_by_one = spec.keyed_by_token and not asked.greedy and self._translation.share >= ONE_BY_ONE_SHARE
+    def open(self, spec: SequenceSpec) -> _State:
+        one_by_one = spec.keyed_by_token and not spec.sampling.greedy and self._translation.share >= ONE_BY_ONE_SHARE
+        # All other parameters are about the target's ids, and a proposal need not follow them.
+        sampling, given = SamplingParams(temperature=0.0), spec.sampling
         if one_by_one:
-            sampling = SamplingParams(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
-        # Everything else is told of the target's ids, and a proposal need not follow it.
-        own = SequenceSpec((), 0, sampling, spec.seed, Method.COUPLED, spec.cache_salt)
-        memory, text = self._inner.open(own), DraftText(self._translation)
+            sampling = SamplingParams(given.temperature, top_k=given.top_k, top_p=given.top_p, min_p=given.min_p)
+        inner_spec = SequenceSpec((), 0, sampling, seed=spec.seed, cache_salt=spec.cache_salt)
+        memory, text = self._inner.open(inner_spec), DraftText(self._translation)
         if one_by_one:
-            memory.sampling = _TargetDraws(own)
-        return _Memory(DraftSequence(own, text.ids, memory=memory), text, one_by_one)
+            memory.sampling = _TargetDraws(inner_spec)
+        return _State(DraftSequence(inner_spec, text.ids, memory=memory), text, one_by_one)
 
-    def close(self, memory: _Memory) -> None:
+    def close(self, memory: _State) -> None:
         self._inner.close(memory.inner.memory)
 
     def request_yield(self, requested: bool) -> None:
@@ -115,17 +118,17 @@ class TranslatedDrafter:
     def cache_use(self) -> tuple[int, int]:
         return self._inner.cache_use()
 
-    def learn(self, sequences: Sequence[DraftSequence]) -> list[SpecdecError | bool]:
-        outcomes: list[SpecdecError | bool] = [self._follow(each) for each in sequences]
-        taken = [index for index, each in enumerate(sequences) if outcomes[index] and each.memory.text.ids]
-        if taken:
-            learnt = self._inner.learn([sequences[index].memory.inner for index in taken])
-            for index, outcome in zip(taken, learnt, strict=True):
+    def learn(self, sequences: Sequence[_Sequence]) -> list[SpecdecError | bool]:
+        outcomes: list[SpecdecError | bool] = [self._follow(sequence) for sequence in sequences]
+        ready = [index for index, sequence in enumerate(sequences) if outcomes[index] and sequence.memory.text.ids]
+        if ready:
+            learnt = self._inner.learn([sequences[index].memory.inner for index in ready])
+            for index, outcome in zip(ready, learnt, strict=True):
                 outcomes[index] = outcome
         return outcomes
 
-    def grow(self, sequences: Sequence[DraftSequence]) -> list[Sequence[Node] | SpecdecError | None]:
-        grown: list[Sequence[Node] | SpecdecError | None] = [None] * len(sequences)
+    def grow(self, sequences: Sequence[_Sequence]) -> list[Sequence[Candidate] | SpecdecError | None]:
+        grown: list[Sequence[Candidate] | SpecdecError | None] = [None] * len(sequences)
         growing: list[int] = []
         for index, sequence in enumerate(sequences):
             if self._follow(sequence):
@@ -135,21 +138,21 @@ class TranslatedDrafter:
                 else:
                     grown[index] = self._proposal(sequence)
         drafted = self._inner.grow([sequences[index].memory.inner for index in growing]) if growing else []
-        for index, nodes in zip(growing, drafted, strict=True):
-            if isinstance(nodes, SpecdecError):
-                grown[index] = nodes
-            elif nodes is not None:
-                inner: DraftSequence = sequences[index].memory.inner
-                inner.tree = inner.tree.extended([(node.token_id, node.parent, None, 0) for node in nodes])
-                if not nodes or self._num_lacking(sequences[index]) <= 0:
+        for index, candidates in zip(growing, drafted, strict=True):
+            if isinstance(candidates, SpecdecError):
+                grown[index] = candidates
+            elif candidates is not None:
+                inner = sequences[index].memory.inner
+                inner.tree = inner.tree.extended(candidates)
+                if not candidates or self._num_lacking(sequences[index]) <= 0:
                     grown[index] = self._proposal(sequences[index])
         return grown
 
-    def _follow(self, sequence: DraftSequence) -> bool:
+    def _follow(self, sequence: _Sequence) -> bool:
         """Bring the draft's text and tree to the end of the tree. False: that takes another pass."""
-        memory: _Memory = sequence.memory
+        memory = sequence.memory
         path = sequence.tree.token_ids
-        if memory.place == (sequence.base, path):
+        if memory.end == (sequence.base, path):
             return True
         memory.text.take_in(sequence.ids, _TOKENS_PER_PASS)
         if memory.text.num_taken < sequence.base:
@@ -157,41 +160,42 @@ class TranslatedDrafter:
         latest = memory.text.latest(path)
         memory.is_cut = latest is None
         memory.inner.tree = TokenTree.chain(latest or ())
-        memory.num_latest, memory.place = len(memory.inner.tree), (sequence.base, path)
+        memory.num_latest, memory.end = len(memory.inner.tree), (sequence.base, path)
         if memory.one_by_one:
             shift = sequence.base + len(path) - memory.inner.base - memory.num_latest
-            if memory.inner.memory.sampling.shift != shift:
-                memory.inner.memory.sampling.shift = shift
-                memory.inner.memory.cache.forget_guesses()  # which were drawn for other positions
+            inner = memory.inner.memory
+            if isinstance(inner.sampling, _TargetDraws) and inner.sampling.shift != shift:
+                inner.sampling.shift = shift
+                inner.cache.forget_candidates()  # which were drawn for other positions
         return True
 
-    def _num_lacking(self, sequence: DraftSequence) -> int:
+    def _num_lacking(self, sequence: _Sequence) -> int:
         """How many tokens are still to be drafted. One more than wanted, if the last one may be half a word."""
-        memory: _Memory = sequence.memory
+        memory = sequence.memory
         num_fed = memory.inner.base + len(memory.inner.tree)
         if memory.is_cut or not memory.text.ids:
             return 0
-        most = self._inner.info.context_length - num_fed + 1
-        return min(sequence.num_wanted + (not memory.one_by_one) - len(memory.drafted), most)
+        num_fit = self._inner.info.context_length - num_fed + 1
+        return min(sequence.num_wanted + (not memory.one_by_one) - len(memory.drafted), num_fit)
 
-    def _proposal(self, sequence: DraftSequence) -> list[Node]:
+    def _proposal(self, sequence: _Sequence) -> list[Candidate]:
         drafted = sequence.memory.drafted
         if sequence.memory.one_by_one:
-            tokens = self._translation.proposed_one_by_one(drafted)
+            tokens = self._translation.by_token(drafted)
         else:
-            tokens = self._translation.proposed([*sequence.ids[-LOOK_BEHIND:], *sequence.tree.token_ids], drafted)
+            tokens = self._translation.by_text([*sequence.ids[-LOOK_BEHIND:], *sequence.tree.token_ids], drafted)
         last = len(sequence.tree) - 1
-        return [Node(parent, token) for parent, token in enumerate(tokens[: sequence.num_wanted], last)]
+        return [Candidate(parent, token) for parent, token in enumerate(tokens[: sequence.num_wanted], last)]
 
 
 class _TargetDraws(SamplingState):
-    """Of a sequence in which the draft's positions and the target's are ``shift`` apart."""
+    """The state of a sequence in which the draft's positions and the target's are ``shift`` apart."""
 
     shift = 0
 
     @property
     def draws_by_logits(self) -> bool:
-        return False  # the draft's own ids have no noise
+        return False  # the draft's ids have no noise
 
     def draw(self, position: int) -> Draw:
         # A text of more tokens than the target's has rows before position 0. Nothing is proposed there.
@@ -214,14 +218,14 @@ class SharedTokens:
         if not drawn:
             return self._backend.draw(logits, draws)
         tokens = greedy(logits)
-        rows = self._of_target(logits[drawn])
+        rows = self._target_logits(logits[drawn])
         tokens[drawn] = self._draft_of[self._backend.draw(rows, [draws[row] for row in drawn]).to(tokens.device)]
         return tokens
 
     def leaders(self, logits: Tensor, draws: Sequence[Draw], count: int) -> tuple[Tensor, Tensor]:
         return self._backend.leaders(logits, draws, count)  # of sequences with siblings, of which there are none
 
-    def _of_target(self, logits: Tensor) -> Tensor:  # [rows, draft vocab] -> [rows, target vocab]
+    def _target_logits(self, logits: Tensor) -> Tensor:  # [rows, draft vocab] -> [rows, target vocab]
         rows = logits.new_full((len(logits), self._vocab_size), -torch.inf)
         rows[:, self._targets] = logits[:, self._shared]
         return rows

@@ -22,7 +22,7 @@ from bench.tasks.methods import ALONE, METHODS, beside_flag, chosen
 from bench.tasks.questions import Question, read_questions
 from bench.tasks.serving import count_help
 from bench.tasks.table import Figure, figures_of, tables
-from draft_service.drafters.ngram_model import NgramModel, OwnText, ranked
+from draft_service.drafters.ngram_model import NgramModel, TextCounts, scores_after
 from specdec.cli.fetch import SmolLm2
 from specdec.runner.vocabulary import read_tokenizer, read_vocabulary
 
@@ -114,7 +114,7 @@ def test_the_ngram_model_is_of_the_tokenizer_and_knows_what_python_says(tmp_path
     assert model.fingerprint == read_vocabulary(draft / "tokenizer.json").fingerprint
     tokenizer = read_tokenizer(draft / "tokenizer.json")
     tail = tokenizer.encode("The for statement is used to iterate over the elements of a", add_special_tokens=False).ids
-    assert " sequence" in [tokenizer.decode([token]) for token in ranked(model, OwnText(), tail, 4)]
+    assert " sequence" in [tokenizer.decode([token]) for token in scores_after(tail, model, TextCounts(), count=4)]
 
 
 def test_a_figure_is_the_median_over_questions_beside_the_target_alone() -> None:

@@ -207,5 +207,5 @@ async def test_to_an_ordinary_key_a_healthy_deployment_has_no_fault(tmp_path) ->
     file.write_text(line)
     async with cluster([TableVerifier(TABLE)], [TableDrafter(TABLE)], api_keys_file=str(file)) as running:
         _, found = await examine(f"127.0.0.1:{running.orchestrator.port}", api_key=token.strip())
-    assert [each.what for each in found] == ["where the replicas are is not told to this API key"]
+    assert [each.what for each in found] == ["this API key does not show where the replicas are"]
     assert not wrong(found)

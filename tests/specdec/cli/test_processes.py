@@ -254,7 +254,7 @@ async def test_a_service_that_gives_itself_up_is_started_again(monkeypatch: pyte
     (tmp_path / "waits.py").write_text("import time; time.sleep(100)")
 
     @asynccontextmanager
-    async def deployment(*_: Any) -> AsyncIterator[Sequence[Service]]:
+    async def deployment(*_: Any, **options: Any) -> AsyncIterator[Sequence[Service]]:
         async with AsyncExitStack() as stack:
             modules = ("gives_up_twice", "waits", "waits")
             yield [await stack.enter_async_context(service(module, 1, [], tmp_path)) for module in modules]
@@ -262,6 +262,6 @@ async def test_a_service_that_gives_itself_up_is_started_again(monkeypatch: pyte
     monkeypatch.setattr(up, "deployment", deployment)
     console = Console(record=True, width=300)
     with pytest.raises(StartError, match="ended with status 5; its log is "):
-        await asyncio.wait_for(up.run(console, "t", "d", 0, [], None, tmp_path), PATIENCE_S)
+        await asyncio.wait_for(up.run(console, "t", "d", logs=tmp_path), PATIENCE_S)
     assert (tmp_path / "count").read_text() == "xxx"
     assert console.export_text().count("gives_up_twice ended with status 3") == 2

@@ -112,8 +112,8 @@ def test_a_service_with_a_bad_file_does_not_start(made: Path, tmp_path: Path) ->
     (tmp_path / "keys.jsonl").write_text("{\n")
     target, front = ("target_service", "--model=/no/such"), ("orchestrator", "--target=127.0.0.1:1")
     for service, flags, words in (
-        (target, flags_of(made, "draft"), "made out to draft"),
-        (front, flags_of(made, "draft"), "made out to draft"),
+        (target, flags_of(made, "draft"), "issued for draft"),
+        (front, flags_of(made, "draft"), "issued for draft"),
         (front, [f"--api-keys-file={tmp_path / 'keys.jsonl'}"], "line 1: is no JSON object"),
     ):
         status, out, err = program(*service, *flags)
@@ -122,7 +122,7 @@ def test_a_service_with_a_bad_file_does_not_start(made: Path, tmp_path: Path) ->
 
 async def test_health_and_doctor_over_tls_and_in_words_where_that_fails(made: Path, tmp_path: Path) -> None:
     dev_ca.make(tmp_path)
-    own, problem = flags_of(made, "target"), "its certificate is not made out to draft"
+    own, problem = flags_of(made, "target"), "its certificate is not issued for draft"
     async with cluster([TableVerifier(Table())], (), made, health_port=0) as running:
         target = running.orchestrator.targets.replicas[0].address
         for flags in (own, [*own, "--tls-name=target"]):

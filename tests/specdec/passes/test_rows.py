@@ -33,7 +33,7 @@ def mistakes(rule: Callable[..., Iterator[Member]]) -> set[str]:
             if sorted(row for member in members for row in member.rows) != list(range(len(segment.parents))):
                 found.add("each row once")
             for member in members:
-                num_split += not member.is_stored_so
+                num_split += not member.is_contiguous
                 num_keys = COUNTS.at_least(member.level, member.num_keys)
                 if num_keys < member.num_keys:
                     found.add("room for the keys")
@@ -90,7 +90,7 @@ def test_a_tree_that_need_not_be_exact_stays_as_it_is_stored_and_without_short_c
             assert multiple.at_least(member.level, member.num_keys) % 16 == 0
             assert member.is_chain
         members = list(members_of(segment, 0, segment.positions, COUNTS))
-        assert all(member.is_stored_so for member in members)
+        assert all(member.is_contiguous for member in members)
         assert sorted(row for member in members for row in member.rows) == list(range(len(segment.parents)))
         for member in members:
             assert COUNTS.at_least(member.level, member.num_keys) >= member.num_keys

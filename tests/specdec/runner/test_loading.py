@@ -275,9 +275,9 @@ def test_loading_leaves_no_helpers_that_compete_with_those_of_the_model_thread(d
     threads = []
     find = Checkpoint.find
 
-    def recorded(*arguments: str) -> Checkpoint:
+    def recorded(*arguments: str, **options: str) -> Checkpoint:
         threads.append(threading.current_thread())
-        return find(*arguments)
+        return find(*arguments, **options)
 
     monkeypatch.setattr(Checkpoint, "find", recorded)
     load(directory)

@@ -59,7 +59,7 @@ UNKNOWN = [dict(s_aux=torch.zeros(4)), dict(dropout=0.1), dict(is_causal=False),
 
 @pytest.mark.parametrize("unknown", UNKNOWN, ids=lambda unknown: next(iter(unknown)))
 def test_attention_refuses_what_would_change_its_result_and_nothing_else(unknown):
-    packed = SimpleNamespace(attend=lambda layer, query, *_: query)
+    packed = SimpleNamespace(attend=lambda layer, query, *_, **options: query)
     tensors = [torch.ones(1, 2, 3, 4)] * 3
     rest = NOTHING | {"attention_mask": None, "packed_pass": packed}
     assert packed_pass.packed_attention(SimpleNamespace(layer_idx=0), *tensors, **rest)[0].shape == (1, 3, 2, 4)

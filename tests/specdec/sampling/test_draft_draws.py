@@ -43,8 +43,8 @@ def drafted(seed: int, num_sequences: int, num_nodes: int) -> list[DraftSequence
         logits = [
             (rng.choice([0.0, 1.0, 5.0]) * torch.randn(1, VOCAB, generator=generator)).to(dtype) for _ in sequences
         ]
-        for sequence, [node] in zip(sequences, draw(sequences, logits, rng.choice([VOCAB, 1 << 20])), strict=True):
-            sequence.tree = sequence.tree.extended([(node.token_id, node.parent, node.draft_probs, 0)])
+        for sequence, drawn in zip(sequences, draw(sequences, logits, rng.choice([VOCAB, 1 << 20])), strict=True):
+            sequence.tree = sequence.tree.extended(drawn.below(len(sequence.tree) - 1, 1))
     return sequences
 
 

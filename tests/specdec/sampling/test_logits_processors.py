@@ -53,7 +53,7 @@ def trees(draw, vocab_size=VOCAB, max_nodes=8):
 
 
 def path(tree: TokenTree, node: int) -> list[int]:
-    return [tree.token_ids[above] for above in tree.path(node)]
+    return list(tree.path_ids(node))
 
 
 ids = st.lists(st.integers(0, VOCAB - 1), max_size=12)

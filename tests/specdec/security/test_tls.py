@@ -63,7 +63,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "expired": (lambda own: certificates.make(own, days=-1), "expired at 20"),
     "another service": (
         lambda own: shutil.copytree(own / "draft", own / "target", dirs_exist_ok=True),
-        "made out to draft, localhost, target.example (DNS names in its subjectAltName), not to target",
+        "issued for draft, localhost, target.example (DNS names in its subjectAltName), not for target",
     ),
     "no file": (lambda own: (own / "target/tls.key").unlink(), "No such file"),
 }

@@ -95,7 +95,7 @@ def test_further_rows_have_the_bits_of_rows_that_are_fed_one_by_one(name: str, t
         for output, ids, cache, rows in zip(outputs, texts, at_once, expected, strict=True):
             assert list(output.further) == [token for token, _ in rows]
             assert torch.equal(output.logits[-6:], torch.stack([logits for _, logits in rows]))
-            assert output.likeliest == output.logits.float().argmax(-1).tolist()
+            assert output.most_likely == output.logits.float().argmax(-1).tolist()
             assert output.sound == [True] * (len(ids) + 6)
             cache.keep(range(len(ids) + 6))
         # And their keys and values are in the pool.
@@ -115,8 +115,8 @@ def test_a_token_beyond_the_vocabulary_is_never_the_likeliest() -> None:
     small = ModelRunner(model, less, 4096, backend())
     [output] = small.forward([asked(small.new_cache(), random_ids(random.Random(1), 9), 5)])
     assert output.logits.shape == (14, VOCAB - 40)
-    assert output.likeliest == output.logits.float().argmax(-1).tolist()
-    assert list(output.further) == output.likeliest[8:13]
+    assert output.most_likely == output.logits.float().argmax(-1).tolist()
+    assert list(output.further) == output.most_likely[8:13]
 
 
 @IN_C
